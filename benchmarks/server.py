@@ -179,7 +179,7 @@ def database_url(kind: str) -> Iterator[str]:
         yield ""
         return
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from tests.server.postgresql.cluster import Cluster
+    from tests.support.cluster import Cluster
 
     cluster = Cluster()
     cluster.start()

@@ -32,6 +32,7 @@ LEFT_OUT = ".cache/left-out"
 SHOWN = 12
 """So many files are named one by one; of more the rooms are."""
 EXAMPLE = "examples/activity"
+TYPED_TESTS = "tests/support/"
 PASSED, INTERRUPTED, NO_TESTS_COLLECTED = 0, 2, 5
 """Of pytest's exit codes."""
 
@@ -66,7 +67,7 @@ def check_source(changed: Sequence[str]) -> bool:
     if there:
         steps["format"] = [python, "-m", "ruff", "format", "--quiet", *there]
         steps["lint"] = [python, "-m", "ruff", "check", "--quiet", "."]
-    if any(is_module(path) or path == "pyproject.toml" for path in changed):
+    if any(is_module(path) or path.startswith(TYPED_TESTS) or path == "pyproject.toml" for path in changed):
         steps["types"] = [python, "-m", "mypy", "--no-error-summary"]
     if any(path.startswith(f"{EXAMPLE}/") for path in there):
         files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / EXAMPLE).glob("*.py"))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +52,12 @@ WAITING = {
     "web",
     "web_library",
 }
+SYNCING = {"attacks", "client", "operator", "server"}
+"""What a round of a server and its devices takes is mostly waiting for the disk to sync, so these have their folders in
+memory. Others stay on the disk: they confine processes, install packages, or cut the power."""
+MEMORY = Path("/dev/shm")
+ENOUGH_BYTES = 2 << 30
+"""That have to be free there, as they are not in many a container."""
 SHOWING = threading.Lock()
 
 
@@ -74,15 +82,19 @@ class Row:
 
 
 class Rooms:
-    """The rooms that are run, and the rows of those that are over; `slow`: with the long suites."""
+    """The rooms that are run, and the rows of those that are over.
 
-    def __init__(self, rooms: Sequence[str], slow: bool, folder: Path) -> None:
+    `slow`: with the long suites; `memory`: a folder there, if there is enough of it.
+    """
+
+    def __init__(self, rooms: Sequence[str], slow: bool, folder: Path, memory: Path | None) -> None:
         self.slow = slow
         self.rows: list[Row] = []
         self.coverage: Sequence[str] = ()
         self.mutants: Sequence[str] = ()
         self._rooms = rooms
         self._folder = folder
+        self._memory = memory
         self._width = max(len(room) for room in (*rooms, "mutants"))
         self._started = time.monotonic()
 
@@ -149,6 +161,7 @@ class Rooms:
             sys.executable, "-u", str(ROOT / "scripts" / "recorder.py"), str(record),
             "--verbosity=0", "--no-header",  # a line for each file
             *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / room).glob("test_*.py")),
+            *self._place(room),
             *(["-p", "pytest_cov", "--cov", "--cov-report=", "-m", ""] if self.slow else ["-m", "not slow"]),
         ]  # fmt: skip
         ended = self._run_process(room, command, LIMIT_SECONDS[self.slow])
@@ -163,6 +176,13 @@ class Rooms:
             remember(ROOT, recorded, only_new=self.slow)
             self.rows.append(Row(room, ended.seconds, passed and not trouble, recorded, trouble))
             self.write_report()
+
+    def _place(self, room: str) -> list[str]:
+        """Options that say where the folders of its tests are; one that passed is taken away at once."""
+        if self._memory is None or room.split(os.sep)[0] not in SYNCING:
+            return []
+        place = self._memory / room.replace(os.sep, "-")
+        return [f"--basetemp={place}", "-o", "tmp_path_retention_policy=failed"]
 
     def _run_process(self, name: str, command: Sequence[str], limit: float | None = None) -> Ended:
         """Run it, and show each line as it comes, after the name."""
@@ -209,8 +229,12 @@ def main() -> int:
         return 0
     for stale in ROOT.glob(".coverage*"):
         stale.unlink()
-    with tempfile.TemporaryDirectory(prefix="archipel-rooms-") as folder:
-        run = Rooms(rooms, options.all, Path(folder))
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="archipel-rooms-")))
+        memory = None
+        if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH_BYTES:
+            memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="archipel-rooms-", dir=MEMORY)))
+        run = Rooms(rooms, options.all, folder, memory)
         run.run()
         if options.all and len(run.rows) == len(rooms):
             run.measure_coverage()

@@ -12,6 +12,9 @@ from hypothesis import Phase, settings
 
 from tests.commits import in_sample
 
+# Their assertions tell the values too, as those of tests do.
+pytest.register_assert_rewrite("tests.support")
+
 # Hypothesis fails an example that takes longer than 200 ms, which on a busy machine is any. `@settings(...)` of a test
 # begins with this profile, so that none has to say it again; tests/api/test_property_tests.py looks at each.
 settings.register_profile("archipel", deadline=None)

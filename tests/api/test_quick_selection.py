@@ -34,7 +34,7 @@ TREE = {
     "tests/docs/test_all_pages.py": "from pathlib import Path\n\nPAGES = Path('docs').glob('*.md')\n",
     "tests/docs/test_first.py": "PAGE = 'docs/first.md'\n",
     "tests/paint/canvas.py": "import archipel.paint.brush as tool\n",
-    "tests/paint/conftest.py": "from tests.paint.canvas import tool\n",
+    "tests/paint/conftest.py": "from tests.paint.canvas import tool\nfrom tests.support.ink import INK\n",
     "tests/paint/deep/test_deep.py": "from tests.paint.test_brush import *\n",
     "tests/paint/test_brush.py": "def test_brush(): pass\n",
     "tests/paint/test_late.py": "CODE = 'from archipel.paint.late import measure; measure()'\n",
@@ -42,8 +42,9 @@ TREE = {
     "tests/scripts/test_counting.py": "SCRIPT = 'counting.py'\n",
     "tests/shapes/corpus/small.bin": "0",
     "tests/shapes/test_area.py": "import archipel\n\n\ndef test(): assert archipel.shapes.surface\n",
-    "tests/shapes/test_unit.py": "from .units import METRE\n",
+    "tests/shapes/test_unit.py": "from .units import METRE\nfrom tests.support.ink import INK\n",
     "tests/shapes/units.py": "from archipel.shapes.unit import METRE\n",
+    "tests/support/ink.py": "INK = 1\n",
     "tests/shapes/test_patched.py": "NAME = 'archipel.shapes.unit.METRE'\n",
 }
 PAINT = {"paint/test_brush.py", "paint/test_late.py", "paint/test_typed.py", "paint/deep/test_deep.py"}
@@ -67,6 +68,8 @@ REACHED: dict[str, dict[str, int]] = {
     },
     "tests/paint/test_brush.py": {"paint/test_brush.py": 0, "paint/deep/test_deep.py": 1},
     "tests/paint/canvas.py": dict.fromkeys(PAINT, 2),
+    # Through the fixtures of a folder, and by an import.
+    "tests/support/ink.py": {**dict.fromkeys(PAINT, 2), "shapes/test_unit.py": 1},
     "tests/paint/conftest.py": dict.fromkeys(PAINT, 1),
     "tests/conftest.py": dict.fromkeys({*PAINT, *SHAPES, *DOCS, "scripts/test_counting.py"}, 1),
     "tests/shapes/corpus/small.bin": dict.fromkeys(SHAPES, 2),

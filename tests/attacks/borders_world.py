@@ -10,7 +10,7 @@ import urllib3
 
 from archipel.client import Agent
 from archipel.protocol.operator.tasks import TokenRequest
-from tests.client.conftest import Federation
+from tests.support.federation import Federation
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Bundle, PrivacyPolicy, pack, read_weights
 from archipel.converter import Signing, Training, convert
 from archipel.datasets import digits_by_writer, split_writers
 from archipel.lite_runtime import Runtime
+from archipel.protocol.operator.tasks import TaskInfo
 from archipel.protocol.vector import Layout
 from archipel.training import losses, optimizers
-from tests.server.conftest import Device, Keys, World, data_folder, empty_database, keys, server_settings, world
+from tests.support.devices import Device, Keys
+from tests.support.fixtures.server import data_folder, empty_database, keys, server_settings, world
+from tests.support.world import World
 
 __all__ = ["bundle", "bundle_file", "data_folder", "empty_database", "keys", "made", "server_settings", "world"]
 """Fixtures: import all of them."""
@@ -25,7 +29,7 @@ LARGEST = 2 ** (BITS - 1) - 1
 TASK = {"cohort": DEVICES, "min_cohort": DEVICES, "threshold": 7}
 
 
-def make_bundle(folder: Path, key: Any, strategy: str = "fedavg", **options: Any) -> tuple[Bundle, Path]:
+def make_bundle(folder: Path, key: Ed25519PrivateKey, strategy: str = "fedavg", **options: Any) -> tuple[Bundle, Path]:
     """A small network to be trained by that strategy, as a folder and as a .bundle file."""
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
@@ -67,7 +71,7 @@ class Digits:
         self.owners = [digits.of([writer]) for writer in split_writers(digits, devices=DEVICES, seed=0).devices]
         self.devices = world.add_devices(DEVICES)
 
-    def begin(self, task: Any) -> list[np.ndarray]:
+    def begin(self, task: TaskInfo) -> list[np.ndarray]:
         """Open a round; every device trains. Returns what they would send."""
         self.world.start_round(self.devices)
         parameters = self.weights(self.devices[0].plan.weights)  # type: ignore[union-attr]

@@ -10,9 +10,8 @@ import numpy as np
 
 from archipel.protocol.messages import Complaints
 from archipel.protocol.vector import pack
-from tests.server.conftest import (  # noqa: F401  (fixtures)
-    ANSWERED,
-    LENGTH,
+from tests.support.devices import ANSWERED, Device
+from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,
     bundle_maker,
     data_folder,
@@ -21,12 +20,14 @@ from tests.server.conftest import (  # noqa: F401  (fixtures)
     server_settings,
     world,
 )
+from tests.support.tiny_bundle import LENGTH
+from tests.support.world import World
 
 Misbehaves = Callable[[Any, str], bool]
 """Of a device and a phase: whether it did something else there, so that it does not answer as it should."""
 
 
-def upload_noise(device: Any) -> None:
+def upload_noise(device: Device) -> None:
     """Random numbers of the right size in place of the masked update; with everything else it does what it should."""
     device.participant.mask(device.vector, device.ask("GET", f"{device.round}/complaints", Complaints))
     numbers = np.frombuffer(secrets.token_bytes(4 * LENGTH), np.uint32)
@@ -37,7 +38,7 @@ def upload_noise(device: Any) -> None:
 def noise_from(*spoilers: Any) -> Misbehaves:
     """They send random numbers in every round."""
 
-    def misbehaves(device: Any, phase: str) -> bool:
+    def misbehaves(device: Device, phase: str) -> bool:
         if phase != "masking" or device not in spoilers:
             return False
         upload_noise(device)
@@ -46,7 +47,7 @@ def noise_from(*spoilers: Any) -> Misbehaves:
     return misbehaves
 
 
-def play(world: Any, task_id: str, devices: Sequence[Any], misbehaves: Misbehaves, *, rounds: int = 200) -> None:  # noqa: F811
+def play(world: World, task_id: str, devices: Sequence[Device], misbehaves: Misbehaves, *, rounds: int = 200) -> None:  # noqa: F811
     """All devices take part in everything until the task ends, in so many rounds at most."""
     for _ in range(rounds):
         if world.task(task_id)["state"] != "running":
@@ -55,7 +56,7 @@ def play(world: Any, task_id: str, devices: Sequence[Any], misbehaves: Misbehave
     raise AssertionError(f"the task did not end within {rounds} rounds")
 
 
-def play_round(world: Any, devices: Sequence[Any], misbehaves: Misbehaves) -> list[Any]:  # noqa: F811
+def play_round(world: World, devices: Sequence[Device], misbehaves: Misbehaves) -> list[Any]:  # noqa: F811
     """One round, and who was in it. Where too few wait for a whole cohort it begins at its deadline."""
     for device in devices:
         device.check_in()

@@ -13,9 +13,9 @@ from archipel.bundle import open_bundle
 from archipel.client import Agent, AgentConfig, Event
 from archipel.protocol.messages import Offer
 from archipel.protocol.sealed import public_bytes, seal
-from tests.client.adoption.conftest import MODEL, make_model
-from tests.client.conftest import POPULATION, local_data
-from tests.client.scripted import Reply, Scripted
+from tests.support.linear_bundle import POPULATION, local_data
+from tests.support.registry import MODEL, make_model
+from tests.support.scripted_server import Reply, Scripted
 
 LOOK = 0.6
 

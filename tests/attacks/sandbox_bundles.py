@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from onnx import TensorProto, helper
 
 from archipel import bundle as b
@@ -56,7 +57,7 @@ def upload(tensor: TensorProto, place: str = "initializer") -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
 
 
-def signed(folder: Path, key: Any, model: onnx.ModelProto) -> Path:
+def signed(folder: Path, key: Ed25519PrivateKey, model: onnx.ModelProto) -> Path:
     """A bundle folder with `model` as its only program, digests and signature right."""
     weights = b.write_weights({"w": np.zeros(64, np.uint8)})
     update = {"kind": "value", "weighting": "uniform", "range": 255.0, "bits": 16}
@@ -84,7 +85,7 @@ def signed(folder: Path, key: Any, model: onnx.ModelProto) -> Path:
     return folder
 
 
-def public(key: Any) -> list[bytes]:
+def public(key: Ed25519PrivateKey) -> list[bytes]:
     return [key.public_key().public_bytes_raw()]
 
 

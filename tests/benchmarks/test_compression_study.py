@@ -6,6 +6,7 @@ import base64
 import re
 import subprocess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "compression"
 
 
 @pytest.fixture
-def study(monkeypatch: pytest.MonkeyPatch) -> Any:
+def study(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The report module, and through it the others."""
     monkeypatch.syspath_prepend(FOLDER)
     import report
@@ -27,7 +28,7 @@ def bits(right: np.ndarray) -> str:
     return base64.b64encode(np.packbits(right).tobytes()).decode()
 
 
-def test_a_result_is_made_once_and_again_for_another_key(study: Any, tmp_path: Path) -> None:
+def test_a_result_is_made_once_and_again_for_another_key(study: ModuleType, tmp_path: Path) -> None:
     from cells import Cells
 
     made: list[int] = []
@@ -48,7 +49,7 @@ def test_a_result_is_made_once_and_again_for_another_key(study: Any, tmp_path: P
     assert said == ["a", "a", "a"]  # the one that was stopped, and the two made
 
 
-def test_the_interval_is_that_of_the_paired_differences(study: Any) -> None:
+def test_the_interval_is_that_of_the_paired_differences(study: ModuleType) -> None:
     from evaluation import difference
 
     rng = np.random.default_rng(3)
@@ -62,7 +63,7 @@ def test_the_interval_is_that_of_the_paired_differences(study: Any) -> None:
     assert found.high == pytest.approx(paired.mean() + width, abs=0.1 * width)
 
 
-def test_models_that_agree_on_every_example_may_differ_on_others(study: Any) -> None:
+def test_models_that_agree_on_every_example_may_differ_on_others(study: ModuleType) -> None:
     from evaluation import difference
 
     same = bits(np.ones(98, bool))
@@ -71,7 +72,7 @@ def test_models_that_agree_on_every_example_may_differ_on_others(study: Any) -> 
     assert (found.points, found.low, found.high) == (0.0, pytest.approx(-1.959964), pytest.approx(1.959964))
 
 
-def test_an_example_counts_with_its_mean_over_seeds(study: Any) -> None:
+def test_an_example_counts_with_its_mean_over_seeds(study: ModuleType) -> None:
     from evaluation import difference
 
     a = np.zeros(10, bool)
@@ -87,7 +88,7 @@ def test_an_example_counts_with_its_mean_over_seeds(study: Any) -> None:
     ("low", "high", "expected"),
     [(-0.5, 0.1, "yes"), (-0.4, -0.2, "yes"), (-0.6, -0.4, "open"), (-0.9, -0.5, "open"), (-0.9, -0.51, "no")],
 )
-def test_the_interval_decides_whether_a_limit_is_met(study: Any, low: float, high: float, expected: str) -> None:
+def test_the_interval_decides_whether_a_limit_is_met(study: ModuleType, low: float, high: float, expected: str) -> None:
     """At most half a point lost: the interval's ends on the limit itself are within it."""
     from verdict import at_least, at_most
 
@@ -95,7 +96,7 @@ def test_the_interval_decides_whether_a_limit_is_met(study: Any, low: float, hig
     assert at_most(0.5, -high, -low) == expected
 
 
-def test_ends_that_are_the_limit_but_for_rounding_are_the_limit(study: Any) -> None:
+def test_ends_that_are_the_limit_but_for_rounding_are_the_limit(study: ModuleType) -> None:
     from verdict import at_least
 
     assert at_least(-0.3, -(0.1 + 0.2), 0.0) == "yes"  # 0.1 + 0.2 is 0.30000000000000004
@@ -106,7 +107,7 @@ def test_ends_that_are_the_limit_but_for_rounding_are_the_limit(study: Any) -> N
     ("given", "expected"),
     [(("yes",), "yes"), (("yes", "open"), "open"), (("no", "open"), "no"), (("open", "yes", "no"), "no")],
 )
-def test_the_stricter_of_several(study: Any, given: tuple[str, ...], expected: str) -> None:
+def test_the_stricter_of_several(study: ModuleType, given: tuple[str, ...], expected: str) -> None:
     from verdict import stricter
 
     assert stricter(*given) == expected
@@ -117,7 +118,7 @@ def test_the_stricter_of_several(study: Any, given: tuple[str, ...], expected: s
     # Newcombe, Statistics in Medicine 17 (1998), table I, method 3.
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
-def test_the_score_interval_of_a_share(study: Any, right: int, of: int, low: float, high: float) -> None:
+def test_the_score_interval_of_a_share(study: ModuleType, right: int, of: int, low: float, high: float) -> None:
     from verdict import wilson
 
     assert wilson(right / of, of) == pytest.approx((low, high), abs=5e-5)
@@ -128,14 +129,14 @@ def test_the_score_interval_of_a_share(study: Any, right: int, of: int, low: flo
     # Ranks of the 95% interval of a median as tables of the sign test give them (Conover 1999, table A3).
     [(5, 1), (6, 1), (8, 1), (9, 2), (12, 3), (15, 4), (20, 6), (21, 6), (25, 8)],
 )
-def test_the_interval_of_a_median_is_of_order_statistics(study: Any, count: int, rank: int) -> None:
+def test_the_interval_of_a_median_is_of_order_statistics(study: ModuleType, count: int, rank: int) -> None:
     from verdict import median_interval
 
     values = [float(value) for value in np.random.default_rng(0).permutation(np.arange(1, count + 1))]
     assert median_interval(values) == (rank, count + 1 - rank)
 
 
-def test_divergence_of_two_answers(study: Any) -> None:
+def test_divergence_of_two_answers(study: ModuleType) -> None:
     from evaluation import divergence
 
     before, after = np.log([[0.5, 0.5], [0.25, 0.75]]), np.log([[0.5, 0.5], [0.5, 0.5]])
@@ -144,7 +145,7 @@ def test_divergence_of_two_answers(study: Any) -> None:
     assert divergence(before + 3.0, after - 1.0) == pytest.approx(expected, rel=1e-7)
 
 
-def test_a_control_gets_the_training_and_nothing_else(study: Any) -> None:
+def test_a_control_gets_the_training_and_nothing_else(study: ModuleType) -> None:
     from control import control_parts
 
     from archipel.compression import Distil, FineTune, PruneChannels, QuantizationAware, StaticInt8, WeightOnly
@@ -164,7 +165,7 @@ def test_a_control_gets_the_training_and_nothing_else(study: Any) -> None:
         control_parts([WeightOnly(bits=4)])
 
 
-def test_a_scheme_that_trains_must_keep_within_its_limit_against_both(study: Any) -> None:
+def test_a_scheme_that_trains_must_keep_within_its_limit_against_both(study: ModuleType) -> None:
     from evaluation import Difference
     from schemes import SCHEMES, Result
 
@@ -180,7 +181,7 @@ def test_a_scheme_that_trains_must_keep_within_its_limit_against_both(study: Any
     assert verdict(better, Difference(-0.9, -1.0, -0.8, (-0.9,))) == "no"
 
 
-def test_what_is_kept_has_a_stamp_and_what_is_missing_is_not_made(study: Any, tmp_path: Path) -> None:
+def test_what_is_kept_has_a_stamp_and_what_is_missing_is_not_made(study: ModuleType, tmp_path: Path) -> None:
     from cells import Cells, Missing
 
     def make() -> dict[str, Any]:
@@ -195,7 +196,7 @@ def test_what_is_kept_has_a_stamp_and_what_is_missing_is_not_made(study: Any, tm
     assert found["versions"]["numpy"] == np.__version__
 
 
-def test_a_stamp_says_when_files_differ_from_the_commit(study: Any, tmp_path: Path) -> None:
+def test_a_stamp_says_when_files_differ_from_the_commit(study: ModuleType, tmp_path: Path) -> None:
     import stamp
 
     def git(*arguments: str) -> str:
@@ -216,7 +217,7 @@ def test_a_stamp_says_when_files_differ_from_the_commit(study: Any, tmp_path: Pa
     assert f"commit {commit}, {commit} **with uncommitted changes**, on" in stamp.described(found[1:])
 
 
-def page_of_what_is_missed(study: Any) -> str:
+def page_of_what_is_missed(study: ModuleType) -> str:
     from distillation import Distillation
     from evaluation import Difference
     from floats import Trained
@@ -251,7 +252,7 @@ def page_of_what_is_missed(study: Any) -> str:
     return page
 
 
-def test_the_page_says_what_is_missed(study: Any) -> None:
+def test_the_page_says_what_is_missed(study: ModuleType) -> None:
     page = page_of_what_is_missed(study)
     assert "| m | 1 | 90.00 | 89.39 | -0.61 [-0.90, -0.51] | **no** | 1.0 → 0.3 |" in page
     # Its point estimate is within the limit, its interval is not.
@@ -271,7 +272,7 @@ def test_the_page_says_what_is_missed(study: Any) -> None:
         assert len({line.count("|") for line in block.splitlines()}) == 1
 
 
-def test_the_page_begins_with_what_is_not_met_and_where_others_are_better(study: Any) -> None:
+def test_the_page_begins_with_what_is_not_met_and_where_others_are_better(study: ModuleType) -> None:
     head, _ = page_of_what_is_missed(study).split("## Float models")
     assert "6 verdicts by intervals: 0 yes, 3 open, 3 no." in head
     assert "- m, int8 after training, at most 0.5 points lost: -0.61 [-0.90, -0.51]\n" in head
@@ -286,7 +287,7 @@ def test_the_page_begins_with_what_is_not_met_and_where_others_are_better(study:
     )
 
 
-def test_the_page_says_of_which_commit_machine_and_libraries_it_is(study: Any) -> None:
+def test_the_page_says_of_which_commit_machine_and_libraries_it_is(study: ModuleType) -> None:
     head, _ = page_of_what_is_missed(study).split("## In short")
     assert "- Float models: 2026-01-02, commit def, on 2 x P.\n" in head
     assert "- Compression and accuracy: 2026-01-02, commit abc **with uncommitted changes**, on 2 x P.\n" in head
@@ -295,7 +296,7 @@ def test_the_page_says_of_which_commit_machine_and_libraries_it_is(study: Any) -
     assert "- **Only a part of the study**: without digits-cnn, har-cnn, " in head
 
 
-def test_every_recipe_of_the_study_can_be_read(study: Any) -> None:
+def test_every_recipe_of_the_study_can_be_read(study: ModuleType) -> None:
     from archipel.compression import load_recipe
 
     found = {path.stem: load_recipe(path) for path in (FOLDER / "recipes").glob("*.toml")}

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
 
@@ -26,7 +26,7 @@ model name\t: another
 
 
 @pytest.fixture
-def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
+def measure(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(FOLDER)
     import measure
 
@@ -39,14 +39,14 @@ def git(folder: Path, *words: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_line_names_commit_date_processor_python_and_versions(measure: Any) -> None:
+def test_the_line_names_commit_date_processor_python_and_versions(measure: ModuleType) -> None:
     line = measure.describe_run(("numpy", "no-such-distribution"))
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC; .+, \d+ cores; Python 3\.\d+\.\d+; ", line)
     assert line.endswith(f"; numpy {version('numpy')}; no-such-distribution not installed")
     assert "\n" not in line
 
 
-def test_a_changed_tree_is_told_from_its_commit(measure: Any, tmp_path: Path) -> None:
+def test_a_changed_tree_is_told_from_its_commit(measure: ModuleType, tmp_path: Path) -> None:
     assert measure._commit(tmp_path) == "no commit"
     git(tmp_path, "init", "-q")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "first")
@@ -56,7 +56,7 @@ def test_a_changed_tree_is_told_from_its_commit(measure: Any, tmp_path: Path) ->
     assert measure._commit(tmp_path) == f"commit {commit} with changes"
 
 
-def test_processors_of_one_name_are_told_apart(measure: Any, tmp_path: Path) -> None:
+def test_processors_of_one_name_are_told_apart(measure: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text(CPUINFO)
     assert measure._processor(tmp_path / "cpuinfo") == "AMD EPYC (family 26, model 2, stepping 1)"
 

@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel import bundle as b
 from archipel.bundle.roles import Example, Hyperparameter, Label, Metric, Output, Parameter, Start, Update
 
 
 @pytest.fixture
-def key() -> Any:
+def key() -> Ed25519PrivateKey:
     return b.generate_key()
 
 
@@ -77,7 +78,7 @@ def linear_parts(tensors: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tensors: dict[str, np.ndarray], key: Any) -> Path:
+def folder(tmp_path: Path, tensors: dict[str, np.ndarray], key: Ed25519PrivateKey) -> Path:
     b.write_bundle(tmp_path / "linear", key=key, **linear_parts(tensors))
     return tmp_path / "linear"
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel import bundle as b
 from archipel.bundle.archive import unpack
@@ -27,11 +28,13 @@ from archipel.errors import (
 )
 
 
-def public(key: Any) -> bytes:
+def public(key: Ed25519PrivateKey) -> bytes:
     return key.public_key().public_bytes_raw()
 
 
-def test_folder_and_file_open_alike(folder: Path, key: Any, tensors: dict[str, np.ndarray], tmp_path: Path) -> None:
+def test_folder_and_file_open_alike(
+    folder: Path, key: Ed25519PrivateKey, tensors: dict[str, np.ndarray], tmp_path: Path
+) -> None:
     b.pack(folder, tmp_path / "linear.bundle")
     from_folder = b.open_bundle(folder, [public(key)])
     from_file = b.open_bundle(tmp_path / "linear.bundle", [os.urandom(32), public(key)], cache=tmp_path / "cache")
@@ -48,7 +51,7 @@ def test_folder_and_file_open_alike(folder: Path, key: Any, tensors: dict[str, n
     assert again.folder == from_file.folder
 
 
-def test_a_damaged_cached_copy_is_replaced(folder: Path, key: Any, tmp_path: Path) -> None:
+def test_a_damaged_cached_copy_is_replaced(folder: Path, key: Ed25519PrivateKey, tmp_path: Path) -> None:
     b.pack(folder, tmp_path / "l.bundle")
     opened = b.open_bundle(tmp_path / "l.bundle", [public(key)], cache=tmp_path / "cache")
     (opened.folder / "train.onnx").write_bytes(b"damaged")
@@ -120,7 +123,7 @@ def test_only_a_bundle_folder_is_packed(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "x.bundle").exists()
 
 
-def test_wrong_signature(folder: Path, key: Any) -> None:
+def test_wrong_signature(folder: Path, key: Ed25519PrivateKey) -> None:
     with pytest.raises(SignatureError, match="none of the 1 trusted keys"):
         b.open_bundle(folder, [public(b.generate_key())])
     with pytest.raises(SignatureError, match="no trusted keys"):
@@ -132,13 +135,13 @@ def test_wrong_signature(folder: Path, key: Any) -> None:
         b.open_bundle(folder, [public(key)])
 
 
-def test_a_signature_error_names_the_file_that_was_given(folder: Path, key: Any, tmp_path: Path) -> None:
+def test_a_signature_error_names_the_file_that_was_given(folder: Path, key: Ed25519PrivateKey, tmp_path: Path) -> None:
     b.pack(folder, tmp_path / "given.bundle")
     with pytest.raises(SignatureError, match=r"given\.bundle: none of the 1 trusted keys"):
         b.open_bundle(tmp_path / "given.bundle", [bytes(32)], tmp_path / "cache")
 
 
-def test_wrong_digest(folder: Path, key: Any) -> None:
+def test_wrong_digest(folder: Path, key: Ed25519PrivateKey) -> None:
     (folder / "train.onnx").write_bytes(b"graph of trainx")
     with pytest.raises(DigestError, match=r"train\.onnx: SHA-256 is"):
         b.open_bundle(folder, [public(key)])
@@ -147,7 +150,7 @@ def test_wrong_digest(folder: Path, key: Any) -> None:
         b.open_bundle(folder, [public(key)])
 
 
-def test_foreign_files_and_links(folder: Path, key: Any) -> None:
+def test_foreign_files_and_links(folder: Path, key: Ed25519PrivateKey) -> None:
     (folder / "extra").write_bytes(b"")
     with pytest.raises(UnsafePathError, match="'extra' is not in the manifest"):
         b.open_bundle(folder, [public(key)])
@@ -158,7 +161,9 @@ def test_foreign_files_and_links(folder: Path, key: Any) -> None:
         b.open_bundle(folder, [public(key)])
 
 
-def test_parameters_must_match_the_weights(parts: dict[str, Any], tensors: Any, key: Any, tmp_path: Path) -> None:
+def test_parameters_must_match_the_weights(
+    parts: dict[str, Any], tensors: dict[str, np.ndarray], key: Ed25519PrivateKey, tmp_path: Path
+) -> None:
     other = {**tensors, "fc.bias": tensors["fc.bias"] + 1}
     with pytest.raises(DigestError, match=r"fc\.bias"):
         b.write_bundle(tmp_path / "x", key=key, **{**parts, "weights": b.write_weights(other)})
@@ -169,7 +174,7 @@ def test_parameters_must_match_the_weights(parts: dict[str, Any], tensors: Any, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_folder_is_never_overwritten(folder: Path, parts: dict[str, Any], key: Any) -> None:
+def test_an_existing_folder_is_never_overwritten(folder: Path, parts: dict[str, Any], key: Ed25519PrivateKey) -> None:
     with pytest.raises(BundleError, match="exists already"):
         b.write_bundle(folder, key=key, **parts)
 
@@ -262,7 +267,7 @@ def test_not_an_archive(tmp_path: Path) -> None:
         b.open_bundle(tmp_path / "missing", [os.urandom(32)])
 
 
-def test_mutated_archives_raise_only_documented_errors(folder: Path, key: Any, tmp_path: Path) -> None:
+def test_mutated_archives_raise_only_documented_errors(folder: Path, key: Ed25519PrivateKey, tmp_path: Path) -> None:
     b.pack(folder, tmp_path / "good")
     data = (tmp_path / "good").read_bytes()
     draw = random.Random(2)
@@ -301,7 +306,7 @@ def test_corpus_of_broken_bundles() -> None:
                 b.read_weights(data)
 
 
-def test_keys_as_files(tmp_path: Path, key: Any) -> None:
+def test_keys_as_files(tmp_path: Path, key: Ed25519PrivateKey) -> None:
     b.save_private_key(key, tmp_path / "k.pem")
     b.save_public_key(key, tmp_path / "k.pub")
     assert stat.S_IMODE((tmp_path / "k.pem").stat().st_mode) == 0o600

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from archipel.errors import (
 
 
 @pytest.fixture
-def document(folder: Any) -> dict[str, Any]:
+def document(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "manifest.json").read_bytes())
 
 
@@ -31,7 +32,7 @@ def canonical(document: dict[str, Any]) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
-def test_round_trip_is_the_identity(folder: Any) -> None:
+def test_round_trip_is_the_identity(folder: Path) -> None:
     data = (folder / "manifest.json").read_bytes()
     assert b.encode_manifest(b.decode_manifest(data)) == data
     assert canonical(json.loads(data)) == data
@@ -219,7 +220,7 @@ def test_garbage_is_refused(data: bytes) -> None:
         b.decode_manifest(data)
 
 
-def test_only_the_canonical_form_is_read(folder: Any) -> None:
+def test_only_the_canonical_form_is_read(folder: Path) -> None:
     data = (folder / "manifest.json").read_bytes()
     for other in (
         data.replace(b",", b", ", 1),
@@ -257,7 +258,7 @@ def test_every_role_is_allowed_somewhere() -> None:
     assert roles == allowed
 
 
-def test_mutated_manifests_raise_only_documented_errors(folder: Any) -> None:
+def test_mutated_manifests_raise_only_documented_errors(folder: Path) -> None:
     import random
 
     draw = random.Random(0)
@@ -280,7 +281,7 @@ def test_mutated_manifests_raise_only_documented_errors(folder: Any) -> None:
         assert b.encode_manifest(decoded) == bytes(mutated)
 
 
-def test_validation_runs_on_encoding_too(folder: Any) -> None:
+def test_validation_runs_on_encoding_too(folder: Path) -> None:
     manifest = b.decode_manifest((folder / "manifest.json").read_bytes())
     broken = msgspec.structs.replace(manifest, schedule=(b.Phase(program="ghost", epochs=1, batch_size=1),))
     with pytest.raises(ManifestError, match="ghost"):

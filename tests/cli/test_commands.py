@@ -62,7 +62,7 @@ def test_the_folder_of_a_command_is_its_group() -> None:
 
 
 def loaded(name: str) -> click.Command:
-    command = cli.LazyGroup.get_command(cli.archipel, click.Context(cli.archipel), name)  # type: ignore[arg-type]
+    command = cli.LazyGroup.get_command(cli.archipel, click.Context(cli.archipel), name)
     assert command is not None
     return command
 
@@ -166,7 +166,9 @@ def test_a_missing_extra_is_one_line(tmp_path: Path) -> None:
         (click.UsageError("no such thing"), "no such thing", 2),
     ],
 )
-def test_errors_are_one_line(error: Any, text: str, code: int, monkeypatch: Any, capsys: Any) -> None:
+def test_errors_are_one_line(
+    error: Any, text: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(*_: object, **__: object) -> None:
         raise error
 

@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from sqlalchemy import delete, select
 
-from archipel.client import Agent, Event
+from archipel.client import Agent, Event, Outcome
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import RoundStatus
+from archipel.protocol.operator.tasks import TaskInfo
 from archipel.server.database.tables import DeviceSession, Round
-from tests.client.conftest import local_data
+from tests.support.federation import Federation
+from tests.support.linear_bundle import local_data
 
 
-def ended(federation: Any, task: Any) -> Any:
+def ended(federation: Federation, task: TaskInfo) -> Any:
     return lambda: federation.operator.tasks.get(task.task_id).state != "running"
 
 
-def check_sum(federation: Any, task: Any, survivors: list[tuple[Agent, int]]) -> None:
+def check_sum(federation: Federation, task: TaskInfo, survivors: list[tuple[Agent, int]]) -> None:
     [info] = [r for r in federation.rounds(task) if r.phase == "committed"][-1:]
     assert sorted(info.survivors) == sorted(agent.device_id for agent, _ in survivors)
     start = federation.operator.weights.read(info.weights_in)["w"]
@@ -31,7 +34,7 @@ def check_sum(federation: Any, task: Any, survivors: list[tuple[Agent, int]]) ->
 
 
 @pytest.mark.parametrize("why", ["it cannot compute", "its owner refuses"])
-def test_the_others_do_not_wait_for_a_device_that_leaves(federation: Any, why: str) -> None:
+def test_the_others_do_not_wait_for_a_device_that_leaves(federation: Federation, why: str) -> None:
     def spoilt() -> dict[str, np.ndarray]:
         return {name: np.full_like(array, np.nan) for name, array in local_data(3).items()}
 
@@ -49,7 +52,7 @@ def test_the_others_do_not_wait_for_a_device_that_leaves(federation: Any, why: s
         assert next(each for each in info.participants if each.left).device_id == agents[3].device_id
 
 
-def test_rounds_end_with_the_plain_sum(federation: Any) -> None:
+def test_rounds_end_with_the_plain_sum(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(4)]
     task = federation.task(rounds=2)
     federation.run(agents, ended(federation, task))
@@ -75,7 +78,7 @@ def test_rounds_end_with_the_plain_sum(federation: Any) -> None:
     assert sorted(fetched) == sorted(agent.device_id for agent in agents)  # each of them once
 
 
-def test_events_tell_bytes_and_details(federation: Any) -> None:
+def test_events_tell_bytes_and_details(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3)
     federation.run(agents, ended(federation, task))
@@ -95,7 +98,7 @@ def test_events_tell_bytes_and_details(federation: Any) -> None:
 class Leaver:
     """Conditions of a device that goes away for good when a round comes into `phase`."""
 
-    def __init__(self, federation: Any, phase: str) -> None:
+    def __init__(self, federation: Federation, phase: str) -> None:
         self._federation, self._phase, self._gone = federation, phase, False
 
     def __call__(self) -> bool:
@@ -105,7 +108,7 @@ class Leaver:
 
 
 @pytest.mark.parametrize("phase", ["complaining", "masking"])
-def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Any, phase: str) -> None:
+def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Federation, phase: str) -> None:
     agents = [federation.agent(number) for number in range(3)]
     leavers = [federation.agent(number, conditions=Leaver(federation, phase)) for number in (3, 4)]
     task = federation.task(cohort=5, min_cohort=3, threshold=3, deadlines={phase: 0.7})
@@ -126,7 +129,9 @@ def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Any, ph
     ("phase", "lacking"),
     [("complaining", "1 devices opened their shares"), ("masking", "1 masked updates arrived")],
 )
-def test_a_round_below_the_threshold_fails_and_nobody_remembers_it(federation: Any, phase: str, lacking: str) -> None:
+def test_a_round_below_the_threshold_fails_and_nobody_remembers_it(
+    federation: Federation, phase: str, lacking: str
+) -> None:
     first = federation.agent(0)
     leavers = [federation.agent(number, conditions=Leaver(federation, phase)) for number in (1, 2)]
     task = federation.task(cohort=3, deadlines={phase: 0.5, "assigning": 3.0})
@@ -139,14 +144,14 @@ def test_a_round_below_the_threshold_fails_and_nobody_remembers_it(federation: A
     assert not list((first.config.folder / "rounds").glob("*.masked"))
 
 
-def test_conditions_are_asked_before_work(federation: Any) -> None:
+def test_conditions_are_asked_before_work(federation: Federation) -> None:
     agent = federation.agent(0, conditions=lambda: False)
     outcome = agent.run_once()
     assert (outcome.kind, outcome.wait) == ("paused", agent.config.pause_seconds)
     assert federation.names(agent) == ["enrolled", "paused"]
 
 
-def test_conditions_that_end_in_a_round_hold_it_up_until_they_hold_again(federation: Any) -> None:
+def test_conditions_that_end_in_a_round_hold_it_up_until_they_hold_again(federation: Federation) -> None:
     reasons = iter(["", "", "the battery is low", "the battery is low"])
     agents = [federation.agent(number) for number in range(2)]
     agents.append(federation.agent(2, conditions=lambda: "" if not agents[2].rounds else next(reasons, "")))
@@ -161,7 +166,7 @@ def test_conditions_that_end_in_a_round_hold_it_up_until_they_hold_again(federat
 
 
 def test_a_round_that_stood_still_for_too_long_can_be_taken_up_again_before_keys_are_sent(
-    federation: Any, outcome_of: Any
+    federation: Federation, outcome_of: Callable[[Agent, str], Outcome]
 ) -> None:
     willing = {"now": True}
     agents = [federation.agent(number) for number in range(2)]
@@ -187,7 +192,7 @@ def test_a_round_that_stood_still_for_too_long_can_be_taken_up_again_before_keys
     assert len(pausing.rounds) == 1
 
 
-def test_stopping_leaves_the_round(federation: Any) -> None:
+def test_stopping_leaves_the_round(federation: Federation) -> None:
     agent = federation.agent(0)
     federation.agent(1).run_once()
     federation.agent(2).run_once()
@@ -200,7 +205,7 @@ def test_stopping_leaves_the_round(federation: Any) -> None:
     assert agent.run_once().kind == "waiting"
 
 
-def test_an_error_of_the_owners_code_is_passed_on(federation: Any) -> None:
+def test_an_error_of_the_owners_code_is_passed_on(federation: Federation) -> None:
     def broken() -> Any:
         raise KeyError("no examples today")
 
@@ -214,7 +219,9 @@ def test_an_error_of_the_owners_code_is_passed_on(federation: Any) -> None:
     assert entry.step == "assigned"
 
 
-def test_examples_that_do_not_fit_are_refused(federation: Any, outcome_of: Any) -> None:
+def test_examples_that_do_not_fit_are_refused(
+    federation: Federation, outcome_of: Callable[[Agent, str], Outcome]
+) -> None:
     agent = federation.agent(0, examples=lambda: {"x": np.zeros((3, 2), np.float32), "y": np.zeros(3, np.float32)})
     for number in (1, 2):
         federation.agent(number).run_once()
@@ -224,7 +231,9 @@ def test_examples_that_do_not_fit_are_refused(federation: Any, outcome_of: Any) 
     assert agent.run_once().kind == "waiting"
 
 
-def test_a_loss_that_is_not_finite_drops_the_device(federation: Any, outcome_of: Any) -> None:
+def test_a_loss_that_is_not_finite_drops_the_device(
+    federation: Federation, outcome_of: Callable[[Agent, str], Outcome]
+) -> None:
     bad = {"x": np.full((3, 3), np.nan, np.float32), "y": np.zeros(3, np.float32)}
     agent = federation.agent(0, examples=lambda: bad)
     for number in (1, 2):
@@ -236,7 +245,7 @@ def test_a_loss_that_is_not_finite_drops_the_device(federation: Any, outcome_of:
 # --- sessions and the server's absence ----------------------------------------------------------------------------
 
 
-def test_a_revoked_session_is_renewed(federation: Any) -> None:
+def test_a_revoked_session_is_renewed(federation: Federation) -> None:
     agent = federation.agent(0)
     assert agent.run_once().kind == "waiting"
     with federation.server._services.database.write() as session:
@@ -246,7 +255,7 @@ def test_a_revoked_session_is_renewed(federation: Any) -> None:
     assert agent.run_once().kind == "waiting"
 
 
-def test_a_session_is_renewed_before_it_expires(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_renewed_before_it_expires(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = federation.agent(0)
     agent.run_once()
     session = agent._session
@@ -259,7 +268,7 @@ def test_a_session_is_renewed_before_it_expires(federation: Any, monkeypatch: py
     assert session._token != token
 
 
-def test_a_server_that_is_away_is_waited_out(federation: Any) -> None:
+def test_a_server_that_is_away_is_waited_out(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3, rounds=2)
     federation.server.stop()
@@ -273,7 +282,7 @@ def test_a_server_that_is_away_is_waited_out(federation: Any) -> None:
     check_sum(federation, task, list(zip(agents, range(3))))
 
 
-def test_a_server_that_restarts_within_a_round_goes_on_with_it(federation: Any) -> None:
+def test_a_server_that_restarts_within_a_round_goes_on_with_it(federation: Federation) -> None:
     restarted = threading.Event()
 
     def restart(event: Event) -> None:
@@ -291,7 +300,7 @@ def test_a_server_that_restarts_within_a_round_goes_on_with_it(federation: Any) 
     check_sum(federation, task, list(zip(agents, range(3))))
 
 
-def test_a_device_that_the_server_does_not_know_is_told(federation: Any) -> None:
+def test_a_device_that_the_server_does_not_know_is_told(federation: Federation) -> None:
     agent = federation.agent(0)
     other = federation.agent(1, enrol=False)
     # Its identity is from another server with the same key, say one that lost its database.
@@ -315,7 +324,7 @@ def test_phases_are_those_of_the_protocol() -> None:
     assert get_type_hints(RoundStatus)["phase"].__args__ == ORDER
 
 
-def test_no_other_round_begins_before_the_result_of_one_that_it_counts_in(federation: Any) -> None:
+def test_no_other_round_begins_before_the_result_of_one_that_it_counts_in(federation: Federation) -> None:
     """The first has confirmed and was stopped; its peers do not confirm, so that the round hangs until its deadline."""
     uploaded: list[str] = []
 

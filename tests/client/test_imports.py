@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+
+from tests.support.federation import Federation
 
 CHECKS_IN = """
 import sys
@@ -26,7 +27,7 @@ def test_a_waiting_device_loads_neither_server_nor_converter_nor_onnx_runtime() 
     subprocess.run([sys.executable, "-c", CODE], check=True)
 
 
-def test_nor_does_one_that_has_checked_in(federation: Any) -> None:
+def test_nor_does_one_that_has_checked_in(federation: Federation) -> None:
     agent = federation.agent(1)
     agent.close()
     code = CHECKS_IN + CODE

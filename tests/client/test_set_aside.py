@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from typing import Any
 
 from archipel.client import Event
+from tests.support.federation import Federation
 
 
-def test_its_owner_is_told_once(federation: Any) -> None:
+def test_its_owner_is_told_once(federation: Federation) -> None:
     seen: list[Event] = []
     agent = federation.agent(1, on_event=seen.append)
     assert agent.run_once().reason == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -322,7 +323,7 @@ def test_mistakes(b: str, data: dict[str, Any], text: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
-def test_what_onnxruntime_quantizes(form: str, tmp_path: Any) -> None:
+def test_what_onnxruntime_quantizes(form: str, tmp_path: Path) -> None:
     """Every value of a small CNN that its quantizer keeps is found, and each is what the integers say."""
     from onnxruntime import quantization as ort
 

@@ -62,7 +62,7 @@ class Folding(nn.Module):
         self.alone = nn.BatchNorm2d(6)
         self.dense, self.norm4 = nn.Linear(150, 5, bias=False), nn.BatchNorm1d(5)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.norm1(self.conv(x)))
         x = self.twice(self.norm2(self.depthwise(x)))
         x = self.alone(torch.relu(self.norm3(self.up(x))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -91,7 +92,7 @@ def write(folder: Any, programs: dict[str, Model]) -> b.Bundle:
     [{}, {"per_example": training.per_example(0.1, noise=1.0)}, {"accumulate": 2, "optimizer": optimizers.adam()}],
     ids=["plain", "noise", "accumulated"],
 )
-def test_a_bundle_takes_it(model: Model, options: dict, tmp_path: Any) -> None:
+def test_a_bundle_takes_it(model: Model, options: dict, tmp_path: Path) -> None:
     """The manifest's validation compares every port with that of the program of one step."""
     once = make(model, **options)
     four = repeated(once, 4)

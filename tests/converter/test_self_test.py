@@ -58,7 +58,9 @@ def model(network: nn.Module) -> Model:
     return Model.from_torch(network, torch.zeros(2, 1, 28, 28))
 
 
-def test_the_vectors_are_what_pytorch_answers(network: nn.Module, model: Model, tensors: Any) -> None:
+def test_the_vectors_are_what_pytorch_answers(
+    network: nn.Module, model: Model, tensors: Callable[[bytes], dict[str, np.ndarray]]
+) -> None:
     test, data = self_test(predict_program(model))
     found = tensors(data)
     assert test.file == FILE
@@ -82,7 +84,9 @@ def test_the_same_model_gives_the_same_bytes(model: Model) -> None:
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["float", "int8"])
-def test_a_model_with_a_damaged_weight_does_not_pass(model: Model, int8: bool, tensors: Any) -> None:
+def test_a_model_with_a_damaged_weight_does_not_pass(
+    model: Model, int8: bool, tensors: Callable[[bytes], dict[str, np.ndarray]]
+) -> None:
     calibration = {"input": np.random.default_rng(0).standard_normal((32, 1, 28, 28), np.float32)}
     whole = (
         compress(model, [StaticInt8(narrow_convolutions="int8")], calibration=calibration)[0].deployed()
@@ -115,7 +119,7 @@ def onnx_tensor(array: np.ndarray, name: str) -> Any:
     return ir.tensor(array, name=name)
 
 
-def test_steps_of_int8(model: Model, tensors: Any) -> None:
+def test_steps_of_int8(model: Model, tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     calibration = {"input": np.random.default_rng(0).standard_normal((32, 1, 28, 28), np.float32)}
     int8 = compress(model, [StaticInt8()], calibration=calibration)[0].deployed()
     test, data = self_test(predict_program(int8))
@@ -135,14 +139,14 @@ def test_steps_of_int8(model: Model, tensors: Any) -> None:
     assert test.atol == pytest.approx(STEPS * 0.02, rel=0.01)  # of one whose output is on a grid
 
 
-def test_a_device_passes(model: Model, tmp_path: Path, tensors: Any) -> None:
+def test_a_device_passes(model: Model, tmp_path: Path, tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     test, data = self_test(predict_program(model))
     bundle = convert(model, tmp_path / "bundle", signing=Signing(KEY))
     found = tensors(data)
     assert right(test, Runtime(bundle).predict(found["example/input"]), found["output/output"])
 
 
-def test_tokens_are_below_the_size_of_the_table(tensors: Any) -> None:
+def test_tokens_are_below_the_size_of_the_table(tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     model = Model.from_torch(models.char_rnn(0, vocabulary=12, hidden=8), torch.zeros(2, 9, dtype=torch.int64))
     test, data = self_test(predict_program(model))
     tokens = tensors(data)["example/characters"]
@@ -157,7 +161,7 @@ MIXED = """agraph (float[batch, 3] x, uint8[batch, 2] small, int32[batch, time] 
 u = Unsqueeze (tokens, one) q = Squeeze (u, one) z = Gather (table, q) s = Cast<to = 1> (small) }"""
 
 
-def test_several_inputs_and_outputs(tensors: Any) -> None:
+def test_several_inputs_and_outputs(tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     table = np.arange(10, dtype=np.float32).reshape(5, 2)
     test, data = self_test(program(MIXED, table=table, one=np.array([1])), rows=6)
     found = tensors(data)
@@ -175,12 +179,12 @@ def test_several_inputs_and_outputs(tensors: Any) -> None:
     assert right(test, found["output/y"] * 1.0005, found["output/y"])
 
 
-def test_only_whole_numbers(tensors: Any) -> None:
+def test_only_whole_numbers(tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     test, _ = self_test(program("agraph (float[batch, 3] x) => (int64[batch, 1] y) { y = ArgMax<axis = 1> (x) }"))
     assert (test.rtol, test.atol) == (0.0, 0.0)
 
 
-def test_outputs_of_very_different_size(tensors: Any) -> None:
+def test_outputs_of_very_different_size(tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     text = "agraph (float[batch, 3] x) => (float[batch, 3] y, float[batch, 3] z) { y = Tanh (x) z = Mul (y, k) }"
     test, data = self_test(program(text, k=np.array(20.0, np.float32)))
     found = tensors(data)
@@ -188,7 +192,7 @@ def test_outputs_of_very_different_size(tensors: Any) -> None:
     assert not right(test, found["output/y"] + 0.01, found["output/y"])
 
 
-def test_a_fixed_batch(tensors: Any) -> None:
+def test_a_fixed_batch(tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     text = "agraph (float[3, 2] x) => (float[3, 2] y) { y = Relu (x) }"
     given = np.array([[1, -2], [3, 4]], np.float64)
     _, data = self_test(program(text), examples={"x": given})
@@ -198,14 +202,14 @@ def test_a_fixed_batch(tensors: Any) -> None:
     assert tensors(self_test(program(text))[1])["example/x"].shape == (3, 2)
 
 
-def test_integers_whose_limit_does_not_show(tensors: Any) -> None:
+def test_integers_whose_limit_does_not_show(tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     """An index into a table of two rows, made by arithmetic: only zeros are safe."""
     text = "agraph (int64[batch, 2] x) => (float[batch, 2] y) { d = Mul (x, k) y = Gather (table, d) }"
     _, data = self_test(program(text, k=np.array(50), table=np.array([1, 2], np.float32)))
     assert not tensors(data)["example/x"].any()
 
 
-def test_a_model_of_pictures_of_any_size_larger_than_16(tensors: Any) -> None:
+def test_a_model_of_pictures_of_any_size_larger_than_16(tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     text = (
         """agraph (float[batch, 1, h, w] x) => (float[batch, 1, a, b] y) <float[1, 1, 20, 20] k> { y = Conv (x, k) }"""
     )
@@ -213,7 +217,7 @@ def test_a_model_of_pictures_of_any_size_larger_than_16(tensors: Any) -> None:
     assert tensors(data)["example/x"].shape == (4, 1, 32, 32)
 
 
-def test_parameters_and_state_that_are_inputs(tensors: Any) -> None:
+def test_parameters_and_state_that_are_inputs(tensors: Callable[[bytes], dict[str, np.ndarray]]) -> None:
     text = "agraph (float[batch, 2] x, float[2] w, float s, float h) => (float[batch, 2] y) { "
     model = program(text + "a = Mul (x, w) b = Add (a, s) y = Mul (b, h) }")
     x, *_ = model.signature.inputs

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-BLOCK = re.compile(r"^```(\w+)?( background)?\n(.*?)^```$", re.M | re.S)
-
-
-def blocks(page: str) -> list[tuple[str, bool, str]]:
-    """Language, whether it goes on in the background, and text of each block."""
-    return [
-        (language, bool(background), text) for language, background, text in BLOCK.findall((ROOT / page).read_text())
-    ]
 
 
 @pytest.fixture

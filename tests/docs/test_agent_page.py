@@ -19,12 +19,13 @@ from archipel.client import AgentConfig
 from archipel.client.settings import load_device_settings
 from archipel.protocol.sealed import encode
 from archipel.server.database.tables import CheckInRow
-from tests.client.adoption.conftest import FIRST, Registry
-from tests.client.conftest import *  # noqa: F403  (fixtures)
-from tests.docs.conftest import ROOT, blocks
+from tests.support.federation import Federation
+from tests.support.fixtures.federation import *  # noqa: F403
+from tests.support.pages import ROOT, blocks
+from tests.support.registry import FIRST, Registry
 
 
-def test_the_page_runs(federation: Any, tmp_path: Path, shell: dict[str, str]) -> None:
+def test_the_page_runs(federation: Federation, tmp_path: Path, shell: dict[str, str]) -> None:
     (tmp_path / "device.token").write_bytes(encode(federation.token()))
     federation.task(eligibility='app == "2.2" and ram >= 1GiB and charging', min_cohort=3, cohort=3)
     Registry(federation, {}).add(FIRST, model="readings")
@@ -44,7 +45,7 @@ def test_the_page_runs(federation: Any, tmp_path: Path, shell: dict[str, str]) -
     assert told == {"app": "2.2", "ram": 4 * 2**30, "charging": True}
 
 
-def test_the_commands_run(federation: Any, tmp_path: Path, shell: dict[str, str]) -> None:
+def test_the_commands_run(federation: Federation, tmp_path: Path, shell: dict[str, str]) -> None:
     (tmp_path / "my.token").write_bytes(encode(federation.token()))
     np.savez(tmp_path / "data.npz", **federation.data(0))
     code = "\n".join(text for language, _, text in blocks("docs/agent.md") if language == "sh")

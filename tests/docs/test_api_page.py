@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from tests.docs.conftest import ROOT
+from tests.support.pages import ROOT
 
 
 def test_the_page_is_the_present_one() -> None:

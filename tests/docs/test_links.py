@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.conftest import ROOT
+from tests.support.pages import ROOT
 
 PAGES = ["README.md", "SECURITY.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in ROOT.glob("docs/*.md"))]
 GENERATED = {"docs/api.md", "docs/operators.md", "docs/results-compression.md"}

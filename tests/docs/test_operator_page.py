@@ -6,10 +6,11 @@ import re
 import subprocess
 import sys
 
-from tests.docs.conftest import ROOT, blocks
-from tests.operator.conftest import *  # noqa: F403  (fixtures)
-from tests.operator.conftest import Served, methods
 from tests.operator.test_routes import documentation
+from tests.support.fixtures.served import *  # noqa: F403
+from tests.support.operator_calls import methods
+from tests.support.pages import ROOT, blocks
+from tests.support.served import Served
 
 PAGE = "docs/operator-api.md"
 

@@ -15,7 +15,7 @@ from archipel.compression.recipe import parse_recipe
 from archipel.operator import TaskRequest
 from archipel.protocol.operator.registry import RolloutRequest
 from archipel.server.registry.gates import check_gate
-from tests.docs.conftest import ROOT, blocks
+from tests.support.pages import ROOT, blocks
 
 RUNNABLE = {"python", "sh"}
 RUN = {

@@ -5,22 +5,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.durable.runs import Tree, fill, run
+from tests.durable.runs import Run, Tree, fill, run
 
 OLD: Tree = {"file": "old"}
 
 
 @pytest.fixture
-def ran(tmp_path: Path) -> Any:
+def ran(tmp_path: Path) -> Callable[[str, Tree], Run]:
     return lambda action, start: run(action, fill(tmp_path / "template", start), tmp_path / "work")
 
 
-def test_writing(ran: Any) -> None:
+def test_writing(ran: Callable[[str, Tree], Run]) -> None:
     found = ran("write", OLD)
     assert found.said == [
         "open .file.t1.tmp",
@@ -39,13 +39,13 @@ def test_writing(ran: Any) -> None:
     ]
 
 
-def test_writing_a_file_that_is_not_there(ran: Any) -> None:
+def test_writing_a_file_that_is_not_there(ran: Callable[[str, Tree], Run]) -> None:
     assert ran("write", {}).killed == [
         {}, {".file.t1.tmp": "new"}, {".file.t1.tmp": "new"}, {"file": "new"}, {"file": "new"}, {"file": "new"},
     ]  # fmt: skip
 
 
-def test_replacing_in_parts(ran: Any) -> None:
+def test_replacing_in_parts(ran: Callable[[str, Tree], Run]) -> None:
     found = ran("replacing", OLD)
     assert found.said == [
         "open .file.t1.tmp",
@@ -66,55 +66,55 @@ def test_replacing_in_parts(ran: Any) -> None:
     ]
 
 
-def test_creating(ran: Any) -> None:
+def test_creating(ran: Callable[[str, Tree], Run]) -> None:
     found = ran("create", OLD)
     assert found.said == ["open made", "fsync made", "open .", "fsync ."]
     made = {"file": "old", "made": "new"}
     assert found.killed == [{"file": "old"}, made, made, made, made]
 
 
-def test_creating_in_parts(ran: Any) -> None:
+def test_creating_in_parts(ran: Callable[[str, Tree], Run]) -> None:
     found = ran("creating", {})
     assert found.said == ["open made", "fsync made", "fsync made", "open .", "fsync ."]
     assert found.killed == [{}, {"made": "ne"}, {"made": "new"}, {"made": "new"}, {"made": "new"}, {"made": "new"}]
 
 
-def test_publishing_from_another_folder(ran: Any) -> None:
+def test_publishing_from_another_folder(ran: Callable[[str, Tree], Run]) -> None:
     found = ran("publish", {"file": "old", "parts/": "", "parts/part": "new"})
     assert found.said == ["replace parts/part file", "open .", "fsync ."]
     done = {"file": "new", "parts/": ""}
     assert found.killed == [{"file": "old", "parts/": "", "parts/part": "new"}, done, done, done]
 
 
-def test_removing(ran: Any) -> None:
+def test_removing(ran: Callable[[str, Tree], Run]) -> None:
     found = ran("remove", OLD)
     assert found.said == ["unlink file", "open .", "fsync ."]
     assert found.killed == [{"file": "old"}, {}, {}, {}]
 
 
-def test_overwriting(ran: Any) -> None:
+def test_overwriting(ran: Callable[[str, Tree], Run]) -> None:
     found = ran("overwrite", {"file": "secret, 32 bytes of it, in words"})
     assert found.said == ["open file", "pwrite file", "fsync file"]
     assert [each["file"].startswith("secret") for each in found.killed] == [True, True, False, False]
     assert not any("secret" in each["file"] or "words" in each["file"] for each in found.killed[2:])
 
 
-def test_making_folders(ran: Any) -> None:
+def test_making_folders(ran: Callable[[str, Tree], Run]) -> None:
     found = ran("make_folder", {})
     assert found.said == ["mkdir a", "open .", "fsync .", "mkdir a/b", "open a", "fsync a"]
     one, both = {"a/": ""}, {"a/": "", "a/b/": ""}
     assert found.killed == [{}, one, one, one, both, both, both]
 
 
-def test_making_a_folder_in_one_that_is_there(ran: Any) -> None:
+def test_making_a_folder_in_one_that_is_there(ran: Callable[[str, Tree], Run]) -> None:
     assert ran("make_folder", {"a/": ""}).said == ["mkdir a/b", "open a", "fsync a"]
 
 
-def test_making_a_folder_that_is_there(ran: Any) -> None:
+def test_making_a_folder_that_is_there(ran: Callable[[str, Tree], Run]) -> None:
     assert ran("make_folder", {"a/": "", "a/b/": ""}).said == []
 
 
-def test_creating_a_folder(ran: Any) -> None:
+def test_creating_a_folder(ran: Callable[[str, Tree], Run]) -> None:
     found = ran("creating_folder", OLD)
     temporary = ".made.t1.tmp"
     assert found.said[:6] == [
@@ -139,7 +139,7 @@ def test_creating_a_folder(ran: Any) -> None:
         assert (there != each) == (0 < number <= at), number
 
 
-def test_replacing_a_folder(ran: Any) -> None:
+def test_replacing_a_folder(ran: Callable[[str, Tree], Run]) -> None:
     found = ran("replace_folder", {"kept/": "", "kept/one": "old"})
     assert found.said[found.said.index("replace kept .kept.t2.tmp") :][:4] == [
         "replace kept .kept.t2.tmp", "replace .kept.t1.tmp kept", "open .", "fsync .",
@@ -154,7 +154,7 @@ def test_replacing_a_folder(ran: Any) -> None:
     assert found.killed[-1] == {"kept/": "", "kept/one": "new"}
 
 
-def test_sweeping(ran: Any) -> None:
+def test_sweeping(ran: Callable[[str, Tree], Run]) -> None:
     """Killed meanwhile it has removed some of it; never anything else."""
     mine = {"file": "old", ".file": "hidden", ".tmp": "x", ".file.tmp": "y", "a.b.tmp": "z"}
     found = ran("sweep", {**mine, ".file.t1.tmp": "half", ".made.t2.tmp/": "", ".made.t2.tmp/one": "1"})
@@ -166,7 +166,7 @@ def test_sweeping(ran: Any) -> None:
     assert found.killed[-1] == mine
 
 
-def test_locking(ran: Any) -> None:
+def test_locking(ran: Callable[[str, Tree], Run]) -> None:
     found = ran("lock", {})
     assert found.said == ["open lock"]
     assert found.killed == [{}, {"lock": ""}]

@@ -14,15 +14,17 @@ from xml.etree import ElementTree
 
 import psutil
 import pytest
+from rich.progress import Progress
 
 from archipel.cli.start.demo.command import demo
 from archipel.cli.start.demo.fleet import vanish_plan
+from archipel.cli.start.demo.processes import Processes
 from archipel.cli.start.demo.report import print_results, write_report
 from archipel.cli.start.demo.story import Options, Story
 from archipel.datasets import digits_by_writer
 
 
-def test_run_through_every_stage(quiet: Any, processes: Any, tmp_path: Path) -> None:
+def test_run_through_every_stage(quiet: Progress, processes: Processes, tmp_path: Path) -> None:
     """With the command's own defaults, and the claim of its report: what devices learned is better on other pupils."""
     started, worked = time.monotonic(), cpu_seconds()
     options = defaults(seed=0)
@@ -151,7 +153,7 @@ def federated_is_better(results: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_federated_beats_cloud(seed: int, quiet: Any, processes: Any, tmp_path: Path) -> None:
+def test_federated_beats_cloud(seed: int, quiet: Progress, processes: Processes, tmp_path: Path) -> None:
     results = Story(defaults(seed), tmp_path, processes, quiet, digits_by_writer()).run()
     federated_is_better(results)
     assert results.peak_memory < 2e9

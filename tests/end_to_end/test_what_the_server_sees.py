@@ -123,7 +123,7 @@ def run_round(seen: Seen, who: Any, digits: DigitsByWriter, folder: Path, proces
     threads = [threading.Thread(target=device, args=pair, daemon=True) for pair in enumerate(writers)]
     for thread in threads:
         thread.start()
-    federation.devices = dict.fromkeys(map(str, writers))  # type: ignore[arg-type]
+    federation.devices = dict.fromkeys(map(str, writers))
     task = federation.create_task(folder / "digits.bundle", rounds=1, threshold=9, min_cohort=8, lr=0.2)
     deadline = time.monotonic() + 60
     while federation.operator.tasks.get(task).state == "running" and time.monotonic() < deadline:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -25,7 +26,7 @@ MASKED = 3 * (PARAMETERS + 1)  # bytes of a masked update: three for each parame
 
 
 @pytest.fixture(scope="module")
-def example() -> Iterator[Any]:
+def example() -> Iterator[ModuleType]:
     """The example's experiment module, and through it the others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FOLDER)
@@ -122,7 +123,7 @@ def check(run: Any, folder: Path, data: Path, rounds: int) -> None:
     assert holding(folder / "phones", secret) == []
 
 
-def test_made_up_people_from_cloud_to_own_models(example: Any, made_up: Path, tmp_path: Path) -> None:
+def test_made_up_people_from_cloud_to_own_models(example: ModuleType, made_up: Path, tmp_path: Path) -> None:
     said: list[str] = []
     run = example.run(example.Options(made_up, rounds=2, volunteers=2), tmp_path, said.append)
     check(run, tmp_path, made_up, rounds=2)
@@ -145,7 +146,7 @@ def test_made_up_people_from_cloud_to_own_models(example: Any, made_up: Path, tm
     assert "personalised" in (tmp_path / "people.svg").read_text()
 
 
-def test_who_is_served_worse_is_shown(example: Any) -> None:
+def test_who_is_served_worse_is_shown(example: ModuleType) -> None:
     from results import MODELS, Person, Run, worse_table
 
     def person(number: int, *correct: int) -> Any:
@@ -161,7 +162,7 @@ def test_who_is_served_worse_is_shown(example: Any) -> None:
     ]
 
 
-def test_no_window_to_measure_on_has_a_sample_that_was_learnt_from(example: Any, made_up: Path) -> None:
+def test_no_window_to_measure_on_has_a_sample_that_was_learnt_from(example: ModuleType, made_up: Path) -> None:
     from people import earlier_and_later
 
     windows = har_by_person(made_up)
@@ -187,7 +188,7 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_readme_says_what_was_measured(example: Any) -> None:
+def test_the_readme_says_what_was_measured(example: ModuleType) -> None:
     """Its rows are the report's, those of people who are served worse all of them; the report is of results.json."""
     from results import Results, report, worse_table
 
@@ -204,7 +205,7 @@ def test_the_readme_says_what_was_measured(example: Any) -> None:
 
 
 @pytest.mark.slow
-def test_thirty_people_gain(example: Any, tmp_path: Path) -> None:
+def test_thirty_people_gain(example: ModuleType, tmp_path: Path) -> None:
     """What README.md claims, of a single seed and half of its rounds."""
     run = example.run(example.Options(published(), rounds=6), tmp_path)
     check(run, tmp_path, published(), rounds=6)

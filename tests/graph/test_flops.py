@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,7 @@ def test_a_network_as_pytorch_counts_it(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["QDQ", "QOperator"])
-def test_quantization_changes_no_count(form: str, tmp_path: Any) -> None:
+def test_quantization_changes_no_count(form: str, tmp_path: Path) -> None:
     from onnxruntime import quantization as ortq
 
     model = Model.from_torch(models.lenet(0), torch.randn(2, 1, 28, 28))

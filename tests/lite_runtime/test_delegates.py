@@ -10,12 +10,14 @@ from typing import Any, get_args
 import numpy as np
 import onnxruntime as ort
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.bundle import open_bundle
+from archipel.bundle import Bundle, open_bundle
 from archipel.bundle.roles import ProgramKind
 from archipel.errors import DelegateError, RuntimeProgramError
 from archipel.lite_runtime import delegates as d
 from archipel.lite_runtime.sessions import Sessions
+from tests.support.text_bundles import Roles
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0]], np.float32)
 PREDICT = "predict (float[n, 3] x, float[3, 2] w) => (float[n, 2] y) { [first] p = MatMul(x, w) \n y = Relu(p) }"
@@ -26,7 +28,7 @@ TRAIN = """train (float[n, 3] x, float[3, 2] w) => (float[3, 2] w_new) {
 
 
 @pytest.fixture
-def bundle(make_bundle: Callable[..., Path], key: Any, r: Any) -> Any:
+def bundle(make_bundle: Callable[..., Path], key: Ed25519PrivateKey, r: type[Roles]) -> Bundle:
     w = r.parameter("w")
     programs = {
         "predict": ("predict", PREDICT, {"x": r.example, "w": w, "y": r.output}),
@@ -86,12 +88,12 @@ def test_lists_are_for_all_programs_and_mappings_for_their_kinds() -> None:
         ([7], "expected a name or"),
     ],
 )
-def test_what_cannot_be_meant_is_an_error_at_once(bundle: Any, delegates: Any, text: str) -> None:
+def test_what_cannot_be_meant_is_an_error_at_once(bundle: Bundle, delegates: Any, text: str) -> None:
     with pytest.raises(DelegateError, match=text):
         Sessions(bundle, 1, delegates)
 
 
-def test_a_missing_delegate_is_an_error_unless_the_cpu_may_take_over(bundle: Any) -> None:
+def test_a_missing_delegate_is_an_error_unless_the_cpu_may_take_over(bundle: Bundle) -> None:
     if "CUDAExecutionProvider" in ort.get_available_providers():
         pytest.skip("this build has CUDA")
     with pytest.raises(DelegateError, match=r"'cuda': not in this build of ONNX Runtime, which has .*cpu.*add 'cpu'"):
@@ -106,7 +108,7 @@ def test_a_missing_delegate_is_an_error_unless_the_cpu_may_take_over(bundle: Any
     assert "not in this build" in skipped.reason
 
 
-def test_the_report_has_every_node_where_onnx_runtime_put_it(bundle: Any) -> None:
+def test_the_report_has_every_node_where_onnx_runtime_put_it(bundle: Bundle) -> None:
     sessions = Sessions(bundle, 1, "cpu")
     assert sessions.report() == d.DelegateReport({}, ())
     sessions.get("predict")
@@ -132,7 +134,7 @@ def azure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("azure")
-def test_several_delegates_share_one_session(bundle: Any) -> None:
+def test_several_delegates_share_one_session(bundle: Bundle) -> None:
     sessions = Sessions(bundle, 1, ["azure", "cpu"])
     sessions.get("predict")
     placement = sessions.report().programs["predict"]
@@ -142,7 +144,9 @@ def test_several_delegates_share_one_session(bundle: Any) -> None:
 
 
 @pytest.mark.usefixtures("azure")
-def test_without_the_cpu_a_node_that_nobody_takes_is_an_error(bundle: Any, capfd: Any) -> None:
+def test_without_the_cpu_a_node_that_nobody_takes_is_an_error(
+    bundle: Bundle, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(DelegateError, match=r"'predict' cannot be run by the delegates alone: azure: .*add 'cpu'"):
         Sessions(bundle, 1, ["azure"]).get("predict")
     # ONNX Runtime's own fallback would have told standard output, and gone on.
@@ -150,7 +154,7 @@ def test_without_the_cpu_a_node_that_nobody_takes_is_an_error(bundle: Any, capfd
 
 
 @pytest.mark.usefixtures("azure")
-def test_a_delegate_that_fails_is_left_out_and_the_others_stay(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delegate_that_fails_is_left_out_and_the_others_stay(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     # ONNX Runtime refuses these two together, and cannot load either: as on a device whose driver is missing.
     monkeypatch.setitem(d.PROVIDERS, "rtx", "NvTensorRTRTXExecutionProvider")
     there = ["TensorrtExecutionProvider", "NvTensorRTRTXExecutionProvider", *ort.get_available_providers()]
@@ -172,7 +176,7 @@ def test_a_delegate_that_fails_is_left_out_and_the_others_stay(bundle: Any, monk
     sessions.open("predict")
 
 
-def test_a_graph_that_nobody_can_load_is_the_graphs_error(bundle: Any) -> None:
+def test_a_graph_that_nobody_can_load_is_the_graphs_error(bundle: Bundle) -> None:
     bundle.program_path("predict").write_bytes(b"no graph")
     with pytest.raises(RuntimeProgramError, match="'predict' cannot be loaded"):
         Sessions(bundle, 1, "auto").get("predict")

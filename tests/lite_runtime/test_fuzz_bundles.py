@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel import convert, training
 from archipel.bundle import generate_key, pack
@@ -29,12 +30,12 @@ Files = dict[str, bytes]
 
 
 @pytest.fixture(scope="module")
-def key() -> Any:
+def key() -> Ed25519PrivateKey:
     return generate_key()
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory, key: Any) -> Files:
+def good(tmp_path_factory: pytest.TempPathFactory, key: Ed25519PrivateKey) -> Files:
     """The files of a small bundle with every kind of program that a conversion makes."""
     folder = tmp_path_factory.mktemp("good") / "bundle"
     torch.manual_seed(0)
@@ -52,7 +53,7 @@ def good(tmp_path_factory: pytest.TempPathFactory, key: Any) -> Files:
 class Worker:
     """A process that uses bundles. A dead one is a finding, and the next bundle gets a new one."""
 
-    def __init__(self, key: Any, folder: Path) -> None:
+    def __init__(self, key: Ed25519PrivateKey, folder: Path) -> None:
         self._arguments = [key.public_key().public_bytes_raw().hex(), str(folder / "cache")]
         self._start()
 
@@ -86,7 +87,7 @@ class Worker:
         return self.process.stdout.readline().rstrip("\n")
 
 
-def sign(files: Files, key: Any) -> Files:
+def sign(files: Files, key: Ed25519PrivateKey) -> Files:
     """Digests and signature made right again after a change. A manifest that is no JSON object is signed as it is."""
     try:
         manifest = json.loads(files["manifest.json"])
@@ -146,7 +147,7 @@ def change_json(value: Any, rng: random.Random) -> Any:
     return rng.choice(extreme)
 
 
-def in_archive(files: Files, key: Any, rng: random.Random, folder: Path) -> Path:
+def in_archive(files: Files, key: Ed25519PrivateKey, rng: random.Random, folder: Path) -> Path:
     path = write(files, folder)
     pack(path, folder / "x.bundle")
     data = (folder / "x.bundle").read_bytes()
@@ -157,7 +158,7 @@ def in_archive(files: Files, key: Any, rng: random.Random, folder: Path) -> Path
     return folder / "x.bundle"
 
 
-def in_manifest(files: Files, key: Any, rng: random.Random, folder: Path) -> Path:
+def in_manifest(files: Files, key: Ed25519PrivateKey, rng: random.Random, folder: Path) -> Path:
     if rng.random() < 0.2:
         files = {**files, "manifest.json": scramble(files["manifest.json"], rng)}
         return write({**files, "manifest.sig": key.sign(files["manifest.json"])}, folder)
@@ -167,13 +168,13 @@ def in_manifest(files: Files, key: Any, rng: random.Random, folder: Path) -> Pat
     return write(sign({**files, "manifest.json": json.dumps(manifest).encode()}, key), folder)
 
 
-def in_weights(files: Files, key: Any, rng: random.Random, folder: Path) -> Path:
+def in_weights(files: Files, key: Ed25519PrivateKey, rng: random.Random, folder: Path) -> Path:
     weights = files["weights.safetensors"]
     header = 8 + int.from_bytes(weights[:8], "little")
     return write(sign({**files, "weights.safetensors": scramble(weights, rng, 0, header)}, key), folder)
 
 
-def in_graph(files: Files, key: Any, rng: random.Random, folder: Path) -> Path:
+def in_graph(files: Files, key: Ed25519PrivateKey, rng: random.Random, folder: Path) -> Path:
     name = rng.choice(sorted(name for name in files if name.endswith(".onnx")))
     data = files[name]
     for _ in range(rng.choice([1, 1, 2, 4])):
@@ -195,7 +196,7 @@ KINDS: dict[str, Callable[[Files, Any, random.Random, Path], Path]] = {
 
 
 @pytest.fixture
-def worker(key: Any, tmp_path: Path) -> Iterator[Worker]:
+def worker(key: Ed25519PrivateKey, tmp_path: Path) -> Iterator[Worker]:
     found = Worker(key, tmp_path)
     yield found
     found.close()
@@ -207,7 +208,9 @@ def test_the_worker_uses_a_good_bundle(good: Files, worker: Worker, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cases", [60, pytest.param(2500, marks=pytest.mark.slow)])
-def test_mutated_bundles(good: Files, key: Any, worker: Worker, tmp_path: Path, kind: str, cases: int) -> None:
+def test_mutated_bundles(
+    good: Files, key: Ed25519PrivateKey, worker: Worker, tmp_path: Path, kind: str, cases: int
+) -> None:
     seen: Counter[str] = Counter()
     findings = []
     for seed in range(cases):
@@ -222,7 +225,7 @@ def test_mutated_bundles(good: Files, key: Any, worker: Worker, tmp_path: Path, 
     assert sum(number for result, number in seen.items() if result.startswith("refused")) > cases // 4, seen
 
 
-def test_the_kept_corpus(good: Files, key: Any, worker: Worker, tmp_path: Path) -> None:
+def test_the_kept_corpus(good: Files, key: Ed25519PrivateKey, worker: Worker, tmp_path: Path) -> None:
     """Files are called KIND-ERROR-NUMBER@NAME, NAME being the bundle's file that they replace, or are whole bundles."""
     cases = sorted(CORPUS.iterdir())
     assert len(cases) >= 8

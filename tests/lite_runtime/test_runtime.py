@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Phase, generate_key, open_bundle
 from archipel.errors import (
@@ -18,6 +19,7 @@ from archipel.errors import (
     SignatureError,
 )
 from archipel.lite_runtime import Progress, Runtime, load
+from tests.support.text_bundles import BundleMaker, Roles
 
 Make = Callable[..., Runtime]
 
@@ -70,7 +72,7 @@ REFRESH = """refresh (float[3, 2] w, float[2] b) => (float[3, 2] w2_new, float[2
 
 
 @pytest.fixture
-def programs(r: Any) -> dict[str, Any]:
+def programs(r: type[Roles]) -> dict[str, Any]:
     w, b = r.parameter("w"), r.parameter("b")
     return {
         "predict": ("predict", PREDICT, {"x": r.example, "answer": r.output}),
@@ -100,7 +102,7 @@ def tensors() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def rt(make: Make, programs: Any, tensors: Any) -> Runtime:
+def rt(make: Make, programs: dict[str, Any], tensors: dict[str, np.ndarray]) -> Runtime:
     return make(programs, {"w": W0, "b": B0}, tensors)
 
 
@@ -167,7 +169,7 @@ def test_fit_is_plain_sgd_in_the_given_order(rt: Runtime) -> None:
     assert history.validation[0]["error"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_fit_shuffles_by_seed(make: Make, programs: Any, tensors: Any) -> None:
+def test_fit_shuffles_by_seed(make: Make, programs: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
     x, y = data(16)
     runs = []
     for seed in (1, 1, 2):
@@ -240,7 +242,9 @@ def test_evaluate_reduces_as_declared(rt: Runtime, batch_size: int) -> None:
     assert weighted["error"] == pytest.approx(np.average(rows, weights=u), rel=1e-4)
 
 
-def test_graphs_for_one_batch_size_get_padding_of_weight_zero(make: Make, programs: Any, r: Any) -> None:
+def test_graphs_for_one_batch_size_get_padding_of_weight_zero(
+    make: Make, programs: dict[str, Any], r: type[Roles]
+) -> None:
     kind, text, roles = programs["evaluate"]
     fixed = text.replace("[n", "[8")
     train = """train (float[8, 3] x, float[8] u, float[3] s) => (float[3] s_new, float loss) {
@@ -272,7 +276,7 @@ def test_graphs_for_one_batch_size_get_padding_of_weight_zero(make: Make, progra
         rt.fit(x, batch_size=7)
 
 
-def test_without_weights_a_fixed_batch_leaves_the_rest_out(make: Make, programs: Any) -> None:
+def test_without_weights_a_fixed_batch_leaves_the_rest_out(make: Make, programs: dict[str, Any]) -> None:
     kind, text, roles = programs["train"]
     rt = make({"train": (kind, text.replace("[n", "[8"), roles)}, {"w": W0, "b": B0})
     x, y = data(21)
@@ -282,7 +286,7 @@ def test_without_weights_a_fixed_batch_leaves_the_rest_out(make: Make, programs:
         rt.fit(x[:7], y[:7], batch_size=8)
 
 
-def test_predict_can_read_parameters_directly(make: Make, r: Any) -> None:
+def test_predict_can_read_parameters_directly(make: Make, r: type[Roles]) -> None:
     text = "predict (float[n, 3] x, float[3, 2] w) => (float[n, 2] p, float[n, 2] q) { p = MatMul(x, w) \n q = Neg(p) }"
     rt = make(
         {"p": ("predict", text, {"x": r.example, "w": r.parameter("w"), "p": r.output, "q": r.output})}, {"w": W0}
@@ -295,7 +299,7 @@ def test_predict_can_read_parameters_directly(make: Make, r: Any) -> None:
         rt.predict(x)
 
 
-def test_personal_tensors_and_state_reach_predict_and_can_be_reset(make: Make, r: Any) -> None:
+def test_personal_tensors_and_state_reach_predict_and_can_be_reset(make: Make, r: type[Roles]) -> None:
     train = """train (float[n, 3] x, float v, float k) => (float v_new, float k_new) {
         one = Constant <value_float = 1.0> ()
         v_new = Add(v, one)
@@ -352,7 +356,7 @@ def test_wrong_input_is_named(rt: Runtime, call: Any, text: str) -> None:
         call(rt, x, y)
 
 
-def test_what_a_bundle_lacks_is_named(make: Make, programs: Any, r: Any) -> None:
+def test_what_a_bundle_lacks_is_named(make: Make, programs: dict[str, Any], r: type[Roles]) -> None:
     rt = make({"predict": programs["predict"]}, {"w": W0, "b": B0}, {"w2": 2 * W0, "b2": B0})
     x, y = data()
     with pytest.raises(RuntimeProgramError, match="no train program, so it cannot learn"):
@@ -367,7 +371,7 @@ def test_what_a_bundle_lacks_is_named(make: Make, programs: Any, r: Any) -> None
     assert other.fit(x, y, program="b").steps == 1
 
 
-def test_a_missing_broadcast_is_named(make: Make, r: Any) -> None:
+def test_a_missing_broadcast_is_named(make: Make, r: type[Roles]) -> None:
     text = "train (float[n, 3] x, float[3] c) => (float loss) { loss = ReduceSum <keepdims = 0> (c) }"
     rt = make({"train": ("train", text, {"x": r.example, "c": r.broadcast("c"), "loss": r.metric()})}, {"w": W0})
     x, _ = data()
@@ -378,7 +382,7 @@ def test_a_missing_broadcast_is_named(make: Make, r: Any) -> None:
     assert rt.fit(x, broadcast={"c": np.ones(3, np.float32)}).losses == [3.0]
 
 
-def test_a_round_needs_all_parameters(make: Make, programs: Any, r: Any) -> None:
+def test_a_round_needs_all_parameters(make: Make, programs: dict[str, Any], r: type[Roles]) -> None:
     finish = "finish (float[3, 2] w) => (float[3, 2] d) { d = Identity(w) }"
     rt = make(
         {**programs, "finish": ("finish", finish, {"w": r.parameter("w"), "d": r.update("w")})},
@@ -394,13 +398,15 @@ def test_a_round_needs_all_parameters(make: Make, programs: Any, r: Any) -> None
         rt.local_round(x, y, seed=0)
 
 
-def test_continuous_gaussian_noise_is_refused(make: Make, r: Any) -> None:
+def test_continuous_gaussian_noise_is_refused(make: Make, r: type[Roles]) -> None:
     text = "finish (float[3] z) => (float[3] out) { out = Identity(z) }"
     with pytest.raises(RuntimeProgramError, match=r"only discrete_gaussian.*Mironov 2012"):
         make({"finish": ("finish", text, {"z": r.noise("gaussian", 1.0), "out": r.update("z", "value")})}, {"w": W0})
 
 
-def test_manifest_and_graph_must_agree(make_bundle: Any, key: Any, programs: Any) -> None:
+def test_manifest_and_graph_must_agree(
+    make_bundle: BundleMaker, key: Ed25519PrivateKey, programs: dict[str, Any]
+) -> None:
     folder = make_bundle(programs, {"w": W0, "b": B0}, {"w2": 2 * W0, "b2": B0})
     bundle = open_bundle(folder, [key.public_key().public_bytes_raw()])
     (folder / "predict.onnx").write_bytes((folder / "train.onnx").read_bytes())
@@ -411,7 +417,9 @@ def test_manifest_and_graph_must_agree(make_bundle: Any, key: Any, programs: Any
         Runtime(bundle).predict(data()[0])
 
 
-def test_load_checks_signature_and_memory(make_bundle: Any, key: Any, programs: Any) -> None:
+def test_load_checks_signature_and_memory(
+    make_bundle: BundleMaker, key: Ed25519PrivateKey, programs: dict[str, Any]
+) -> None:
     folder: Path = make_bundle(programs, {"w": W0, "b": B0}, {"w2": 2 * W0, "b2": B0}, peak_bytes=5000)
     trusted = [key.public_key().public_bytes_raw()]
     with pytest.raises(SignatureError):

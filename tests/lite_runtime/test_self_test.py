@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel import bundle as b
 from archipel.errors import ManifestError, RuntimeInputError, RuntimeProgramError, SelfTestError
 from archipel.lite_runtime import Runtime, load
 from archipel.lite_runtime.self_test import run_self_test
+from tests.support.text_bundles import BundleMaker, Roles
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0]], np.float32)
 X = np.array([[1.0, 2.0, 3.0], [-1.0, 0.5, 0.0]], np.float32)
@@ -21,7 +23,7 @@ AddTest = Callable[..., Path]
 
 
 @pytest.fixture
-def linear(make_bundle: Callable[..., Path], r: Any) -> Callable[..., Path]:
+def linear(make_bundle: Callable[..., Path], r: type[Roles]) -> Callable[..., Path]:
     def make(graph: str = LINEAR) -> Path:
         meaning = {"x": r.example, "w": r.parameter("w"), "y": r.output}
         return make_bundle({"predict": ("predict", graph, meaning)}, {"w": W})
@@ -30,7 +32,7 @@ def linear(make_bundle: Callable[..., Path], r: Any) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def add_test(key: Any, tmp_path: Path) -> AddTest:
+def add_test(key: Ed25519PrivateKey, tmp_path: Path) -> AddTest:
     """A copy of a bundle folder, signed again, with these tensors as its self-test."""
 
     def add(
@@ -58,11 +60,11 @@ def add_test(key: Any, tmp_path: Path) -> AddTest:
 
 
 @pytest.fixture
-def trusted(key: Any) -> list[bytes]:
+def trusted(key: Ed25519PrivateKey) -> list[bytes]:
     return [key.public_key().public_bytes_raw()]
 
 
-def test_the_right_answers_pass(linear: Any, add_test: AddTest, trusted: list[bytes]) -> None:
+def test_the_right_answers_pass(linear: Callable[..., Path], add_test: AddTest, trusted: list[bytes]) -> None:
     runtime = load(add_test(linear(), {"example/x": X, "output/y": Y}), trusted)
     report = run_self_test(runtime)
     assert report.vectors
@@ -72,7 +74,7 @@ def test_the_right_answers_pass(linear: Any, add_test: AddTest, trusted: list[by
 
 
 def test_a_wrong_answer_is_named_with_place_size_and_tolerance(
-    linear: Any, add_test: AddTest, trusted: list[bytes]
+    linear: Callable[..., Path], add_test: AddTest, trusted: list[bytes]
 ) -> None:
     expected = Y.copy()
     expected[1, 0] += 0.25
@@ -88,7 +90,7 @@ def test_a_wrong_answer_is_named_with_place_size_and_tolerance(
 
 @pytest.mark.parametrize(("off", "passes"), [(0.0099, True), (0.0101, False)])
 def test_the_tolerance_is_absolute_plus_relative(
-    linear: Any, add_test: AddTest, trusted: list[bytes], off: float, passes: bool
+    linear: Callable[..., Path], add_test: AddTest, trusted: list[bytes], off: float, passes: bool
 ) -> None:
     # Where 4.0 is expected: 0.002 + 0.002 * 4 = 0.01.
     expected = (np.array([[1, 2, 3]], np.float64) @ W).astype(np.float32)
@@ -119,7 +121,7 @@ class _Answers:
 
 @pytest.mark.parametrize(("dtype", "good", "wrong"), [("INT64", 2**60, 2**60 + 1), ("BOOL", 1, 0)])
 def test_integers_and_truth_values(
-    make_bundle: Any, add_test: AddTest, trusted: list[bytes], r: Any, dtype: str, good: int, wrong: int
+    make_bundle: BundleMaker, add_test: AddTest, trusted: list[bytes], r: type[Roles], dtype: str, good: int, wrong: int
 ) -> None:
     name = {"INT64": "int64", "BOOL": "bool"}[dtype]
     graph = f"predict ({name}[n] x) => ({name}[n] y) {{ y = Identity(x) }}"
@@ -147,7 +149,7 @@ def test_integers_and_truth_values(
     ],
 )
 def test_vectors_that_do_not_fit_are_refused(
-    linear: Any, add_test: AddTest, trusted: list[bytes], tensors: Any, error: str
+    linear: Callable[..., Path], add_test: AddTest, trusted: list[bytes], tensors: Any, error: str
 ) -> None:
     with np.errstate(invalid="ignore"):
         runtime = load(add_test(linear(), tensors), trusted)
@@ -156,7 +158,7 @@ def test_vectors_that_do_not_fit_are_refused(
 
 
 def test_more_bytes_than_any_self_test_needs(
-    linear: Any, add_test: AddTest, trusted: list[bytes], monkeypatch: pytest.MonkeyPatch
+    linear: Callable[..., Path], add_test: AddTest, trusted: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("archipel.lite_runtime.self_test.MAX_SELF_TEST_BYTES", 64)
     runtime = load(add_test(linear(), {"example/x": X, "output/y": Y}), trusted)
@@ -164,14 +166,16 @@ def test_more_bytes_than_any_self_test_needs(
         run_self_test(runtime)
 
 
-def test_an_answer_that_is_not_finite_is_wrong(linear: Any, add_test: AddTest, trusted: list[bytes]) -> None:
+def test_an_answer_that_is_not_finite_is_wrong(
+    linear: Callable[..., Path], add_test: AddTest, trusted: list[bytes]
+) -> None:
     graph = "predict (float[n, 3] x, float[3, 2] w) => (float[n, 2] y) { q = MatMul(x, w) \n y = Log(q) }"
     runtime = load(add_test(linear(graph), {"example/x": X, "output/y": Y}), trusted)
     with pytest.raises(SelfTestError, match=r"output 'y' .* not finite"):
         run_self_test(runtime)
 
 
-def test_without_vectors_an_example_of_zeros_is_answered(linear: Any, trusted: list[bytes]) -> None:
+def test_without_vectors_an_example_of_zeros_is_answered(linear: Callable[..., Path], trusted: list[bytes]) -> None:
     report = run_self_test(load(linear(), trusted))
     assert not report.vectors
     assert report.examples == 1
@@ -182,13 +186,15 @@ def test_without_vectors_an_example_of_zeros_is_answered(linear: Any, trusted: l
         run_self_test(load(linear(graph), trusted))
 
 
-def test_zeros_of_a_free_size(make_bundle: Any, trusted: list[bytes], r: Any) -> None:
+def test_zeros_of_a_free_size(make_bundle: BundleMaker, trusted: list[bytes], r: type[Roles]) -> None:
     graph = """predict (float[n, 1, t] x) => (float[n, 1, u] y) <float[1, 1, 3] k = {1, 1, 1}> { y = Conv(x, k) }"""
     folder = make_bundle({"predict": ("predict", graph, {"x": r.example, "y": r.output})}, {"w": W})
     assert run_self_test(load(folder, trusted)).examples == 1
 
 
-def test_a_runtime_that_has_learned_is_refused(linear: Any, add_test: AddTest, trusted: list[bytes]) -> None:
+def test_a_runtime_that_has_learned_is_refused(
+    linear: Callable[..., Path], add_test: AddTest, trusted: list[bytes]
+) -> None:
     runtime = load(add_test(linear(), {"example/x": X, "output/y": Y}), trusted)
     runtime.set_parameters({"w": W + 1})
     with pytest.raises(RuntimeInputError, match="parameter 'w' is not the published one"):
@@ -198,7 +204,7 @@ def test_a_runtime_that_has_learned_is_refused(linear: Any, add_test: AddTest, t
 
 
 def test_a_bundle_without_predict_has_nothing_to_test(
-    make_bundle: Any, add_test: AddTest, trusted: list[bytes], r: Any
+    make_bundle: BundleMaker, add_test: AddTest, trusted: list[bytes], r: type[Roles]
 ) -> None:
     graph = "evaluate (float[n] x) => (float y) { y = ReduceSum <keepdims = 0> (x) }"
     folder = make_bundle({"evaluate": ("evaluate", graph, {"x": r.example, "y": r.metric()})}, {"w": W})

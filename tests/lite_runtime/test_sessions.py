@@ -6,16 +6,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from onnx import TensorProto, helper
 
 from archipel import bundle as b
 from archipel.bundle.roles import Example, Output
 from archipel.errors import RuntimeProgramError
 from archipel.lite_runtime.sessions import Session, Sessions, bound_value
+from tests.support.text_bundles import Roles
 
 W = np.arange(12, dtype=np.float32).reshape(4, 3)
 PREDICT = """predict (float[n, 4] x) => (float[n, 3] y) <float[4, 3] w = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}> {
@@ -24,12 +25,12 @@ PREDICT = """predict (float[n, 4] x) => (float[n, 3] y) <float[4, 3] w = {0, 0, 
 
 
 @pytest.fixture
-def folder(make_bundle: Callable[..., Path], r: Any) -> Path:
+def folder(make_bundle: Callable[..., Path], r: type[Roles]) -> Path:
     return make_bundle({"predict": ("predict", PREDICT, {"x": r.example, "y": r.output})}, {"w": W})
 
 
 @pytest.fixture
-def sessions(folder: Path, key: Any) -> Sessions:
+def sessions(folder: Path, key: Ed25519PrivateKey) -> Sessions:
     return Sessions(b.open_bundle(folder, [key.public_key().public_bytes_raw()]), threads=2)
 
 
@@ -70,7 +71,7 @@ def test_bound_buffers_are_read_and_written_in_place(sessions: Sessions) -> None
         np.testing.assert_allclose(y, x @ W)
 
 
-def test_errors_are_ours_and_quiet(sessions: Sessions, folder: Path, capfd: Any) -> None:
+def test_errors_are_ours_and_quiet(sessions: Sessions, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     session = sessions.get("predict")
     with pytest.raises(RuntimeProgramError, match=r"'predict' cannot be run: ONNX Runtime says: .*x"):
         session.run(["y"], {"x": np.ones((2, 5), np.float32)})
@@ -117,7 +118,7 @@ print(anonymous() - before)
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="asks Linux how memory is used")
 @pytest.mark.parametrize(("name", "least", "most"), [("gather", -1, 4), ("matmul", 30, 38)])
 def test_weights_are_mapped_and_packed_ones_copied_once(
-    big: Path, key: Any, name: str, least: float, most: float
+    big: Path, key: Ed25519PrivateKey, name: str, least: float, most: float
 ) -> None:
     """MiB of memory that is not the file's: what docs/device.md says, so that a version that differs is noticed."""
     public = key.public_key().public_bytes_raw().hex()
@@ -149,7 +150,9 @@ print(*used)
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="asks Linux how memory is used")
-def test_programs_use_the_same_memory_one_after_the_other(make_bundle: Callable[..., Path], key: Any, r: Any) -> None:
+def test_programs_use_the_same_memory_one_after_the_other(
+    make_bundle: Callable[..., Path], key: Ed25519PrivateKey, r: type[Roles]
+) -> None:
     text = "g (float[n, 1024] x) => (float y) { p = Mul(x, x) \n q = Exp(p) \n y = ReduceMax <keepdims = 0> (q) }"
     program = ("predict", text, {"x": r.example, "y": r.output})
     folder = make_bundle({"one": program, "two": program}, {"w": W})
@@ -164,7 +167,7 @@ def test_programs_use_the_same_memory_one_after_the_other(make_bundle: Callable[
 
 
 @pytest.fixture
-def big(tmp_path: Path, key: Any) -> Path:
+def big(tmp_path: Path, key: Ed25519PrivateKey) -> Path:
     """Programs that read a tensor of 32 MiB: rows of it, and a product with it."""
     weights = b.write_weights({"big": np.ones((2048, 4096), np.float32)})
     place = b.weights_layout(weights, len(weights))["big"]

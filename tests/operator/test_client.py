@@ -14,8 +14,9 @@ from archipel.errors import RefusedError
 from archipel.operator import OperatorClient, TaskRequest, TokenRequest
 from archipel.protocol import unseal
 from archipel.protocol.messages import WeightsStatement
-from tests.client.conftest import *  # noqa: F403  (fixtures)
-from tests.operator.conftest import Served
+from tests.support.federation import Federation
+from tests.support.fixtures.federation import *  # noqa: F403
+from tests.support.served import Served
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_pieces_are_of_the_file(client: OperatorClient, served: Served) -> None:
     assert all(each.offset + each.length <= pieces.size for each in pieces.pieces)
 
 
-def test_where_weights_come_from(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_weights_come_from(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     agents = [federation.agent(number) for number in range(4)]
     task, operator = federation.task(rounds=2), federation.operator
     federation.run(agents, lambda: operator.tasks.get(task.task_id).state != "running")

@@ -13,7 +13,7 @@ import pytest
 
 from archipel.operator.former_names import CALLED, MOVED
 from archipel.operator.tasks import Tasks
-from tests.operator.conftest import SentError, arguments, method, methods, nowhere, send
+from tests.support.operator_calls import SentError, arguments, method, methods, nowhere, send
 
 NAMES = """
     health server upload_bundle create_task tasks task approve cancel pause resume rounds round round_status

@@ -12,7 +12,7 @@ import pytest
 from archipel.errors import ClientError
 from archipel.server.http.api import ROUTES
 from archipel.server.http.routes import CONVERTERS, Route
-from tests.operator.conftest import arguments, method, methods, nowhere, send
+from tests.support.operator_calls import arguments, method, methods, nowhere, send
 
 EXCEPTIONS = {
     "POST /v1/devices": "a device enrols itself, with its key: archipel.client",

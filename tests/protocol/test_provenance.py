@@ -23,8 +23,8 @@ from archipel.protocol.provenance import (
     check_endorsement,
     entry_hash,
 )
-from tests.client.conftest import make_bundle
-from tests.protocol.conftest import Round, fixed, signing_key
+from tests.support.linear_bundle import make_bundle
+from tests.support.rounds import Round, fixed, signing_key
 
 BUNDLE, POPULATION = fixed("bundle").hex(), "pupils"
 OWN = fixed("own").hex()

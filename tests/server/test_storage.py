@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -24,6 +23,7 @@ from archipel.server.database.engine import MIGRATIONS, SCHEMA, Database
 from archipel.server.database.tables import Base
 from archipel.server.settings import Settings, init_data_folder, keep_public_key, load_settings
 from archipel.server.storage.received import write_temporary
+from tests.support.world import DataFolder, World
 
 KEY = bytes(range(32))
 
@@ -54,7 +54,7 @@ def test_a_data_folder(tmp_path: Path) -> None:
     assert stat.S_IMODE(empty.stat().st_mode) == 0o700
 
 
-def test_the_public_half_follows_the_server_key(data_folder: Any) -> None:
+def test_the_public_half_follows_the_server_key(data_folder: DataFolder) -> None:
     folder, _, _ = data_folder
     file = folder / "server.key.pub"
     save_private_key(generate_key(), folder / "new.key")
@@ -74,7 +74,7 @@ def test_bad_keys(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_from_the_environment_and_the_caller(data_folder: Any) -> None:
+def test_settings_from_the_environment_and_the_caller(data_folder: DataFolder) -> None:
     folder, _, _ = data_folder
     environment = {
         "ARCHIPEL_SERVER_PORT": "9000",
@@ -88,7 +88,7 @@ def test_settings_from_the_environment_and_the_caller(data_folder: Any) -> None:
     assert load_settings(folder, environment=settings.environment()) == settings
 
 
-def test_every_setting_can_be_set_by_the_environment(data_folder: Any) -> None:
+def test_every_setting_can_be_set_by_the_environment(data_folder: DataFolder) -> None:
     folder, _, _ = data_folder
     settings = load_settings(folder, environment={})
     assert len(settings.environment()) == len(Settings.__struct_fields__) - 1
@@ -110,7 +110,7 @@ def test_every_setting_can_be_set_by_the_environment(data_folder: Any) -> None:
         ("enrolment_key = 'zz'", "enrolment_key: expected 64 hexadecimal digits, got 2 characters$"),
     ],
 )
-def test_settings_that_cannot_be(data_folder: Any, text: str, said: str) -> None:
+def test_settings_that_cannot_be(data_folder: DataFolder, text: str, said: str) -> None:
     folder, _, _ = data_folder
     path = folder / "server.toml"
     name = text.split(" =")[0]
@@ -120,7 +120,7 @@ def test_settings_that_cannot_be(data_folder: Any, text: str, said: str) -> None
         load_settings(folder, environment={})
 
 
-def test_environment_variables_that_cannot_be(data_folder: Any) -> None:
+def test_environment_variables_that_cannot_be(data_folder: DataFolder) -> None:
     folder, _, _ = data_folder
     with pytest.raises(ServerError, match="ARCHIPEL_SERVER_PROT: no such setting"):
         load_settings(folder, environment={"ARCHIPEL_SERVER_PROT": "80"})
@@ -144,13 +144,13 @@ def test_no_data_folder(tmp_path: Path) -> None:
         load_settings(tmp_path)
 
 
-def test_models_and_migrations_agree(world: Any) -> None:
+def test_models_and_migrations_agree(world: World) -> None:
     with world.services.database.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
     assert ScriptDirectory(str(MIGRATIONS)).get_current_head() == SCHEMA
 
 
-def test_the_database_is_as_durable_as_it_can_be(world: Any) -> None:
+def test_the_database_is_as_durable_as_it_can_be(world: World) -> None:
     with world.services.database.engine.connect() as connection:
         pragmas = {
             name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
@@ -159,7 +159,7 @@ def test_the_database_is_as_durable_as_it_can_be(world: Any) -> None:
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 10_000}
 
 
-def test_migrating_twice_and_a_database_from_the_future(world: Any) -> None:
+def test_migrating_twice_and_a_database_from_the_future(world: World) -> None:
     world.services.database.migrate()
     world.services.database.check()
     with world.services.database.engine.begin() as connection:
@@ -186,7 +186,7 @@ def test_databases_that_cannot_be_opened(tmp_path: Path) -> None:
         Database("oracle9://host/db")
 
 
-def test_a_reader_does_not_wait_for_a_writer(world: Any) -> None:
+def test_a_reader_does_not_wait_for_a_writer(world: World) -> None:
     with world.services.database.write() as writing:
         writing.connection().exec_driver_sql("SELECT 1")
         other = sqlite3.connect(world.settings.path("archipel.db"), timeout=0.05)
@@ -197,7 +197,7 @@ def test_a_reader_does_not_wait_for_a_writer(world: Any) -> None:
             assert reading.connection().exec_driver_sql("SELECT count(*) FROM tasks").scalar() == 0
 
 
-def test_a_write_that_fails_leaves_nothing(world: Any) -> None:
+def test_a_write_that_fails_leaves_nothing(world: World) -> None:
     with pytest.raises(RuntimeError), world.services.database.write() as session:  # noqa: PT012
         session.connection().exec_driver_sql("INSERT INTO blobs VALUES ('a', 'b', 1, 1.0)")
         raise RuntimeError

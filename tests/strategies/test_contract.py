@@ -24,7 +24,7 @@ from archipel.lite_runtime import DeviceState, LocalUpdate, Runtime
 from archipel.protocol.vector import Layout
 from archipel.strategies.device import describe
 from archipel.strategies.strategy import Strategy
-from tests.strategies.simulation import clients, imported, normalized, ports
+from tests.support.simulation import clients, imported, normalized, ports
 
 Make = Callable[..., Bundle]
 Of = Callable[[Strategy], Bundle]

@@ -19,7 +19,7 @@ from archipel.client import Agent, AgentConfig
 from archipel.operator import TaskRequest
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.sealed import decode
-from tests.strategies.simulation import clients, simulate
+from tests.support.simulation import clients, simulate
 
 ROUNDS, BITS = 3, 24
 POLICY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=10.0, max_bits=BITS, colluders=0.0)

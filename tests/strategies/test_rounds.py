@@ -13,7 +13,7 @@ from archipel.bundle.roles import Noise
 from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.noise import DiscreteGaussian
 from archipel.training import optimizers
-from tests.strategies.simulation import (
+from tests.support.simulation import (
     LR,
     SIZES,
     Tensors,

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from archipel.bundle import Bundle
 from archipel.protocol.bounds import entries
 from tests.attacks.bounds_federation import *  # noqa: F403
 from tests.attacks.bounds_federation import DEVICES, LARGEST, TASK, Digits, make_bundle
+from tests.support.devices import Keys
+from tests.support.world import World
 
 Attack = Any
 
@@ -48,7 +51,7 @@ def both(mine: np.ndarray, others: np.ndarray) -> np.ndarray:
     ],
 )
 def test_a_sum_that_honest_devices_cannot_send_is_rejected(
-    world: Any, bundle: Any, attack: Attack, reason: str
+    world: World, bundle: Bundle, attack: Attack, reason: str
 ) -> None:
     digits = Digits(bundle, world)
     task = world.create_task(**TASK)
@@ -61,7 +64,7 @@ def test_a_sum_that_honest_devices_cannot_send_is_rejected(
     assert world.task(task["task_id"])["model"] == shown["weights_in"]
 
 
-def test_values_beyond_their_range_are_rejected(world: Any, keys: Any, tmp_path: Path) -> None:
+def test_values_beyond_their_range_are_rejected(world: World, keys: Keys, tmp_path: Path) -> None:
     """What is no delta is bounded as well: FedNova multiplies the mean by how many steps devices say that they took."""
     bundle, world.bundle_file = make_bundle(tmp_path / "nova", keys.publisher, "fednova", weight_cap=10_000)
     digits = Digits(bundle, world)
@@ -76,7 +79,7 @@ def test_values_beyond_their_range_are_rejected(world: Any, keys: Any, tmp_path:
     assert world.task(task["task_id"])["model"] == shown["weights_in"]
 
 
-def test_an_honest_round_moves_the_model(world: Any, bundle: Any) -> None:
+def test_an_honest_round_moves_the_model(world: World, bundle: Bundle) -> None:
     """The same devices without the attack: it is not the check that keeps the model where it is."""
     digits = Digits(bundle, world)
     task = world.create_task(**TASK)

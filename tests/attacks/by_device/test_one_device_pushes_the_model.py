@@ -13,10 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from archipel.bundle import Bundle
 from archipel.protocol.bounds import step
+from archipel.protocol.operator.tasks import TaskInfo
 from archipel.server.rounds.steps import limit
 from tests.attacks.bounds_federation import *  # noqa: F403
 from tests.attacks.bounds_federation import CLIP, DEVICES, TASK, Digits
+from tests.support.world import World
 
 WITHIN = 0.95
 
@@ -33,7 +36,7 @@ def pushed(digits: Digits, mine: np.ndarray, others: np.ndarray) -> np.ndarray:
     return attack
 
 
-def test_a_step_far_beyond_the_usual_is_scaled_down_and_told(world: Any, bundle: Any) -> None:
+def test_a_step_far_beyond_the_usual_is_scaled_down_and_told(world: World, bundle: Bundle) -> None:
     digits = Digits(bundle, world)
     task = world.create_task(rounds=4, **TASK)
     honest = [digits.step(digits.finish(digits.begin(task))) for _ in range(3)]
@@ -58,7 +61,7 @@ def test_a_step_far_beyond_the_usual_is_scaled_down_and_told(world: Any, bundle:
 
 
 def test_the_step_is_the_same_when_the_sum_is_made_again_after_a_crash(
-    world: Any, bundle: Any, monkeypatch: pytest.MonkeyPatch
+    world: World, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The coordinator is lost after it has summed up and before it has committed: the next one comes to the same."""
     digits = Digits(bundle, world)
@@ -68,7 +71,7 @@ def test_the_step_is_the_same_when_the_sum_is_made_again_after_a_crash(
     vectors[0] = pushed(digits, vectors[0], sum(vectors[1:]))
     made: list[str] = []
 
-    def lost(self: Any, session: Any, current: Any, task: Any, outcome: Any, now: float) -> None:
+    def lost(self: Any, session: Any, current: Any, task: TaskInfo, outcome: Any, now: float) -> None:
         made.append(outcome.version.weights)
         raise KeyboardInterrupt
 

@@ -7,8 +7,6 @@ rounds, few of the suspects among others, counts who was in the spoiled ones, an
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.attacks.faults_world import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,
@@ -20,9 +18,10 @@ from tests.attacks.faults_world import (  # noqa: F401  (fixtures)
     server_settings,
     world,
 )
+from tests.support.world import World
 
 
-def test_it_is_found_and_the_task_goes_on(world: Any) -> None:  # noqa: F811
+def test_it_is_found_and_the_task_goes_on(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=30, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(9)
     spoiler = devices[3]
@@ -39,7 +38,7 @@ def test_it_is_found_and_the_task_goes_on(world: Any) -> None:  # noqa: F811
         assert len(members) == 4
 
 
-def test_where_every_device_is_needed_it_cannot_be_found_and_the_task_says_so(world: Any) -> None:  # noqa: F811
+def test_where_every_device_is_needed_it_cannot_be_found_and_the_task_says_so(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=3, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(4)
     play(world, task["task_id"], devices, noise_from(devices[0]))
@@ -49,7 +48,7 @@ def test_where_every_device_is_needed_it_cannot_be_found_and_the_task_says_so(wo
     assert not any(each["quarantine"] for each in world.operator("GET", "/v1/devices")[1]["items"])
 
 
-def test_a_round_that_too_few_devices_answer_in_makes_nobody_a_suspect(world: Any) -> None:  # noqa: F811
+def test_a_round_that_too_few_devices_answer_in_makes_nobody_a_suspect(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=1, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(6)
     world.start_round_at_deadline(devices[:4])
@@ -63,7 +62,7 @@ def test_a_round_that_too_few_devices_answer_in_makes_nobody_a_suspect(world: An
     assert not any(each["suspicion"] for each in world.operator("GET", "/v1/devices")[1]["items"])
 
 
-def test_the_operator_sees_the_search_while_it_goes_on(world: Any) -> None:  # noqa: F811
+def test_the_operator_sees_the_search_while_it_goes_on(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=9, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(8)
     spoiler = devices[0]
@@ -91,7 +90,7 @@ def test_the_operator_sees_the_search_while_it_goes_on(world: Any) -> None:  # n
     assert sum(device in members for device in here) <= 1
 
 
-def test_a_search_waits_for_more_devices_than_a_round_takes(world: Any) -> None:  # noqa: F811
+def test_a_search_waits_for_more_devices_than_a_round_takes(world: World) -> None:  # noqa: F811
     """Who is quick to come would be in every round, and nothing be left to chance: the spoiler among them stays."""
     task = world.create_task(rounds=9, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(8)
@@ -107,7 +106,7 @@ def test_a_search_waits_for_more_devices_than_a_round_takes(world: Any) -> None:
     assert sum(bool(device.join()) for device in devices) == 4
 
 
-def test_one_that_is_in_every_round_of_a_small_fleet_does_not_end_the_task(world: Any) -> None:  # noqa: F811
+def test_one_that_is_in_every_round_of_a_small_fleet_does_not_end_the_task(world: World) -> None:  # noqa: F811
     """A round takes everybody who is there: without a search the fifth would have been the last."""
     task = world.create_task(rounds=2, cohort=6, min_cohort=4, threshold=4)
     devices = world.add_devices(6)

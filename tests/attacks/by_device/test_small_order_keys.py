@@ -16,8 +16,9 @@ from archipel.errors import ProtocolError
 from archipel.protocol import messages, seal
 from archipel.protocol.messages import Advertisement, AdvertiseRequest, Cohort
 from archipel.protocol.secagg import KeyTree, hand_out_keys
-from tests.protocol.conftest import Round
-from tests.server.conftest import *  # noqa: F403
+from tests.support.fixtures.server import *  # noqa: F403
+from tests.support.rounds import Round
+from tests.support.world import World
 
 POINTS = {
     "order 1": (1).to_bytes(32, "little"),
@@ -43,7 +44,7 @@ def with_small_key(
     return AdvertiseRequest(advertisement=seal("advertisement", body, identity), envelope_keys=keys)
 
 
-def test_the_server_refuses_them_and_the_round_goes_on(world: Any) -> None:
+def test_the_server_refuses_them_and_the_round_goes_on(world: World) -> None:
     task = world.create_task(cohort=5, min_cohort=4, threshold=3)
     devices = world.add_devices(5)
     world.start_round(devices)

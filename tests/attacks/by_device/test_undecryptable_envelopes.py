@@ -8,8 +8,6 @@ fault is put down to it, and the others' sum is exact.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -17,7 +15,8 @@ import archipel.client.rounds.participation as participation
 from archipel.protocol.messages import Cohort, EncryptedShare, Shares
 from archipel.protocol.secagg import Participant
 from archipel.protocol.secagg.envelope import sign_envelope
-from tests.client.conftest import *  # noqa: F403
+from tests.support.federation import Federation
+from tests.support.fixtures.federation import *  # noqa: F403
 
 
 class Spoiling(Participant):
@@ -41,7 +40,9 @@ class Spoiling(Participant):
 
 
 @pytest.mark.parametrize("victims", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_task_is_completed_without_it(federation: Any, monkeypatch: pytest.MonkeyPatch, victims: int) -> None:
+def test_the_task_is_completed_without_it(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch, victims: int
+) -> None:
     agents = [federation.agent(number) for number in range(5)]
     hostile = agents[2]
     monkeypatch.setattr(Spoiling, "hostile", hostile.device_id)

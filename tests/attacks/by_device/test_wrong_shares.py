@@ -9,6 +9,7 @@ bend their shares of all seeds so that they fit those of all others but one: its
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,20 @@ from tests.attacks.faults_world import (  # noqa: F401  (fixtures)
     server_settings,
     world,
 )
+from tests.support.devices import Device
+from tests.support.world import World
 
 
-def shown(world: Any, device: Any) -> Any:  # noqa: F811
+def shown(world: World, device: Device) -> Any:  # noqa: F811
     return world.operator("GET", f"/v1/devices/{device.id}")[1]
 
 
-def test_whoever_reveals_wrong_shares_is_set_aside(world: Any) -> None:  # noqa: F811
+def test_whoever_reveals_wrong_shares_is_set_aside(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=4, cohort=6, min_cohort=4, threshold=4)
     devices = world.add_devices(7)
     liar = devices[2]
 
-    def lies(device: Any, phase: str) -> bool:
+    def lies(device: Device, phase: str) -> bool:
         if device is not liar or phase != "unmasking":
             return False
         answer = device.participant.unmask(device.ask("GET", f"{device.round}/confirmations", Confirmations))
@@ -63,7 +66,7 @@ def test_whoever_reveals_wrong_shares_is_set_aside(world: Any) -> None:  # noqa:
 
 
 def test_whoever_deals_a_wrong_share_does_not_get_its_recipient_blamed(
-    world: Any,  # noqa: F811
+    world: World,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task = world.create_task(rounds=4, cohort=6, min_cohort=4, threshold=4)
@@ -77,7 +80,7 @@ def test_whoever_deals_a_wrong_share_does_not_get_its_recipient_blamed(
         shares[place] = shares[place - 1]
         return shares
 
-    def frames(device: Any, phase: str) -> bool:
+    def frames(device: Device, phase: str) -> bool:
         if device is not dealer or phase != "sharing":
             return False
         with monkeypatch.context() as patch:
@@ -94,7 +97,7 @@ def test_whoever_deals_a_wrong_share_does_not_get_its_recipient_blamed(
 
 
 def test_whoever_deals_wrong_shares_to_all_is_blamed_when_it_drops_out(
-    world: Any,  # noqa: F811
+    world: World,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It deals a key that is not the one that it advertised, and sends no vector: its masks cannot be taken off."""
@@ -106,7 +109,7 @@ def test_whoever_deals_wrong_shares_to_all_is_blamed_when_it_drops_out(
     def another_secret(secret: bytes, *arguments: Any) -> list[bytes]:
         return list(honest(bytes(reversed(secret)), *arguments))
 
-    def spoils(device: Any, phase: str) -> bool:
+    def spoils(device: Device, phase: str) -> bool:
         if device is not dealer or phase in ("advertising", "complaining"):
             return False
         if phase == "sharing":
@@ -131,8 +134,8 @@ def test_whoever_deals_wrong_shares_to_all_is_blamed_when_it_drops_out(
 
 
 def test_two_that_bend_their_shares_do_not_get_a_third_blamed(
-    world: Any,  # noqa: F811
-    bundle_maker: Any,  # noqa: F811
+    world: World,  # noqa: F811
+    bundle_maker: Callable[..., Path],  # noqa: F811
     tmp_path: Path,
 ) -> None:
     """They add a polynomial that is zero where all honest devices but the victim are, and not at the victim's."""
@@ -143,7 +146,7 @@ def test_two_that_bend_their_shares_do_not_get_a_third_blamed(
     victim, liars = devices[0], devices[5:]
     zeros = (2, 3, 4, 5)  # positions in secret sharing, from 1, in the order of the ids
 
-    def bends(device: Any, phase: str) -> bool:
+    def bends(device: Device, phase: str) -> bool:
         if device not in liars or phase != "unmasking":
             return False
         answer = device.participant.unmask(device.ask("GET", f"{device.round}/confirmations", Confirmations))

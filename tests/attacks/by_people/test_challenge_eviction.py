@@ -9,13 +9,13 @@ comes from, whose it is and until when; only those that were used are kept, in t
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 import pytest
 
 from archipel.protocol import messages
 from archipel.server.http.app import create_app
-from tests.server.conftest import (  # noqa: F401  (fixtures)
+from tests.support.devices import Device
+from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,
     empty_database,
@@ -23,28 +23,29 @@ from tests.server.conftest import (  # noqa: F401  (fixtures)
     server_settings,
     world,
 )
+from tests.support.world import World
 
 
 @pytest.fixture
-def device(world: Any) -> Any:  # noqa: F811
+def device(world: World) -> Device:  # noqa: F811
     (made,) = world.add_devices(1)
     made.token = ""
     return made
 
 
-def opens(device: Any, nonce: bytes) -> int:
+def opens(device: Device, nonce: bytes) -> int:
     status, _ = device.call("POST", "/v1/sessions", device.session_request(nonce))
     return int(status)
 
 
-def test_strangers_who_ask_in_its_name_do_not_evict_a_devices_nonce(world: Any, device: Any) -> None:  # noqa: F811
+def test_strangers_who_ask_in_its_name_do_not_evict_a_devices_nonce(world: World, device: Device) -> None:  # noqa: F811
     mine = device.challenge().nonce
     for _ in range(20):
         assert world.transport("POST", "/v1/challenges", b'{"device_id":"%s"}' % device.id.encode(), {})[0] == 200
     assert opens(device, mine) == 200
 
 
-def test_a_nonce_is_good_once_at_whichever_web_process(world: Any, device: Any) -> None:  # noqa: F811
+def test_a_nonce_is_good_once_at_whichever_web_process(world: World, device: Device) -> None:  # noqa: F811
     nonce = device.challenge().nonce
     assert opens(device, nonce) == 200
     assert opens(device, nonce) == 403
@@ -59,7 +60,7 @@ def test_a_nonce_is_good_once_at_whichever_web_process(world: Any, device: Any) 
         assert connection.exec_driver_sql("SELECT count(*) FROM used_nonces").scalar() == 0
 
 
-def test_nonces_that_the_server_did_not_make_for_the_device(world: Any, device: Any) -> None:  # noqa: F811
+def test_nonces_that_the_server_did_not_make_for_the_device(world: World, device: Device) -> None:  # noqa: F811
     (other,) = world.add_devices(1)
     other.token = ""
     good = device.challenge().nonce
@@ -75,7 +76,7 @@ def test_nonces_that_the_server_did_not_make_for_the_device(world: Any, device: 
     assert opens(device, good) == 200
 
 
-def test_a_nonce_ends_with_its_time(world: Any, device: Any) -> None:  # noqa: F811
+def test_a_nonce_ends_with_its_time(world: World, device: Device) -> None:  # noqa: F811
     challenge: messages.Challenge = device.challenge()
     world.clock.now = challenge.expires
     assert opens(device, challenge.nonce) == 403

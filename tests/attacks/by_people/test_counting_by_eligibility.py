@@ -12,16 +12,20 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import (  # noqa: F401  (fixtures)
+from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,
     empty_database,
     keys,
     world,
 )
-from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
+from tests.support.fleet import GATE, MODEL, STAGES, Fleet
+from tests.support.world import World
 
 TEN = 10
+
+
+TASK = {"name": "count", "population": "pupils", "rounds": 1, "cohort": 20, "threshold": 12}
 
 
 @pytest.fixture
@@ -30,21 +34,20 @@ def server_settings() -> dict[str, Any]:
 
 
 @pytest.fixture
-def village(world: Any) -> Any:  # noqa: F811
+def village(world: World) -> World:  # noqa: F811
     """Thirteen devices that wait; one of them says that it is ill."""
     for number, device in enumerate(world.add_devices(13)):
         device.attributes = {"house": float(number), "ill": number == 7}
         device.check_in()
-    world.values = {"name": "count", "population": "pupils", "rounds": 1, "cohort": 20, "threshold": 12}
     return world
 
 
-def ask(world: Any, eligibility: str, **changes: Any) -> tuple[int, Any]:  # noqa: F811
-    values = {**world.values, "min_cohort": TEN, "bundle": world.publish(), "eligibility": eligibility, **changes}
-    return world.operator("POST", "/v1/tasks", values)  # type: ignore[no-any-return]
+def ask(world: World, eligibility: str, **changes: Any) -> tuple[int, Any]:  # noqa: F811
+    values = {**TASK, "min_cohort": TEN, "bundle": world.publish(), "eligibility": eligibility, **changes}
+    return world.operator("POST", "/v1/tasks", values)
 
 
-def test_counts_and_words_tell_no_single_device(village: Any) -> None:
+def test_counts_and_words_tell_no_single_device(village: World) -> None:
     houses = "house in [" + ", ".join(map(str, range(13)))
     seen = []
     for expression in ("ill and house == 7", "ill and house == 6", "ill", "house == 99", f"{houses}] and not ill"):
@@ -64,14 +67,14 @@ def test_counts_and_words_tell_no_single_device(village: Any) -> None:
         assert said.startswith(f"fewer than 10 devices of the population report '{name}'")
 
 
-def test_a_task_that_would_start_with_few_is_refused(village: Any) -> None:
+def test_a_task_that_would_start_with_few_is_refused(village: World) -> None:
     status, answer = ask(village, "ill", min_cohort=3, cohort=5, threshold=3)
     assert status == 422
     assert "min_cohort: 3 is below 10" in answer["message"]
     assert ask(village, "", min_cohort=3, cohort=5, threshold=3)[0] == 201
 
 
-def test_a_rollout_whose_gate_hears_few_is_refused(village: Any) -> None:
+def test_a_rollout_whose_gate_hears_few_is_refused(village: World) -> None:
     """Whether its gate hears enough devices tells how many fit the expression; and so what it heard from them."""
     fleet = Fleet(village).create()
     wanted = {"model": MODEL, "version": 2, "stages": STAGES, "eligibility": "ill", "gate": {**GATE, "max_devices": 20}}
@@ -81,7 +84,7 @@ def test_a_rollout_whose_gate_hears_few_is_refused(village: Any) -> None:
     fleet.post("rollouts", {**wanted, "eligibility": ""}, 201)
 
 
-def test_auditors_are_told_no_number(village: Any) -> None:
+def test_auditors_are_told_no_number(village: World) -> None:
     _, task = ask(village, "not ill")
     made = village.operator("POST", "/v1/tokens", {"name": "a", "role": "auditor"})[1]
     _, shown = village.operator(
@@ -90,7 +93,7 @@ def test_auditors_are_told_no_number(village: Any) -> None:
     assert (shown["waiting"], shown["waiting_for"]) == (None, "")
 
 
-def test_who_is_in_such_a_round_goes_by_another_name(village: Any) -> None:
+def test_who_is_in_such_a_round_goes_by_another_name(village: World) -> None:
     _, task = ask(village, "not ill", cohort=12, threshold=8)
     village.settle()
     village.clock.now += 1
@@ -102,7 +105,7 @@ def test_who_is_in_such_a_round_goes_by_another_name(village: Any) -> None:
         assert village.operator("GET", f"/v1/devices/{device.id}")[1]["rounds"] == 0
 
 
-def test_who_runs_what_is_no_way_round(village: Any) -> None:
+def test_who_runs_what_is_no_way_round(village: World) -> None:
     """A rollout to the devices for which the expression is true, and then the number of those that run the version."""
     digest = village.publish()
     for path, body in (

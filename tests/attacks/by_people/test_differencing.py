@@ -9,7 +9,8 @@ together with all sums before; and a device itself refuses to confirm a set that
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,10 @@ from archipel.errors import RefusedError
 from archipel.operator import OperatorClient
 from archipel.protocol.operator.tasks import RoundInfo, TokenRequest
 from archipel.server.rounds.machine import queries
-from tests.client.conftest import bundle_maker as bundle_maker
-from tests.client.conftest import federation as federation
-from tests.client.conftest import server_host as server_host
+from tests.support.federation import Federation
+from tests.support.fixtures.federation import bundle_maker as bundle_maker
+from tests.support.fixtures.federation import federation as federation
+from tests.support.fixtures.federation import server_host as server_host
 
 DEVICES = 6
 ASK: dict[str, Any] = {"kind": "analytics", "threshold": None, "min_cohort": DEVICES - 1, "cohort": DEVICES - 1}
@@ -30,7 +32,7 @@ SMALL = {"min_cohort": 2, "min_contributors": 5, "queries": 256}
 
 
 @pytest.fixture
-def fleet(federation: Any, bundle_maker: Any) -> Any:
+def fleet(federation: Federation, bundle_maker: Callable[..., Path]) -> Federation:
     """A federation whose publisher allows sums of five devices, so that five of six can be asked at all."""
     federation.bundle_file = bundle_maker(federation.publisher_key, **SMALL)
     for number in range(DEVICES):
@@ -38,7 +40,7 @@ def fleet(federation: Any, bundle_maker: Any) -> Any:
     return federation
 
 
-def ask_without_each(fleet: Any, times: int) -> list[RoundInfo]:
+def ask_without_each(fleet: Federation, times: int) -> list[RoundInfo]:
     """A task for all devices but one, for each of them so many times; what was released."""
     digest, tasks = fleet.publish(), []
 
@@ -58,7 +60,7 @@ def ask_without_each(fleet: Any, times: int) -> list[RoundInfo]:
     return [info for task in tasks for info in fleet.rounds(task) if info.phase == "committed"]
 
 
-def exact_histograms(fleet: Any, released: Sequence[RoundInfo]) -> dict[str, list[float]]:
+def exact_histograms(fleet: Federation, released: Sequence[RoundInfo]) -> dict[str, list[float]]:
     """Of which devices the released sums give the histogram: where a combination of the sets is one device alone."""
     ids = [agent.device_id for agent in fleet.agents]
     sets = np.array([[device in info.survivors for device in ids] for info in released], float)
@@ -72,20 +74,20 @@ def exact_histograms(fleet: Any, released: Sequence[RoundInfo]) -> dict[str, lis
     return found
 
 
-def true_histogram(number: int, fleet: Any) -> list[float]:
+def true_histogram(number: int, fleet: Federation) -> list[float]:
     y = fleet.data(number)["y"]
     return [float(each) for each in ((y < -1).sum(), ((y >= -1) & (y < 0)).sum(), ((y >= 0) & (y < 1)).sum(),
                                      (y >= 1).sum())]  # fmt: skip
 
 
-def test_the_attack_where_publisher_and_server_let_it(fleet: Any, bundle_maker: Any) -> None:
+def test_the_attack_where_publisher_and_server_let_it(fleet: Federation, bundle_maker: Callable[..., Path]) -> None:
     """Without any rule it works: one device in each difference is enough for a policy of one contributor."""
     fleet.bundle_file = bundle_maker(fleet.publisher_key, **{**SMALL, "min_contributors": 1})
     found = exact_histograms(fleet, ask_without_each(fleet, 1))
     assert found == {agent.device_id: true_histogram(number, fleet) for number, agent in enumerate(fleet.agents)}
 
 
-def test_the_server_takes_only_sets_that_tell_of_enough_devices(fleet: Any) -> None:
+def test_the_server_takes_only_sets_that_tell_of_enough_devices(fleet: Federation) -> None:
     released = ask_without_each(fleet, 2)
     # The other questions were not even begun.
     assert {each.round_id for each in released} == {e.round_id for e in fleet.events if e.name == "assigned"}
@@ -95,7 +97,7 @@ def test_the_server_takes_only_sets_that_tell_of_enough_devices(fleet: Any) -> N
     assert exact_histograms(fleet, released) == {}
 
 
-def test_devices_refuse_though_the_server_skips_its_rules(fleet: Any, monkeypatch: Any) -> None:
+def test_devices_refuse_though_the_server_skips_its_rules(fleet: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "choose", lambda session, task, waiting, fewest, *, now: list(waiting))
     monkeypatch.setattr(queries, "conflict", lambda session, current, task, *, now: "")
     first = fleet.task(**{**ASK, "min_cohort": DEVICES, "cohort": DEVICES})
@@ -114,7 +116,7 @@ def test_devices_refuse_though_the_server_skips_its_rules(fleet: Any, monkeypatc
     fleet.run(fleet.agents, lambda: fleet.operator.tasks.get(third.task_id).state == "completed")
 
 
-def test_by_default_twenty_devices_must_be_in_a_sum(fleet: Any, bundle_maker: Any) -> None:
+def test_by_default_twenty_devices_must_be_in_a_sum(fleet: Federation, bundle_maker: Callable[..., Path]) -> None:
     stated = {"modes": ("secure",), "min_cohort": 2, "threshold": 0.6, "max_clip": 2.0, "max_bits": 20}
     assert PrivacyPolicy(**stated).min_contributors == 20
     fleet.bundle_file = bundle_maker(fleet.publisher_key, min_contributors=20)
@@ -125,7 +127,7 @@ def test_by_default_twenty_devices_must_be_in_a_sum(fleet: Any, bundle_maker: An
         fleet.task(**ASK, min_contributors=5)
 
 
-def test_an_operator_may_not_ask(fleet: Any) -> None:
+def test_an_operator_may_not_ask(fleet: Federation) -> None:
     token = fleet.operator.tokens.create(TokenRequest(name="shift", role="operator")).token
     operator, fleet.operator = fleet.operator, OperatorClient(fleet.url, token)
     try:
@@ -138,7 +140,7 @@ def test_an_operator_may_not_ask(fleet: Any) -> None:
         fleet.operator = operator
 
 
-def test_nothing_is_released_of_too_few_contributors(fleet: Any) -> None:
+def test_nothing_is_released_of_too_few_contributors(fleet: Federation) -> None:
     """Six devices are in the sum, but only four have examples: what is released would tell of these."""
     agents = fleet.agents[:4] + [
         fleet.agent(number, examples=lambda: {"x": np.zeros((0, 3), np.float32), "y": np.zeros(0, np.float32)})
@@ -159,7 +161,9 @@ def test_nothing_is_released_of_too_few_contributors(fleet: Any) -> None:
         time.sleep(0.02)
 
 
-def test_a_population_is_asked_so_many_times(fleet: Any, bundle_maker: Any, monkeypatch: Any) -> None:
+def test_a_population_is_asked_so_many_times(
+    fleet: Federation, bundle_maker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fleet.bundle_file = bundle_maker(fleet.publisher_key, **{**SMALL, "queries": 2})
     agents = fleet.agents[:5]
     with pytest.raises(RefusedError, match="rounds: 3; bundle 'linear' allows 2 queries in 30 days"):

@@ -17,8 +17,8 @@ from archipel.client import Agent, AgentConfig
 from archipel.errors import ClientError
 from archipel.operator import OperatorClient
 from archipel.protocol.address import check_url
-from tests.cli.conftest import archipel  # noqa: F401
-from tests.client.scripted import scripted
+from tests.support.fixtures.commands import archipel  # noqa: F401
+from tests.support.scripted_server import scripted
 
 ELSEWHERE = (
     "http://federation.example", "http://10.0.0.7:8470", "http://localhost.evil.example", "http://127.0.0.1.evil.example",

@@ -18,7 +18,8 @@ import pytest
 from archipel.server.database.tables import Reach, Task
 from archipel.server.rounds.reach import AFTER_SECONDS
 from tests.attacks.borders_world import Caller, device, person
-from tests.client.conftest import Federation, federation, open_federation, server_host  # noqa: F401  (fixtures)
+from tests.support.federation import Federation, open_federation
+from tests.support.fixtures.federation import federation, server_host  # noqa: F401  (fixtures)
 
 OURS, THEIRS = "hospital", "pupils"
 

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from tests.server.api.test_query_rights import token
-from tests.server.conftest import (  # noqa: F401  (fixtures)
+from tests.server.http.test_query_rights import token
+from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,
     empty_database,
     keys,
     world,
 )
-from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
+from tests.support.fleet import GATE, MODEL, STAGES, Fleet
+from tests.support.world import World
 
 
 @pytest.fixture
@@ -27,11 +28,11 @@ def server_settings() -> dict[str, Any]:
 
 
 @pytest.fixture
-def fleet(world: Any) -> Fleet:  # noqa: F811
+def fleet(world: World) -> Fleet:  # noqa: F811
     return Fleet(world).create()
 
 
-def test_a_gates_question_waits_for_an_analyst(world: Any, fleet: Fleet) -> None:  # noqa: F811
+def test_a_gates_question_waits_for_an_analyst(world: World, fleet: Fleet) -> None:  # noqa: F811
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
     operator, analyst = token(world, "operator"), token(world, "analyst")
@@ -55,7 +56,7 @@ def test_a_gates_question_waits_for_an_analyst(world: Any, fleet: Fleet) -> None
 
 
 @pytest.mark.parametrize("how", ["late", "aborted", "its model rolled back"])
-def test_a_question_is_withdrawn_with_its_rollout(world: Any, fleet: Fleet, how: str) -> None:  # noqa: F811
+def test_a_question_is_withdrawn_with_its_rollout(world: World, fleet: Fleet, how: str) -> None:  # noqa: F811
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
     shown = fleet.pass_stage(rollout, inside, 0.75, 0.75)
@@ -73,7 +74,7 @@ def test_a_question_is_withdrawn_with_its_rollout(world: Any, fleet: Fleet, how:
     fleet.post(f"tasks/{task}/approve", status=409, headers=token(world, "analyst"))
 
 
-def test_a_question_is_not_let_go_while_its_rollout_is_paused(world: Any, fleet: Fleet) -> None:  # noqa: F811
+def test_a_question_is_not_let_go_while_its_rollout_is_paused(world: World, fleet: Fleet) -> None:  # noqa: F811
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
     task = fleet.pass_stage(rollout, inside, 0.75, 0.75)["stages"][0]["candidate"]["task_id"]
@@ -84,7 +85,7 @@ def test_a_question_is_not_let_go_while_its_rollout_is_paused(world: Any, fleet:
     assert fleet.post(f"tasks/{task}/approve", headers=analyst)["state"] == "running"
 
 
-def test_whom_a_gate_asks_an_operator_does_not_choose(world: Any, fleet: Fleet) -> None:  # noqa: F811
+def test_whom_a_gate_asks_an_operator_does_not_choose(world: World, fleet: Fleet) -> None:  # noqa: F811
     """By its eligibility a rollout could ask about any group of devices."""
     asked = {"model": MODEL, "version": 2, "stages": STAGES, "gate": GATE, "eligibility": "battery > 0.5"}
     operator = token(world, "operator")

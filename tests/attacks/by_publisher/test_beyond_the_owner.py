@@ -22,8 +22,8 @@ from archipel.errors import ClientError, OwnerRefusalError
 from archipel.protocol.messages import LeaveRequest
 from archipel.protocol.sealed import decode, public_bytes
 from tests.attacks.owner_bundles import slots_bundle
-from tests.client.conftest import local_data
-from tests.client.scripted import Scripted, scripted
+from tests.support.linear_bundle import local_data
+from tests.support.scripted_server import Scripted, scripted
 
 KEY = "ab" * 32
 QUICK: dict[str, Any] = {

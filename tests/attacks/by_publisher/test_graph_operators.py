@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from onnx import TensorProto, helper
 
 from archipel.bundle import generate_key
@@ -121,17 +121,17 @@ CHANGES: list[Change] = [
 
 
 @pytest.fixture(scope="module")
-def key() -> Any:
+def key() -> Ed25519PrivateKey:
     return generate_key()
 
 
-def test_the_honest_graph_runs(tmp_path: Path, key: Any) -> None:
+def test_the_honest_graph_runs(tmp_path: Path, key: Ed25519PrivateKey) -> None:
     sums, _ = load(signed(tmp_path / "b", key, honest()), public(key)).analyze(np.zeros(1, np.float32))
     assert sums["u"].shape == (64,)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_it_is_refused(tmp_path: Path, key: Any, change: Change) -> None:
+def test_it_is_refused(tmp_path: Path, key: Ed25519PrivateKey, change: Change) -> None:
     model = honest()
     change(model)
     with pytest.raises(UnsafeGraphError, match="'look'"):

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Bundle, decode_manifest, generate_key, pack
 from archipel.bundle.graphs import inspect_graph
@@ -28,11 +28,11 @@ PLACES = ("initializer", "constant", "subgraph", "function")
 
 
 @pytest.fixture
-def key() -> Any:
+def key() -> Ed25519PrivateKey:
     return generate_key()
 
 
-def steal(folder: Path, key: Any, isolated: bool) -> bytes:
+def steal(folder: Path, key: Ed25519PrivateKey, isolated: bool) -> bytes:
     """What the server would be sent, in the end."""
     if isolated:
         with load(folder, public(key), isolated=True) as runtime:
@@ -44,7 +44,7 @@ def steal(folder: Path, key: Any, isolated: bool) -> bytes:
 
 @pytest.mark.parametrize("isolated", [False, True], ids=["here", "isolated"])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_location_that_leaves_the_bundle(tmp_path: Path, key: Any, place: str, isolated: bool) -> None:
+def test_a_location_that_leaves_the_bundle(tmp_path: Path, key: Ed25519PrivateKey, place: str, isolated: bool) -> None:
     device_key(tmp_path)
     folder = signed(tmp_path / "bundle", key, upload(external("t", "../device.key"), place))
     with pytest.raises(UnsafeGraphError, match=r"look.*'\.\./device\.key'.*'weights\.safetensors'"):
@@ -52,7 +52,7 @@ def test_a_location_that_leaves_the_bundle(tmp_path: Path, key: Any, place: str,
 
 
 @pytest.mark.parametrize("isolated", [False, True], ids=["here", "isolated"])
-def test_an_absolute_location(tmp_path: Path, key: Any, isolated: bool) -> None:
+def test_an_absolute_location(tmp_path: Path, key: Ed25519PrivateKey, isolated: bool) -> None:
     secret = device_key(tmp_path)
     folder = signed(tmp_path / "bundle", key, upload(external("t", str(secret))))
     with pytest.raises(UnsafeGraphError, match=r"'weights\.safetensors'"):
@@ -60,7 +60,7 @@ def test_an_absolute_location(tmp_path: Path, key: Any, isolated: bool) -> None:
 
 
 @pytest.mark.parametrize("isolated", [False, True], ids=["here", "isolated"])
-def test_a_link_in_the_bundle(tmp_path: Path, key: Any, isolated: bool) -> None:
+def test_a_link_in_the_bundle(tmp_path: Path, key: Ed25519PrivateKey, isolated: bool) -> None:
     """First a link under a name of its own, then one in place of the weights."""
     secret = device_key(tmp_path)
     folder = signed(tmp_path / "bundle", key, upload(external("t", "link")))
@@ -74,14 +74,14 @@ def test_a_link_in_the_bundle(tmp_path: Path, key: Any, isolated: bool) -> None:
         steal(folder, key, isolated)
 
 
-def test_addresses_in_memory(tmp_path: Path, key: Any) -> None:
+def test_addresses_in_memory(tmp_path: Path, key: Ed25519PrivateKey) -> None:
     """ONNX Runtime's own tag for bytes that lie at an address of this process."""
     folder = signed(tmp_path / "bundle", key, upload(external("t", "*/_ORT_MEM_ADDR_/*")))
     with pytest.raises(UnsafeGraphError):
         steal(folder, key, False)
 
 
-def test_a_file_and_slots_take_it_no_more_than_a_folder(tmp_path: Path, key: Any) -> None:
+def test_a_file_and_slots_take_it_no_more_than_a_folder(tmp_path: Path, key: Ed25519PrivateKey) -> None:
     device_key(tmp_path)
     folder = signed(tmp_path / "bundle", key, upload(external("t", "../device.key")))
     pack(folder, tmp_path / "survey.bundle")
@@ -91,7 +91,7 @@ def test_a_file_and_slots_take_it_no_more_than_a_folder(tmp_path: Path, key: Any
         slots.install(folder)
 
 
-def test_a_bundle_that_nobody_opened_is_not_run_either(tmp_path: Path, key: Any) -> None:
+def test_a_bundle_that_nobody_opened_is_not_run_either(tmp_path: Path, key: Ed25519PrivateKey) -> None:
     device_key(tmp_path)
     folder = signed(tmp_path / "bundle", key, upload(external("t", "../device.key")))
     manifest = decode_manifest((folder / "manifest.json").read_bytes())
@@ -99,7 +99,7 @@ def test_a_bundle_that_nobody_opened_is_not_run_either(tmp_path: Path, key: Any)
         Runtime(Bundle(folder, manifest, "0" * 64, public(key)[0]))
 
 
-def test_what_the_attack_needs_is_what_is_refused(tmp_path: Path, key: Any) -> None:
+def test_what_the_attack_needs_is_what_is_refused(tmp_path: Path, key: Ed25519PrivateKey) -> None:
     """The same graphs with the bundle's own weights pass and run: the test above does not fail for another reason."""
     for place in PLACES:
         model = upload(external("t", "weights.safetensors"), place)

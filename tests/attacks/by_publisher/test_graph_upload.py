@@ -12,8 +12,7 @@ import pytest
 
 from archipel.bundle import pack
 from tests.attacks.sandbox_bundles import external, signed, upload
-from tests.server.conftest import (  # noqa: F401  (fixtures)
-    World,
+from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,
     empty_database,
@@ -21,6 +20,7 @@ from tests.server.conftest import (  # noqa: F401  (fixtures)
     server_settings,
     world,
 )
+from tests.support.world import World
 
 
 @pytest.mark.parametrize("location", ["../device.key", "/etc/passwd", "weights.safetensors"])

@@ -28,7 +28,8 @@ from archipel.errors import BundleError
 from archipel.lite_runtime import Runtime
 from archipel.protocol.sealed import public_bytes
 from tests.attacks.owner_bundles import WIDTH, slots_bundle
-from tests.client.conftest import federation, server_host  # noqa: F401
+from tests.support.federation import Federation
+from tests.support.fixtures.federation import federation, server_host  # noqa: F401
 
 SLOTS = 1024
 EXAMPLES = np.random.default_rng(0).uniform(-1, 1, (10, 1, WIDTH)).astype(np.float32)
@@ -72,7 +73,7 @@ def foretold(plan: str, device_id: str) -> int:
     return int.from_bytes(hashlib.sha256(f"archipel/v1/seed\0{plan}{device_id}".encode()).digest()[:4], "big")
 
 
-def test_the_server_cannot_foretell_a_seed_of_training(federation: Any) -> None:  # noqa: F811
+def test_the_server_cannot_foretell_a_seed_of_training(federation: Federation) -> None:  # noqa: F811
     """Over HTTP: `finish` marks the slot of the seed. Slots are used, but not those that the server reckons."""
     f32: dict[str, Any] = {"dtype": "float32"}
     w = roles.Parameter(name="w", tensor="w", shape=(ENTRIES,), **f32)

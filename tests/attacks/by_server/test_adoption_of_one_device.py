@@ -25,15 +25,16 @@ from archipel.protocol.operator.tasks import RoundResult
 from archipel.protocol.policy import check_plan
 from archipel.protocol.sealed import public_bytes
 from archipel.protocol.uploads import DECIDED, TOOK, upload_layout
-from tests.client.adoption.conftest import BETTER, MODEL, WORSE, Registry
-from tests.client.conftest import Federation, federation, server_host  # noqa: F401  (fixtures)
+from tests.support.federation import Federation
+from tests.support.fixtures.federation import *  # noqa: F403
+from tests.support.registry import BETTER, MODEL, WORSE, Registry
 
 VERSION = content_key("a" * 64, None)
 DEVICES = 400
 
 
 @pytest.fixture
-def registry(federation: Federation) -> Registry:  # noqa: F811
+def registry(federation: Federation) -> Registry:
     made = Registry(federation, {})
     made.add((0.1, 0.2, 0.3))
     return made

@@ -18,7 +18,7 @@ from archipel.errors import ConsistencyError, PolicyError, SecureAggregationErro
 from archipel.protocol import Layout, check_plan, seal, unmask_sum
 from archipel.protocol.messages import Confirmation, Confirmations, Confirmed, RevealedShare, Survivors, Unmasking
 from archipel.protocol.secagg.checks import survivors_digest
-from tests.protocol.conftest import Round
+from tests.support.rounds import Round
 
 POLICY = PrivacyPolicy(modes=("secure",), min_cohort=2, threshold=0.51, max_clip=1.0, max_bits=16)
 VICTIM = 0

@@ -18,15 +18,17 @@ from sqlalchemy import delete, select
 from archipel.bundle import Bundle, PrivacyPolicy, pack, write_weights
 from archipel.errors import RefusedError
 from archipel.protocol.messages import Endorsement, WeightsStatement
+from archipel.protocol.operator.tasks import TaskInfo
 from archipel.protocol.provenance import entry_hash
 from archipel.protocol.sealed import Sealed, decode, encode, seal
 from archipel.server.database.tables import Blob, Task, WeightsEntry
 from archipel.server.http.api import tasks as api_tasks
 from archipel.server.rounds.reach import extend
-from tests.client.conftest import federation as federation
-from tests.client.conftest import server_host as server_host
-from tests.strategies.conftest import make as make
-from tests.strategies.simulation import clients
+from tests.support.federation import Federation
+from tests.support.fixtures.federation import federation as federation
+from tests.support.fixtures.federation import server_host as server_host
+from tests.support.fixtures.strategies import make as make
+from tests.support.simulation import clients
 
 SCAFFOLD = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=2.0, max_bits=24, colluders=0.0)
 TRAP = np.array([300.0, -300.0, 300.0], np.float32)
@@ -146,7 +148,7 @@ ATTACKS: dict[Callable[[Any, Any, Task], None], str] = {
 }
 
 
-def trained_twice(federation: Any, agents: Any) -> Any:
+def trained_twice(federation: Federation, agents: Any) -> Any:
     """A task of which two rounds were committed, and no third is opened."""
     task = federation.task(rounds=4, cohort=3)
 
@@ -160,7 +162,7 @@ def trained_twice(federation: Any, agents: Any) -> Any:
     return task
 
 
-def all_refuse(federation: Any, task: Any, reasons: dict[Any, str]) -> None:
+def all_refuse(federation: Federation, task: TaskInfo, reasons: dict[Any, str]) -> None:
     """Go on with the task: each of these agents refuses its next round for that reason, and none computes anything."""
     federation.events.clear()
     if federation.operator.tasks.get(task.task_id).state == "paused":
@@ -179,14 +181,14 @@ def all_refuse(federation: Any, task: Any, reasons: dict[Any, str]) -> None:
     federation.operator.tasks.cancel(task.task_id)
 
 
-def attacked(federation: Any, task: Any, attack: Any) -> None:
+def attacked(federation: Federation, task: TaskInfo, attack: Any) -> None:
     services = federation.server._services
     with services.database.write() as session:
         attack(services, session, session.get_one(Task, task.task_id))
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_devices_refuse_weights_that_no_round_has_made(federation: Any, attack: Any) -> None:
+def test_devices_refuse_weights_that_no_round_has_made(federation: Federation, attack: Any) -> None:
     agents = [federation.agent(number) for number in range(3)]
     task = trained_twice(federation, agents)
     attacked(federation, task, attack)
@@ -201,7 +203,7 @@ FROM_THE_BUNDLE = {
 
 
 @pytest.mark.parametrize("attack", FROM_THE_BUNDLE, ids=lambda attack: attack.__name__)
-def test_a_device_that_comes_new_refuses_as_well(federation: Any, attack: Any) -> None:
+def test_a_device_that_comes_new_refuses_as_well(federation: Federation, attack: Any) -> None:
     """It has seen no weights but those that its publisher signed, and reads the log from its start."""
     agents = [federation.agent(number) for number in range(3)]
     task = trained_twice(federation, agents)
@@ -211,7 +213,7 @@ def test_a_device_that_comes_new_refuses_as_well(federation: Any, attack: Any) -
 
 
 def test_what_is_broadcast_beside_the_weights_is_bounded_too(
-    federation: Any, make: Callable[..., Bundle], tmp_path: Path
+    federation: Federation, make: Callable[..., Bundle], tmp_path: Path
 ) -> None:
     """SCAFFOLD's control moves the weights with every local step: genuine weights and a crafted control would do."""
     bundle = make("scaffold", key=federation.publisher_key, privacy=SCAFFOLD, strategy_options={"clip": 2.0})
@@ -235,7 +237,7 @@ def test_what_is_broadcast_beside_the_weights_is_bounded_too(
     all_refuse(federation, task, dict.fromkeys(agents, "what is broadcast with the weights"))
 
 
-def test_nothing_is_evaluated_with_them_either(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_evaluated_with_them_either(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss on crafted weights tells of examples, too. Neither an analyst nor the server gets one."""
     agents = [federation.agent(number) for number in range(3)]
     trained = trained_twice(federation, agents)

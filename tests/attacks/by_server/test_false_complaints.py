@@ -16,7 +16,7 @@ import pytest
 from archipel.errors import CertificateError, ConsistencyError, ProtocolError, SecureAggregationError, ShareError
 from archipel.protocol.messages import Complaint, Complaints, EncryptedShare, Shares
 from archipel.protocol.secagg import check_complaint, keys, read_session
-from tests.protocol.conftest import Round
+from tests.support.rounds import Round
 
 NONE = Complaints(complaints=[])
 

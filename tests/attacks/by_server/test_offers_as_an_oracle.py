@@ -20,11 +20,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from archipel.client import Agent
 from archipel.client.versions.adoption import Adoption
 from archipel.client.versions.offer_book import RETRY_SECONDS
 from archipel.client.versions.running import RunningModels
 from tests.attacks.owner_offers import LOOK, Listening, Watched, opposite_data
-from tests.client.adoption.conftest import MODEL
+from tests.support.registry import MODEL
 
 RIGHT, WRONG = (1.0, -1.0, 2.0), (-1.0, 1.0, -2.0)
 """For the first device; the other way round for the second."""
@@ -66,7 +67,7 @@ def shape(server: Listening, bundles: list[str]) -> list[Any]:
 Script = Callable[[Watched, Any, list[float]], list[str]]
 
 
-def offers_and_clock(each: Watched, agent: Any, now: list[float]) -> list[str]:
+def offers_and_clock(each: Watched, agent: Agent, now: list[float]) -> list[str]:
     """Better here and worse there; the same again; under a new serial; after a day; restarted; another one; back."""
     server = each.server
     first = server.version(1, (0.0, 0.0, 0.0), 1)

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,15 +29,17 @@ from archipel.protocol.policy import check_validity
 from archipel.protocol.sealed import public_bytes
 from tests.attacks.borders_world import person
 from tests.attacks.owner_offers import Listening, Watched
-from tests.client.adoption.conftest import make_model
 from tests.client.answers.world import World
-from tests.client.conftest import Federation, federation, local_data, make_bundle, server_host  # noqa: F401
-from tests.client.scripted import scripted
+from tests.support.federation import Federation
+from tests.support.fixtures.federation import federation, server_host  # noqa: F401
+from tests.support.linear_bundle import local_data, make_bundle
+from tests.support.registry import make_model
+from tests.support.scripted_server import scripted
 
 NOW = int(time.time())
 
 
-def signed_anew(folder: Path, key: Any, **changes: Any) -> Path:
+def signed_anew(folder: Path, key: Ed25519PrivateKey, **changes: Any) -> Path:
     """The bundle in the folder with another manifest, signed by its publisher, as one file."""
     manifest = decode_manifest((folder / "manifest.json").read_bytes())
     data = encode_manifest(msgspec.structs.replace(manifest, **changes))
@@ -128,7 +131,7 @@ def test_sequences_are_of_one_publisher_and_one_name(tmp_path: Path) -> None:
     book = PublisherBook(tmp_path / "book")
     keys = generate_key(), generate_key()
 
-    def bundle(number: int, key: Any, sequence: int) -> Any:
+    def bundle(number: int, key: Ed25519PrivateKey, sequence: int) -> Any:
         folder = tmp_path / f"{number}"
         make_bundle(folder, key)
         signed_anew(folder, key, sequence=sequence)

@@ -23,7 +23,7 @@ from archipel.client.memory.plan_book import PlanBook
 from archipel.errors import ClientError
 from archipel.protocol.messages import RoundPlan
 from tests.client.answers.world import World
-from tests.client.scripted import Reply, scripted
+from tests.support.scripted_server import Reply, scripted
 
 
 @pytest.fixture

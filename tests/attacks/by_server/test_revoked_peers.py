@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -28,9 +29,10 @@ from archipel.protocol.secagg import KeyTree, Participant, hand_out_keys
 from archipel.server.devices import revocation_lists
 from tests.attacks.borders_world import person
 from tests.client.answers.world import World
-from tests.client.conftest import Federation, federation, server_host  # noqa: F401  (fixtures)
-from tests.client.scripted import scripted
-from tests.protocol.conftest import signing_key
+from tests.support.federation import Federation
+from tests.support.fixtures.federation import federation, server_host  # noqa: F401  (fixtures)
+from tests.support.rounds import signing_key
+from tests.support.scripted_server import scripted
 
 SERVER, ENROLMENT = signing_key("server"), signing_key("enrolment")
 
@@ -77,7 +79,7 @@ class Server:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
 
-    def says(self, listed: Revocations, key: Any = SERVER) -> str:
+    def says(self, listed: Revocations, key: Ed25519PrivateKey = SERVER) -> str:
         import hashlib
 
         data = encode(seal("revocations", listed, key))
@@ -148,7 +150,7 @@ def test_invented_entries_push_no_true_one_out() -> None:
         check_successor(full, listed(MAX_REVOKED + 1, *ids[1:]), "pupils")
 
 
-def test_a_real_servers_full_list_stays_as_it_is(federation: Federation, monkeypatch: Any) -> None:  # noqa: F811
+def test_a_real_servers_full_list_stays_as_it_is(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(revocation_lists, "MAX_REVOKED", 2)
     agents = [federation.agent(number) for number in range(3)]
     operator, seen = person(federation, "pupils"), []

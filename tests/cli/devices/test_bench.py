@@ -11,11 +11,12 @@ import pytest
 
 from archipel.cli.devices.bench import Row, _summarize
 from archipel.cli.devices.bench_child import peak_bytes
+from tests.support.commands import Command, Linear
 
 QUICK = ["--seconds", "0.05", "--processes", "1"]
 
 
-def test_everything_as_json(linear: Any, archipel: Any) -> None:
+def test_everything_as_json(linear: Linear, archipel: Command) -> None:
     out, err = archipel("bench", *linear.arguments, *QUICK, "--batch", "3", "--threads", "1,2", "--train", "--json")
     result = json.loads(out)
     assert result["bundle"] == "linear"
@@ -37,7 +38,7 @@ def test_everything_as_json(linear: Any, archipel: Any) -> None:
     assert "train, threads 2: process 1 of 1" in err
 
 
-def test_the_table(linear: Any, archipel: Any) -> None:
+def test_the_table(linear: Linear, archipel: Command) -> None:
     out, _ = archipel("bench", *linear.arguments, *QUICK)
     head = next(line for line in out.splitlines() if "p50 us" in line)
     for word in ("threads", "batch", "p90 us", "p99 us", "examples/s", "CPU s/1000", "peak MB"):
@@ -48,7 +49,7 @@ def test_the_table(linear: Any, archipel: Any) -> None:
     assert "MatMul" not in archipel("bench", *linear.arguments, *QUICK, "--no-profile")[0]
 
 
-def test_own_examples_are_repeated_to_the_batch(linear: Any, archipel: Any, tmp_path: Path) -> None:
+def test_own_examples_are_repeated_to_the_batch(linear: Linear, archipel: Command, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((2, 4), np.float32))
     out, _ = archipel("bench", *linear.arguments, *QUICK, "--input", str(tmp_path / "x.npy"), "--batch", "5", "--json")
     assert json.loads(out)["profile"][0]["output_shapes"] == ["float32[5, 3]"]
@@ -64,7 +65,7 @@ def test_own_examples_are_repeated_to_the_batch(linear: Any, archipel: Any, tmp_
         (["--delegate", "gpu"], "'gpu' is not known"),
     ],
 )
-def test_mistakes_are_one_line(linear: Any, archipel: Any, options: list[str], text: str) -> None:
+def test_mistakes_are_one_line(linear: Linear, archipel: Command, options: list[str], text: str) -> None:
     _, err = archipel("bench", *linear.arguments, *QUICK, *options, code=1)
     assert text in err
     assert err.count("\n") == 1

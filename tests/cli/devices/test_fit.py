@@ -8,13 +8,13 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from archipel import bundle as b
 from archipel.lite_runtime import load
+from tests.support.commands import Command, Linear
 
 
 @pytest.fixture
@@ -26,7 +26,9 @@ def data(tmp_path: Path) -> dict[str, np.ndarray]:
     return {"x": x, "label": label}
 
 
-def reference(linear: Any, data: Any, orders: list[np.ndarray], lr: float) -> tuple[np.ndarray, list[float]]:
+def reference(
+    linear: Linear, data: dict[str, np.ndarray], orders: list[np.ndarray], lr: float
+) -> tuple[np.ndarray, list[float]]:
     """Plain SGD on half the squared error's gradient, in float64."""
     w, losses = linear.w.astype(np.float64), []
     for rows in orders:
@@ -37,7 +39,9 @@ def reference(linear: Any, data: Any, orders: list[np.ndarray], lr: float) -> tu
     return w, losses
 
 
-def test_one_batch_an_epoch_is_gradient_descent(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+def test_one_batch_an_epoch_is_gradient_descent(
+    linear: Linear, archipel: Command, tmp_path: Path, data: dict[str, np.ndarray]
+) -> None:
     """Whole batches, so that the order of the data does not matter and NumPy can say what is right."""
     train = str(tmp_path / "train.npz")
     w, losses = reference(linear, data, [np.arange(48)] * 3, 0.004)
@@ -56,7 +60,9 @@ def test_one_batch_an_epoch_is_gradient_descent(linear: Any, archipel: Any, tmp_
     assert f"correct         {correct}\n" in out
 
 
-def test_the_table_has_a_line_for_each_epoch(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+def test_the_table_has_a_line_for_each_epoch(
+    linear: Linear, archipel: Command, tmp_path: Path, data: dict[str, np.ndarray]
+) -> None:
     train = str(tmp_path / "train.npz")
     options = ["--data", train, "--epochs", "3", "--batch-size", "20", "--validation", train]
     losses = json.loads(archipel("fit", *linear.arguments, *options, "--json")[0])["losses"]
@@ -72,7 +78,9 @@ def test_the_table_has_a_line_for_each_epoch(linear: Any, archipel: Any, tmp_pat
     assert lines[5].startswith("not saved")
 
 
-def test_the_seed_decides_the_order(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+def test_the_seed_decides_the_order(
+    linear: Linear, archipel: Command, tmp_path: Path, data: dict[str, np.ndarray]
+) -> None:
     runs = [
         json.loads(
             archipel("fit", *linear.arguments, "--data", str(tmp_path / "train.npz"), "--batch-size", "8", "--json",
@@ -97,14 +105,16 @@ def test_the_seed_decides_the_order(linear: Any, archipel: Any, tmp_path: Path, 
     ],
 )
 def test_mistakes_are_one_line(
-    linear: Any, archipel: Any, tmp_path: Path, data: Any, options: list[str], text: str
+    linear: Linear, archipel: Command, tmp_path: Path, data: dict[str, np.ndarray], options: list[str], text: str
 ) -> None:
     _, err = archipel("fit", *linear.arguments, "--data", str(tmp_path / "train.npz"), *options, code=1)
     assert text in err
     assert err.count("\n") == 1
 
 
-def test_data_must_have_every_field(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+def test_data_must_have_every_field(
+    linear: Linear, archipel: Command, tmp_path: Path, data: dict[str, np.ndarray]
+) -> None:
     path = tmp_path / "bad.npz"
     np.savez(path, x=data["x"])
     _, err = archipel("fit", *linear.arguments, "--data", str(path), code=1)
@@ -118,7 +128,7 @@ def test_data_must_have_every_field(linear: Any, archipel: Any, tmp_path: Path, 
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
-    linear: Any, archipel: Any, tmp_path: Path, data: Any
+    linear: Linear, archipel: Command, tmp_path: Path, data: dict[str, np.ndarray]
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
     options = ["--data", str(tmp_path / "train.npz"), "--batch-size", "4", "--seed", "3", "--json"]
@@ -148,7 +158,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
     assert rest["losses"] == whole["losses"]
 
 
-def test_ctrl_c_without_a_checkpoint_says_so(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+def test_ctrl_c_without_a_checkpoint_says_so(
+    linear: Linear, archipel: Command, tmp_path: Path, data: dict[str, np.ndarray]
+) -> None:
     before = signal.getsignal(signal.SIGINT)
 
     def press() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from archipel.cli.input_output.arrays import MAX_ENTRIES, read_arrays, write_arrays
 from archipel.errors import CommandError
+from tests.support.commands import Command, Linear
 
 
 @pytest.fixture
@@ -23,7 +24,9 @@ def data(tmp_path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def test_predictions_are_those_of_onnx_runtime(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+def test_predictions_are_those_of_onnx_runtime(
+    linear: Linear, archipel: Command, tmp_path: Path, data: dict[str, np.ndarray]
+) -> None:
     native = onnxruntime.InferenceSession(linear.folder / "predict.onnx", providers=["CPUExecutionProvider"])
     [expected] = native.run(None, {"x": data["x"]})
     np.testing.assert_allclose(expected, data["x"] @ linear.w, rtol=1e-4, atol=1e-5)
@@ -43,7 +46,9 @@ def test_predictions_are_those_of_onnx_runtime(linear: Any, archipel: Any, tmp_p
         assert f"written to {tmp_path / 'o.npz'}" in out
 
 
-def test_evaluate_prints_the_metrics(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+def test_evaluate_prints_the_metrics(
+    linear: Linear, archipel: Command, tmp_path: Path, data: dict[str, np.ndarray]
+) -> None:
     correct = ((data["x"] @ linear.w).argmax(1) == data["label"]).sum()
     both = ["--input", str(tmp_path / "data.npz")]
     apart = ["--input", str(tmp_path / "x.npy"), "--labels", str(tmp_path / "label.npy")]
@@ -52,7 +57,9 @@ def test_evaluate_prints_the_metrics(linear: Any, archipel: Any, tmp_path: Path,
         assert dict(line.split() for line in out.splitlines()) == {"correct": str(correct), "count": "150"}
 
 
-def test_named_delegates_are_reported(linear: Any, archipel: Any, tmp_path: Path, data: Any) -> None:
+def test_named_delegates_are_reported(
+    linear: Linear, archipel: Command, tmp_path: Path, data: dict[str, np.ndarray]
+) -> None:
     given = [*linear.arguments, "--input", str(tmp_path / "x.npy")]
     _, err = archipel("run", *given, "--delegate", "cuda", "--delegate", "cpu")
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
@@ -76,7 +83,7 @@ def test_named_delegates_are_reported(linear: Any, archipel: Any, tmp_path: Path
         ({"x": np.array([[object()] * 4])}, "nothing is unpickled"),
     ],
 )
-def test_errors_name_file_and_entry(linear: Any, archipel: Any, tmp_path: Path, arrays: Any, text: str) -> None:
+def test_errors_name_file_and_entry(linear: Linear, archipel: Command, tmp_path: Path, arrays: Any, text: str) -> None:
     path = tmp_path / "bad.npz"
     np.savez(path, **arrays)
     _, err = archipel("run", *linear.arguments, "--input", str(path), code=1)
@@ -93,13 +100,15 @@ def test_errors_name_file_and_entry(linear: Any, archipel: Any, tmp_path: Path, 
     ],
 )
 def test_options_that_make_no_sense(
-    linear: Any, archipel: Any, data: Any, tmp_path: Path, options: Any, text: str
+    linear: Linear, archipel: Command, data: dict[str, np.ndarray], tmp_path: Path, options: Any, text: str
 ) -> None:
     _, err = archipel("run", *linear.arguments, "--input", str(tmp_path / "x.npy"), *options, code=1)
     assert text in err
 
 
-def test_a_bundle_of_someone_else_is_not_run(linear: Any, archipel: Any, data: Any, tmp_path: Path) -> None:
+def test_a_bundle_of_someone_else_is_not_run(
+    linear: Linear, archipel: Command, data: dict[str, np.ndarray], tmp_path: Path
+) -> None:
     archipel("keys", str(tmp_path / "other"))
     _, err = archipel(
         "run", str(linear.folder), "--key", str(tmp_path / "other.pub"), "--input", str(tmp_path / "x.npy"), code=1

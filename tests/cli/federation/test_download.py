@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from archipel.bundle import read_weights
 from tests.cli.federation.test_round import reached  # noqa: F401  (a fixture)
-from tests.server.conftest import *  # noqa: F403  (fixtures)
-from tests.server.test_plain_rounds import mean, update
+from tests.server.rounds.test_plain_rounds import mean, update
+from tests.support.fixtures.server import *  # noqa: F403
+from tests.support.world import World
 
 Command = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def trained(archipel: Command, reached: Any) -> tuple[str, dict[str, np.ndarray]]:  # noqa: F811
+def trained(archipel: Command, reached: World) -> tuple[str, dict[str, np.ndarray]]:  # noqa: F811
     """A task that has made its one version, and what is in that."""
     devices = reached.add_devices(3)
     task = reached.create_task(privacy="plain", threshold=None, cohort=3)
@@ -38,7 +38,9 @@ def same(file: Path, expected: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(found[name], values, rtol=1e-6)
 
 
-def test_weights_of_a_task_and_of_a_version(archipel: Command, trained: Any, tmp_path: Path) -> None:
+def test_weights_of_a_task_and_of_a_version(
+    archipel: Command, trained: tuple[str, dict[str, np.ndarray]], tmp_path: Path
+) -> None:
     task, expected = trained
     file = tmp_path / "task.safetensors"
     assert archipel("task", "download", task, str(file))[0] == f"{file}: {file.stat().st_size} bytes\n"
@@ -54,7 +56,7 @@ def test_weights_of_a_task_and_of_a_version(archipel: Command, trained: Any, tmp
 
 def test_a_version_that_is_a_bundle_as_it_is(
     archipel: Command,
-    reached: Any,  # noqa: F811
+    reached: World,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     archipel("model", "create", "digits", "--population", "pupils")
@@ -65,8 +67,8 @@ def test_a_version_that_is_a_bundle_as_it_is(
 
 def test_other_bytes_than_those_asked_for_are_not_kept(
     archipel: Command,
-    reached: Any,  # noqa: F811
-    trained: Any,
+    reached: World,  # noqa: F811
+    trained: tuple[str, dict[str, np.ndarray]],
     tmp_path: Path,
 ) -> None:
     digest = reached.task(trained[0])["model"]
@@ -75,7 +77,7 @@ def test_other_bytes_than_those_asked_for_are_not_kept(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_rounds_came_to(archipel: Command, trained: Any) -> None:
+def test_what_rounds_came_to(archipel: Command, trained: tuple[str, dict[str, np.ndarray]]) -> None:
     head, row = archipel("task", "metrics", trained[0])[0].splitlines()
     assert head.split() == ["number", "round", "devices", "ended", "weight", "step", "result"]
     assert (row.split()[0], row.split()[2], row.split()[-2]) == ("1", "3", "6")  # weights 1, 2 and 3

@@ -15,7 +15,7 @@ from archipel.server import load_settings
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from tests.cli.federation.test_remote import served  # noqa: F401  (a fixture)
-from tests.server.conftest import make_bundle
+from tests.support.tiny_bundle import make_bundle
 
 Command = Callable[..., tuple[str, str]]
 

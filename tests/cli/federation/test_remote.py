@@ -24,7 +24,7 @@ from archipel.protocol.operator.tasks import RoundResult
 from archipel.protocol.sealed import decode, public_bytes
 from archipel.server import create_app, init_data_folder, load_settings
 from archipel.server.services import Services
-from tests.server.conftest import make_bundle
+from tests.support.tiny_bundle import make_bundle
 
 Command = Callable[..., tuple[str, str]]
 

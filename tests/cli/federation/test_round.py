@@ -13,13 +13,14 @@ from werkzeug.serving import make_server
 from archipel.protocol.messages import LeaveRequest
 from archipel.protocol.uploads import contribution, metric_arrays
 from tests.attacks.faults_world import noise_from, play_round
-from tests.server.conftest import *  # noqa: F403  (fixtures)
+from tests.support.fixtures.server import *  # noqa: F403
+from tests.support.world import World
 
 Command = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
-def reached(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def reached(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """The world, whose server the commands reach."""
     web = make_server("127.0.0.1", 0, world.app, threaded=True)
     thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.02})
@@ -32,7 +33,7 @@ def reached(world: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     web.server_close()
 
 
-def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: Any) -> None:
+def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: World) -> None:
     world = reached
     *devices, gone = world.add_devices(4)
     ranges = {"loss": 8.0, "accuracy": 1.0}
@@ -70,7 +71,7 @@ def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: Any
     assert "no round" in archipel("round", "show", "0" * 32, code=1)[1]
 
 
-def test_a_buffered_round_shows_whose_updates_came_into_it(archipel: Command, reached: Any) -> None:
+def test_a_buffered_round_shows_whose_updates_came_into_it(archipel: Command, reached: World) -> None:
     world = reached
     plain = {"privacy": "plain", "threshold": None, "mode": "asynchronous", "cohort": 3, "concurrency": 6}
     task = world.create_task(rounds=2, **plain)
@@ -89,7 +90,7 @@ def test_a_buffered_round_shows_whose_updates_came_into_it(archipel: Command, re
     assert "an update comes into the round that is open" in " ".join(archipel("round", "list", "--help")[0].split())
 
 
-def test_who_spoils_rounds_is_shown_set_aside_and_released(archipel: Command, reached: Any) -> None:
+def test_who_spoils_rounds_is_shown_set_aside_and_released(archipel: Command, reached: World) -> None:
     world = reached
     task = world.create_task(rounds=40, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(9)

@@ -6,13 +6,14 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from onnx import numpy_helper, parser
 
 from archipel import bundle as b
+from tests.support.commands import Command, Linear
 
 MLP = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x) => (float[n, 3] y) <float[4, 5] w, float[5, 3] v>
 { h = MatMul (x, w) r = Relu (h) y = MatMul (r, v) }"""
@@ -48,12 +49,12 @@ def snr(a: np.ndarray, b: np.ndarray) -> float:
     return 10 * math.log10(np.square(a, dtype=np.float64).sum() / np.square(a - b, dtype=np.float64).sum())
 
 
-def call(archipel: Any, pair: Pair, *more: str, code: int = 0) -> tuple[str, str]:
+def call(archipel: Command, pair: Pair, *more: str, code: int = 0) -> tuple[str, str]:
     found: tuple[str, str] = archipel("compare", str(pair.a), str(pair.b), "--data", str(pair.data), *more, code=code)
     return found
 
 
-def test_as_json(archipel: Any, pair: Pair) -> None:
+def test_as_json(archipel: Command, pair: Pair) -> None:
     result = json.loads(call(archipel, pair, "--json", "--rows", "10")[0])
     rows = {row["name"]: row for row in result["rows"]}
     assert list(rows) == ["y", "h", "r"]
@@ -71,7 +72,7 @@ def test_as_json(archipel: Any, pair: Pair) -> None:
     assert (result["examples"], result["compared"]) == (40, 10)
 
 
-def test_as_text(archipel: Any, pair: Pair) -> None:
+def test_as_text(archipel: Command, pair: Pair) -> None:
     out, _ = call(archipel, pair)
     assert "b.onnx against a.onnx: 40 examples, inner values on 40" in out
     assert re.search(r"^ +[\d.-]+ +0\.\d{6} +\S+  output y +MatMul v$", out, re.M)
@@ -85,7 +86,7 @@ def test_as_text(archipel: Any, pair: Pair) -> None:
     assert "nothing diverges: no value is below -30 dB" in out
 
 
-def test_the_outputs_recover_from_layers_that_are_rescaled(archipel: Any, pair: Pair) -> None:
+def test_the_outputs_recover_from_layers_that_are_rescaled(archipel: Command, pair: Pair) -> None:
     """As equalisation does: w times 4, v through 4."""
     proto = parser.parse_model(MLP)
     proto.graph.initializer.extend(
@@ -97,7 +98,7 @@ def test_the_outputs_recover_from_layers_that_are_rescaled(archipel: Any, pair: 
     assert "the outputs do not: a recipe rescaled that layer" in out
 
 
-def test_the_page_is_one_file(archipel: Any, pair: Pair, tmp_path: Path) -> None:
+def test_the_page_is_one_file(archipel: Command, pair: Pair, tmp_path: Path) -> None:
     out, _ = call(archipel, pair, "--html", str(tmp_path / "page.html"))
     assert out.endswith(f"written to {tmp_path / 'page.html'}\n")
     page = (tmp_path / "page.html").read_text()
@@ -113,14 +114,14 @@ def test_the_page_is_one_file(archipel: Any, pair: Pair, tmp_path: Path) -> None
     assert again.read_text() == page
 
 
-def test_names_are_text_in_the_page(archipel: Any, pair: Pair, tmp_path: Path) -> None:
+def test_names_are_text_in_the_page(archipel: Command, pair: Pair, tmp_path: Path) -> None:
     for path in (pair.a, pair.b):
         path.write_bytes(path.read_bytes().replace(b"\x01h", b"\x01<"))
     call(archipel, pair, "--html", str(tmp_path / "page.html"))
     assert "<td>&lt;</td>" in (tmp_path / "page.html").read_text()
 
 
-def test_a_bundle_against_a_file(archipel: Any, linear: Any, tmp_path: Path) -> None:
+def test_a_bundle_against_a_file(archipel: Command, linear: Linear, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     x, label = rng.standard_normal((30, 4)).astype(np.float32), rng.integers(0, 3, 30)
     np.savez(tmp_path / "data.npz", x=x, label=label)
@@ -142,7 +143,7 @@ def test_a_bundle_against_a_file(archipel: Any, linear: Any, tmp_path: Path) -> 
         assert result["accuracy"]["b"] == ((x @ w).argmax(axis=1) == label).mean()
 
 
-def test_one_array_is_the_only_input(archipel: Any, pair: Pair, tmp_path: Path) -> None:
+def test_one_array_is_the_only_input(archipel: Command, pair: Pair, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", pair.x)
     out, _ = archipel("compare", str(pair.a), str(pair.a), "--data", str(tmp_path / "x.npy"))
     assert "nothing diverges" in out
@@ -165,7 +166,7 @@ def test_one_array_is_the_only_input(archipel: Any, pair: Pair, tmp_path: Path) 
     ],
 )
 def test_mistakes_are_one_line(
-    archipel: Any, pair: Pair, linear: Any, tmp_path: Path, arguments: list[str], text: str
+    archipel: Command, pair: Pair, linear: Linear, tmp_path: Path, arguments: list[str], text: str
 ) -> None:
     (tmp_path / "text.onnx").write_text("not a model")
     np.save(tmp_path / "wide.npy", np.zeros((3, 9), np.float32))

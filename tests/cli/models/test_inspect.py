@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +13,7 @@ import pytest
 from onnx import numpy_helper, parser
 
 from archipel.cli.models.inspect_text import _until
+from tests.support.commands import Command, Linear
 
 MLP = """<ir_version: 8, opset_import: ["": 17], producer_name: "by hand">
 g (float[n, 6] x) => (float[n, 3] y) <float[6, 8] w, float[8] b, float[8, 3] v>
@@ -31,7 +31,7 @@ def mlp(tmp_path: Path) -> Path:
     return tmp_path / "mlp.onnx"
 
 
-def test_an_onnx_file_needs_no_key(archipel: Any, mlp: Path) -> None:
+def test_an_onnx_file_needs_no_key(archipel: Command, mlp: Path) -> None:
     facts = json.loads(archipel("inspect", str(mlp), "--json")[0])
     assert (facts["kind"], facts["ir_version"], facts["opsets"]) == ("onnx", 8, {"": 17})
     assert facts["producer"] == "by hand"
@@ -52,7 +52,7 @@ def test_an_onnx_file_needs_no_key(archipel: Any, mlp: Path) -> None:
     assert facts["peak_bytes"] == 4 * (80 + 6 + 8 + 8)
 
 
-def test_an_onnx_file_as_text(archipel: Any, mlp: Path) -> None:
+def test_an_onnx_file_as_text(archipel: Command, mlp: Path) -> None:
     out, _ = archipel("inspect", str(mlp))
     for line in ("144 FLOPs per example; 3 nodes: Gemm 1, Relu 1, MatMul 1", "  <- x: float32[n, 6]",
                  "  -> y: float32[n, 3]", "3 parameters, 320 bytes, 18.8% zeros",
@@ -63,7 +63,7 @@ def test_an_onnx_file_as_text(archipel: Any, mlp: Path) -> None:
     assert "     96  66.7%  25.0%  Gemm      w\n     48  33.3%  12.5%  MatMul    v\n" in out
 
 
-def test_quantized_weights_are_zero_at_their_zero_point(archipel: Any, tmp_path: Path) -> None:
+def test_quantized_weights_are_zero_at_their_zero_point(archipel: Command, tmp_path: Path) -> None:
     text = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 2] x) => (float[n, 4] y)
     <uint8[2, 4] q = {7, 7, 7, 1, 2, 7, 0, 0}, float s = {0.5}, uint8 z = {7}>
     { w = DequantizeLinear (q, s, z) y = MatMul (x, w) }"""
@@ -73,7 +73,7 @@ def test_quantized_weights_are_zero_at_their_zero_point(archipel: Any, tmp_path:
     assert facts["weight_bytes"] == {"uint8": 9, "float32": 4}
 
 
-def test_a_bundle(archipel: Any, linear: Any) -> None:
+def test_a_bundle(archipel: Command, linear: Linear) -> None:
     facts = json.loads(archipel("inspect", *linear.arguments, "--json")[0])
     assert (facts["kind"], facts["name"], facts["verified"]) == ("bundle", "linear", True)
     assert facts["limits"] == {"peak_bytes": 1000, "flops_per_example": 1, "upload_bytes": 1}
@@ -98,7 +98,7 @@ def test_a_bundle(archipel: Any, linear: Any) -> None:
     assert facts["bytes"] == sum(files.values())
 
 
-def test_a_bundle_as_text(archipel: Any, linear: Any) -> None:
+def test_a_bundle_as_text(archipel: Command, linear: Linear) -> None:
     out, _ = archipel("inspect", *linear.arguments)
     for line in ("limits: peak 1,000 bytes; 1 FLOPs per example; upload at most 1 bytes", "self-test: none",
                  "  <- example        x: float32[n, 4]", "  -> output         y: float32[n, 3]",
@@ -117,7 +117,7 @@ def test_until_when_and_for_whom_a_bundle_is() -> None:
     assert _until(1) == "until 1970-01-01 00:00:01Z (that is over; it still predicts)"
 
 
-def test_a_bundle_without_its_key(archipel: Any, linear: Any) -> None:
+def test_a_bundle_without_its_key(archipel: Command, linear: Linear) -> None:
     _, err = archipel("inspect", str(linear.folder), code=1)
     assert err == f"archipel: {linear.folder}: a bundle is opened with its publisher's key; give --key FILE.pub\n"
     (linear.folder / "manifest.sig").write_bytes(bytes(64))
@@ -130,7 +130,7 @@ def test_a_bundle_without_its_key(archipel: Any, linear: Any) -> None:
     assert facts["verified"] is False
 
 
-def test_a_packed_bundle_unverified(archipel: Any, linear: Any, tmp_path: Path) -> None:
+def test_a_packed_bundle_unverified(archipel: Command, linear: Linear, tmp_path: Path) -> None:
     from archipel.bundle import pack
 
     pack(linear.folder, tmp_path / "l.bundle")
@@ -140,7 +140,7 @@ def test_a_packed_bundle_unverified(archipel: Any, linear: Any, tmp_path: Path) 
     assert "train.onnx: not a regular file, but the manifest lists it" in err
 
 
-def test_a_graph_that_cannot_be_read_is_said(archipel: Any, linear: Any) -> None:
+def test_a_graph_that_cannot_be_read_is_said(archipel: Command, linear: Linear) -> None:
     (linear.folder / "train.onnx").write_bytes(b"graph")
     out, _ = archipel("inspect", str(linear.folder), "--unverified")
     assert "  graph: " in out
@@ -159,7 +159,7 @@ def test_a_graph_that_cannot_be_read_is_said(archipel: Any, linear: Any) -> None
     ],
 )
 def test_mistakes_are_one_line(
-    archipel: Any, linear: Any, mlp: Path, tmp_path: Path, arguments: list[str], text: str
+    archipel: Command, linear: Linear, mlp: Path, tmp_path: Path, arguments: list[str], text: str
 ) -> None:
     (tmp_path / "text.onnx").write_text("not a model")
     (tmp_path / "empty").mkdir()
@@ -169,14 +169,14 @@ def test_mistakes_are_one_line(
     assert err.count("\n") == 1
 
 
-def test_a_saved_model_names_the_bundle_in_it(archipel: Any, linear: Any, tmp_path: Path) -> None:
+def test_a_saved_model_names_the_bundle_in_it(archipel: Command, linear: Linear, tmp_path: Path) -> None:
     (tmp_path / "saved" / "bundle").mkdir(parents=True)
     _, err = archipel("inspect", str(tmp_path / "saved"), code=1)
     assert f"name the bundle in it: {tmp_path / 'saved' / 'bundle'}" in err
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
-def test_a_device_without_onnx(linear: Any, command: str) -> None:
+def test_a_device_without_onnx(linear: Linear, command: str) -> None:
     """What needs no graph is shown, and what does says which extra brings it."""
     script = (
         "import sys; sys.modules['onnx'] = sys.modules['onnx_ir'] = None; "
@@ -199,7 +199,7 @@ def test_an_onnx_file_without_onnx(mlp: Path) -> None:
     assert done.stderr == "archipel: onnx is not installed; install it with: pip install 'archipel[convert]'\n"
 
 
-def test_nothing_is_written_beside_an_onnx_file(archipel: Any, mlp: Path) -> None:
+def test_nothing_is_written_beside_an_onnx_file(archipel: Command, mlp: Path) -> None:
     before = sorted(path.name for path in mlp.parent.iterdir())
     archipel("inspect", str(mlp))
     assert sorted(path.name for path in mlp.parent.iterdir()) == before

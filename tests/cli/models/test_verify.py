@@ -17,6 +17,7 @@ from archipel import bundle as b
 from archipel import converter, training
 from archipel.converter import Signing, Training
 from archipel.graph import Model
+from tests.support.commands import Command
 
 MLP = """<ir_version: 10, opset_import: ["": 21]> g (float[n, 6] x) => (float[n, 3] y) <float[6, 8] w, float[8, 3] v>
 { h = MatMul (x, w) r = Relu (h) y = MatMul (r, v) }"""
@@ -68,7 +69,7 @@ def again(made: Path, tmp_path: Path) -> Callable[..., list[str]]:
     return sign
 
 
-def test_a_good_bundle(archipel: Any, made: Path, tmp_path: Path) -> None:
+def test_a_good_bundle(archipel: Command, made: Path, tmp_path: Path) -> None:
     b.pack(made / "good", tmp_path / "good.bundle")
     for path in (made / "good", tmp_path / "good.bundle"):
         out, err = archipel("verify", str(path), "--key", str(made / "k.pub"))
@@ -84,7 +85,7 @@ def test_a_good_bundle(archipel: Any, made: Path, tmp_path: Path) -> None:
         assert err == ""
 
 
-def test_the_limits_are_computed_from_the_graphs(archipel: Any, made: Path) -> None:
+def test_the_limits_are_computed_from_the_graphs(archipel: Command, made: Path) -> None:
     """As the converter computed them, by another way: from the files and not from the model."""
     out, _ = archipel("verify", str(made / "good"), "--key", str(made / "k.pub"))
     limits = b.open_bundle(made / "good", [b.load_public_key(made / "k.pub")]).manifest.limits
@@ -96,7 +97,9 @@ def test_the_limits_are_computed_from_the_graphs(archipel: Any, made: Path) -> N
 
 
 @pytest.mark.parametrize("field", ["peak_bytes", "flops_per_example", "upload_bytes"])
-def test_limits_below_what_the_graphs_need(archipel: Any, again: Any, made: Path, field: str) -> None:
+def test_limits_below_what_the_graphs_need(
+    archipel: Command, again: Callable[..., list[str]], made: Path, field: str
+) -> None:
     import msgspec
 
     good = b.open_bundle(made / "good", [b.load_public_key(made / "k.pub")]).manifest.limits
@@ -110,12 +113,14 @@ def test_limits_below_what_the_graphs_need(archipel: Any, again: Any, made: Path
     assert "ok       self-test" in out
 
 
-def test_limits_above_are_good(archipel: Any, again: Any) -> None:
+def test_limits_above_are_good(archipel: Command, again: Callable[..., list[str]]) -> None:
     arguments = again(limits=b.Limits(peak_bytes=1 << 30, flops_per_example=1 << 30, upload_bytes=1 << 30))
     assert "of 1,073,741,824" in archipel(*arguments)[0]
 
 
-def test_answers_that_are_not_those_of_the_self_test(archipel: Any, again: Any, made: Path) -> None:
+def test_answers_that_are_not_those_of_the_self_test(
+    archipel: Command, again: Callable[..., list[str]], made: Path
+) -> None:
     good = b.open_bundle(made / "good", [b.load_public_key(made / "k.pub")])
     test = good.manifest.self_test
     assert test is not None
@@ -129,11 +134,11 @@ def test_answers_that_are_not_those_of_the_self_test(archipel: Any, again: Any, 
     assert "skipped  self-test: left out (--no-run)" in out
 
 
-def test_without_vectors(archipel: Any, again: Any) -> None:
+def test_without_vectors(archipel: Command, again: Callable[..., list[str]]) -> None:
     assert "ok       self-test: no vectors in the bundle" in archipel(*again(self_test=None))[0]
 
 
-def test_a_graph_that_onnxruntime_refuses(archipel: Any, again: Any) -> None:
+def test_a_graph_that_onnxruntime_refuses(archipel: Command, again: Callable[..., list[str]]) -> None:
     text = '<ir_version: 10, opset_import: ["": 21]> g (float[n] x) => (float[n] y) { y = Relu(nowhere) }'
     graph = parser.parse_model(text).SerializeToString()
     out, err = archipel(*again(graphs={"evaluate.onnx": graph}), code=1)
@@ -145,7 +150,7 @@ def test_a_graph_that_onnxruntime_refuses(archipel: Any, again: Any) -> None:
     assert err.count("\n") == 1
 
 
-def test_another_graph_than_the_manifest_says(archipel: Any, again: Any, made: Path) -> None:
+def test_another_graph_than_the_manifest_says(archipel: Command, again: Callable[..., list[str]], made: Path) -> None:
     graph = (made / "good" / "refresh.onnx").read_bytes()
     out, _ = archipel(*again(graphs={"predict.onnx": graph}), code=1)
     assert "FAILED   program predict: " in out
@@ -199,7 +204,9 @@ def test_a_signed_bundle_with_an_unsafe_graph(archipel: Any, again: Any, made: P
         (missing_file, "digests", "cannot be read"),
     ],
 )
-def test_what_was_changed_after_signing(archipel: Any, again: Any, change: Any, check: str, text: str) -> None:
+def test_what_was_changed_after_signing(
+    archipel: Command, again: Callable[..., list[str]], change: Any, check: str, text: str
+) -> None:
     arguments = again()
     change(Path(arguments[1]))
     out, err = archipel(*arguments, code=1)
@@ -212,7 +219,7 @@ def test_what_was_changed_after_signing(archipel: Any, again: Any, change: Any, 
     assert "program" not in out.replace("programs", "")
 
 
-def test_as_json(archipel: Any, again: Any, made: Path) -> None:
+def test_as_json(archipel: Command, again: Callable[..., list[str]], made: Path) -> None:
     answer = json.loads(archipel("verify", str(made / "good"), "--key", str(made / "k.pub"), "--json")[0])
     assert answer["good"] is True
     assert answer["digest"] == b.open_bundle(made / "good", [b.load_public_key(made / "k.pub")]).digest
@@ -226,7 +233,7 @@ def test_as_json(archipel: Any, again: Any, made: Path) -> None:
     assert err.count("\n") == 1
 
 
-def test_a_bundle_that_only_predicts_is_checked_for_one_example(archipel: Any, made: Path, tmp_path: Path) -> None:
+def test_a_bundle_that_only_predicts_is_checked_for_one_example(archipel: Command, made: Path, tmp_path: Path) -> None:
     proto = parser.parse_model(MLP)
     for name, shape in {"w": (6, 8), "v": (8, 3)}.items():
         proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
@@ -248,7 +255,7 @@ def test_a_bundle_that_only_predicts_is_checked_for_one_example(archipel: Any, m
         (["{made}/good", "--key", "{made}/good/manifest.json"], "(an Ed25519 public key), got"),
     ],
 )
-def test_mistakes_are_one_line(archipel: Any, made: Path, arguments: list[str], text: str) -> None:
+def test_mistakes_are_one_line(archipel: Command, made: Path, arguments: list[str], text: str) -> None:
     out, err = archipel("verify", *(each.format(made=made) for each in arguments), code=1)
     assert text in err
     assert err.count("\n") == 1

@@ -10,8 +10,8 @@ from archipel.errors import RefusedError, UnreachableError
 from archipel.protocol import messages as m
 from archipel.protocol.sealed import encode
 from tests.client.answers.world import NO_ANSWER, World, case
-from tests.client.conftest import W0
-from tests.client.scripted import Reply, before, refused
+from tests.support.linear_bundle import W0
+from tests.support.scripted_server import Reply, before, refused
 
 STEP = np.float32(0.01)
 

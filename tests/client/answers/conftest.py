@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.answers.world import World
-from tests.client.scripted import scripted
+from tests.support.scripted_server import scripted
 
 
 @pytest.fixture

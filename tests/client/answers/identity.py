@@ -11,7 +11,7 @@ from archipel.errors import ClientError, RefusedError, SessionRefusedError, Unre
 from archipel.protocol import messages as m
 from archipel.protocol.sealed import decode, encode
 from tests.client.answers.world import NO_ANSWER, World, case
-from tests.client.scripted import Reply, before, refused
+from tests.support.scripted_server import Reply, before, refused
 
 
 @case("about the identity", "200 to the enrolment")

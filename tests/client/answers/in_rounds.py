@@ -9,7 +9,7 @@ import msgspec
 from archipel.protocol import messages as m
 from archipel.protocol.sealed import decode, encode
 from tests.client.answers.world import NO_ANSWER, STEPS, World, case
-from tests.client.scripted import Change, Reply, before, refused
+from tests.support.scripted_server import Change, Reply, before, refused
 
 
 @case("in a round", "200")

@@ -6,7 +6,7 @@ import pytest
 
 from archipel.errors import RefusedError, UnreachableError
 from tests.client.answers.world import NO_ANSWER, World, case
-from tests.client.scripted import before
+from tests.support.scripted_server import before
 
 
 def counted(world: World) -> None:

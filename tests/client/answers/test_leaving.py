@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from tests.client.answers.world import World
-from tests.client.scripted import Reply
+from tests.support.scripted_server import Reply
 
 
 @pytest.mark.parametrize("heard", [True, False])

@@ -12,8 +12,8 @@ from archipel.errors import RefusedError, UnreachableError
 from archipel.protocol import messages as m
 from archipel.protocol.sealed import encode, seal
 from tests.client.answers.world import NO_ANSWER, World, case
-from tests.client.conftest import POPULATION
-from tests.client.scripted import Reply, before, refused
+from tests.support.linear_bundle import POPULATION
+from tests.support.scripted_server import Reply, before, refused
 
 
 @case("to a check-in", "200 with a plan")

@@ -14,7 +14,7 @@ from archipel.errors import RefusedError
 from archipel.protocol import messages as m
 from archipel.protocol.sealed import encode
 from tests.client.answers.world import NO_ANSWER, World, case
-from tests.client.scripted import Reply, before, refused
+from tests.support.scripted_server import Reply, before, refused
 
 
 def part(world: World, data: bytes) -> Path:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from archipel.client import Agent, AgentConfig, Event, Outcome
-from tests.client.conftest import local_data, states
-from tests.client.scripted import Change, Reply, Scripted, before
+from tests.support.federation import states
+from tests.support.linear_bundle import local_data
+from tests.support.scripted_server import Change, Reply, Scripted, before
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "agent.md").read_text()
 SECTION = PAGE.partition("## What the server may answer\n")[2].partition("\n## ")[0]

@@ -17,6 +17,7 @@ from archipel.client.conditions.probes.device import Battery, Charging, Idle, Te
 from archipel.client.conditions.probes.network import Unmetered
 from archipel.client.conditions.probes.space import Memory
 from archipel.errors import ClientError
+from tests.support.federation import Federation
 
 Tree = Callable[..., Path]
 GIB = 1 << 30
@@ -226,7 +227,7 @@ def test_this_machine_and_what_it_costs(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == files
 
 
-def test_an_agent_keeps_to_them(federation: Any, tree: Tree) -> None:
+def test_an_agent_keeps_to_them(federation: Federation, tree: Tree) -> None:
     root = tree(MACHINE)
     agent = federation.agent(0, conditions=Conditions([*probes(root), Mine()]))
     assert agent.run_once().kind == "waiting"

@@ -36,9 +36,9 @@ from archipel.client.memory.journal import Forgotten
 from archipel.errors import BundleError, CertificateError, ClientError
 from archipel.protocol import identity, messages
 from archipel.protocol.sealed import Sealed, encode, seal
-from tests.client.conftest import POPULATION, W0, local_data
-from tests.client.scripted import STEPS, Change, Reply, Scripted, scripted, sealed_again
 from tests.mutations import mutations
+from tests.support.linear_bundle import POPULATION, W0, local_data
+from tests.support.scripted_server import STEPS, Change, Reply, Scripted, scripted, sealed_again
 
 # What is left of a connection that broke off is closed when it is collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -17,7 +17,7 @@ from archipel.client import Agent, AgentConfig
 from archipel.errors import CertificateError, RefusedError, UnreachableError
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.sealed import decode
-from tests.client.conftest import local_data
+from tests.support.linear_bundle import local_data
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.client.storm.fleet"])

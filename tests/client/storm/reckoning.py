@@ -22,8 +22,9 @@ from archipel.protocol.sealed import Sealed, decode
 from archipel.protocol.vector import Layout
 from archipel.server.database.tables import UPDATE_PHASES, Answer, Round, Task, Version
 from archipel.server.services import Services
-from tests.client.conftest import local_data, round_seed, states
-from tests.client.faults import Proxy
+from tests.support.faults import Proxy
+from tests.support.federation import round_seed, states
+from tests.support.linear_bundle import local_data
 
 STEPS_PER_EPOCH = 4
 """Examples in a batch of the bundle's schedule, which has two epochs."""

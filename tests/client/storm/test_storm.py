@@ -23,20 +23,21 @@ from archipel.operator import OperatorClient, TaskRequest
 from archipel.protocol.sealed import encode, public_bytes
 from archipel.server import init_data_folder, load_settings
 from archipel.server.services import Services
-from tests.client.conftest import POPULATION, Federation, make_bundle
-from tests.client.faults import Proxy, running
 from tests.client.storm import fleet
 from tests.client.storm.fleet import CALM, Berth, Ship
 from tests.client.storm.reckoning import Reckoning, journal
 from tests.client.storm.weather import Weather
-from tests.server.processes.serving import SERVE, Server
+from tests.support.faults import Proxy, running
+from tests.support.federation import Federation
+from tests.support.linear_bundle import POPULATION, make_bundle
+from tests.support.serving import SERVE, Server
 
 AGENTS = 50
 PER_SHIP = (17, 15, 3, 3, 3, 3, 3, 3)
 """Agents in each process; those with few of them are killed."""
 ISOLATED = 3
 """So many agents compute in a process of their own."""
-SHORT, LONG = 50.0, 600.0
+SHORT, LONG = 25.0, 600.0
 DEADLINES = dict.fromkeys(
     (
         "assigning",

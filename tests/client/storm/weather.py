@@ -6,8 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from tests.client import faults
-from tests.client.faults import Fault, Proxy
+from tests.support import faults
+from tests.support.faults import Fault, Proxy
 
 KINDS: dict[str, tuple[int, Callable[[random.Random], Fault]]] = {
     "request lost": (4, lambda rng: faults.lost_request),

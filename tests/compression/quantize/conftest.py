@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,25 +14,7 @@ from archipel.compression import CompressedModel, Examples
 from archipel.compression.work import Work
 from archipel.graph import Model
 from archipel.training.losses import cross_entropy
-
-Arrays = dict[str, np.ndarray]
-
-
-class Network(nn.Module):
-    """A convolution, a depthwise and a pointwise one with Relu6, a residual addition, and a dense layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm1 = nn.Conv2d(2, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.depthwise, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8)
-        self.pointwise, self.norm3 = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
-        self.dense = nn.Linear(8 * 16, 5)
-
-    def forward(self, x: Any) -> Any:
-        x = torch.relu(self.norm1(self.conv(x)))
-        y = nn.functional.relu6(self.norm2(self.depthwise(x)))
-        x = nn.functional.max_pool2d(x + self.norm3(self.pointwise(y)), 2)
-        return self.dense(x.flatten(1))
+from tests.support.quantized_network import Apply, Network, Run, Stored
 
 
 @pytest.fixture(scope="package")
@@ -62,7 +43,7 @@ def examples() -> Examples:
 
 
 @pytest.fixture(scope="package")
-def apply() -> Callable[..., tuple[CompressedModel, Arrays]]:
+def apply() -> Apply:
     """(model, part, examples) -> the changed model and what the part noted."""
 
     def applied(
@@ -75,7 +56,7 @@ def apply() -> Callable[..., tuple[CompressedModel, Arrays]]:
 
 
 @pytest.fixture(scope="package")
-def run() -> Callable[..., np.ndarray]:
+def run() -> Run:
     """The first output of a model, as it is written with `optimized=False`."""
 
     def answer(model: Model, x: np.ndarray, optimized: bool = True) -> np.ndarray:
@@ -90,6 +71,6 @@ def run() -> Callable[..., np.ndarray]:
 
 
 @pytest.fixture(scope="package")
-def stored() -> Callable[[Model], Arrays]:
+def stored() -> Stored:
     """The initializers of a model, by name."""
     return lambda model: {n: v.const_value.numpy() for n, v in model.ir.graph.initializers.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -17,12 +16,13 @@ from archipel.compression.quantize.aware import _activation_scales
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.graph.shapes import constant_array
+from tests.support.quantized_network import Apply, Run
 
 COARSE = StaticInt8(per_channel=False, reduce_range=True, narrow_convolutions="int8")
 
 
 @pytest.fixture(scope="module")
-def labelled(network: Model, examples: Examples, run: Any) -> Examples:
+def labelled(network: Model, examples: Examples, run: Run) -> Examples:
     return Examples(dict(examples.fields), run(network, examples.fields["x"]).argmax(axis=1))
 
 
@@ -31,7 +31,7 @@ def scales(model: CompressedModel) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_training_lowers_the_loss_of_what_devices_run(network: Model, labelled: Examples, apply: Any) -> None:
+def test_training_lowers_the_loss_of_what_devices_run(network: Model, labelled: Examples, apply: Apply) -> None:
     from archipel.compression.work import Work
     from archipel.training.losses import cross_entropy
 
@@ -48,7 +48,7 @@ def test_training_lowers_the_loss_of_what_devices_run(network: Model, labelled: 
     assert after.parameter_names == before.parameter_names
 
 
-def test_fixed_steps(network: Model, labelled: Examples, apply: Any) -> None:
+def test_fixed_steps(network: Model, labelled: Examples, apply: Apply) -> None:
     before, _ = apply(network, COARSE, labelled)
     after, facts = apply(before, QuantizationAware(FineTune(steps=3, lr=5e-3), learn_steps=False), labelled)
     assert facts["steps_moved_by"] == {}
@@ -59,7 +59,7 @@ def test_fixed_steps(network: Model, labelled: Examples, apply: Any) -> None:
         np.testing.assert_array_equal(after.parameters[name], network.parameters[name])
 
 
-def test_one_step_of_a_learned_scale_against_pytorch(apply: Any) -> None:
+def test_one_step_of_a_learned_scale_against_pytorch(apply: Apply) -> None:
     """SGD on r with scale exp(r), r = 0: r - lr scale dL/dscale, with PyTorch's fake quantization."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(6, 3)
@@ -82,13 +82,13 @@ def test_one_step_of_a_learned_scale_against_pytorch(apply: Any) -> None:
     np.testing.assert_allclose(scales(after)[name], expected.reshape(()), rtol=1e-6)
 
 
-def test_nothing_to_be_aware_of(network: Model, labelled: Examples, apply: Any) -> None:
+def test_nothing_to_be_aware_of(network: Model, labelled: Examples, apply: Apply) -> None:
     with pytest.raises(CompressionError, match="put StaticInt8 before it"):
         apply(network, QuantizationAware(), labelled)
 
 
 @pytest.mark.parametrize(("least", "most", "type_"), [(0.0, 6.0, "uint8"), (-1.0, 1.0, "int8"), (-1.0, 6.0, "uint8")])
-def test_steps_stay_within_a_clip(apply: Any, tmp_path: Path, least: float, most: float, type_: str) -> None:
+def test_steps_stay_within_a_clip(apply: Apply, tmp_path: Path, least: float, most: float, type_: str) -> None:
     """Steps that training would lengthen beyond it; a runtime then drops the Clip."""
     torch.manual_seed(0)
     clipped = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Hardtanh(least, most), nn.Conv2d(8, 8, 3), nn.Flatten())

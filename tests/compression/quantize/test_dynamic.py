@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,16 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from archipel.compression import DynamicInt8, StaticInt8
+from archipel.compression import DynamicInt8, Examples, StaticInt8
 from archipel.errors import CompressionError
 from archipel.graph import Model
+from tests.support.quantized_network import Apply, Run
 
 
 def noise(found: np.ndarray, exact: np.ndarray) -> float:
     return float(np.square(found - exact).mean() / np.square(exact).mean())
 
 
-def test_as_far_from_float_as_onnxruntimes(apply: Any, run: Any, tmp_path: Path) -> None:
+def test_as_far_from_float_as_onnxruntimes(apply: Apply, run: Run, tmp_path: Path) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
     model = Model.from_torch(network, torch.zeros(2, 40))
@@ -42,7 +42,7 @@ def test_as_far_from_float_as_onnxruntimes(apply: Any, run: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("per_channel", [True, False])
-def test_a_layer_by_hand(apply: Any, run: Any, per_channel: bool) -> None:
+def test_a_layer_by_hand(apply: Apply, run: Run, per_channel: bool) -> None:
     torch.manual_seed(0)
     layer = nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=True)
     x = np.random.default_rng(0).standard_normal((4, 2, 9, 9)).astype(np.float32)
@@ -62,14 +62,14 @@ def test_a_layer_by_hand(apply: Any, run: Any, per_channel: bool) -> None:
     assert "ConvInteger" in {node.op_type for node in found.deployed().ir.graph}
 
 
-def test_one_rounding_serves_all_that_read_a_value(network: Model, apply: Any) -> None:
+def test_one_rounding_serves_all_that_read_a_value(network: Model, apply: Apply) -> None:
     found, facts = apply(network, DynamicInt8(convolutions=True))
     kinds = [node.op_type for node in found.deployed().ir.graph]
     assert kinds.count("DynamicQuantizeLinear") == 4
     assert len(facts["layers"]) == 4
 
 
-def test_a_gemm_with_a_factor_stays_float(apply: Any, run: Any) -> None:
+def test_a_gemm_with_a_factor_stays_float(apply: Apply, run: Run) -> None:
     text = """<ir_version: 10, opset_import: ["" : 21]>
     graph (float[batch, 2] x) => (float[batch, 2] y) <float[2, 2] w = {1, 2, 3, 4}, float[2, 2] v = {1, 2, 3, 4}>
     { h = Gemm <alpha = 2.0> (x, w)  y = MatMul (h, v) }"""
@@ -80,7 +80,7 @@ def test_a_gemm_with_a_factor_stays_float(apply: Any, run: Any) -> None:
     np.testing.assert_allclose(run(found.deployed(), x), run(model, x), rtol=0.02, atol=0.2)
 
 
-def test_errors(network: Model, examples: Any, apply: Any) -> None:
+def test_errors(network: Model, examples: Examples, apply: Apply) -> None:
     static, _ = apply(network, StaticInt8(), examples)
     with pytest.raises(CompressionError, match="quantized already"):
         apply(static, DynamicInt8())
@@ -90,6 +90,6 @@ def test_errors(network: Model, examples: Any, apply: Any) -> None:
         apply(network, DynamicInt8(convolutions=True, exclude=("*",)))
 
 
-def test_convolutions_stay_float_unless_asked_for(network: Model, apply: Any) -> None:
+def test_convolutions_stay_float_unless_asked_for(network: Model, apply: Apply) -> None:
     _, facts = apply(network, DynamicInt8())
     assert facts["layers"] == ["dense.weight"]

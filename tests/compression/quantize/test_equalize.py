@@ -14,6 +14,7 @@ from archipel.compression.quantize.equalize import equalize_channels, pairs
 from archipel.compression.work import Work
 from archipel.graph import Model
 from archipel.training.losses import cross_entropy
+from tests.support.quantized_network import Run
 
 
 def made(model: Model, examples: Examples) -> tuple[CompressedModel, dict[str, Any]]:
@@ -39,7 +40,7 @@ def test_of_two_dense_layers() -> None:
     np.testing.assert_allclose(found.parameters["2.weight"], w2 * s, rtol=1e-5)
 
 
-def test_a_network_with_normalizations(network: Model, module: nn.Module, examples: Examples, run: Any) -> None:
+def test_a_network_with_normalizations(network: Model, module: nn.Module, examples: Examples, run: Run) -> None:
     """Depthwise layers, BatchNormalization on both sides; the Relu6 cuts off, so nothing goes through it."""
     found, facts = made(network, Examples({"x": 4 * examples.fields["x"]}))
     assert facts["opened_clips"] == []
@@ -50,7 +51,7 @@ def test_a_network_with_normalizations(network: Model, module: nn.Module, exampl
             super().__init__()
             self.inner = module
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             m = self.inner
             x = torch.relu(m.norm1(m.conv(x)))  # type: ignore[operator]
             x = torch.relu(m.norm2(m.depthwise(x)))  # type: ignore[operator]
@@ -79,7 +80,7 @@ def test_a_network_with_normalizations(network: Model, module: nn.Module, exampl
         np.testing.assert_allclose(first, second, rtol=5e-3)
 
 
-def test_a_relu6_that_cuts_nothing_off_is_opened(examples: Examples, run: Any) -> None:
+def test_a_relu6_that_cuts_nothing_off_is_opened(examples: Examples, run: Run) -> None:
     torch.manual_seed(1)
     small = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU6(), nn.Conv2d(4, 3, 3)).eval()
     model = Model.from_torch(small, torch.zeros(2, 2, 8, 8))

@@ -19,6 +19,7 @@ from archipel.compression.quantize.weight_only import WeightOnly
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.training.losses import mse
+from tests.support.quantized_network import Apply, Run, Stored
 
 # The first layer of these networks reads two channels.
 Whole = partial(StaticInt8, narrow_convolutions="int8")
@@ -79,7 +80,7 @@ def test_zeros_and_the_largest_stay() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [Whole, partial(WeightOnly, bits=4, smallest=8)])
-def test_adaround_of_a_network(part: Any, network: Model, examples: Examples, apply: Any, run: Any) -> None:
+def test_adaround_of_a_network(part: Any, network: Model, examples: Examples, apply: Apply, run: Run) -> None:
     """The output comes closer to that of the float network, and parameters move by less than a step."""
     x = examples.fields["x"]
     exact = run(network, x)
@@ -95,7 +96,9 @@ def test_adaround_of_a_network(part: Any, network: Model, examples: Examples, ap
 
 
 @pytest.mark.slow
-def test_the_integers_that_were_chosen_are_stored(network: Model, examples: Examples, apply: Any, stored: Any) -> None:
+def test_the_integers_that_were_chosen_are_stored(
+    network: Model, examples: Examples, apply: Apply, stored: Stored
+) -> None:
     """Scales stay, and every integer is the one below or above."""
     plain, _ = apply(network, Whole(), examples)
     fitted, _ = apply(network, Whole(rounding="adaround", rounding_steps=300), examples)
@@ -108,7 +111,7 @@ def test_the_integers_that_were_chosen_are_stored(network: Model, examples: Exam
     assert all(np.abs(step).max() == 1 for step in steps)
 
 
-def test_bias_correction_by_hand(apply: Any) -> None:
+def test_bias_correction_by_hand(apply: Apply) -> None:
     """Nagel et al. 2019, section 4.2, of one layer: E[float output] - E[quantized output] for each channel."""
     torch.manual_seed(0)
     layer = nn.Conv2d(2, 3, 3)
@@ -129,7 +132,7 @@ def test_bias_correction_by_hand(apply: Any) -> None:
 
 
 @pytest.mark.slow
-def test_bias_correction_takes_the_shift_away(network: Model, examples: Examples, apply: Any, run: Any) -> None:
+def test_bias_correction_takes_the_shift_away(network: Model, examples: Examples, apply: Apply, run: Run) -> None:
     x = examples.fields["x"]
     exact = run(network, x)
     coarse = {"per_channel": False, "reduce_range": True}
@@ -154,12 +157,12 @@ class Uneven(nn.Module):
             self.uneven.bias.mul_(factors)
             self.last.weight.view(5, 8, 64).div_(factors[:, None])
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(torch.relu(self.uneven(torch.relu(self.first(x)))).flatten(1))
 
 
 @pytest.mark.slow
-def test_layers_that_lose_too_much_stay_in_float(examples: Examples, apply: Any, run: Any, stored: Any) -> None:
+def test_layers_that_lose_too_much_stay_in_float(examples: Examples, apply: Apply, run: Run, stored: Stored) -> None:
     model = Model.from_torch(Uneven().eval(), torch.zeros(2, 2, 8, 8))
     x = examples.fields["x"]
     given = Examples({"x": x}, run(model, x).argmax(axis=1))  # so the float network is always right
@@ -178,19 +181,19 @@ def test_layers_that_lose_too_much_stay_in_float(examples: Examples, apply: Any,
     assert any(value.dtype == np.int8 and value.ndim > 1 for value in kept.values())
 
 
-def test_a_budget_that_is_kept_leaves_nothing_in_float(network: Model, examples: Examples, apply: Any) -> None:
+def test_a_budget_that_is_kept_leaves_nothing_in_float(network: Model, examples: Examples, apply: Apply) -> None:
     _, facts = apply(network, Whole(max_drop=100.0), examples)
     assert facts["float_layers"] == []
 
 
-def test_a_budget_that_nothing_keeps(examples: Examples, apply: Any, run: Any) -> None:
+def test_a_budget_that_nothing_keeps(examples: Examples, apply: Apply, run: Run) -> None:
     model = Model.from_torch(nn.Sequential(nn.Flatten(), nn.Linear(128, 5)), torch.zeros(2, 2, 8, 8))
     exact = run(model, examples.fields["x"])
     with pytest.raises(CompressionError, match=r"max_drop=0.*no layer can be quantized"):
         apply(model, Whole(max_drop=0.0), Examples({"input": examples.fields["x"]}, exact), mse())
 
 
-def test_the_walk_stops_at_branches(apply: Any) -> None:
+def test_the_walk_stops_at_branches(apply: Apply) -> None:
     text = """<ir_version: 10, opset_import: ["" : 21]>
     graph (float[batch, 4] x) => (float[batch, 3] y) <float[4, 3] w = {1,2,3,4,5,6,7,8,9,1,2,3}>
     {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -14,9 +12,10 @@ from torch import nn
 from archipel.compression import Examples, Float16
 from archipel.errors import CompressionError
 from archipel.graph import Model
+from tests.support.quantized_network import Apply, Run, Stored
 
 
-def test_weights_are_stored_in_half_the_bytes(apply: Any, run: Any, stored: Any) -> None:
+def test_weights_are_stored_in_half_the_bytes(apply: Apply, run: Run, stored: Stored) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 3))
     x = np.random.default_rng(0).standard_normal((5, 30)).astype(np.float32)
@@ -33,7 +32,7 @@ def test_weights_are_stored_in_half_the_bytes(apply: Any, run: Any, stored: Any)
     np.testing.assert_allclose(run(found, x), expected, atol=1e-6)
 
 
-def test_everything_computed_in_half(network: Model, examples: Examples, apply: Any, run: Any) -> None:
+def test_everything_computed_in_half(network: Model, examples: Examples, apply: Apply, run: Run) -> None:
     """All values between the input and the output are float16; nearly what float32 computes comes out."""
     found = apply(network, Float16(compute="float16"))[0].deployed()
     assert (found.inputs, found.outputs) == (network.inputs, network.outputs)
@@ -45,14 +44,14 @@ def test_everything_computed_in_half(network: Model, examples: Examples, apply: 
     np.testing.assert_allclose(run(found, x), exact, atol=5e-3 * np.abs(exact).max())
 
 
-def test_the_model_that_was_given_stays(network: Model, apply: Any) -> None:
+def test_the_model_that_was_given_stays(network: Model, apply: Apply) -> None:
     """Graphs share their types when they are copied."""
     apply(network, Float16(compute="float16"))
     kinds = {value.dtype for node in network.ir.graph for value in node.outputs}
     assert ir.DataType.FLOAT16 not in kinds
 
 
-def test_what_an_operator_takes_in_float32_only_stays_so(apply: Any, run: Any) -> None:
+def test_what_an_operator_takes_in_float32_only_stays_so(apply: Apply, run: Run) -> None:
     """Scales of Resize; a number type that is asked for."""
     text = """<ir_version: 10, opset_import: ["" : 21]>
     graph (float[batch, 2, 3, 3] x) => (float[batch, 4, 6, 6] y)
@@ -65,7 +64,7 @@ def test_what_an_operator_takes_in_float32_only_stays_so(apply: Any, run: Any) -
     np.testing.assert_allclose(run(found.deployed(), x), run(model, x), rtol=5e-3, atol=5e-2)
 
 
-def test_errors(network: Model, apply: Any) -> None:
+def test_errors(network: Model, apply: Apply) -> None:
     large = network.copy()
     content = network.parameters["dense.weight"] * 1e7
     large.ir.graph.initializers["dense.weight"].const_value = ir.tensor(content, name="dense.weight")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from archipel.compression.quantize.half import Float16
 from archipel.compression.quantize.weight_only import WeightOnly
 from archipel.graph import Model
 from archipel.graph.check import check_model
+from tests.support.quantized_network import Apply, Run, Stored
 
 SCHEMES: dict[str, Any] = {
     "static": StaticInt8(narrow_convolutions="int8"),
@@ -38,13 +38,11 @@ SCHEMES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module", params=SCHEMES)
-def scheme(request: Any, network: Model, examples: Examples, apply: Any) -> CompressedModel:
-    return apply(network, SCHEMES[request.param], examples)[0]  # type: ignore[no-any-return]
+def scheme(request: pytest.FixtureRequest, network: Model, examples: Examples, apply: Apply) -> CompressedModel:
+    return apply(network, SCHEMES[request.param], examples)[0]
 
 
-def test_exported_is_what_was_simulated(
-    scheme: CompressedModel, network: Model, examples: Examples, run: Callable[..., np.ndarray]
-) -> None:
+def test_exported_is_what_was_simulated(scheme: CompressedModel, network: Model, examples: Examples, run: Run) -> None:
     deployed = scheme.deployed()
     assert (deployed.inputs, deployed.outputs) == (network.inputs, network.outputs)
     check_model(scheme.ir)
@@ -58,7 +56,7 @@ def test_exported_is_what_was_simulated(
     assert 0 < noise < 2e-2
 
 
-def test_refresh_follows_the_parameters(scheme: CompressedModel, network: Model, stored: Any) -> None:
+def test_refresh_follows_the_parameters(scheme: CompressedModel, network: Model, stored: Stored) -> None:
     rng = np.random.default_rng(1)
     names = scheme.trainable_names
     moved = {n: (scheme.parameters[n] + 0.02 * rng.standard_normal(scheme.parameters[n].shape)).astype(np.float32)
@@ -83,7 +81,7 @@ def test_refresh_follows_the_parameters(scheme: CompressedModel, network: Model,
 
 
 @pytest.mark.slow
-def test_it_still_trains(scheme: CompressedModel, network: Model, examples: Examples, apply: Any) -> None:
+def test_it_still_trains(scheme: CompressedModel, network: Model, examples: Examples, apply: Apply) -> None:
     trained, _ = apply(scheme, QuantizationAware(FineTune(steps=2, batch_size=16, lr=1e-2)), examples)
     assert isinstance(trained, CompressedModel)
     assert trained.training_form is not None
@@ -97,7 +95,7 @@ def test_it_still_trains(scheme: CompressedModel, network: Model, examples: Exam
 
 @pytest.mark.parametrize(("choice", "integers"), [("float", 3), ("int8", 4)])
 def test_convolutions_that_read_few_channels_stay_in_float(
-    choice: Any, integers: int, network: Model, examples: Examples, apply: Any, stored: Any
+    choice: Any, integers: int, network: Model, examples: Examples, apply: Apply, stored: Stored
 ) -> None:
     found, _ = apply(network, StaticInt8(narrow_convolutions=choice), examples)
     kinds = {name: content.dtype for name, content in stored(found.deployed()).items() if content.ndim > 1}
@@ -105,7 +103,9 @@ def test_convolutions_that_read_few_channels_stay_in_float(
     assert [name for name, dtype in kinds.items() if dtype == np.float32 and "conv.weight" not in name] == []
 
 
-def test_a_network_of_nothing_but_such_a_convolution_is_quantized(examples: Examples, apply: Any, stored: Any) -> None:
+def test_a_network_of_nothing_but_such_a_convolution_is_quantized(
+    examples: Examples, apply: Apply, stored: Stored
+) -> None:
     model = Model.from_torch(nn.Conv2d(2, 4, 3).eval(), torch.zeros(2, 2, 8, 8))
     found, _ = apply(model, StaticInt8(), Examples({"input": examples.fields["x"]}))
     assert np.int8 in {content.dtype.type for content in stored(found.deployed()).values()}

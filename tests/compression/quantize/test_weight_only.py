@@ -12,6 +12,7 @@ from torch import nn
 from archipel.compression import Examples, WeightOnly
 from archipel.errors import CompressionError
 from archipel.graph import Model
+from tests.support.quantized_network import Apply, Run, Stored
 
 
 def rounded(rows: np.ndarray, bits: int, block: int | None) -> np.ndarray:
@@ -28,7 +29,7 @@ def rounded(rows: np.ndarray, bits: int, block: int | None) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("bits", "block"), [(8, 32), (8, None), (4, 16), (4, 40), (4, None)])
-def test_dense_and_convolution(bits: int, block: int | None, apply: Any, run: Any) -> None:
+def test_dense_and_convolution(bits: int, block: int | None, apply: Apply, run: Run) -> None:
     """50 inputs: the last block is smaller. A convolution's block runs over channels and window."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv1d(5, 8, 10), nn.Flatten(), nn.Linear(8 * 7, 4))
@@ -47,7 +48,7 @@ def test_dense_and_convolution(bits: int, block: int | None, apply: Any, run: An
     np.testing.assert_allclose(run(found, x, optimized=False), expected, atol=2e-5)
 
 
-def test_transposed_and_matrix_products(apply: Any, run: Any) -> None:
+def test_transposed_and_matrix_products(apply: Apply, run: Run) -> None:
     """MatMul with the inputs first, and ConvTranspose, whose rows are its inputs."""
 
     class Both(nn.Module):
@@ -57,7 +58,7 @@ def test_transposed_and_matrix_products(apply: Any, run: Any) -> None:
             self.matrix = nn.Parameter(torch.randn(40, 12))
             self.up = nn.ConvTranspose1d(12, 6, 4)
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.up((x @ self.matrix).transpose(1, 2))
 
     network = Both()
@@ -73,14 +74,14 @@ def test_transposed_and_matrix_products(apply: Any, run: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_recurrent_weights_and_embeddings(kind: type[nn.RNNBase], apply: Any, run: Any) -> None:
+def test_recurrent_weights_and_embeddings(kind: type[nn.RNNBase], apply: Apply, run: Run) -> None:
     class Reader(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
             self.words, self.cells = nn.Embedding(30, 48), kind(48, 8, batch_first=True, bidirectional=True)
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.cells(self.words(x))[0]
 
     network = Reader()
@@ -98,7 +99,7 @@ def test_recurrent_weights_and_embeddings(kind: type[nn.RNNBase], apply: Any, ru
     assert len(found.deployed().to_bytes()) < 0.6 * len(model.to_bytes())
 
 
-def test_four_bits_take_four_bits(apply: Any, run: Any, stored: Any) -> None:
+def test_four_bits_take_four_bits(apply: Apply, run: Run, stored: Stored) -> None:
     network = nn.Linear(512, 128)
     model = Model.from_torch(network, torch.zeros(2, 512))
     deployed = apply(model, WeightOnly(bits=4, block_size=64))[0].deployed()
@@ -108,7 +109,7 @@ def test_four_bits_take_four_bits(apply: Any, run: Any, stored: Any) -> None:
     assert len(deployed.to_bytes()) < 512 * 128 // 2 + 4 * 128 * 8 + 4 * 128 + 4000
 
 
-def test_shares_lose_less(apply: Any, run: Any) -> None:
+def test_shares_lose_less(apply: Apply, run: Run) -> None:
     rng = np.random.default_rng(0)
     network = nn.Linear(512, 64, bias=False)
     with torch.no_grad():
@@ -123,7 +124,7 @@ def test_shares_lose_less(apply: Any, run: Any) -> None:
     assert errors[1] < 0.9 * errors[0]
 
 
-def test_what_stays_in_float(network: Model, apply: Any, stored: Any) -> None:
+def test_what_stays_in_float(network: Model, apply: Apply, stored: Stored) -> None:
     found, facts = apply(network, WeightOnly(smallest=100, exclude=("dense*",)))
     assert facts["weights"] == ["conv.weight"]
     kept = stored(found.deployed())
@@ -145,7 +146,7 @@ def test_fields(fields: dict[str, Any], message: str) -> None:
         WeightOnly(**fields)
 
 
-def test_adaround_needs_calibration_data(network: Model, apply: Any) -> None:
+def test_adaround_needs_calibration_data(network: Model, apply: Apply) -> None:
     with pytest.raises(CompressionError, match="WeightOnly needs calibration data"):
         apply(network, WeightOnly(rounding="adaround"))
     examples = Examples({"x": np.ones((4, 2, 8, 8), np.float32)})

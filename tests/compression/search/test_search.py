@@ -17,6 +17,7 @@ import pytest
 from archipel.compression import StaticInt8, compress, load_recipe
 from archipel.compression.search import SearchProgress, SearchResult, Space, search
 from archipel.errors import CompressionError
+from tests.support.digits import Digits
 
 TRIALS = 4
 TARGET = "size<20kB, accuracy>=-5"
@@ -38,12 +39,12 @@ search(Model.from_onnx(f"{folder}/model.onnx"), sys.argv[3], load("train"), None
 """
 
 
-def run(digits: Any, folder: Path, **options: Any) -> SearchResult:
+def run(digits: Digits, folder: Path, **options: Any) -> SearchResult:
     return search(digits.model, TARGET, digits.train, None, digits.validation, folder=folder, space=SPACE, **options)
 
 
 @pytest.fixture(scope="module")
-def found(digits: Any, tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
+def found(digits: Digits, tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
     return run(digits, tmp_path_factory.mktemp("search") / "work", trials=TRIALS)
 
 
@@ -52,7 +53,7 @@ def accuracy(path: Path, data: dict[str, np.ndarray]) -> float:
     return float((session.run(None, {"x": data["x"]})[0].argmax(1) == data["label"]).mean())
 
 
-def test_points_are_what_their_folders_hold(digits: Any, found: SearchResult) -> None:
+def test_points_are_what_their_folders_hold(digits: Digits, found: SearchResult) -> None:
     assert [point.number for point in found.points] == list(range(1, len(found.points) + 1))
     assert len(found.points) + len(found.failed) >= TRIALS - 1  # one trial may be the original itself
     for point in found.points:
@@ -87,7 +88,7 @@ def test_best_and_fronts(found: SearchResult) -> None:
     assert f"point {found.best.number} meets" in found.verdict()
 
 
-def test_a_point_is_made_again_byte_for_byte(digits: Any, found: SearchResult, tmp_path: Path) -> None:
+def test_a_point_is_made_again_byte_for_byte(digits: Digits, found: SearchResult, tmp_path: Path) -> None:
     trained = next(p for p in found.points if "FineTune" in p.title)
     for point in (found.points[0], trained):
         again, report = compress(
@@ -99,14 +100,14 @@ def test_a_point_is_made_again_byte_for_byte(digits: Any, found: SearchResult, t
         assert report.after.accuracy == point.metrics.accuracy
 
 
-def test_the_same_search_again_makes_nothing_anew(digits: Any, found: SearchResult) -> None:
+def test_the_same_search_again_makes_nothing_anew(digits: Digits, found: SearchResult) -> None:
     files = {path: path.stat().st_mtime_ns for path in (found.folder / "points").rglob("*")}
     again = run(digits, found.folder, trials=TRIALS)
     assert again == found
     assert files == {path: path.stat().st_mtime_ns for path in (found.folder / "points").rglob("*")}
 
 
-def test_another_target_uses_the_points_that_are_there(digits: Any, found: SearchResult) -> None:
+def test_another_target_uses_the_points_that_are_there(digits: Digits, found: SearchResult) -> None:
     again = search(digits.model, "size<100B, latency<100x", digits.train, None, digits.validation,
                    folder=found.folder, trials=TRIALS, space=SPACE)  # fmt: skip
     assert again.points == found.points
@@ -118,7 +119,7 @@ def test_another_target_uses_the_points_that_are_there(digits: Any, found: Searc
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_it_tries_the_same(digits: Any, found: SearchResult, tmp_path: Path) -> None:
+def test_killed_and_resumed_it_tries_the_same(digits: Digits, found: SearchResult, tmp_path: Path) -> None:
     """SIGKILL in the middle of the training of a point, after others were made."""
     victim = next(p.number for p in found.points if "FineTune" in p.title)
     arguments = [str(digits.folder), str(tmp_path / "work"), TARGET, str(TRIALS), repr(SPACE)]
@@ -140,7 +141,7 @@ def test_killed_and_resumed_it_tries_the_same(digits: Any, found: SearchResult, 
     assert not list((tmp_path / "work").glob("running-*"))
 
 
-def test_progress_can_stop_it(digits: Any, tmp_path: Path) -> None:
+def test_progress_can_stop_it(digits: Digits, tmp_path: Path) -> None:
     seen: list[SearchProgress] = []
 
     def stop(progress: SearchProgress) -> None:
@@ -155,7 +156,7 @@ def test_progress_can_stop_it(digits: Any, tmp_path: Path) -> None:
     assert len(run(digits, tmp_path / "work", trials=1000, minutes=1e-5).points) <= 2
 
 
-def test_errors_say_what_to_do(digits: Any, found: SearchResult, tmp_path: Path) -> None:
+def test_errors_say_what_to_do(digits: Digits, found: SearchResult, tmp_path: Path) -> None:
     with pytest.raises(CompressionError, match="needs validation data"):
         search(digits.model, TARGET, digits.train, folder=tmp_path / "a")
     with pytest.raises(CompressionError, match="the space has fine-tuning"):

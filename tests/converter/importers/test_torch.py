@@ -46,7 +46,9 @@ def run(model: Model, *inputs: np.ndarray) -> list[np.ndarray]:
     return session.run(None, {port.name: array for port, array in zip(model.inputs, inputs)})
 
 
-def test_parameters_have_the_names_and_values_of_the_state_dict(shared: Any) -> None:
+def test_parameters_have_the_names_and_values_of_the_state_dict(
+    shared: tuple[nn.Module, tuple[torch.Tensor, ...], Model],
+) -> None:
     module, _, model = shared
     state = module.state_dict()
     assert set(model.parameters) == {"embed", "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var"}
@@ -54,7 +56,7 @@ def test_parameters_have_the_names_and_values_of_the_state_dict(shared: Any) -> 
         np.testing.assert_array_equal(value, state[name].numpy())
 
 
-def test_batch_is_symbolic_and_outputs_are_named(shared: Any) -> None:
+def test_batch_is_symbolic_and_outputs_are_named(shared: tuple[nn.Module, tuple[torch.Tensor, ...], Model]) -> None:
     _, _, model = shared
     assert [(p.name, p.dtype, p.shape) for p in model.inputs] == [
         ("x", "float32", ("batch", 6)),
@@ -64,7 +66,9 @@ def test_batch_is_symbolic_and_outputs_are_named(shared: Any) -> None:
     check_model(model.ir)
 
 
-def test_another_batch_size_gives_the_modules_outputs(shared: Any) -> None:
+def test_another_batch_size_gives_the_modules_outputs(
+    shared: tuple[nn.Module, tuple[torch.Tensor, ...], Model],
+) -> None:
     module, _, model = shared
     x, scale = torch.randn(5, 6), torch.rand(5, 1)
     was_training = module.training
@@ -75,7 +79,7 @@ def test_another_batch_size_gives_the_modules_outputs(shared: Any) -> None:
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_the_module_is_left_in_its_mode(shared: Any) -> None:
+def test_the_module_is_left_in_its_mode(shared: tuple[nn.Module, tuple[torch.Tensor, ...], Model]) -> None:
     module, _, _ = shared
     assert module.training
     assert module.drop.training
@@ -97,7 +101,7 @@ def test_the_exporter_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_no_path_of_this_machine_is_in_the_file(shared: Any) -> None:
+def test_no_path_of_this_machine_is_in_the_file(shared: tuple[nn.Module, tuple[torch.Tensor, ...], Model]) -> None:
     _, _, model = shared
     data = model.to_bytes()
     assert b".py" not in data

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.docs.conftest import blocks
+from tests.support.pages import blocks
 
 
 def test_quickstart(tmp_path: Path, shell: dict[str, str]) -> None:

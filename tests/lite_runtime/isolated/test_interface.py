@@ -9,12 +9,14 @@ from typing import Any, get_overloads
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Phase
 from archipel.lite_runtime import IsolatedRuntime, ModelRuntime, Runtime, load
 from archipel.lite_runtime.isolated.messages import Fit, Fitted, LocalRound, Rounded
 from archipel.lite_runtime.isolated.runtime import load_isolated
 from archipel.lite_runtime.training.options import FitOptions, RoundOptions
+from tests.support.text_bundles import Roles
 
 MEMBERS = sorted(name for name in vars(ModelRuntime) if not name.startswith("_"))
 METHODS = [name for name in MEMBERS if inspect.isfunction(getattr(ModelRuntime, name))]
@@ -31,7 +33,7 @@ X = np.ones((2, 3), np.float32)
 
 
 @pytest.fixture
-def folder(make_bundle: Callable[..., Path], r: Any) -> Path:
+def folder(make_bundle: Callable[..., Path], r: type[Roles]) -> Path:
     w = r.parameter("w")
     programs = {
         "predict": ("predict", SCALE, {"x": r.example, "w": w, "y": r.output}),
@@ -45,7 +47,7 @@ def folder(make_bundle: Callable[..., Path], r: Any) -> Path:
 
 @pytest.fixture
 def isolated(
-    folder: Path, key: Any, stand_in: Callable[..., None]
+    folder: Path, key: Ed25519PrivateKey, stand_in: Callable[..., None]
 ) -> Iterator[Callable[..., tuple[IsolatedRuntime, list[Any]]]]:
     """(answers): a runtime whose child gives them, and the requests that it was sent."""
     made: list[IsolatedRuntime] = []
@@ -80,7 +82,7 @@ def test_every_method_is_there_with_the_same_signature(kind: type, name: str) ->
     assert inspect.getdoc(there), f"{kind.__name__}.{name} has no docstring"
 
 
-def test_what_both_have_is_in_the_interface(folder: Path, key: Any, isolated: Callable[..., Any]) -> None:
+def test_what_both_have_is_in_the_interface(folder: Path, key: Ed25519PrivateKey, isolated: Callable[..., Any]) -> None:
     here = load(folder, [key.public_key().public_bytes_raw()])
     there, _ = isolated()
     common = {name for name in {*dir(here)} & {*dir(there)} if not name.startswith("_")}

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Phase
 from archipel.errors import (
@@ -26,6 +27,7 @@ from archipel.errors import (
 from archipel.lite_runtime import Control, ModelRuntime, Progress, Runtime, load
 from archipel.lite_runtime.isolated.runtime import IsolatedRuntime, load_isolated
 from archipel.lite_runtime.slots.model_slots import Slots
+from tests.support.text_bundles import Roles
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0]], np.float32)
 PREDICT = "predict (float[n, 3] x, float[3, 2] w) => (float[n, 2] q) { q = MatMul(x, w) }"
@@ -64,12 +66,12 @@ MakeFolder = Callable[..., Path]
 
 
 @pytest.fixture
-def trusted(key: Any) -> list[bytes]:
+def trusted(key: Ed25519PrivateKey) -> list[bytes]:
     return [key.public_key().public_bytes_raw()]
 
 
 @pytest.fixture
-def folder(make_bundle: MakeFolder, r: Any) -> Path:
+def folder(make_bundle: MakeFolder, r: type[Roles]) -> Path:
     w, m, p = r.parameter("w"), r.state("m", "round"), r.personal("p", "p0")
     c = r.state("c", "device")
     programs = {
@@ -98,7 +100,7 @@ def there(folder: Path, trusted: list[bytes]) -> Iterator[IsolatedRuntime]:
         yield runtime
 
 
-def one_program(make_bundle: MakeFolder, r: Any, graph: str) -> Path:
+def one_program(make_bundle: MakeFolder, r: type[Roles], graph: str) -> Path:
     return make_bundle({"predict": ("predict", graph, {"x": r.example, "y": r.output})}, {"unused": W})
 
 
@@ -228,7 +230,7 @@ def test_the_callers_mistakes_have_the_same_words(here: Runtime, there: Isolated
         with pytest.raises(RuntimeInputError, match="x"):
             there.predict(wrong)
     with pytest.raises(RuntimeInputError, match="leave out randomness"):
-        there.local_round(X, Y, seed=1, randomness=os.urandom)  # type: ignore[arg-type]
+        there.local_round(X, Y, seed=1, randomness=os.urandom)
     with pytest.raises(RuntimeInputError, match="seconds must be above 0"):
         IsolatedRuntime(there.bundle, [], seconds=0)
     assert there.pid == child  # none of that has cost a process
@@ -342,7 +344,7 @@ def resident() -> int:
 
 
 def test_a_graph_that_takes_more_memory_than_it_says_is_stopped(
-    make_bundle: MakeFolder, r: Any, trusted: list[bytes]
+    make_bundle: MakeFolder, r: type[Roles], trusted: list[bytes]
 ) -> None:
     folder = one_program(make_bundle, r, LARGE)  # its manifest says 1000 bytes
     with load_isolated(folder, trusted) as runtime:
@@ -362,14 +364,16 @@ def test_a_graph_that_takes_more_memory_than_it_says_is_stopped(
         load_isolated(folder, trusted, memory_limit=999)
 
 
-def test_the_limit_is_for_the_model_and_not_for_the_data(make_bundle: MakeFolder, r: Any, trusted: list[bytes]) -> None:
+def test_the_limit_is_for_the_model_and_not_for_the_data(
+    make_bundle: MakeFolder, r: type[Roles], trusted: list[bytes]
+) -> None:
     graph = "predict (float[n] x) => (float[1] y) { y = ReduceMax <keepdims = 1> (x) }"
     with load_isolated(one_program(make_bundle, r, graph), trusted, memory_limit=1000) as runtime:
         x = np.arange(24 << 20, dtype=np.float32)  # 96 MiB, the limit is 16 MiB
         np.testing.assert_array_equal(runtime.predict(x), [x[-1]])
 
 
-def test_a_graph_that_takes_forever_is_stopped(make_bundle: MakeFolder, r: Any, trusted: list[bytes]) -> None:
+def test_a_graph_that_takes_forever_is_stopped(make_bundle: MakeFolder, r: type[Roles], trusted: list[bytes]) -> None:
     with load_isolated(one_program(make_bundle, r, LONG), trusted, seconds=1.0) as runtime:
         np.testing.assert_array_equal(runtime.predict(N(5)), [5.0])
         child = runtime.pid
@@ -431,7 +435,7 @@ def test_what_the_child_may_not(there: IsolatedRuntime) -> None:
 # --- processes and files ------------------------------------------------------------------------------------------
 
 
-def test_the_child_goes_with_its_parent(make_bundle: MakeFolder, r: Any, trusted: list[bytes]) -> None:
+def test_the_child_goes_with_its_parent(make_bundle: MakeFolder, r: type[Roles], trusted: list[bytes]) -> None:
     folder = one_program(make_bundle, r, LONG)
     code = (
         "import sys, os, threading, numpy as np; from archipel.lite_runtime.isolated.runtime import load_isolated\n"
@@ -513,7 +517,9 @@ def test_a_child_that_cannot_start_says_why(
         runtime.predict(X)
 
 
-def test_slots_with_isolated_models(make_bundle: MakeFolder, r: Any, trusted: list[bytes], tmp_path: Path) -> None:
+def test_slots_with_isolated_models(
+    make_bundle: MakeFolder, r: type[Roles], trusted: list[bytes], tmp_path: Path
+) -> None:
     """A model on trial that takes more than it may is given up, and its process is all that it takes down."""
     good = one_program(make_bundle, r, "predict (int64[1] x) => (float[1] y) { y = Cast <to = 1> (x) }")
     large = one_program(make_bundle, r, LARGE)

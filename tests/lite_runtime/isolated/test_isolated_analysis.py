@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Phase
 from archipel.errors import ArchipelError, RuntimeLimitError, RuntimeProgramError
 from archipel.lite_runtime import Runtime, load
 from archipel.lite_runtime.isolated.messages import Analyze, Analyzed, Done
 from archipel.lite_runtime.isolated.runtime import IsolatedRuntime, load_isolated
+from tests.support.text_bundles import Roles
 
 W = np.array([1.0, -2.0, 0.5], np.float32)
 # Moves w by one, so that there is something learned for the sums to follow.
@@ -34,12 +36,12 @@ FIELDS = {"x": rng.standard_normal((700, 3)).astype(np.float32), "age": rng.unif
 
 
 @pytest.fixture
-def trusted(key: Any) -> list[bytes]:
+def trusted(key: Ed25519PrivateKey) -> list[bytes]:
     return [key.public_key().public_bytes_raw()]
 
 
 @pytest.fixture
-def folder(make_bundle: Callable[..., Path], r: Any) -> Path:
+def folder(make_bundle: Callable[..., Path], r: type[Roles]) -> Path:
     w = r.parameter("w")
     sums = {"total": r.update("t", "value"), "old": r.update("o", "value"), "count": r.update("c", "value")}
     look = {"x": r.example, "age": r.label, "w": w, "factor": r.hyper(2.0), **sums}
@@ -152,7 +154,9 @@ SUMS = {"update/total": np.float32(1.0), "update/old": np.zeros(3, np.float32), 
         (Analyze(program="look", hyperparameters={}, batch_size=1), SUMS, "it answers Analyze"),
     ],
 )
-def test_wrong_answers(folder: Path, trusted: list[bytes], stand_in: Any, reply: Any, arrays: Any, why: str) -> None:
+def test_wrong_answers(
+    folder: Path, trusted: list[bytes], stand_in: Callable[..., None], reply: Any, arrays: Any, why: str
+) -> None:
     stand_in((reply, {name: np.asarray(array) for name, array in arrays.items()}))
     with load_isolated(folder, trusted) as runtime:
         with pytest.raises(RuntimeProgramError, match=f"analyze: the isolated process gave an invalid answer.*{why}"):
@@ -161,7 +165,7 @@ def test_wrong_answers(folder: Path, trusted: list[bytes], stand_in: Any, reply:
 
 
 def test_the_stand_in_is_believed_where_it_keeps_to_the_rules(
-    folder: Path, trusted: list[bytes], stand_in: Any
+    folder: Path, trusted: list[bytes], stand_in: Callable[..., None]
 ) -> None:
     stand_in((Analyzed(examples=700), {name: np.asarray(array) for name, array in SUMS.items()}))
     with load_isolated(folder, trusted) as runtime:

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Phase
 from archipel.errors import RuntimeInputError, RuntimeLimitError
 from archipel.lite_runtime import Progress, load
 from archipel.lite_runtime.isolated.runtime import IsolatedRuntime, load_isolated
+from tests.support.text_bundles import Roles
 
 MakeBundle = Callable[..., Path]
 W = np.zeros(2, np.float32)
@@ -44,18 +46,18 @@ N = lambda count: np.array([count], np.int64)  # noqa: E731
 
 
 @pytest.fixture
-def trusted(key: Any) -> list[bytes]:
+def trusted(key: Ed25519PrivateKey) -> list[bytes]:
     return [key.public_key().public_bytes_raw()]
 
 
 @pytest.fixture
-def operator(make_bundle: MakeBundle, r: Any) -> Path:
+def operator(make_bundle: MakeBundle, r: type[Roles]) -> Path:
     programs = {"predict": ("predict", ONE_OPERATOR, {"x": r.example, "y": r.output})}
     return make_bundle(programs, {"unused": W}, peak_bytes=64 << 20)
 
 
 @pytest.fixture
-def trainable(make_bundle: MakeBundle, r: Any) -> Path:
+def trainable(make_bundle: MakeBundle, r: type[Roles]) -> Path:
     w = r.parameter("w")
     programs = {
         "train": ("train", TRAIN, {"x": r.example, "w": w, "w_new": w, "loss": r.metric()}),

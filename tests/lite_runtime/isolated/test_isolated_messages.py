@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ from archipel.lite_runtime.isolated.messages import (
     Rounded,
 )
 from archipel.lite_runtime.isolated.runtime import IsolatedRuntime, load_isolated
+from tests.support.text_bundles import Roles
 
 FLOATS = np.array([[1.5, np.nan], [-np.inf, 0.0]], np.float32)
 ARRAYS = {
@@ -168,7 +170,7 @@ X = np.ones((2, 3), np.float32)
 
 @pytest.fixture
 def taken_over(
-    make_bundle: Callable[..., Path], r: Any, key: Any, stand_in: Callable[..., None]
+    make_bundle: Callable[..., Path], r: type[Roles], key: Ed25519PrivateKey, stand_in: Callable[..., None]
 ) -> Iterator[Callable[..., IsolatedRuntime]]:
     w = r.parameter("w")
     folder = make_bundle(

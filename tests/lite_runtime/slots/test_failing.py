@@ -14,10 +14,10 @@ from archipel.errors import (
     RuntimeProgramError,
 )
 from archipel.lite_runtime.slots.model_slots import Slots
-from tests.lite_runtime.slots.conftest import LOG, TWO_ROWS, MakeModel, X, statuses
+from tests.support.scaling import LOG, TWO_ROWS, ScalingModels, X, statuses
 
 
-def test_a_model_on_trial_that_fails_is_given_up_and_the_request_answered(running: Slots, model: MakeModel) -> None:
+def test_a_model_on_trial_that_fails_is_given_up_and_the_request_answered(running: Slots, model: ScalingModels) -> None:
     running.install(model(3, graph=TWO_ROWS))
     running.switch()
     np.testing.assert_array_equal(running.predict(X), X * 3)
@@ -26,7 +26,7 @@ def test_a_model_on_trial_that_fails_is_given_up_and_the_request_answered(runnin
     assert "cannot be run" in running.state.b.reason
 
 
-def test_numbers_that_are_not_finite_count_as_failure(running: Slots, model: MakeModel) -> None:
+def test_numbers_that_are_not_finite_count_as_failure(running: Slots, model: ScalingModels) -> None:
     running.install(model(3, graph=LOG, vectors=False))
     running.switch()
     np.testing.assert_allclose(running.predict(X), np.log(X + 3), rtol=1e-6)
@@ -34,7 +34,7 @@ def test_numbers_that_are_not_finite_count_as_failure(running: Slots, model: Mak
     assert statuses(running) == ("a", "good", "bad")
 
 
-def test_a_request_that_no_model_can_answer_blames_none(running: Slots, model: MakeModel) -> None:
+def test_a_request_that_no_model_can_answer_blames_none(running: Slots, model: ScalingModels) -> None:
     running.install(model(3))
     running.switch()
     assert np.isnan(running.predict(X * np.float32(np.nan))).all()
@@ -43,7 +43,7 @@ def test_a_request_that_no_model_can_answer_blames_none(running: Slots, model: M
     assert statuses(running) == ("b", "good", "trying")
 
 
-def test_a_good_model_keeps_its_place(running: Slots, model: MakeModel) -> None:
+def test_a_good_model_keeps_its_place(running: Slots, model: ScalingModels) -> None:
     running.install(model(3, graph=TWO_ROWS))
     running.switch()
     running.confirm()
@@ -53,7 +53,7 @@ def test_a_good_model_keeps_its_place(running: Slots, model: MakeModel) -> None:
 
 
 def test_without_a_last_good_model_the_error_reaches_the_caller(
-    model: MakeModel, trusted: list[bytes], tmp_path: Path
+    model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
     with Slots(tmp_path / "slots", trusted) as slots:
         slots.install(model(3, graph=TWO_ROWS))
@@ -63,7 +63,7 @@ def test_without_a_last_good_model_the_error_reaches_the_caller(
         np.testing.assert_array_equal(slots.predict(X), X * 3)
 
 
-def test_no_request_is_lost_or_mixed_during_switches(running: Slots, model: MakeModel) -> None:
+def test_no_request_is_lost_or_mixed_during_switches(running: Slots, model: ScalingModels) -> None:
     """Three threads ask without pause during 20 switches; each answer is one model's, as a whole."""
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal((4, 3)).astype(np.float32) for _ in range(3)]
@@ -109,7 +109,7 @@ def test_no_request_is_lost_or_mixed_during_switches(running: Slots, model: Make
     assert all(double and triple for double, triple in counts)
 
 
-def test_many_requests_that_fail_at_once_return_once(running: Slots, model: MakeModel) -> None:
+def test_many_requests_that_fail_at_once_return_once(running: Slots, model: ScalingModels) -> None:
     running.install(model(3, graph=TWO_ROWS))
     running.switch()
     barrier = threading.Barrier(8)

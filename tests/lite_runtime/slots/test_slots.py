@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,10 +24,11 @@ from archipel.errors import (
 from archipel.lite_runtime import DeviceState, load, running_slot
 from archipel.lite_runtime.slots.folder import SlotFolder
 from archipel.lite_runtime.slots.model_slots import Slots
-from tests.lite_runtime.slots.conftest import SCALE, MakeModel, X, statuses
+from tests.support.scaling import SCALE, ScalingModels, X, statuses
+from tests.support.text_bundles import BundleMaker, Roles
 
 
-def test_install_switch_confirm_rollback(model: MakeModel, trusted: list[bytes], tmp_path: Path) -> None:
+def test_install_switch_confirm_rollback(model: ScalingModels, trusted: list[bytes], tmp_path: Path) -> None:
     with Slots(tmp_path / "slots", trusted) as slots:
         assert statuses(slots) == ("", "empty", "empty")
         with pytest.raises(SlotError, match="no slot is active; install a bundle"):
@@ -67,7 +67,7 @@ def test_install_switch_confirm_rollback(model: MakeModel, trusted: list[bytes],
 
 
 def test_before_the_first_switch_the_newer_bundle_counts(
-    model: MakeModel, trusted: list[bytes], tmp_path: Path
+    model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
     with Slots(tmp_path / "slots", trusted) as slots:
         for scale in (2, 3, 5):
@@ -77,14 +77,14 @@ def test_before_the_first_switch_the_newer_bundle_counts(
         assert statuses(slots) == ("a", "trying", "empty")
 
 
-def test_a_bundle_file_is_installed_too(running: Slots, model: MakeModel, tmp_path: Path) -> None:
+def test_a_bundle_file_is_installed_too(running: Slots, model: ScalingModels, tmp_path: Path) -> None:
     b.pack(model(3), tmp_path / "m.bundle")
     running.install(tmp_path / "m.bundle")
     running.switch()
     np.testing.assert_array_equal(running.predict(X), X * 3)
 
 
-def test_batches_from_an_iterator_follow_a_switch(running: Slots, model: MakeModel) -> None:
+def test_batches_from_an_iterator_follow_a_switch(running: Slots, model: ScalingModels) -> None:
     running.install(model(3))
     answers = running.predict(iter([X, X]))
     np.testing.assert_array_equal(next(answers), X * 2)
@@ -93,7 +93,7 @@ def test_batches_from_an_iterator_follow_a_switch(running: Slots, model: MakeMod
 
 
 def test_what_was_learned_stays_with_its_slot(
-    running: Slots, model: MakeModel, trusted: list[bytes], tmp_path: Path
+    running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
     running.runtime.fit(X, epochs=1, batch_size=2)  # one step of 0.5 down
     running.save()
@@ -111,7 +111,7 @@ def test_what_was_learned_stays_with_its_slot(
         np.testing.assert_array_equal(again.predict(X), X * 2)
 
 
-def test_enough_requests_confirm(model: MakeModel, trusted: list[bytes], tmp_path: Path) -> None:
+def test_enough_requests_confirm(model: ScalingModels, trusted: list[bytes], tmp_path: Path) -> None:
     with Slots(tmp_path / "slots", trusted, confirm_after=3) as slots:
         slots.install(model(2))
         slots.switch()
@@ -121,7 +121,7 @@ def test_enough_requests_confirm(model: MakeModel, trusted: list[bytes], tmp_pat
 
 
 def test_installed_with_parameters_of_its_own(
-    running: Slots, model: MakeModel, trusted: list[bytes], tmp_path: Path
+    running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
     w = {"w": np.full(3, 7, np.float32)}
     running.install(model(3), w, version=12, weights="ab" * 32)
@@ -144,7 +144,7 @@ def test_installed_with_parameters_of_its_own(
         running.switch()
 
 
-def test_what_runs_when_a_model_on_trial_was_given_up(running: Slots, model: MakeModel, tmp_path: Path) -> None:
+def test_what_runs_when_a_model_on_trial_was_given_up(running: Slots, model: ScalingModels, tmp_path: Path) -> None:
     running.install(model(3), version=3)
     running.switch()
     running.close()
@@ -154,7 +154,9 @@ def test_what_runs_when_a_model_on_trial_was_given_up(running: Slots, model: Mak
         assert running_slot(tmp_path / "slots").name == found
 
 
-def test_what_the_device_keeps_elsewhere(make_bundle: Any, r: Any, trusted: list[bytes], tmp_path: Path) -> None:
+def test_what_the_device_keeps_elsewhere(
+    make_bundle: BundleMaker, r: type[Roles], trusted: list[bytes], tmp_path: Path
+) -> None:
     own = DeviceState({"b": np.full(3, 10, np.float32)})
     meaning = {"x": r.example, "w": r.parameter("w"), "b": r.personal("b"), "y": r.output}
     graph = "predict (float[n, 3] x, float[3] w, float[3] b) => (float[n, 3] y) { z = Mul(x, w) \n y = Add(z, b) }"
@@ -174,7 +176,7 @@ def test_what_the_device_keeps_elsewhere(make_bundle: Any, r: Any, trusted: list
 
 
 def test_bundles_that_are_refused_change_nothing(
-    running: Slots, model: MakeModel, trusted: list[bytes], tmp_path: Path
+    running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
     before = running.state
     damaged = tmp_path / "damaged"
@@ -197,13 +199,13 @@ def test_bundles_that_are_refused_change_nothing(
         np.testing.assert_array_equal(small.predict(X), X * 2)
 
 
-def test_a_stranger_s_bundle(running: Slots, model: MakeModel, tmp_path: Path) -> None:
+def test_a_stranger_s_bundle(running: Slots, model: ScalingModels, tmp_path: Path) -> None:
     other = b.generate_key().public_key().public_bytes_raw()
     with Slots(tmp_path / "theirs", [other]) as slots, pytest.raises(SignatureError):
         slots.install(model(2))
 
 
-def test_a_failed_self_test_keeps_the_running_model(running: Slots, model: MakeModel) -> None:
+def test_a_failed_self_test_keeps_the_running_model(running: Slots, model: ScalingModels) -> None:
     running.install(model(3, tested=3.5))
     with pytest.raises(SelfTestError, match="output 'y' deviates"):
         running.switch()
@@ -214,7 +216,7 @@ def test_a_failed_self_test_keeps_the_running_model(running: Slots, model: MakeM
         running.switch()
 
 
-def test_a_graph_that_cannot_be_loaded(running: Slots, model: MakeModel) -> None:
+def test_a_graph_that_cannot_be_loaded(running: Slots, model: ScalingModels) -> None:
     running.install(model(3, graph=SCALE.replace("Mul(", 'Einsum <equation = "a,b->"> ('), vectors=False))
     with pytest.raises(RuntimeProgramError):
         running.switch()
@@ -222,7 +224,7 @@ def test_a_graph_that_cannot_be_loaded(running: Slots, model: MakeModel) -> None
     np.testing.assert_array_equal(running.predict(X), X * 2)
 
 
-def test_what_is_tried_cannot_lose_its_way_back(running: Slots, model: MakeModel) -> None:
+def test_what_is_tried_cannot_lose_its_way_back(running: Slots, model: ScalingModels) -> None:
     running.install(model(3))
     running.switch()
     with pytest.raises(SlotError, match="slot b is still being tried and a is the one to return to"):
@@ -231,7 +233,7 @@ def test_what_is_tried_cannot_lose_its_way_back(running: Slots, model: MakeModel
     assert running.install(model(5)) == "a"
 
 
-def test_a_first_model_on_trial_can_be_replaced(model: MakeModel, trusted: list[bytes], tmp_path: Path) -> None:
+def test_a_first_model_on_trial_can_be_replaced(model: ScalingModels, trusted: list[bytes], tmp_path: Path) -> None:
     with Slots(tmp_path / "slots", trusted) as slots:
         slots.install(model(2))
         slots.switch()

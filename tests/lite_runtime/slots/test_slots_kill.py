@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.lite_runtime.slots.conftest import SCALE
+from tests.support.scaling import SCALE
+from tests.support.text_bundles import Roles
 
 # The states that the course below goes through: active slot, status of a and b.
 COURSE = [
@@ -145,7 +147,7 @@ for number in numbers:
 
 @pytest.fixture
 def run(
-    make_bundle: Callable[..., Path], r: Any, key: Any, tmp_path: Path
+    make_bundle: Callable[..., Path], r: type[Roles], key: Ed25519PrivateKey, tmp_path: Path
 ) -> Callable[[str, int], list[dict[str, Any]]]:
     def start(mode: str, count: int = 0) -> list[dict[str, Any]]:
         meaning = {"x": r.example, "w": r.parameter("w"), "y": r.output}
@@ -181,14 +183,14 @@ def check_steps(found: list[dict[str, Any]]) -> set[int]:
     return {COURSE.index(result["state"]) for result in found}
 
 
-def test_a_kill_at_many_steps_leaves_the_old_state_or_the_new(run: Any) -> None:
+def test_a_kill_at_many_steps_leaves_the_old_state_or_the_new(run: Callable[[str, int], list[dict[str, Any]]]) -> None:
     found = run("steps", 11)
     assert len(check_steps(found)) > 4
     assert len(found) > 10
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_step_leaves_the_old_state_or_the_new(run: Any) -> None:
+def test_a_kill_at_any_step_leaves_the_old_state_or_the_new(run: Callable[[str, int], list[dict[str, Any]]]) -> None:
     found = run("steps", 1)
     assert check_steps(found) == set(range(len(COURSE)))
     assert len(found) > 100
@@ -201,10 +203,10 @@ def check_random(results: list[dict[str, Any]], count: int) -> None:
         assert result["after"] == result["state"]
 
 
-def test_kills_at_random_times(run: Any) -> None:
+def test_kills_at_random_times(run: Callable[[str, int], list[dict[str, Any]]]) -> None:
     check_random(run("random", 5), 5)
 
 
 @pytest.mark.slow
-def test_many_kills_at_random_times(run: Any) -> None:
+def test_many_kills_at_random_times(run: Callable[[str, int], list[dict[str, Any]]]) -> None:
     check_random(run("random", 50), 50)

@@ -19,7 +19,7 @@ from archipel.errors import (
 )
 from archipel.lite_runtime.slots.folder import SlotFolder
 from archipel.lite_runtime.slots.model_slots import Slots
-from tests.lite_runtime.slots.conftest import TWO_ROWS, MakeModel, X, statuses
+from tests.support.scaling import TWO_ROWS, ScalingModels, X, statuses
 
 
 def crash(folder: Path, trusted: list[bytes], then: str = "") -> None:
@@ -32,7 +32,7 @@ def crash(folder: Path, trusted: list[bytes], then: str = "") -> None:
 
 
 def test_a_trial_that_is_never_confirmed_ends_after_its_attempts(
-    running: Slots, model: MakeModel, trusted: list[bytes], tmp_path: Path
+    running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
     running.install(model(3))
     running.switch()
@@ -50,7 +50,7 @@ def test_a_trial_that_is_never_confirmed_ends_after_its_attempts(
 
 
 def test_the_attempt_is_counted_before_the_model_is_touched(
-    running: Slots, model: MakeModel, trusted: list[bytes], tmp_path: Path
+    running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
     running.install(model(3))
     running.close()
@@ -75,7 +75,7 @@ def flip(path: Path, at: int = -1) -> None:
 
 @pytest.mark.parametrize("what", ["weights", "manifest", "missing", "learned", "another"])
 def test_a_damaged_slot_falls_back_to_the_other(
-    running: Slots, model: MakeModel, trusted: list[bytes], tmp_path: Path, what: str
+    running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path, what: str
 ) -> None:
     running.install(model(3))
     running.switch()
@@ -100,7 +100,7 @@ def test_a_damaged_slot_falls_back_to_the_other(
 
 
 def test_two_damaged_slots_are_an_error_that_names_both(
-    running: Slots, model: MakeModel, trusted: list[bytes], tmp_path: Path
+    running: Slots, model: ScalingModels, trusted: list[bytes], tmp_path: Path
 ) -> None:
     running.install(model(3))
     running.switch()
@@ -166,7 +166,7 @@ def test_one_owner(running: Slots, trusted: list[bytes], tmp_path: Path) -> None
     Slots(tmp_path / "slots", trusted).close()
 
 
-def test_closed_slots_do_nothing_more(running: Slots, model: MakeModel) -> None:
+def test_closed_slots_do_nothing_more(running: Slots, model: ScalingModels) -> None:
     running.close()
     running.close()
     calls: list[Callable[[], object]] = [
@@ -185,7 +185,7 @@ def test_options_that_make_no_sense(trusted: list[bytes], tmp_path: Path) -> Non
 
 
 def test_a_full_disk_leaves_the_running_model(
-    running: Slots, model: MakeModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    running: Slots, model: ScalingModels, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     real = os.fsync
     target = model(3)
@@ -219,7 +219,7 @@ def test_a_full_disk_leaves_the_running_model(
 
 
 def test_requests_are_answered_where_nothing_can_be_written(
-    running: Slots, model: MakeModel, monkeypatch: pytest.MonkeyPatch
+    running: Slots, model: ScalingModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running.install(model(3, graph=TWO_ROWS))
     running.switch()

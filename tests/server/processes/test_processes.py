@@ -25,7 +25,9 @@ from archipel.operator import OperatorClient
 from archipel.protocol import messages
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.settings import load_settings
-from tests.server.processes.serving import SERVE, Server
+from tests.support.devices import Device
+from tests.support.serving import SERVE, Server
+from tests.support.world import DataFolder
 
 
 def wait_until(what: Callable[[], Any], seconds: float = 15.0) -> None:
@@ -36,22 +38,22 @@ def wait_until(what: Callable[[], Any], seconds: float = 15.0) -> None:
 
 
 @pytest.fixture
-def server(data_folder: Any) -> Iterator[Server]:
+def server(data_folder: DataFolder) -> Iterator[Server]:
     made = Server(data_folder[0])
     yield made
-    if made.process is not None and made.process.poll() is None:
+    if made.alive:
         made.stop(signal.SIGKILL)
         wait_until(lambda: not made.children())
 
 
 @pytest.fixture
-def operator(server: Server, data_folder: Any) -> Iterator[OperatorClient]:
+def operator(server: Server, data_folder: DataFolder) -> Iterator[OperatorClient]:
     with OperatorClient(server.start(), data_folder[1]) as client:
         yield client
 
 
 @pytest.fixture
-def fleet(server: Server, operator: OperatorClient, data_folder: Any, device_maker: Any) -> list[Any]:
+def fleet(server: Server, operator: OperatorClient, data_folder: DataFolder, device_maker: type[Device]) -> list[Any]:
     pool = urllib3.PoolManager(maxsize=16, retries=urllib3.Retry(5, backoff_factor=0.1, allowed_methods=None))
 
     def transport(method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -66,7 +68,7 @@ def fleet(server: Server, operator: OperatorClient, data_folder: Any, device_mak
     return devices
 
 
-def take_part(device: Any, rounds: int, vanish_in: str = "") -> None:
+def take_part(device: Device, rounds: int, vanish_in: str = "") -> None:
     """What a device does, in a thread of its own."""
     for _ in range(rounds):
         wait_until(device.join)
@@ -94,8 +96,8 @@ def test_two_rounds_over_tcp_while_processes_are_killed(
     server: Server,
     operator: OperatorClient,
     fleet: list[Any],
-    bundle_maker: Any,
-    data_folder: Any,
+    bundle_maker: Callable[..., Path],
+    data_folder: DataFolder,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -137,7 +139,12 @@ def test_two_rounds_over_tcp_while_processes_are_killed(
 
 
 def test_what_is_acknowledged_survives_kill_minus_9(
-    server: Server, operator: OperatorClient, fleet: list[Any], bundle_maker: Any, data_folder: Any, tmp_path: Path
+    server: Server,
+    operator: OperatorClient,
+    fleet: list[Any],
+    bundle_maker: Callable[..., Path],
+    data_folder: DataFolder,
+    tmp_path: Path,
 ) -> None:
     info = operator.bundles.upload(bundle_maker(tmp_path, data_folder[2].publisher))
     operator.tasks.create(task_request(info.digest, rounds=1))
@@ -210,7 +217,7 @@ def test_what_cannot_start_says_why_in_one_line_and_what_is_killed_leaves_no_pro
 
 
 def test_the_operators_client_says_what_went_wrong_and_ctrl_c_stops_everything(
-    server: Server, operator: OperatorClient, data_folder: Any, tmp_path: Path
+    server: Server, operator: OperatorClient, data_folder: DataFolder, tmp_path: Path
 ) -> None:
     assert operator.server.health().status == "ok"
     settings = load_settings(data_folder[0], environment={})
@@ -251,7 +258,7 @@ def test_the_operators_client_says_what_went_wrong_and_ctrl_c_stops_everything(
     assert server.children() == {}
 
 
-def test_log_files_of_a_bounded_size(server: Server, data_folder: Any) -> None:
+def test_log_files_of_a_bounded_size(server: Server, data_folder: DataFolder) -> None:
     """Three web processes on one file: every request is in one of them, once."""
     url = server.start(workers="3", log_bytes="3000", logs_kept="500")
     pool = urllib3.PoolManager(maxsize=8)

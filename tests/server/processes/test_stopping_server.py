@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Any
 
 import pytest
 
 from archipel.errors import RefusedError
 from archipel.operator import OperatorClient
-from tests.server.processes.serving import Server
+from tests.support.serving import Server
+from tests.support.world import DataFolder
 
 
-def test_counts_of_the_last_minute_are_written(data_folder: Any) -> None:
+def test_counts_of_the_last_minute_are_written(data_folder: DataFolder) -> None:
     server = Server(data_folder[0])
     with OperatorClient(server.start(), "wrong") as stranger:
         for _ in range(3):

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from archipel.errors import UnreachableError
 from archipel.operator import OperatorClient, TaskRequest
-from tests.server.processes.serving import Server
+from tests.support.serving import Server
+from tests.support.world import DataFolder
 
 
 @pytest.fixture
-def server(data_folder: Any) -> Iterator[Server]:
+def server(data_folder: DataFolder) -> Iterator[Server]:
     made = Server(data_folder[0])
     made.start()
     yield made
@@ -26,19 +26,19 @@ def server(data_folder: Any) -> Iterator[Server]:
 
 
 @pytest.fixture
-def operator(server: Server, data_folder: Any) -> Iterator[OperatorClient]:
+def operator(server: Server, data_folder: DataFolder) -> Iterator[OperatorClient]:
     with OperatorClient(server.url, data_folder[1]) as client:
         yield client
 
 
 @pytest.fixture
-def task(operator: OperatorClient, bundle_maker: Any, data_folder: Any, tmp_path: Path) -> str:
+def task(operator: OperatorClient, bundle_maker: Callable[..., Path], data_folder: DataFolder, tmp_path: Path) -> str:
     bundle = operator.bundles.upload(bundle_maker(tmp_path, data_folder[2].publisher)).digest
     request = TaskRequest(name="t", population="pupils", bundle=bundle, rounds=1, min_cohort=3, cohort=5)
     return operator.tasks.create(request).task_id
 
 
-def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_folder: Any, task: str) -> None:
+def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_folder: DataFolder, task: str) -> None:
     environment = {**os.environ, "ARCHIPEL_TOKEN": data_folder[1]}
     watch = subprocess.Popen(
         [sys.executable, "-m", "archipel.cli.main", "task", "watch", task, "--server", server.url],

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.server.conftest import START
-from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
 from tests.server.registry.test_offers import offered
+from tests.support.devices import START
+from tests.support.fleet import GATE, MODEL, STAGES, Fleet
+from tests.support.world import World
 
 END = int(START) + 100
 """2027-01-15 08:01:40 UTC."""
 
 
 @pytest.fixture
-def ending(world: Any) -> Fleet:
+def ending(world: World) -> Fleet:
     """Two versions that end at END, the first of them promoted; a third without end."""
     fleet = Fleet(world).create(0, promote=None)
     for not_after in (END, END, 0):
@@ -25,7 +26,7 @@ def ending(world: Any) -> Fleet:
     return fleet
 
 
-def test_an_offer_ends_with_its_bundle(world: Any, ending: Fleet) -> None:
+def test_an_offer_ends_with_its_bundle(world: World, ending: Fleet) -> None:
     known, new = world.add_devices(2)
     known.versions, new.versions = {MODEL: 1}, {}
     world.clock.now = float(END)  # the last second
@@ -44,7 +45,7 @@ def test_an_offer_ends_with_its_bundle(world: Any, ending: Fleet) -> None:
     assert (offered(known), offered(new)) == ({MODEL: 3}, {MODEL: 3})
 
 
-def test_what_has_expired_is_not_promoted_and_not_rolled_out(world: Any, ending: Fleet) -> None:
+def test_what_has_expired_is_not_promoted_and_not_rolled_out(world: World, ending: Fleet) -> None:
     asked = {"model": MODEL, "version": 2, "stages": STAGES}
     world.clock.now = END + 1.0
     for path, body in (
@@ -62,7 +63,7 @@ def test_what_has_expired_is_not_promoted_and_not_rolled_out(world: Any, ending:
 @pytest.mark.parametrize(
     ("gate", "reason"), [("none", "bundle 'tiny2'"), ({}, "the evaluation cannot be made: bundle 'tiny2'")]
 )
-def test_a_rollout_whose_version_expires_is_rolled_back(world: Any, ending: Fleet, gate: Any, reason: str) -> None:
+def test_a_rollout_whose_version_expires_is_rolled_back(world: World, ending: Fleet, gate: Any, reason: str) -> None:
     rollout = ending.begin(gate=gate, stages=[{"percent": 100, "soak_seconds": 200}])
     (device,) = world.add_devices(1)
     device.versions = {}
@@ -78,7 +79,7 @@ def test_a_rollout_whose_version_expires_is_rolled_back(world: Any, ending: Flee
     assert ending.get(f"models/{MODEL}/versions/2")["state"] == "registered"  # nothing is wrong with it
 
 
-def test_going_back_to_what_has_expired_ends_the_offers_and_says_so(world: Any, ending: Fleet) -> None:
+def test_going_back_to_what_has_expired_ends_the_offers_and_says_so(world: World, ending: Fleet) -> None:
     """A bad version must not stay on offer because the one before it has expired."""
     ending.promote(3)
     world.clock.now = END + 1.0

@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 
 from archipel.protocol.uploads import metric_arrays
-from tests.server.test_evaluation_and_analytics import RANGES, take_part
-from tests.server.test_plain_rounds import update
+from tests.server.rounds.test_evaluation_and_analytics import RANGES, take_part
+from tests.server.rounds.test_plain_rounds import update
+from tests.support.world import World
 
 
-def metrics(world: Any, task: Any, query: str = "") -> Any:
+def metrics(world: World, task: Any, query: str = "") -> Any:
     status, answer = world.operator("GET", f"/v1/tasks/{task['task_id']}/metrics{query}")
     assert status == 200, answer
     return answer
 
 
-def test_of_training_the_cohort_and_the_sum_of_weights(world: Any) -> None:
+def test_of_training_the_cohort_and_the_sum_of_weights(world: World) -> None:
     task = world.create_task(privacy="plain", threshold=None, cohort=3, rounds=3, deadlines={"updating": 5})
     devices = world.add_devices(3)
     for number in range(4):
@@ -40,7 +41,7 @@ def test_of_training_the_cohort_and_the_sum_of_weights(world: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["evaluation", "analytics"])
-def test_of_the_others_the_result(world: Any, kind: str) -> None:
+def test_of_the_others_the_result(world: World, kind: str) -> None:
     settings = {"metrics": RANGES, "max_examples": 100} if kind == "evaluation" else {}
     task = world.create_task(kind=kind, privacy="plain", cohort=3, threshold=None, **settings)
     assert metrics(world, task) == {"items": [], "next": None}

@@ -11,18 +11,19 @@ from archipel.errors import CertificateError
 from archipel.protocol import messages
 from archipel.protocol.sealed import unseal
 from archipel.server.database.tables import CheckInRow
-from tests.server.conftest import POPULATION
-from tests.server.registry.fleet import MODEL, Fleet
+from tests.support.devices import POPULATION, Device
+from tests.support.fleet import MODEL, Fleet
+from tests.support.world import World
 
 STAGES = [{"percent": 50, "soak_seconds": 60}, {"percent": 100, "soak_seconds": 60}]
 
 
-def offered(device: Any) -> dict[str, int]:
+def offered(device: Device) -> dict[str, int]:
     assert device.check_in() is None
     return {each.model: each.version for each in device.offers}
 
 
-def test_the_promoted_version_is_offered_to_who_asks_and_has_not_fetched_it(world: Any, fleet: Fleet) -> None:
+def test_the_promoted_version_is_offered_to_who_asks_and_has_not_fetched_it(world: World, fleet: Fleet) -> None:
     silent, asking = world.add_devices(2)
     asking.versions = {}
     assert (offered(silent), offered(asking)) == ({}, {MODEL: 1})
@@ -40,14 +41,14 @@ def test_the_promoted_version_is_offered_to_who_asks_and_has_not_fetched_it(worl
     assert offered(asking) == {MODEL: 1}
 
 
-def test_nothing_is_offered_where_nothing_was_promoted(world: Any) -> None:
+def test_nothing_is_offered_where_nothing_was_promoted(world: World) -> None:
     Fleet(world).create(promote=None)
     (device,) = world.add_devices(1)
     device.versions = {}
     assert offered(device) == {}
 
 
-def test_an_answer_to_an_old_agent_is_what_it_knows(world: Any, fleet: Fleet) -> None:
+def test_an_answer_to_an_old_agent_is_what_it_knows(world: World, fleet: Fleet) -> None:
     """It decodes strictly, so a field that it does not know would end its federation."""
     (device,) = world.add_devices(1)
     status, answer = device.call("POST", "/v1/check-ins", b'{"attributes":{}}')
@@ -55,7 +56,7 @@ def test_an_answer_to_an_old_agent_is_what_it_knows(world: Any, fleet: Fleet) ->
     assert set(answer) <= {"plan", "retry_after"}
 
 
-def test_an_offer_is_signed_for_nothing_else(world: Any, fleet: Fleet) -> None:
+def test_an_offer_is_signed_for_nothing_else(world: World, fleet: Fleet) -> None:
     (device,) = world.add_devices(1)
     request = messages.CheckIn(versions={})
     [sealed] = device.ask("POST", "/v1/check-ins", messages.CheckInResponse, request).offers
@@ -64,7 +65,7 @@ def test_an_offer_is_signed_for_nothing_else(world: Any, fleet: Fleet) -> None:
         unseal("plan", sealed, world.settings.public_key, messages.Offer)
 
 
-def test_devices_of_the_stage_are_offered_the_new_version_and_the_others_the_old(world: Any, fleet: Fleet) -> None:
+def test_devices_of_the_stage_are_offered_the_new_version_and_the_others_the_old(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate="none", stages=STAGES)
     inside, outside = fleet.enrol(rollout, 4, 4)
     assert [offered(device) for device in [*inside, *outside]] == [{MODEL: 2}] * 4 + [{MODEL: 1}] * 4
@@ -84,7 +85,7 @@ def test_devices_of_the_stage_are_offered_the_new_version_and_the_others_the_old
 
 
 @pytest.mark.parametrize("way", ["gate", "abort", "model rollback", "too late"])
-def test_after_a_rollback_the_stage_is_offered_the_old_version_again(world: Any, fleet: Fleet, way: str) -> None:
+def test_after_a_rollback_the_stage_is_offered_the_old_version_again(world: World, fleet: Fleet, way: str) -> None:
     rollout = fleet.begin(stages=STAGES)
     inside, outside = fleet.enrol(rollout, 3, 1)
     for device in [*inside, *outside]:
@@ -105,7 +106,7 @@ def test_after_a_rollback_the_stage_is_offered_the_old_version_again(world: Any,
     assert [offered(device) for device in [*inside, *outside]] == [{MODEL: 1}] * 3 + [{}]
 
 
-def test_what_a_device_reports_decides_whether_it_is_in_the_stage(world: Any, fleet: Fleet) -> None:
+def test_what_a_device_reports_decides_whether_it_is_in_the_stage(world: World, fleet: Fleet) -> None:
     fleet.begin(gate="none", stages=[{"percent": 100, "soak_seconds": 60}], eligibility='app >= "2.0"')
     (device,) = world.add_devices(1)
     device.versions = {}
@@ -116,7 +117,7 @@ def test_what_a_device_reports_decides_whether_it_is_in_the_stage(world: Any, fl
     assert offered(device) == {MODEL: 1}
 
 
-def test_each_model_is_offered_for_itself_and_to_its_own_population(world: Any, fleet: Fleet) -> None:
+def test_each_model_is_offered_for_itself_and_to_its_own_population(world: World, fleet: Fleet) -> None:
     for name, population in (("words", POPULATION), ("notes", "teachers")):
         fleet.post("models", {"name": name, "population": population}, 201)
         fleet.post(f"models/{name}/versions", {"bundle": fleet.bundles[1]}, 201)
@@ -128,7 +129,7 @@ def test_each_model_is_offered_for_itself_and_to_its_own_population(world: Any, 
     assert offered(device) == {"words": 1}
 
 
-def test_a_population_has_so_many_models_that_an_answer_can_name_all(world: Any, fleet: Fleet) -> None:
+def test_a_population_has_so_many_models_that_an_answer_can_name_all(world: World, fleet: Fleet) -> None:
     for number in range(messages.MAX_MODELS - 1):
         fleet.post("models", {"name": f"m{number}", "population": POPULATION}, 201)
     answer = fleet.post("models", {"name": "more", "population": POPULATION}, 422)
@@ -136,7 +137,7 @@ def test_a_population_has_so_many_models_that_an_answer_can_name_all(world: Any,
     fleet.post("models", {"name": "more", "population": "teachers"}, 201)
 
 
-def test_how_many_devices_fetched_which_version(world: Any, fleet: Fleet) -> None:
+def test_how_many_devices_fetched_which_version(world: World, fleet: Fleet) -> None:
     devices = world.add_devices(6)
     for device, runs in zip(devices, (None, {}, {MODEL: 1}, {MODEL: 1}, {MODEL: 2, "words": 1}, {"words": 1})):
         device.versions = runs
@@ -160,7 +161,7 @@ def test_how_many_devices_fetched_which_version(world: Any, fleet: Fleet) -> Non
     assert counts() == [0, 0]
 
 
-def test_a_device_in_a_round_is_offered_versions_too(world: Any, fleet: Fleet) -> None:
+def test_a_device_in_a_round_is_offered_versions_too(world: World, fleet: Fleet) -> None:
     """One that goes from round to round never comes without one."""
     devices = world.add_devices(3)
     for device in devices:
@@ -177,7 +178,7 @@ def test_a_device_in_a_round_is_offered_versions_too(world: Any, fleet: Fleet) -
     assert fleet.get(f"models/{MODEL}/versions/2")["downloaded"] == 1
 
 
-def test_what_a_device_fetched_is_written_when_it_changes_only(world: Any) -> None:
+def test_what_a_device_fetched_is_written_when_it_changes_only(world: World) -> None:
     (device,) = world.add_devices(1)
 
     def stored() -> Any:
@@ -193,7 +194,7 @@ def test_what_a_device_fetched_is_written_when_it_changes_only(world: Any) -> No
 
 
 @pytest.fixture
-def statements(world: Any) -> list[str]:
+def statements(world: World) -> list[str]:
     """What the web application asks its database."""
     seen: list[str] = []
 
@@ -205,13 +206,13 @@ def statements(world: Any) -> list[str]:
     return seen
 
 
-def cost(statements: list[str], device: Any) -> int:
+def cost(statements: list[str], device: Device) -> int:
     statements.clear()
     device.check_in()
     return len(statements)
 
 
-def test_an_offer_costs_a_polling_device_no_query(world: Any, statements: list[str]) -> None:
+def test_an_offer_costs_a_polling_device_no_query(world: World, statements: list[str]) -> None:
     old, new = world.add_devices(2)
     new.versions = {}
     for device in (old, new):
@@ -228,7 +229,7 @@ def test_an_offer_costs_a_polling_device_no_query(world: Any, statements: list[s
     assert cost(statements, new) == usual
 
 
-def test_another_web_process_knows_at_once(world: Any, fleet: Fleet) -> None:
+def test_another_web_process_knows_at_once(world: World, fleet: Fleet) -> None:
     """Nothing is kept for some seconds: what was rolled back is offered by nobody any more."""
     from archipel.server.http.app import create_app
 
@@ -249,7 +250,7 @@ def test_another_web_process_knows_at_once(world: Any, fleet: Fleet) -> None:
     other.extensions["archipel"].database.dispose()
 
 
-def test_a_serial_never_goes_back(world: Any, fleet: Fleet) -> None:
+def test_a_serial_never_goes_back(world: World, fleet: Fleet) -> None:
     """Not even where a database is put back from a backup, as long as time goes on."""
     (device,) = world.add_devices(1)
     device.versions = {}

@@ -12,10 +12,12 @@ import pytest
 
 from archipel.protocol.operator.tasks import AuditEntry
 from archipel.server.audit.chain import verify
-from tests.server.conftest import POPULATION, make_bundle
-from tests.server.kills.killed import Server
-from tests.server.kills.test_kills import Through
-from tests.server.registry.fleet import GATE, MODEL, Fleet
+from tests.server.rounds.kills.test_kills import Through
+from tests.support.devices import POPULATION
+from tests.support.fleet import GATE, MODEL, Fleet
+from tests.support.killed_server import Server
+from tests.support.tiny_bundle import make_bundle
+from tests.support.world import World
 
 STAGES = [{"percent": 100, "soak_seconds": 60}]
 
@@ -91,7 +93,7 @@ POINTS = {"completed": 260, "rolled_back": 258}
 """More than each scenario has; a kill beyond the last one kills nobody."""
 
 
-def run(world: Any, scenario: str, kill: int) -> Server:
+def run(world: World, scenario: str, kill: int) -> Server:
     through = Through(world, kill, 3)
     try:
         SCENARIOS[scenario](Registry(through))
@@ -103,13 +105,13 @@ def run(world: Any, scenario: str, kill: int) -> Server:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_the_points_are_fewer_than_counted_for(world: Any, scenario: str) -> None:
+def test_the_points_are_fewer_than_counted_for(world: World, scenario: str) -> None:
     server = run(world, scenario, 0)
     assert 0.8 * POINTS[scenario] < server.points < POINTS[scenario], server.points
 
 
 @pytest.mark.sampled(every=41)
 @pytest.mark.parametrize(("scenario", "kill"), [(name, kill) for name in SCENARIOS for kill in range(1, POINTS[name])])
-def test_killed_at_any_point_everything_happens_once(world: Any, scenario: str, kill: int) -> None:
+def test_killed_at_any_point_everything_happens_once(world: World, scenario: str, kill: int) -> None:
     server = run(world, scenario, kill)
     assert server.died or server.points < kill

@@ -16,7 +16,9 @@ from archipel.server.database.tables import AuditRow, LeaseRow
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.processes.lease import Lease
 from archipel.server.services import Services
-from tests.server.registry.fleet import MODEL, Fleet
+from tests.support.devices import Device
+from tests.support.fleet import MODEL, Fleet
+from tests.support.world import World
 
 STAGES = [{"percent": 90, "soak_seconds": 60}, {"percent": 100, "soak_seconds": 30}]
 
@@ -50,7 +52,7 @@ class Doomed(Coordinator):
 
 
 @pytest.fixture
-def mortal(world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def mortal(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """A world where a coordinator that has died is started again, as the supervisor does."""
     whole = world.settle
 
@@ -71,7 +73,7 @@ def mortal(world: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return world
 
 
-def once(world: Any, fleet: Fleet, devices: list[Any], outcome: str) -> dict[str, Any]:
+def once(world: World, fleet: Fleet, devices: list[Device], outcome: str) -> dict[str, Any]:
     """One rollout, from the same beginning to its end. Returns all that can be compared."""
     if fleet.model()["promoted"] == 2:
         fleet.post(f"models/{MODEL}/rollback")
@@ -107,7 +109,7 @@ def once(world: Any, fleet: Fleet, devices: list[Any], outcome: str) -> dict[str
     }
 
 
-def kill_at_every_step(world: Any, outcome: str, *, everything: bool = False) -> int:
+def kill_at_every_step(world: World, outcome: str, *, everything: bool = False) -> int:
     fleet = Fleet(world).create()
     devices = world.add_devices(9)  # 3 of them are in the first stage, but for one time in a million
     world.coordinator = Doomed(world.services, everything=everything)
@@ -139,18 +141,18 @@ SHORT = ("worse in stage 1",)
 @pytest.mark.parametrize(
     "outcome", [pytest.param(each, marks=[] if each in SHORT else pytest.mark.slow) for each in OUTCOMES]
 )
-def test_killed_at_every_step_of_the_rollout(mortal: Any, outcome: str) -> None:
+def test_killed_at_every_step_of_the_rollout(mortal: World, outcome: str) -> None:
     assert kill_at_every_step(mortal, outcome) == OUTCOMES[outcome]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("outcome", ["completed", "worse in stage 2"])
-def test_killed_at_every_step_of_the_rollout_and_of_its_rounds(mortal: Any, outcome: str) -> None:
+def test_killed_at_every_step_of_the_rollout_and_of_its_rounds(mortal: World, outcome: str) -> None:
     assert kill_at_every_step(mortal, outcome, everything=True) > 20
 
 
 @pytest.fixture
-def rivals(world: Any) -> Iterator[tuple[Coordinator, Coordinator]]:
+def rivals(world: World) -> Iterator[tuple[Coordinator, Coordinator]]:
     """Two coordinators with their own connections and a lease each."""
     opened = [Services.open(world.settings, clock=world.clock) for _ in range(2)]
     first, second = (
@@ -162,7 +164,7 @@ def rivals(world: Any) -> Iterator[tuple[Coordinator, Coordinator]]:
         services.database.dispose()
 
 
-def take_over(world: Any, second: Coordinator) -> None:
+def take_over(world: World, second: Coordinator) -> None:
     with world.services.database.write() as session:
         session.get_one(LeaseRow, "coordinator").expires = 0.0
     assert second._lease is not None
@@ -171,7 +173,7 @@ def take_over(world: Any, second: Coordinator) -> None:
 
 @pytest.mark.parametrize("outcome", ["stage", "promotion", "rollback"])
 def test_who_was_replaced_after_it_looked_changes_nothing(
-    world: Any, fleet: Fleet, rivals: Any, monkeypatch: pytest.MonkeyPatch, outcome: str
+    world: World, fleet: Fleet, rivals: tuple[Coordinator, Coordinator], monkeypatch: pytest.MonkeyPatch, outcome: str
 ) -> None:
     first, second = rivals
     assert first._lease.take()
@@ -206,7 +208,7 @@ def test_who_was_replaced_after_it_looked_changes_nothing(
     assert history == ([2, 1] if outcome == "promotion" else [1])
 
 
-def test_what_the_operator_did_meanwhile_counts(world: Any, fleet: Fleet) -> None:
+def test_what_the_operator_did_meanwhile_counts(world: World, fleet: Fleet) -> None:
     """Between the look and the transaction the rollout was aborted."""
     rollout = fleet.begin(gate="none", stages=STAGES[:1])
     world.clock.now = fleet.show(rollout)["state_ends"]

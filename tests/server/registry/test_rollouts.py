@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.server.registry.fleet import GATE, MODEL, STAGES, Fleet
+from tests.support.fleet import GATE, MODEL, STAGES, Fleet
+from tests.support.world import World
 
 
-def actions(world: Any, *prefixes: str) -> list[str]:
+def actions(world: World, *prefixes: str) -> list[str]:
     return [
         each["action"] for each in world.operator("GET", "/v1/audit")[1]["items"] if each["action"].startswith(prefixes)
     ]
 
 
 @pytest.mark.parametrize("privacy", ["plain", "secure"])
-def test_a_version_that_is_good_in_every_stage_is_promoted(world: Any, fleet: Fleet, privacy: str) -> None:
+def test_a_version_that_is_good_in_every_stage_is_promoted(world: World, fleet: Fleet, privacy: str) -> None:
     rollout = fleet.begin(gate={"privacy": privacy})
     inside, outside = fleet.enrol(rollout, 3, 1)
     assert (rollout["state"], rollout["stage"], rollout["baseline"]) == ("soaking", 1, 1)
@@ -45,7 +46,7 @@ def test_a_version_that_is_good_in_every_stage_is_promoted(world: Any, fleet: Fl
     ]  # fmt: skip
 
 
-def test_a_version_that_is_worse_is_rolled_back_and_rejected(world: Any, fleet: Fleet) -> None:
+def test_a_version_that_is_worse_is_rolled_back_and_rejected(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
     shown = fleet.pass_stage(rollout, inside, 0.69, 0.75)
@@ -70,7 +71,7 @@ def test_a_version_that_is_worse_is_rolled_back_and_rejected(world: Any, fleet: 
     ]  # fmt: skip
 
 
-def test_what_is_bad_by_itself_does_not_wait_for_the_comparison(world: Any, fleet: Fleet) -> None:
+def test_what_is_bad_by_itself_does_not_wait_for_the_comparison(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate={"worst": 0.8})
     inside, _ = fleet.enrol(rollout, 3)
     shown = fleet.pass_stage(rollout, inside, 0.79, 0.5)
@@ -79,7 +80,7 @@ def test_what_is_bad_by_itself_does_not_wait_for_the_comparison(world: Any, flee
     assert (stage["candidate"]["state"], stage["baseline"]) == ("completed", None)
 
 
-def test_both_versions_are_evaluated_on_the_same_devices(world: Any, fleet: Fleet) -> None:
+def test_both_versions_are_evaluated_on_the_same_devices(world: World, fleet: Fleet) -> None:
     """However many others wait, and although one of them does not come again."""
     rollout = fleet.begin(gate={"min_devices": 3, "max_devices": 4})
     inside, _ = fleet.enrol(rollout, 7)
@@ -97,7 +98,7 @@ def test_both_versions_are_evaluated_on_the_same_devices(world: Any, fleet: Flee
     assert fleet.show(rollout)["state"] == "completed"
 
 
-def test_a_metric_beyond_its_range_is_no_measurement(world: Any, fleet: Fleet) -> None:
+def test_a_metric_beyond_its_range_is_no_measurement(world: World, fleet: Fleet) -> None:
     """Two versions that are both off the scale look alike."""
     rollout = fleet.begin(gate={"range": 0.5})
     inside, _ = fleet.enrol(rollout, 3)
@@ -107,7 +108,7 @@ def test_a_metric_beyond_its_range_is_no_measurement(world: Any, fleet: Fleet) -
     assert fleet.get(f"models/{MODEL}/versions/2")["state"] == "registered"
 
 
-def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(world: Any, fleet: Fleet) -> None:
+def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     fleet.enrol(rollout, 3)  # nobody comes
     world.clock.now += 60
@@ -126,7 +127,7 @@ def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(world: Any,
     assert fleet.get(f"models/{MODEL}/versions/2")["state"] == "registered"
 
 
-def test_an_evaluation_that_is_cancelled_ends_it(world: Any, fleet: Fleet) -> None:
+def test_an_evaluation_that_is_cancelled_ends_it(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     world.clock.now += 60
     world.settle()
@@ -138,7 +139,7 @@ def test_an_evaluation_that_is_cancelled_ends_it(world: Any, fleet: Fleet) -> No
     assert shown["reason"] == "the evaluation of version 2 is cancelled: cancelled by the operator"
 
 
-def test_too_few_examples_are_no_result(world: Any, fleet: Fleet) -> None:
+def test_too_few_examples_are_no_result(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate={"min_examples": 121})  # three devices bring 40 each
     inside, _ = fleet.enrol(rollout, 3)
     shown = fleet.pass_stage(rollout, inside, 0.9, 0.9)
@@ -147,7 +148,7 @@ def test_too_few_examples_are_no_result(world: Any, fleet: Fleet) -> None:
     assert fleet.get(f"models/{MODEL}/versions/2")["state"] == "registered"
 
 
-def test_only_devices_of_the_stage_evaluate(world: Any, fleet: Fleet) -> None:
+def test_only_devices_of_the_stage_evaluate(world: World, fleet: Fleet) -> None:
     """And of these only those for which the expression is true, and no more than were asked for."""
     rollout = fleet.begin(eligibility='app == "2.0"', gate={"max_devices": 4})
     inside, outside = fleet.enrol(rollout, 6, 5)
@@ -164,7 +165,7 @@ def test_only_devices_of_the_stage_evaluate(world: Any, fleet: Fleet) -> None:
         assert len(took_part) == 4
 
 
-def test_without_a_gate_only_time_counts(world: Any, fleet: Fleet) -> None:
+def test_without_a_gate_only_time_counts(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate="none")
     for state, stage in (("soaking", 2), ("completed", 2)):
         world.clock.now = fleet.show(rollout)["state_ends"]
@@ -177,7 +178,7 @@ def control(fleet: Fleet, rollout: Any, what: str, status: int = 200) -> Any:
     return fleet.post(f"rollouts/{rollout['rollout_id']}/{what}", None, status)
 
 
-def test_a_pause_stops_the_soaking_and_what_was_left_of_it_is_left(world: Any, fleet: Fleet) -> None:
+def test_a_pause_stops_the_soaking_and_what_was_left_of_it_is_left(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin(gate="none")
     world.clock.now += 40
     assert control(fleet, rollout, "pause")["state"] == "paused"
@@ -193,7 +194,7 @@ def test_a_pause_stops_the_soaking_and_what_was_left_of_it_is_left(world: Any, f
     assert actions(world, "rollout.")[:3] == ["rollout.create", "rollout.pause", "rollout.resume"]
 
 
-def test_a_pause_while_evaluating_holds_the_evaluation(world: Any, fleet: Fleet) -> None:
+def test_a_pause_while_evaluating_holds_the_evaluation(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     inside, _ = fleet.enrol(rollout, 3)
     world.clock.now += 60
@@ -208,7 +209,7 @@ def test_a_pause_while_evaluating_holds_the_evaluation(world: Any, fleet: Fleet)
     assert fleet.show(rollout)["stage"] == 2
 
 
-def test_no_pause_lasts_for_ever(world: Any, fleet: Fleet) -> None:
+def test_no_pause_lasts_for_ever(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
     control(fleet, rollout, "pause")
     world.clock.now += 7 * 86400 - 1
@@ -221,7 +222,7 @@ def test_no_pause_lasts_for_ever(world: Any, fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("moment", ["soaking", "evaluating", "paused"])
-def test_abort_at_any_moment(world: Any, fleet: Fleet, moment: str) -> None:
+def test_abort_at_any_moment(world: World, fleet: Fleet, moment: str) -> None:
     rollout = fleet.begin()
     if moment != "soaking":
         world.clock.now += 60
@@ -241,7 +242,7 @@ def test_abort_at_any_moment(world: Any, fleet: Fleet, moment: str) -> None:
     fleet.begin()  # it was not rejected
 
 
-def test_one_rollout_of_a_model_at_a_time_and_no_promotion_beside_it(world: Any, fleet: Fleet) -> None:
+def test_one_rollout_of_a_model_at_a_time_and_no_promotion_beside_it(world: World, fleet: Fleet) -> None:
     fleet.add_version()
     rollout = fleet.begin()
     said = f"rollout {rollout['rollout_id']} of version 2 is under way; abort it first"
@@ -285,7 +286,7 @@ def test_what_cannot_be_is_refused_when_it_is_asked_for(
     assert fleet.get("rollouts")["items"] == []
 
 
-def test_there_must_be_something_to_go_back_to(world: Any) -> None:
+def test_there_must_be_something_to_go_back_to(world: World) -> None:
     fleet = Fleet(world).create(promote=None)
     answer = fleet.post("rollouts", {"model": MODEL, "version": 2, "stages": STAGES, "gate": "none"}, 409)
     assert "there is none to go back to" in answer["message"]
@@ -323,7 +324,7 @@ def test_of_requests_at_the_same_time_one_begins_a_rollout(fleet: Fleet) -> None
     assert len(fleet.get("rollouts")["items"]) == 1
 
 
-def test_first_promotions_of_a_population_at_the_same_time(world: Any) -> None:
+def test_first_promotions_of_a_population_at_the_same_time(world: World) -> None:
     fleet = Fleet(world).create(1, promote=None)
     names = [f"m{number}" for number in range(6)]
     for name in names:

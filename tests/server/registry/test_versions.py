@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 
 from archipel.bundle import Lineage, read_weights
-from tests.server.conftest import POPULATION, make_bundle
-from tests.server.registry.fleet import MODEL, Fleet
-from tests.server.test_plain_rounds import update
+from tests.server.rounds.test_plain_rounds import update
+from tests.support.devices import POPULATION
+from tests.support.fleet import MODEL, Fleet
+from tests.support.tiny_bundle import make_bundle
+from tests.support.world import World
 
 
 @pytest.fixture
-def empty(world: Any) -> Fleet:
+def empty(world: World) -> Fleet:
     return Fleet(world).create(0, promote=None)
 
 
-def train(world: Any, rounds: int, bundle: str) -> Any:
+def train(world: World, rounds: int, bundle: str) -> Any:
     task = world.create_task(bundle=bundle, privacy="plain", threshold=None, cohort=3, rounds=rounds)
     devices = world.add_devices(3)
     for _ in range(rounds):
@@ -37,7 +39,7 @@ def versions(fleet: Fleet) -> list[Any]:
     return list(fleet.get(f"models/{MODEL}/versions")["items"])
 
 
-def test_a_digest_is_what_the_documentation_says(world: Any, empty: Fleet) -> None:
+def test_a_digest_is_what_the_documentation_says(world: World, empty: Fleet) -> None:
     made = empty.add_version()
     text = json.dumps({"bundle": made["bundle"], "weights": None}, sort_keys=True, separators=(",", ":"))
     assert made["digest"] == hashlib.sha256(text.encode()).hexdigest()
@@ -46,7 +48,7 @@ def test_a_digest_is_what_the_documentation_says(world: Any, empty: Fleet) -> No
     )  # fmt: skip
 
 
-def test_the_same_content_is_the_same_version(world: Any, empty: Fleet) -> None:
+def test_the_same_content_is_the_same_version(world: World, empty: Fleet) -> None:
     first = empty.add_version()
     world.clock.now += 5
     assert empty.post(f"models/{MODEL}/versions", {"bundle": first["bundle"]}, 200) == first
@@ -61,7 +63,7 @@ def test_the_same_content_is_the_same_version(world: Any, empty: Fleet) -> None:
     assert empty.model()["newest"] == 2
 
 
-def test_lineage_of_training(world: Any, empty: Fleet) -> None:
+def test_lineage_of_training(world: World, empty: Fleet) -> None:
     bundle = empty.add_version()["bundle"]
     task = train(world, 3, bundle)
     rounds = world.rounds(task["task_id"])
@@ -86,7 +88,7 @@ def test_lineage_of_training(world: Any, empty: Fleet) -> None:
     assert device.call("GET", f"/v1/bundles/{offer.bundle}")[0] == 200
 
 
-def test_lineage_of_a_bundle(world: Any, empty: Fleet) -> None:
+def test_lineage_of_a_bundle(world: World, empty: Fleet) -> None:
     parent = empty.add_version()
     folder = world.settings.path(".")
     lineage = Lineage(parent=parent["bundle"], recipe=("PruneChannels(0.5)",), metrics={"accuracy": 0.75})
@@ -107,7 +109,7 @@ def test_a_parent_can_be_told_where_nothing_tells_it(empty: Fleet) -> None:
     assert empty.post("models/words/versions", {"bundle": bundles[1], "parent": 1}, 201)["parent"] == 1
 
 
-def test_evaluations_of_a_version_are_those_of_its_content_and_population(world: Any, empty: Fleet) -> None:
+def test_evaluations_of_a_version_are_those_of_its_content_and_population(world: World, empty: Fleet) -> None:
     bundle = empty.add_version()["bundle"]
     trained = train(world, 1, bundle)
     weights = empty.post(f"models/{MODEL}/versions", {"task_id": trained["task_id"]}, 201)["weights"]
@@ -142,7 +144,7 @@ def test_what_cannot_be_registered(empty: Fleet, asked: Any, words: str) -> None
     assert words in empty.post(f"models/{MODEL}/versions", asked, 422)["message"]
 
 
-def test_a_task_that_has_made_nothing_has_no_versions(world: Any, empty: Fleet) -> None:
+def test_a_task_that_has_made_nothing_has_no_versions(world: World, empty: Fleet) -> None:
     task = world.create_task()["task_id"]
     assert "has no versions yet" in empty.post(f"models/{MODEL}/versions", {"task_id": task}, 422)["message"]
     asked = {"task_id": task, "task_version": 4}
@@ -153,7 +155,7 @@ def promotions(fleet: Fleet) -> list[tuple[str, int]]:
     return [(each["how"], each["version"]) for each in fleet.get(f"models/{MODEL}/promotions")["items"]][::-1]
 
 
-def test_rolling_back_goes_back_and_not_there_and_back(world: Any) -> None:
+def test_rolling_back_goes_back_and_not_there_and_back(world: World) -> None:
     fleet = Fleet(world).create(4)
     for number in (3, 2, 4):
         fleet.promote(number)
@@ -173,7 +175,7 @@ def test_rolling_back_goes_back_and_not_there_and_back(world: Any) -> None:
     assert done[4]["detail"] == {"before": 4}
 
 
-def test_rolling_back_leaves_out_what_was_rejected_meanwhile(world: Any) -> None:
+def test_rolling_back_leaves_out_what_was_rejected_meanwhile(world: World) -> None:
     fleet = Fleet(world).create(3)
     fleet.promote(2)
     fleet.promote(3)
@@ -181,7 +183,7 @@ def test_rolling_back_leaves_out_what_was_rejected_meanwhile(world: Any) -> None
     assert fleet.post(f"models/{MODEL}/rollback")["promoted"] == 1
 
 
-def test_rolling_back_takes_back_the_rollout_under_way_and_nothing_else(world: Any) -> None:
+def test_rolling_back_takes_back_the_rollout_under_way_and_nothing_else(world: World) -> None:
     fleet = Fleet(world).create(3)
     fleet.promote(3)
     rollout = fleet.begin()
@@ -195,7 +197,7 @@ def test_rolling_back_takes_back_the_rollout_under_way_and_nothing_else(world: A
     assert promotions(fleet) == [("promote", 1), ("promote", 3), ("rollback", 3), ("rollback", 1)]
 
 
-def test_the_same_key_is_one_promotion(world: Any) -> None:
+def test_the_same_key_is_one_promotion(world: World) -> None:
     fleet = Fleet(world).create(3)
     first, second = ({"Idempotency-Key": letter * 16} for letter in "pq")
     path = f"models/{MODEL}/promote"
@@ -220,7 +222,7 @@ def test_a_rejected_version_is_not_promoted_and_a_promoted_one_not_rejected(flee
     assert fleet.promote(2)["promoted"] == 2
 
 
-def test_a_model_is_made_once_and_of_one_population(world: Any, fleet: Fleet) -> None:
+def test_a_model_is_made_once_and_of_one_population(world: World, fleet: Fleet) -> None:
     asked = {"name": MODEL, "population": POPULATION}
     assert fleet.post("models", asked, 200) == fleet.model()
     assert "taken by another model" in fleet.post("models", asked | {"population": "teachers"}, 409)["message"]
@@ -228,7 +230,7 @@ def test_a_model_is_made_once_and_of_one_population(world: Any, fleet: Fleet) ->
     assert world.operator("GET", f"/v1/models/{MODEL}/versions/3")[0] == 404
 
 
-def test_lists_come_in_pages(world: Any) -> None:
+def test_lists_come_in_pages(world: World) -> None:
     fleet = Fleet(world).create(5)
     for name in ("words", "notes", "alpha"):
         fleet.post("models", {"name": name, "population": POPULATION}, 201)
@@ -256,7 +258,7 @@ def test_lists_come_in_pages(world: Any) -> None:
     assert walk("rollouts", "rollout_id") == made[::-1]
 
 
-def test_a_token_is_for_its_populations(world: Any, fleet: Fleet) -> None:
+def test_a_token_is_for_its_populations(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()["rollout_id"]
     task = world.create_task(population=POPULATION)["task_id"]
     made = world.operator("POST", "/v1/tokens", {"name": "t", "role": "operator", "populations": ["teachers"]})[1][

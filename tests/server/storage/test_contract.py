@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from archipel.bundle import write_weights
 from archipel.errors import ServerError
 from archipel.server.storage.spool import sum_name, update_name
+from tests.support.places import Place
 
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
 
@@ -25,7 +25,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_a_blob_is_named_by_its_digest(place: Any) -> None:
+def test_a_blob_is_named_by_its_digest(place: Place) -> None:
     place.blobs.check()
     assert place.blobs.put(b"hello") == HELLO
     assert place.blobs.put(b"hello") == HELLO
@@ -39,7 +39,7 @@ def test_a_blob_is_named_by_its_digest(place: Any) -> None:
         place.blobs.read("0" * 64)
 
 
-def test_weights_are_mapped_and_outlive_their_file(place: Any) -> None:
+def test_weights_are_mapped_and_outlive_their_file(place: Place) -> None:
     tensors = {"w": np.arange(6, dtype=np.float32).reshape(3, 2)}
     digest = place.blobs.put(write_weights(tensors))
     other = place.other_machine()
@@ -48,7 +48,7 @@ def test_weights_are_mapped_and_outlive_their_file(place: Any) -> None:
     np.testing.assert_array_equal(found["w"], tensors["w"])
 
 
-def test_nothing_is_there_before_it_is_kept(place: Any) -> None:
+def test_nothing_is_there_before_it_is_kept(place: Place) -> None:
     written = place.blobs.receive([b"he", b"llo"])
     assert (written.digest, written.size) == (HELLO, 5)
     assert place.files() == {}
@@ -59,7 +59,7 @@ def test_nothing_is_there_before_it_is_kept(place: Any) -> None:
     assert (place.files(), place.leftovers()) == ({}, [])
 
 
-def test_an_interrupted_upload_leaves_nothing(place: Any) -> None:
+def test_an_interrupted_upload_leaves_nothing(place: Place) -> None:
     def broken() -> Iterator[bytes]:
         yield b"some"
         raise ConnectionError
@@ -83,7 +83,7 @@ def test_an_interrupted_upload_leaves_nothing(place: Any) -> None:
         *(pytest.param(size, marks=pytest.mark.slow) for size in (16 << 20, 24 << 20, (24 << 20) + 5)),
     ],
 )
-def test_sizes(place: Any, size: int) -> None:
+def test_sizes(place: Place, size: int) -> None:
     data = random.Random(size).randbytes(size)
     digest = place.blobs.keep(place.blobs.receive(data[at : at + 700_001] for at in range(0, size, 700_001)))
     assert digest == sha256(data)
@@ -95,7 +95,7 @@ def test_sizes(place: Any, size: int) -> None:
 
 
 @pytest.mark.parametrize("harm", ["shorter", "longer", "other", "empty", "gone"])
-def test_what_is_damaged_is_found(place: Any, harm: str) -> None:
+def test_what_is_damaged_is_found(place: Place, harm: str) -> None:
     data = random.Random(harm).randbytes(100_000)
     place.spool.open_round("r")
     digest = place.blobs.put(data)
@@ -119,7 +119,7 @@ def test_what_is_damaged_is_found(place: Any, harm: str) -> None:
         there.spool.read_sum("r", digest)
 
 
-def test_the_files_of_a_round(place: Any) -> None:
+def test_the_files_of_a_round(place: Place) -> None:
     spool = place.spool
     spool.open_round("r1")
     spool.open_round("r2")
@@ -134,7 +134,7 @@ def test_the_files_of_a_round(place: Any) -> None:
     assert len(place.files()) == 1
 
 
-def test_checkpoints_of_the_sum_and_dropping_what_is_folded(place: Any) -> None:
+def test_checkpoints_of_the_sum_and_dropping_what_is_folded(place: Place) -> None:
     spool = place.spool
     spool.open_round("r")
     spool.open_round("other")
@@ -161,7 +161,7 @@ def test_checkpoints_of_the_sum_and_dropping_what_is_folded(place: Any) -> None:
     assert set(place.files()) == {f"updates/other/d0.{sha256(b'x')}"}
 
 
-def test_rounds_that_are_over(place: Any) -> None:
+def test_rounds_that_are_over(place: Place) -> None:
     spool = place.spool
     for name in ("r1", "r2", "r3", "r22"):
         spool.open_round(name)
@@ -187,7 +187,7 @@ def test_rounds_that_are_over(place: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_round_of_more_files_than_one_request_lists_or_deletes(place: Any) -> None:
+def test_a_round_of_more_files_than_one_request_lists_or_deletes(place: Place) -> None:
     """1000 of S3's."""
     place.spool.open_round("r")
     with ThreadPoolExecutor(4) as pool:  # from outside, which is quicker
@@ -197,7 +197,7 @@ def test_a_round_of_more_files_than_one_request_lists_or_deletes(place: Any) -> 
     assert sorted(place.files()) == ["updates/r/d1001.x", "updates/r/d1002.x"]
 
 
-def test_leftovers_are_swept_when_they_are_old(place: Any) -> None:
+def test_leftovers_are_swept_when_they_are_old(place: Place) -> None:
     old, new = place.blobs.receive([b"old"]), place.blobs.receive([b"new"])
     os.utime(old.temporary, (1000.0, 1000.0))
     place.blobs.sweep(before=2000.0)
@@ -206,7 +206,7 @@ def test_leftovers_are_swept_when_they_are_old(place: Any) -> None:
     assert place.blobs.keep(new) == sha256(b"new")
 
 
-def test_many_at_once(place: Any) -> None:
+def test_many_at_once(place: Place) -> None:
     """Uploads, reads and deletions of many threads, as in a web process."""
     place.spool.open_round("r")
     errors: list[BaseException] = []
@@ -234,7 +234,7 @@ def test_many_at_once(place: Any) -> None:
     assert place.leftovers() == []
 
 
-def test_keys_are_those_of_what_is_kept(place: Any) -> None:
+def test_keys_are_those_of_what_is_kept(place: Place) -> None:
     place.spool.open_round("r")
     place.blobs.receive([b"not kept"])
     digest = place.blobs.put(b"hello")
@@ -244,7 +244,7 @@ def test_keys_are_those_of_what_is_kept(place: Any) -> None:
     assert list(place.storage.keys("nothing")) == []
 
 
-def test_it_says_whether_it_works(place: Any) -> None:
+def test_it_says_whether_it_works(place: Place) -> None:
     started = time.monotonic()
     for _ in range(200):
         place.blobs.check()

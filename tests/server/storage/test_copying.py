@@ -6,7 +6,6 @@ import hashlib
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +18,14 @@ from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import load_settings
 from archipel.server.storage.lock import LOCK_FILE, only_one
-from tests.server.coordinator.test_coordinator import set_updates
-from tests.server.storage.conftest import InBucket, InFolder
-from tests.server.storage.moto_process import TestBucket
+from tests.server.processes.coordinator.test_coordinator import set_updates
+from tests.support.moto_process import TestBucket
+from tests.support.places import InBucket, InFolder, WorldOnBucket
+from tests.support.world import DataFolder
 
 
 @pytest.fixture
-def source(data_folder: Any) -> InFolder:
+def source(data_folder: DataFolder) -> InFolder:
     """A server's folder with two blobs and a live round, and things that are not the server's."""
     place = InFolder(load_settings(data_folder[0], environment={}))
     place.blobs.put(b"hello")
@@ -92,7 +92,7 @@ def test_damaged_sources_and_running_servers_are_refused(source: InFolder, bucke
         copy_files(source.settings, "gs://elsewhere")
 
 
-def test_a_round_goes_on_in_the_copy(world: Any, bucket: TestBucket, tmp_path: Path) -> None:
+def test_a_round_goes_on_in_the_copy(world: WorldOnBucket, bucket: TestBucket, tmp_path: Path) -> None:
     """Stopped in the middle of a round, moved from the bucket to a folder, started again."""
     task = world.create_task()
     devices = world.add_devices(5)

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from tests.commits import in_sample
+from tests.support.places import Place
 
 COURSE = """
 import os, random, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.server.storage.conftest import settings_of
+from tests.support.places import settings_of
 from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage.spool import UpdateSpool, sum_name
 from archipel.server.storage import open_storage
@@ -114,7 +115,7 @@ for line in sys.stdin:
 class Course:
     """A process that loads everything once and runs the course in children that are killed at a given step."""
 
-    def __init__(self, place: Any, kind: str, out: Path) -> None:
+    def __init__(self, place: Place, kind: str, out: Path) -> None:
         self.out = out
         root, settings = str(Path(__file__).parents[3]), place.settings
         self.process = subprocess.Popen(
@@ -195,7 +196,7 @@ def test_killed_at_every_step(place: Any, tmp_path: Path, kind: str, every: int)
     assert steps >= {"blob": 5, "blob in parts": 5, "round": 14}[kind]
 
 
-def clean(place: Any) -> None:
+def clean(place: Place) -> None:
     for key in place.files():
         place.delete(key)
     place.spool.sweep(list)

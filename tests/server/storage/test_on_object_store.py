@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.coordinator.test_coordinator import *  # noqa: F403
-from tests.server.test_bundles_and_tasks import *  # noqa: F403
-from tests.server.test_messages_of_a_round import *  # noqa: F403
-from tests.server.test_secure_round import *  # noqa: F403
+from tests.server.http.test_bundles_and_tasks import *  # noqa: F403
+from tests.server.processes.coordinator.test_coordinator import *  # noqa: F403
+from tests.server.rounds.test_messages_of_a_round import *  # noqa: F403
+from tests.server.rounds.test_secure_round import *  # noqa: F403
 
 pytestmark = pytest.mark.sampled(every=6)

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from archipel.operator import OperatorClient
 from tests.server.processes.test_processes import (  # noqa: F401 - its fixtures
     SERVE,
     Server,
@@ -23,7 +25,8 @@ from tests.server.processes.test_processes import (  # noqa: F401 - its fixtures
     task_request,
     wait_until,
 )
-from tests.server.storage.moto_process import TestBucket
+from tests.support.moto_process import TestBucket
+from tests.support.world import DataFolder
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +38,10 @@ def on_bucket(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> TestBucket
 
 def test_a_secure_round_while_a_web_process_and_the_coordinator_are_killed(
     server: Server,  # noqa: F811
-    operator: Any,  # noqa: F811
+    operator: OperatorClient,  # noqa: F811
     fleet: list[Any],  # noqa: F811
-    bundle_maker: Any,
-    data_folder: Any,
+    bundle_maker: Callable[..., Path],
+    data_folder: DataFolder,
     tmp_path: Path,
     on_bucket: TestBucket,
 ) -> None:

@@ -17,8 +17,9 @@ import pytest
 from archipel.client import Agent
 from archipel.client.settings import load_device_settings
 from archipel.protocol.sealed import encode
-from tests.cli.devices.device.conftest import Command, Device, run_beside
-from tests.client.conftest import Federation
+from tests.support.commands import Command
+from tests.support.device_process import Device, run_beside
+from tests.support.federation import Federation
 
 ROOT = Path(__file__).resolve().parents[4]
 

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.devices.device.conftest import Command, Device, run_beside
-from tests.client.conftest import Federation, local_data
+from tests.support.commands import Command
+from tests.support.device_process import Device, run_beside
+from tests.support.federation import Federation
+from tests.support.linear_bundle import local_data
 
 
 def status(archipel: Command, device: Device) -> Any:

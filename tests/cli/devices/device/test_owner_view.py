@@ -14,7 +14,7 @@ from archipel.client.memory.folder import lock_folder
 from archipel.client.owner_view import look, now, running
 from archipel.errors import ClientError
 from archipel.protocol.sealed import encode
-from tests.client.privacy.test_spending import entry
+from tests.client.memory.test_spending import entry
 
 
 class Broken:

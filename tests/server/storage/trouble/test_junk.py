@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from archipel.errors import ServerError
 from archipel.server.storage import StorageUnreachableError
 from archipel.server.storage.s3 import Bucket
-from tests.server.storage.moto_process import TestBucket
 from tests.server.storage.trouble.test_unusable import refused
+from tests.support.moto_process import TestBucket
 
 HELLO = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
 LIST = b'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">%s</ListBucketResult>'

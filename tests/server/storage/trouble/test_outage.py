@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from archipel.server.storage import StorageUnreachableError
-from tests.server.coordinator.test_coordinator import set_updates, weights
-from tests.server.storage.proxy import Proxy
+from tests.server.processes.coordinator.test_coordinator import set_updates, weights
+from tests.support.places import WorldOnBucket
+from tests.support.store_proxy import Proxy
 
 
-def test_uploads_are_asked_for_again_and_a_round_waits(proxy: Proxy, world: Any) -> None:
+def test_uploads_are_asked_for_again_and_a_round_waits(proxy: Proxy, world: WorldOnBucket) -> None:
     task = world.create_task()
     devices = world.add_devices(5)
     world.start_round(devices)
@@ -51,7 +50,7 @@ def test_uploads_are_asked_for_again_and_a_round_waits(proxy: Proxy, world: Any)
     assert world.stored("updates") == {}
 
 
-def test_the_store_goes_away_when_the_round_is_over(proxy: Proxy, world: Any) -> None:
+def test_the_store_goes_away_when_the_round_is_over(proxy: Proxy, world: WorldOnBucket) -> None:
     """Its updates are deleted when the store is back."""
     world.create_task()
     devices = world.add_devices(5)

@@ -22,9 +22,10 @@ from archipel.server.settings import load_settings
 from archipel.server.storage import StorageUnreachableError, open_storage
 from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage.spool import UpdateSpool
-from tests.server.storage.conftest import InBucket, settings_of
-from tests.server.storage.moto_process import MotoProcess, TestBucket
-from tests.server.storage.proxy import Proxy
+from tests.support.moto_process import MotoProcess, TestBucket
+from tests.support.places import InBucket, settings_of
+from tests.support.store_proxy import Proxy
+from tests.support.world import DataFolder
 
 SECRET = "the tests' secret"
 
@@ -79,7 +80,7 @@ def test_what_the_setting_may_be(tmp_path: Path, text: str, parts: Any) -> None:
         "s3://models/a\n",
     ],
 )
-def test_what_the_setting_may_not_be(data_folder: Any, text: str) -> None:
+def test_what_the_setting_may_not_be(data_folder: DataFolder, text: str) -> None:
     folder, _, _ = data_folder
     with pytest.raises(ServerError, match=r"blobs must be a folder or s3://BUCKET/PREFIX") as error:
         load_settings(folder, environment={}, blobs=text)
@@ -344,7 +345,7 @@ def test_memory_does_not_grow_with_the_file(bucket: TestBucket, tmp_path: Path) 
 import resource, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.server.storage.conftest import settings_of
+from tests.support.places import settings_of
 from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage import open_storage
 storage = open_storage(settings_of(Path(sys.argv[2]), sys.argv[3]))

@@ -1,0 +1,129 @@
+"""A converted model's evaluation over real agents: the metrics are PyTorch's over all their examples together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from archipel.bundle import PrivacyPolicy, pack, roles
+from archipel.bundle.roles import Metric
+from archipel.client import Agent
+from archipel.converter import Signing, Training, convert
+from archipel.errors import RefusedError
+from archipel.protocol.measures import measured, measures
+from archipel.training import losses, optimizers
+from tests.support.federation import Federation
+
+SIZES = (7, 30, 1)
+
+
+@pytest.fixture(scope="module")
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    torch.set_num_threads(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def examples(number: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(number)
+    count = SIZES[number]
+    return {"input": rng.standard_normal((count, 4), np.float32), "label": rng.integers(0, 3, count)}
+
+
+@pytest.fixture
+def fleet(federation: Federation, network: nn.Module) -> tuple[Any, list[Any]]:
+    made = convert(
+        network, federation.folder / "net", example=torch.zeros(2, 4),
+        training=Training(losses.cross_entropy(), optimizers.sgd(lr=0.1), strategy="fedavg"),
+        privacy=PrivacyPolicy(
+            modes=("secure", "plain"), min_cohort=2, threshold=0.6, max_clip=10.0, max_bits=20, colluders=0.0,
+            min_contributors=1,
+        ),
+        signing=Signing(federation.publisher_key),
+    )  # fmt: skip
+    pack(federation.folder / "net", federation.folder / "net.bundle")
+    federation.bundle_file = federation.folder / "net.bundle"
+    fields = [port.name for port in made.program("evaluate").inputs if isinstance(port, roles.Example | roles.Label)]
+
+    def data(number: int) -> dict[str, np.ndarray]:
+        return dict(zip(fields, examples(number).values(), strict=True))
+
+    agents = [
+        federation.agent(number, allow_plain=True, examples=lambda number=number: data(number)) for number in range(3)
+    ]
+    return federation, agents
+
+
+def evaluate(federation: Federation, agents: list[Agent], metrics: dict[str, float], privacy: str) -> Any:
+    task = federation.task(kind="evaluation", metrics=metrics, privacy=privacy, threshold=None, cohort=3, min_cohort=3)
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
+    [info] = federation.rounds(task)
+    assert info.phase == "committed", info
+    return info.result
+
+
+@pytest.mark.parametrize("privacy", ["secure", "plain"])
+def test_loss_and_accuracy_are_those_of_all_examples_together(
+    fleet: tuple[Any, list[Any]], network: nn.Module, privacy: str
+) -> None:
+    result = evaluate(*fleet, {"loss": 8.0, "accuracy": 1.0}, privacy)
+    all_of = [np.concatenate([examples(number)[key] for number in range(3)]) for key in ("input", "label")]
+    x, y = (torch.from_numpy(each) for each in all_of)
+    with torch.no_grad():
+        logits = network(x)
+    assert result.metrics["loss"] == pytest.approx(float(functional.cross_entropy(logits, y)), rel=5e-3)
+    assert result.metrics["accuracy"] == pytest.approx(float((logits.argmax(1) == y).float().mean()), rel=5e-3)
+    assert (result.devices, result.clamped) == (3, {})
+    assert result.examples == pytest.approx(sum(SIZES), abs=0.01)
+
+
+def test_it_is_told_how_much_was_beyond_the_range(fleet: tuple[Any, list[Any]], network: nn.Module) -> None:
+    with torch.no_grad():
+        means = [
+            float(functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y)))
+            for x, y in (examples(number).values() for number in range(3))
+        ]
+    bound = float(np.mean(sorted(means)[-2:]))  # one device's loss is above it
+    beyond = sum(size for size, mean in zip(SIZES, means) if mean > bound) / sum(SIZES)
+    result = evaluate(*fleet, {"loss": bound, "accuracy": 1.0}, "plain")
+    assert result.clamped == {"loss": pytest.approx(beyond, rel=1e-3)}
+
+
+def test_what_can_be_asked_for_is_named(fleet: tuple[Any, list[Any]]) -> None:
+    federation, _ = fleet
+    with pytest.raises(RefusedError, match=r"metric 'correct': .* computes \['accuracy', 'loss'\]"):
+        federation.task(kind="evaluation", metrics={"correct": 1.0})
+
+
+def port(name: str, reduction: str) -> Metric:
+    return Metric(name=name, dtype="float32", shape=(), reduction=reduction)  # type: ignore[arg-type]
+
+
+def test_sums_are_divided_by_the_labels_that_count() -> None:
+    class Program:
+        outputs = (port("loss", "sum"), port("correct", "sum"), port("count", "sum"), port("f1", "mean"))
+
+    program: Any = Program()
+    assert measures(program) == {"loss": "loss", "accuracy": "correct", "f1": "f1"}
+    found = {"loss": 12.0, "correct": 3.0, "count": 4.0, "f1": 0.25}
+    assert measured(program, found, 9).values == {"loss": 3.0, "accuracy": 0.75, "f1": 0.25}
+    assert measured(program, found, 9).count == 4
+    # Nothing that counts: no part in the mean, instead of a division by nothing.
+    assert measured(program, {**found, "count": 0.0}, 9).count == 0
+    assert measured(program, {}, 0).values == {}
+
+
+def test_without_a_count_the_examples_are_what_counts() -> None:
+    class Program:
+        outputs = (port("squares", "sum"), port("accuracy", "mean"), port("correct", "sum"))
+
+    program: Any = Program()
+    assert measures(program) == {"squares": "squares", "accuracy": "accuracy", "correct": "correct"}
+    assert measured(program, {"squares": 9.0, "accuracy": 0.5, "correct": 3.0}, 3).values == {
+        "squares": 3.0, "accuracy": 0.5, "correct": 1.0,
+    }  # fmt: skip

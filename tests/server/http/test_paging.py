@@ -1,0 +1,80 @@
+"""Lists come in pages that new rows do not shift."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.world import World
+
+
+def walk(world: World, path: str, limit: int) -> list[Any]:
+    found, after = [], ""
+    while True:
+        status, page = world.operator("GET", f"{path}?limit={limit}{after}")
+        assert status == 200, page
+        assert len(page["items"]) <= limit
+        found += page["items"]
+        if page["next"] is None:
+            return found
+        after = f"&after={page['next']}"
+
+
+def test_tasks_newest_first_each_once(world: World) -> None:
+    made = []
+    for number in range(8):
+        world.clock.now += number % 3  # some at the same time
+        made.append(world.create_task(name=f"t{number}"))
+    for limit in (1, 3, 8, 500):
+        found = walk(world, "/v1/tasks", limit)
+        assert sorted(each["task_id"] for each in found) == sorted(each["task_id"] for each in made)
+        times = [each["created"] for each in found]
+        assert times == sorted(times, reverse=True)
+
+
+def test_a_new_task_does_not_shift_the_next_page(world: World) -> None:
+    made = []
+    for number in range(4):
+        world.clock.now += 1
+        made.append(world.create_task(name=f"t{number}")["task_id"])
+    first = world.operator("GET", "/v1/tasks?limit=2")[1]
+    world.clock.now += 1
+    world.create_task(name="late")
+    second = world.operator("GET", f"/v1/tasks?limit=2&after={first['next']}")[1]
+    assert [each["task_id"] for each in [*first["items"], *second["items"]]] == made[::-1]
+    assert second["next"] is None
+
+
+def test_rounds_oldest_first(world: World) -> None:
+    task = world.create_task(rounds=3, deadlines={"advertising": 5})
+    devices = world.add_devices(5)
+    for _ in range(3):
+        world.start_round(devices)
+        world.clock.now += 6
+        world.settle()
+    found = walk(world, f"/v1/tasks/{task['task_id']}/rounds", 2)
+    assert [each["phase"] for each in found] == ["failed"] * 3
+    assert [each["started"] for each in found] == sorted(each["started"] for each in found)
+    assert all(len(each["participants"]) == 5 for each in found)
+    other = world.create_task(name="other")["task_id"]
+    status, answer = world.operator("GET", f"/v1/tasks/{other}/rounds?after={found[0]['round_id']}")
+    assert (status, answer["type"]) == (404, "not_found")  # a round, but of another task
+
+
+@pytest.mark.parametrize(
+    ("query", "word"),
+    [
+        ("limit=0", "limit"),
+        ("limit=501", "limit"),
+        ("limit=many", "limit"),
+        ("limit=1&limit=2", "twice"),
+        ("offset=3", "offset"),
+        ("after=7", "after"),
+        ("after=" + "g" * 32, "after"),
+    ],
+)
+def test_a_wrong_query_is_named(world: World, query: str, word: str) -> None:
+    status, answer = world.operator("GET", f"/v1/tasks?{query}")
+    assert (status, answer["type"]) == (400, "bad_request")
+    assert word in answer["message"] + answer.get("detail", "")

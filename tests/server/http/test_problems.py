@@ -1,0 +1,132 @@
+"""One error shape for everything that can go wrong, and the request log."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from archipel.errors import ApiError, RefusalError
+from archipel.protocol.messages import Problem
+from archipel.protocol.problems import KINDS
+from archipel.server.http.problems import STATUS
+from tests.support.world import World
+
+
+def problem(response: Any, status: int, kind: str) -> Problem:
+    assert response.status_code == status, response.get_data()
+    assert response.mimetype == "application/json"
+    found = msgspec.json.decode(response.get_data(), type=Problem)
+    assert found.type == kind
+    assert found.message
+    assert found.request_id == response.headers["X-Request-Id"]
+    return found
+
+
+def test_every_refusal_has_a_status() -> None:
+    """ApiError brings its own; all others need a line in STATUS of archipel/server/http/problems.py."""
+    kinds = set(RefusalError.__subclasses__())
+    assert len(kinds) > 4
+    assert kinds - {ApiError} == set(STATUS)
+    assert set(STATUS.values()) <= set(KINDS)
+
+
+def test_not_found_and_wrong_method(world: World) -> None:
+    client = world.app.test_client()
+    problem(client.get("/v1/nothing"), 404, "not_found")
+    for path in ("/v1/tasks/not-an-id", "/v1/tasks/0000", "/v1/tasks/%C3%A9"):
+        found = problem(client.get(path), 404, "not_found")
+        assert found.message.endswith(": this path names nothing here; ids have 32 hexadecimal digits, digests 64")
+    assert found.message.startswith("/v1/tasks/é: ")
+    assert len(problem(client.get("/v1/" + "x" * 5000), 404, "not_found").message) < 400
+    wrong = client.delete("/v1/health")
+    problem(wrong, 405, "unsupported")
+    assert set(wrong.headers["Allow"].split(", ")) == {"GET", "HEAD"}
+    problem(client.options("/v1/health"), 405, "unsupported")
+
+
+def test_a_body_that_cannot_be_decoded(world: World) -> None:
+    for body, said in (
+        (b"", "Input data was truncated"),
+        (b"{", "Input data was truncated"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"{}", "Object missing required field `device_id`"),
+        (b'{"device_id": "XYZ"}', "$.device_id"),
+        (b'{"device_id": "' + b"0" * 32 + b'", "extra": 1}', "Object contains unknown field `extra`"),
+        (b"\xff", "JSON is malformed"),
+        (b"[" * 100_000, ""),
+    ):
+        found = problem(world.app.test_client().post("/v1/challenges", data=body), 400, "bad_request")
+        assert found.message == "the body is not a ChallengeRequest"
+        assert said in found.detail
+
+
+def test_a_body_that_is_too_large(world: World) -> None:
+    body = b" " * (world.settings.max_json_bytes + 1)
+    problem(world.app.test_client().post("/v1/challenges", data=body), 413, "too_large")
+
+
+def test_an_unexpected_error_tells_nothing_but_its_request_id(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    # An unreadable plan in the database: nothing that a caller can be blamed for.
+    task = world.create_task()
+    devices = world.add_devices(5)
+    world.start_round(devices)
+    with world.services.database.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE rounds SET plan = X'00'")
+    headers = {"Authorization": f"Bearer {devices[0].token}"}
+    response = world.app.test_client().post("/v1/check-ins", data=b"{}", headers=headers)
+    found = problem(response, 500, "internal")
+    assert "plan" not in found.message
+    assert found.detail == ""
+    assert found.request_id in caplog.text
+    assert task["task_id"] not in response.text
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(sqlite3.SQLITE_BUSY, "the database is busy"), (sqlite3.SQLITE_FULL, "the server's disk is full")],
+)
+def test_errors_that_pass_say_when_to_try_again(world: World, code: int, said: str) -> None:
+    error = sqlite3.OperationalError("stopped")
+    error.sqlite_errorcode = code
+    wrapped = OperationalError("SELECT 1", None, error)
+    with world.app.test_request_context("/v1/health"):
+        world.app.preprocess_request()
+        response = world.app.make_response(world.app.handle_user_exception(wrapped))
+        response = world.app.process_response(response)
+    found = problem(response, 503, "unavailable")
+    assert said in found.message
+    assert response.headers["Retry-After"] == "1"
+
+
+def test_health_says_what_is_wrong(world: World) -> None:
+    client = world.app.test_client()
+    assert client.get("/v1/health").get_json()["status"] == "ok"
+    (world.settings.blob_folder / "incoming").rmdir()
+    assert "incoming" in problem(client.get("/v1/health"), 503, "unavailable").detail
+
+
+def test_the_request_log(world: World) -> None:
+    (device,) = world.add_devices(1)
+    device.check_in()
+    client = world.app.test_client()
+    client.get("/v1/nothing?secret=1", headers={"Authorization": f"Bearer {device.token}"})
+    text = world.settings.request_log.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [(line["method"], line["path"], line["status"]) for line in lines] == [
+        ("POST", "/v1/devices", 200),
+        ("POST", "/v1/challenges", 200),
+        ("POST", "/v1/sessions", 200),
+        ("POST", "/v1/check-ins", 200),
+        ("GET", "/v1/nothing", 404),
+    ]
+    assert lines[3]["device"] == device.id
+    assert lines[0]["device"] is None
+    assert lines[3]["bytes_received"] == 2
+    assert all(line["bytes_sent"] > 0 and line["ms"] >= 0 and line["time"] > 0 for line in lines)
+    assert device.token not in text
+    assert "secret" not in text

@@ -1,0 +1,196 @@
+"""Killed at any durable point, the server ends every round with the sum of the updates that it acknowledged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from archipel.bundle import read_weights
+from archipel.protocol.operator.tasks import AuditEntry
+from archipel.protocol.uploads import metric_arrays
+from archipel.server.audit.chain import verify
+from archipel.server.database.fault_tables import Search, Suspect
+from archipel.server.database.tables import Round
+from tests.attacks.faults_world import upload_noise
+from tests.server.rounds.test_plain_rounds import mean, update
+from tests.server.rounds.test_secure_round import expected_parameters, give_updates
+from tests.support.devices import ANSWERED
+from tests.support.killed_server import Died, Server
+from tests.support.world import World
+
+
+class Through:
+    """A world whose server is another process; what is asked of it is asked again when that dies."""
+
+    def __init__(self, world: World, kill: int, devices: int) -> None:
+        self.world = world
+        world.publish()
+        self.bundle = world.publish()
+        self.devices = world.add_devices(devices)
+        for services in (world.services, world.app.extensions["archipel"]):
+            services.database.dispose()  # no connection goes through a fork
+        self.server = Server(world.settings, kill)
+        world.transport = self.request
+        for device in self.devices:
+            device.transport = self.request
+
+    def ask(self, *what: Any) -> Any:
+        try:
+            return self.server.ask(self.world.clock.now, *what)
+        except Died:
+            return self.server.ask(self.world.clock.now, *what)
+
+    def request(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        status, answer = self.ask("request", method, path, body, headers)
+        return status, answer
+
+    def settle(self) -> None:
+        for _ in range(60):
+            if not self.ask("step"):
+                return
+        raise AssertionError("the coordinator does not come to rest")
+
+    def create(self, **settings: Any) -> str:
+        values = {
+            "name": "digits", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 3,
+            "bundle": self.bundle, **settings,
+        }  # fmt: skip
+        status, answer = self.world.operator("POST", "/v1/tasks", values, {"Idempotency-Key": "0123456789abcdef"})
+        assert status in (200, 201), answer
+        return str(answer["task_id"])
+
+    def join(self) -> None:
+        waiting = list(self.devices)
+        for _ in range(20):
+            waiting = [device for device in waiting if not device.join()]
+            if not waiting:
+                return
+            self.settle()
+        raise AssertionError("no round takes the devices")
+
+
+def secure(through: Through) -> None:
+    task = through.create(threshold=3)
+    through.join()
+    updates = give_updates(through.devices, [1, 2, 1])
+    for phase in ANSWERED:
+        for device in through.devices:
+            device.answer(phase)
+            through.settle()
+    w, b = expected_parameters(updates)
+    check(through, task, {"w": w, "b": b})
+
+
+def plain(through: Through) -> None:
+    task = through.create(privacy="plain")
+    through.join()
+    updates = [update(index, 1.0 + index) for index in range(3)]
+    for device, values in zip(through.devices, updates, strict=True):
+        device.updating(**values)
+        through.settle()
+    check(through, task, mean(updates))
+
+
+def buffered(through: Through) -> None:
+    task = through.create(privacy="plain", mode="asynchronous", concurrency=6, rounds=2)
+    through.join()
+    updates = [update(index, 1.0 + index) for index in range(6)]
+    for device, values in zip(through.devices, updates, strict=True):
+        device.updating(**values)
+        through.settle()
+    old, new = mean(updates[:3]), mean(updates[3:], [2**-0.5] * 3)
+    check(through, task, {name: old[name] + new[name] for name in old}, versions=2)
+
+
+def evaluated(through: Through) -> None:
+    ranges = {"loss": 8.0}
+    task = through.create(kind="evaluation", metrics=ranges, privacy="plain")
+    through.join()
+    for index, device in enumerate(through.devices):
+        device.updating(**metric_arrays({"loss": index}, ranges, 10 * (index + 1), 1000))
+        through.settle()
+    [shown] = [row for row in through.world.rounds(task) if row["phase"] == "committed"]
+    assert shown["result"]["metrics"]["loss"] == pytest.approx((0 * 10 + 1 * 20 + 2 * 30) / 60, rel=1e-6)
+    check(through, task, None)
+
+
+def spoiled(through: Through) -> None:
+    """A device sends random numbers in the first round, and none in the second."""
+    task = through.create(threshold=3)
+    for round_number in (1, 2):
+        through.join()
+        updates = give_updates(through.devices, [1, 2, 1])
+        for phase in ANSWERED:
+            for device in through.devices:
+                if (round_number, phase, device) == (1, "masking", through.devices[0]):
+                    upload_noise(device)
+                else:
+                    device.answer(phase)
+                through.settle()
+    w, b = expected_parameters(updates)
+    check(through, task, {"w": w, "b": b})
+    # Each round is counted once, whatever was done twice.
+    with through.world.coordinator._services.database.read() as session:
+        search = session.get_one(Search, "pupils")
+        assert (search.rounds, search.spoiled, search.quiet) == (2, 1, 1)
+        counted = {(row.rounds, row.spoiled) for row in session.query(Suspect)}
+        assert counted == {(2, 1)}
+        assert [row.spoiled for row in session.query(Round).filter_by(phase="failed")] == [True]
+
+
+SCENARIOS: dict[str, Callable[[Through], None]] = {
+    "secure": secure, "plain": plain, "buffered": buffered, "evaluated": evaluated,
+    "spoiled": spoiled,
+}  # fmt: skip
+
+
+def check(through: Through, task_id: str, expected: Any, versions: int = 1) -> None:
+    world = through.world
+    task = world.task(task_id)
+    assert (task["state"], task["rounds_committed"]) == ("completed", versions), task
+    if expected is not None:
+        status, data = world.operator("GET", f"/v1/blobs/{task['model']}")
+        assert status == 200
+        for name, array in read_weights(data).items():
+            np.testing.assert_allclose(array, expected[name], rtol=1e-6, atol=1e-7)
+    entries = msgspec.convert(world.operator("GET", "/v1/audit")[1]["items"], list[AuditEntry])
+    assert verify(entries)[0] == len(entries)
+    for name in ("task.create", "round.committed"):
+        assert sum(entry.action == name for entry in entries) == (1 if name == "task.create" else versions)
+    through.server.close()
+    world.restart_coordinator()
+    with world.services.database.read() as session:
+        assert all(row.ended is not None for row in session.query(Round).filter_by(task_id=task_id))
+    assert world.stored("updates") == {}, "left-over updates"
+
+
+def run(world: World, scenario: str, kill: int) -> Server:
+    through = Through(world, kill, 6 if scenario == "buffered" else 3)
+    try:
+        SCENARIOS[scenario](through)
+    except BaseException:
+        os.kill(through.server._process, 9)
+        raise
+    return through.server
+
+
+POINTS = {"secure": 160, "plain": 125, "buffered": 250, "evaluated": 115, "spoiled": 265}
+"""More than each scenario has; a kill beyond the last one kills nobody."""
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_points_are_fewer_than_counted_for(world: World, scenario: str) -> None:
+    server = run(world, scenario, 0)
+    assert 0.8 * POINTS[scenario] < server.points < POINTS[scenario], (scenario, server.points)
+
+
+@pytest.mark.sampled(every=41)
+@pytest.mark.parametrize(("scenario", "kill"), [(name, kill) for name in SCENARIOS for kill in range(1, POINTS[name])])
+def test_killed_at_any_point_it_loses_and_doubles_nothing(world: World, scenario: str, kill: int) -> None:
+    server = run(world, scenario, kill)
+    assert server.died or server.points < kill
