@@ -1,0 +1,40 @@
+"""Receipts, parts of files, and the one error shape."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from archipel.protocol.messages.base import MAX_PIECES, Digest, Message, Whole
+
+
+class Receipt(Message, frozen=True, kw_only=True):
+    """The server has stored the message durably."""
+
+    stored: Literal[True] = True
+
+
+class Piece(Message, frozen=True, kw_only=True):
+    """Bytes `offset` to `offset + length` of a file."""
+
+    offset: Whole
+    length: Annotated[int, Meta(ge=1, le=2**53 - 1)]
+    sha256: Digest
+
+
+class Pieces(Message, frozen=True, kw_only=True):
+    """Parts of a file of `size` bytes that other files may have, too, so that a device need not fetch them again. They
+    need not cover the file."""
+
+    size: Whole
+    pieces: Annotated[list[Piece], Meta(max_length=MAX_PIECES)]
+
+
+class Problem(Message, frozen=True, kw_only=True):
+    """The one JSON error shape."""
+
+    type: str
+    message: str
+    request_id: str
+    detail: str = ""
