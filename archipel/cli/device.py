@@ -124,7 +124,7 @@ def run(config: Path, once: bool, as_json: bool) -> None:
     stop = Stop(supervisor.beat, supervisor.beat_seconds)
     with unmendable():
         settings = load_device_settings(config)
-        told, conditions = settings.prepared()
+        told, conditions = settings.prepare()
         data = LocalExamples(settings)
     with Agent(told, examples=data, conditions=conditions, on_event=log) as agent, unmendable():
         if not agent.device_id:

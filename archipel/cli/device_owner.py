@@ -20,7 +20,16 @@ from archipel.client.memory.erasing import MARK
 from archipel.client.memory.journal import KEPT_ROUNDS
 from archipel.client.memory.privacy import DELTA
 from archipel.client.memory.spending import Spent
-from archipel.client.owner_view import OwnerView, Privacy, TaskPrivacy, look, read_record, rounds, running, size
+from archipel.client.owner_view import (
+    OwnerView,
+    Privacy,
+    TaskPrivacy,
+    folder_bytes,
+    is_running,
+    look,
+    read_record,
+    read_rounds,
+)
 from archipel.client.settings import load_device_settings
 from archipel.errors import ClientError, CommandError
 from archipel.protocol.moments import moment
@@ -102,7 +111,7 @@ def erase(place: Path, yes: bool) -> None:
         click.echo(f"  {line}")
     if not yes and not _confirmed():
         raise CommandError("nothing was erased; --yes does it without asking")
-    if running(folder):
+    if is_running(folder):
         raise CommandError(f"{folder}: its agent is running; stop that first. Nothing was erased")
     erase_folder(folder)
     click.echo("erased")
@@ -128,7 +137,7 @@ def _opened(place: Path) -> tuple[Path, Conditions | None]:
         raise CommandError(
             f"{settings.config.folder}: no such folder; `archipel device enroll {place} TOKEN_FILE` makes it"
         )
-    return settings.config.folder, settings.prepared()[1]
+    return settings.config.folder, settings.prepare()[1]
 
 
 def _what_goes(folder: Path) -> Iterator[str]:
@@ -139,7 +148,7 @@ def _what_goes(folder: Path) -> Iterator[str]:
             if record is None
             else f"device {record.device_id}, its keys, its place in {record.population!r}"
         )
-        yield f"journal of {rounds(folder)[1].totals.rounds} rounds"
+        yield f"journal of {read_rounds(folder)[1].totals.rounds} rounds"
     except ClientError as error:
         # What is damaged can be erased, too.
         yield f"device and journal ({error})"
@@ -149,7 +158,7 @@ def _what_goes(folder: Path) -> Iterator[str]:
         ("models", "models"),
         ("cache", "cache"),
     ):
-        yield f"{what}: {size(folder / name):,} bytes"
+        yield f"{what}: {folder_bytes(folder / name):,} bytes"
 
 
 def _lines(view: OwnerView) -> Iterator[str]:

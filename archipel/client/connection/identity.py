@@ -49,18 +49,21 @@ class IdentityStore:
 
         Raises SignatureError when the secret is damaged, ClientError when it cannot be used.
         """
-        return self._kept(DEVICE_KEY, make)
+        return self._load_or_make(DEVICE_KEY, make)
 
     def next_key(self, make: Callable[[], Ed25519PrivateKey] = generate_key) -> Ed25519PrivateKey:
-        """The key that is to replace it, made on the first call and then the same until `rotated`. Raises as `key`."""
-        return self._kept(NEXT_DEVICE_KEY, make)
+        """The key that is to replace `key`: made on the first call, and the same one until `finish_rotation`.
+
+        Raises the errors of `key`.
+        """
+        return self._load_or_make(NEXT_DEVICE_KEY, make)
 
     @property
     def rotating(self) -> bool:
         """Whether there is a next key: the server may answer to it already."""
         return self._keys.load(NEXT_DEVICE_KEY) is not None
 
-    def _kept(self, name: str, make: Callable[[], Ed25519PrivateKey]) -> Ed25519PrivateKey:
+    def _load_or_make(self, name: str, make: Callable[[], Ed25519PrivateKey]) -> Ed25519PrivateKey:
         secret = self._keys.load(name)
         if secret is None:
             secret = encode_private_key(make())
@@ -68,7 +71,7 @@ class IdentityStore:
         return decode_private_key(secret, f"{self._folder}: {name}")
 
     def record(self) -> DeviceRecord | None:
-        """None before enrolment. Finishes `rotated` where that was interrupted.
+        """None before enrolment. Finishes `finish_rotation` where that was interrupted.
 
         Raises ClientError when the file is damaged or not this key's.
         """
@@ -77,7 +80,7 @@ class IdentityStore:
             self._settle(record)
         return record
 
-    def rotated(self, record: DeviceRecord, certificate: Sealed) -> DeviceRecord:
+    def finish_rotation(self, record: DeviceRecord, certificate: Sealed) -> DeviceRecord:
         """The server answers to the next key: write RECORD_FILE with the certificate at the end of its chain, and put
         the next key in the old one's place. Raises CertificateError when the certificate is not for that."""
         chain = extend_chain(record.chain, certificate)
@@ -126,7 +129,7 @@ class IdentityStore:
         except MessageError as error:
             raise ClientError(f"{path}: damaged ({error}); enrol again with a new token") from None
 
-    def enrolled(self, token: EnrolmentToken, chain: Chain, server: str) -> DeviceRecord:
+    def record_enrolment(self, token: EnrolmentToken, chain: Chain, server: str) -> DeviceRecord:
         """Write RECORD_FILE. Raises CertificateError when the chain is not this key's."""
         device = verify_chain(chain, token.enrolment_key, population=token.population)
         if device.device_key != public_bytes(self.key()):

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from archipel.client.connection.session import DeviceSession
-from archipel.client.memory.stored import contents
+from archipel.client.memory.stored import read_limited
 from archipel.durable import write_durably
 from archipel.errors import CertificateError, ClientError, MessageError
 from archipel.protocol.messages import MAX_REVOCATION_BYTES, Digest, Revocations
@@ -22,7 +22,7 @@ class RevocationBook:
         self._server_key = server_key
         self._population = population
 
-    def named_by(self, digest: Digest | None, session: DeviceSession) -> Revoked:
+    def fetch_named(self, digest: Digest | None, session: DeviceSession) -> Revoked:
         """Who is revoked by the list with that digest, which a plan names; fetched where it is not the one seen last.
 
         Raises CertificateError or MessageError where it must not follow that, ClientError where the file is damaged,
@@ -61,7 +61,7 @@ class RevocationBook:
 
     def _stored(self) -> bytes | None:
         try:
-            data = contents(self._path, MAX_REVOCATION_BYTES)
+            data = read_limited(self._path, MAX_REVOCATION_BYTES)
             if data is not None:
                 self._read(data)
         except (CertificateError, MessageError) as error:

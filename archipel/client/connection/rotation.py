@@ -28,4 +28,4 @@ def rotate(transport: Transport, identity: IdentityStore, record: DeviceRecord) 
         if error.status in NOT_NOW:
             return None
         raise
-    return identity.rotated(record, request.certificate)
+    return identity.finish_rotation(record, request.certificate)

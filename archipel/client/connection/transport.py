@@ -104,10 +104,10 @@ class Transport:
 
         def read(response: urllib3.BaseHTTPResponse) -> T:
             if response.status not in (200, 201):
-                raise _unexpected(response.status)
+                raise _unexpected_status(response.status)
             return decode(f"{method} {path}", self._read(response, MAX_MESSAGE_BYTES), kind)
 
-        return self._attempts(method, path, read, body, headers or {}, retry)
+        return self._send(method, path, read, body, headers or {}, retry)
 
     def download(
         self,
@@ -134,7 +134,7 @@ class Transport:
                 target.unlink(missing_ok=True)
                 raise _TryAgainError("the server cannot continue the download", None)
             if response.status not in (200, 206):
-                raise _unexpected(response.status)
+                raise _unexpected_status(response.status)
             # 200 to a request for a part is the whole file: what is here is overwritten.
             there = target.stat().st_size if response.status == 206 and target.exists() else 0
             end = None
@@ -158,14 +158,14 @@ class Transport:
             last = "" if stop is None else stop - 1
             return {**(headers or {}), **({"Range": f"bytes={size}-{last}"} if size or stop is not None else {})}
 
-        self._attempts("GET", path, read, None, with_range, True)
+        self._send("GET", path, read, None, with_range, True)
 
     def close(self) -> None:
         self._pool.clear()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _attempts(
+    def _send(
         self,
         method: str,
         path: str,
@@ -177,7 +177,7 @@ class Transport:
         attempts = self.attempts if retry else 1
         for attempt in range(1, attempts + 1):
             try:
-                return self._once(method, path, read, body, headers() if callable(headers) else headers)
+                return self._send_once(method, path, read, body, headers() if callable(headers) else headers)
             except (_TryAgainError, MessageError) as error:
                 asked = error.retry_after if isinstance(error, _TryAgainError) else None
                 refused = error.refused if isinstance(error, _TryAgainError) else None
@@ -189,7 +189,7 @@ class Transport:
                 self.wait(attempt, asked)
         raise AssertionError("unreachable")
 
-    def _once(
+    def _send_once(
         self,
         method: str,
         path: str,
@@ -279,7 +279,7 @@ class Transport:
         try:
             yield
         except urllib3.exceptions.HTTPError as error:
-            raise _TryAgainError(_plain(error), None) from None
+            raise _TryAgainError(_innermost_text(error), None) from None
         except OSError as error:
             raise _TryAgainError(error.strerror or str(error), None) from None
 
@@ -310,7 +310,7 @@ class _TryAgainError(Exception):
         self.refused = refused
 
 
-def _unexpected(status: int) -> RefusedError:
+def _unexpected_status(status: int) -> RefusedError:
     return RefusedError(status, "error", "the server answered with a status that this request does not have")
 
 
@@ -344,7 +344,7 @@ def _date(value: str | None) -> float | None:
         return None
 
 
-def _plain(error: Exception) -> str:
+def _innermost_text(error: Exception) -> str:
     # urllib3 wraps: the innermost error says what happened.
     reason = getattr(error, "reason", None)
     return str(reason if isinstance(reason, Exception) else error)

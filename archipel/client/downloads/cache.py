@@ -28,7 +28,7 @@ _PIECES = "pieces"
 
 
 class Cache:
-    """A folder of unpacked bundles, weights, and downloads that are not finished. One process uses it at a time.
+    """A folder of unpack bundles, weights, and downloads that are not finished. One process uses it at a time.
 
     `index` finds parts of new files in those that are here.
     """
@@ -52,12 +52,12 @@ class Cache:
         target = root / digest
         if target.is_dir():
             try:
-                return _used(target, open_bundle(target, trusted_keys))
+                return _mark_used(target, open_bundle(target, trusted_keys))
             except BundleError:
                 # Damaged on this device's disk: fetch it again.
                 _remove(target)
 
-        def unpacked(part: Path) -> Bundle:
+        def unpack(part: Path) -> Bundle:
             bundle = open_bundle(part, trusted_keys, root)
             if bundle.digest != digest:
                 _remove(bundle.folder)
@@ -66,7 +66,7 @@ class Cache:
             return bundle
 
         part = self._folder / _PARTS / f"{digest}.bundle"
-        return _used(target, _fetch(f"/v1/bundles/{digest}", part, limit, download, unpacked))
+        return _mark_used(target, _fetch(f"/v1/bundles/{digest}", part, limit, download, unpack))
 
     def weights(self, digest: str, download: Download, limit: int) -> dict[str, np.ndarray]:
         """The tensors of the safetensors file with this SHA-256, read-only and mapped.
@@ -75,7 +75,7 @@ class Cache:
         """
         target = self._folder / _BLOBS / digest
 
-        def verified(part: Path) -> None:
+        def verify(part: Path) -> None:
             actual = _sha256(part)
             if actual != digest:
                 raise DigestError(f"weights: asked for {digest}, the server sent {actual}")
@@ -85,10 +85,10 @@ class Cache:
 
         # Hashed at each use: the disk of a cheap device forgets bits, and a wrong weight trains without an error.
         if not target.exists() or _sha256(target) != digest:
-            _fetch(f"/v1/blobs/{digest}", self._folder / _PARTS / digest, limit, download, verified)
-        return _used(target, read_weights(target, limit))
+            _fetch(f"/v1/blobs/{digest}", self._folder / _PARTS / digest, limit, download, verify)
+        return _mark_used(target, read_weights(target, limit))
 
-    def kept(self, digest: str) -> dict[str, np.ndarray] | None:
+    def find_weights(self, digest: str) -> dict[str, np.ndarray] | None:
         """The weights with this SHA-256 if they are here and whole."""
         target = self._folder / _BLOBS / digest
         if not target.exists() or _sha256(target) != digest:
@@ -106,7 +106,7 @@ class Cache:
             for path in (self._folder / name).iterdir()
         ]
         total = sum(size for _, size, _ in entries) + _size(self._folder / _PIECES)
-        # `_used` sets the modification time, so the first are those that were not used for longest.
+        # `_mark_used` sets the modification time, so the first are those that were not used for longest.
         for _, size, path in sorted(entries, key=lambda entry: entry[:2]):
             if total <= self._max_bytes:
                 break
@@ -134,7 +134,7 @@ def _fetch(url: str, part: Path, limit: int, download: Download, check: Callable
         raise
 
 
-def _used(path: Path, value: T) -> T:
+def _mark_used(path: Path, value: T) -> T:
     os.utime(path)
     return value
 

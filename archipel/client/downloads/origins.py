@@ -40,7 +40,7 @@ MAX_TASKS = 64
 """For so many the device remembers how far it has come."""
 _MAX_BYTES = 2 << 20
 
-Kept = Callable[[str], Mapping[str, np.ndarray] | None]
+FindWeights = Callable[[str], Mapping[str, np.ndarray] | None]
 """The weights with this digest, where the device still has them."""
 
 
@@ -66,7 +66,7 @@ class Origins:
         bundle: Bundle,
         digest: str,
         weights: Mapping[str, np.ndarray],
-        kept: Kept,
+        find_weights: FindWeights,
         session: DeviceSession,
         record: DeviceRecord,
         config: AgentConfig,
@@ -117,7 +117,7 @@ class Origins:
         check_distance(where, weights, bundle.parameters(), node.bound, node.number)
         earlier = None if known.last is None else log.newest(known.last)
         if earlier is not None and earlier.weights != digest:
-            before = kept(earlier.weights)
+            before = find_weights(earlier.weights)
             if before is not None:
                 check_distance(where, weights, before, log.bound_between(earlier, node), node.number)
         if orders:
@@ -155,7 +155,7 @@ class Origins:
             steps += [entry for entry in added if entry.kind == "step" and entry.privacy == "secure"]
             if log.number >= page.newest or not added:
                 break
-        for entry in _drawn(steps):
+        for entry in _draw_steps(steps):
             evidence = session.call("GET", f"{url}/{entry.number}/endorsement", Endorsement)
             check_endorsement(
                 entry, evidence, manifest, log, server_key=record.server_key, enrolment_key=record.enrolment_key
@@ -176,7 +176,7 @@ def check_broadcast(bundle: Bundle, broadcast: Mapping[str, np.ndarray], rounds:
     check_distance("what is broadcast with the weights", broadcast, start, bound, rounds)
 
 
-def _drawn(steps: list[WeightsStatement]) -> list[WeightsStatement]:
+def _draw_steps(steps: list[WeightsStatement]) -> list[WeightsStatement]:
     """All of them, or the last one and others that nobody can foresee."""
     if len(steps) <= CHECKED:
         return steps

@@ -36,15 +36,15 @@ class PieceIndex:
         self._entries = tuple(entries)
         folder.mkdir(exist_ok=True)
 
-    def bytes_there(self) -> int:
+    def total_bytes(self) -> int:
         """Size of all files that may have parts."""
-        return sum(size for entry in self._all().values() for _, size in _files(entry))
+        return sum(size for entry in self._list_entries().values() for _, size in _files(entry))
 
     def find(self, wanted: Iterable[Piece]) -> dict[str, Place]:
         """Those that are here, by SHA-256."""
         missing = {bytes.fromhex(piece.sha256): piece.length for piece in wanted}
         places: dict[str, Place] = {}
-        entries = self._all()
+        entries = self._list_entries()
         self._forget(entries)
         for name, entry in entries.items():
             if not missing:
@@ -64,7 +64,7 @@ class PieceIndex:
                 (self._folder / name).unlink()
         return places
 
-    def _all(self) -> dict[str, Path]:
+    def _list_entries(self) -> dict[str, Path]:
         """The entries by name, the last used first."""
         files = []
         for folder in self._entries:

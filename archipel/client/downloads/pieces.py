@@ -74,7 +74,7 @@ class PieceDownload:
         """As DeviceSession.download. True where the file has parts of others: if it turns out to be wrong, the next
         call fetches it whole."""
         # Once: pieces that gave a wrong file would give it again.
-        if url not in self._tried and self._index.bytes_there() >= MIN_FILE_BYTES:
+        if url not in self._tried and self._index.total_bytes() >= MIN_FILE_BYTES:
             self._tried.add(url)
             pieces = self._ask(url)
             if pieces is not None and pieces.size <= limit:

@@ -101,7 +101,7 @@ class Journal:
         """The rounds that are kept, the oldest first."""
         return read_entries(self._folder)
 
-    def begun_since(self, time: float, *, besides: str = "") -> int:
+    def count_begun_since(self, time: float, *, besides: str = "") -> int:
         """How many rounds began after `time` (Unix seconds) and were not refused, that of the id `besides` left out.
 
         At most KEPT_ROUNDS are known.

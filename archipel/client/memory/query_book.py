@@ -46,7 +46,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     devices: Annotated[int, msgspec.Meta(ge=0)] | None
 
 
-class _Kept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`sets`: ids of devices, sorted, 16 bytes each; every set once, for most queries repeat one."""
 
     queries: Annotated[list[Query], msgspec.Meta(max_length=MAX_QUERIES)] = []
@@ -109,11 +109,11 @@ class QueryBook:
             each if each.devices is None else msgspec.structs.replace(each, devices=places[sets[each.devices]])
             for each in queries
         ]
-        written = _Kept(queries=[*moved, made], sets=[b"".join(sorted(each)) for each in places])
+        written = _Stored(queries=[*moved, made], sets=[b"".join(sorted(each)) for each in places])
         write_durably(self._path, encode(written))
 
-    def _read(self) -> _Kept:
-        kept = read_stored(self._path, _MAX_FILE_BYTES, "queries", _Kept, _REMEDY) or _Kept()
+    def _read(self) -> _Stored:
+        kept = read_stored(self._path, _MAX_FILE_BYTES, "queries", _Stored, _REMEDY) or _Stored()
         if any(len(each) % _ID_BYTES for each in kept.sets) or any(
             each.devices is not None and each.devices >= len(kept.sets) for each in kept.queries
         ):

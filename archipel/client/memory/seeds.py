@@ -18,7 +18,7 @@ class RoundSeeds:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def of(self, plan: str) -> int:
+    def derive(self, plan: str) -> int:
         """From 0 to 2**32 - 1, for the round with this plan digest (protocol.policy.plan_digest)."""
         derived = HKDF(algorithm=SHA256(), length=4, salt=plan.encode(), info=_LABEL).derive(self._secret)
         return int.from_bytes(derived, "big")

@@ -18,13 +18,13 @@ def read_stored(path: Path, limit: int, what: str, kind: type[T], remedy: str) -
     cannot be read, has more than `limit` bytes or is not a `kind`.
     """
     try:
-        data = contents(path, limit)
+        data = read_limited(path, limit)
         return None if data is None else decode(what, data, kind)
     except MessageError as error:
         raise ClientError(f"{path}: damaged ({error}); {remedy}") from None
 
 
-def contents(path: Path, limit: int) -> bytes | None:
+def read_limited(path: Path, limit: int) -> bytes | None:
     """The bytes of the file; None where there is none. Raises ClientError where it cannot be read, MessageError beyond
     `limit` bytes."""
     try:

@@ -75,7 +75,7 @@ class RoundExchange:
         self._deliver(phase, lambda: send_update(self._session, self._plan.round_id, data, digest))
         self._report("uploaded", {"bytes": len(data)})
 
-    def _result(self) -> Ended:
+    def _await_result(self) -> Ended:
         status = self._await("committed")
         return Ended(status.phase == "committed", status.reason)
 
@@ -87,7 +87,7 @@ class RoundExchange:
                 return
             except TooEarlyError as error:
                 # The server answers 409 for both; only the round's phase tells which of them it is.
-                if ORDER.index(self._status().phase) >= ORDER.index(phase):
+                if ORDER.index(self._fetch_status().phase) >= ORDER.index(phase):
                     # Not early at all: the server has another message of this device.
                     raise RoundAbandonedError(str(error)) from None
             self._await(phase)
@@ -103,7 +103,7 @@ class RoundExchange:
 
     def _send(self, call: Callable[[], T]) -> T:
         try:
-            return self._answered(call)
+            return self._call_patiently(call)
         except RefusedError as error:
             text = f"round {self._plan.round_id}: {error}"
             if error.status == 410:
@@ -115,7 +115,7 @@ class RoundExchange:
     def _await(self, phase: Phase) -> RoundStatus:
         """Poll until the round is in `phase` or later. Raises RoundAbandonedError when it failed before that."""
         while True:
-            status = self._status()
+            status = self._fetch_status()
             # Who waits for the end wants to hear of a failure, all others have nothing left to do.
             if status.phase == "failed" and phase != "committed":
                 raise RoundAbandonedError(f"round {self._plan.round_id} failed: {status.reason}")
@@ -123,13 +123,13 @@ class RoundExchange:
                 return status
             self._wait(status.retry_after)
 
-    def _status(self) -> RoundStatus:
+    def _fetch_status(self) -> RoundStatus:
         try:
-            return self._answered(lambda: self._session.call("GET", self._url, RoundStatus))
+            return self._call_patiently(lambda: self._session.call("GET", self._url, RoundStatus))
         except RefusedError as error:
             raise RoundAbandonedError(f"round {self._plan.round_id}: {error}") from None
 
-    def _answered(self, call: Callable[[], T]) -> T:
+    def _call_patiently(self, call: Callable[[], T]) -> T:
         failures = 0
         while True:
             try:

@@ -161,7 +161,7 @@ class Participation:
             return NOBODY
         record = self._record
         path = self._device.config.folder / "rounds" / "revoked"
-        return RevocationBook(path, record.server_key, record.population).named_by(
+        return RevocationBook(path, record.server_key, record.population).fetch_named(
             self._plan.revocations, self._session
         )
 
@@ -173,7 +173,7 @@ class Participation:
         done = contribute(
             prepared,
             self._plan,
-            seed=self._device.seeds.of(self._digest),
+            seed=self._device.seeds.derive(self._digest),
             fields=fields,
             state=state,
             publisher_keys=self._record.publisher_keys,

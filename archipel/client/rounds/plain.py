@@ -24,4 +24,4 @@ class PlainRound(RoundExchange):
         except GoneError as error:
             raise RoundAbandonedError(str(error)) from None
         on_counted([])
-        return Ended(True) if self._plan.buffered else self._result()
+        return Ended(True) if self._plan.buffered else self._await_result()

@@ -61,7 +61,7 @@ class SecureRound(RoundExchange):
             self._report("shared", {"cohort": len(cohort.members)})
             inbox = self._get("complaining", "shares", Shares)
             self._put("complaining", "complaints", self._participant.complain(inbox))
-            self._send_masked(vector, self._complaints())
+            self._send_masked(vector, self._get_complaints())
             survivors = self._get("confirming", "survivors", Survivors)
             confirmation = self._participant.confirm(survivors)
             on_counted(survivors.devices)
@@ -73,16 +73,16 @@ class SecureRound(RoundExchange):
         except GoneError as error:
             if not self._journal.counted:
                 raise RoundAbandonedError(str(error)) from None
-        return self._result()
+        return self._await_result()
 
-    def _complaints(self) -> Complaints:
+    def _get_complaints(self) -> Complaints:
         """The round's: mostly none, and then there is nothing to ask for. Whatever is told is signed later."""
         if not self._await("masking").complaints:
             return Complaints(complaints=[])
         return self._get("masking", "complaints", Complaints)
 
     def _send_masked(self, vector: Callable[[int], Vector], complaints: Complaints) -> None:
-        staleness = 0 if self._plan.staleness_exponent is None else self._status().staleness
+        staleness = 0 if self._plan.staleness_exponent is None else self._fetch_status().staleness
         self._check()  # nothing is masked for a round that this device leaves
         masked = pack(self._participant.mask(vector(staleness), complaints), self._plan.modulus_bits)
         digest = hashlib.sha256(masked).hexdigest()

@@ -67,7 +67,15 @@ def prepare(
     for_weights = download.for_weights(manifest)
     parameters = cache.weights(plan.weights, for_weights, limit)
     rounds = origins.check(
-        bundle, plan.weights, parameters, cache.kept, session, record, limits.config, use=plan.kind, task=plan.task_id
+        bundle,
+        plan.weights,
+        parameters,
+        cache.find_weights,
+        session,
+        record,
+        limits.config,
+        use=plan.kind,
+        task=plan.task_id,
     )
     broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, for_weights, limit)
     if plan.kind == "training":
@@ -104,7 +112,7 @@ def contribute(
     Raises RuntimeInputError, RuntimeProgramError, RuntimeLimitError, NonFiniteLossError, ProtocolError, ClientError, or
     what `check` raises.
     """
-    with opened(prepared.bundle, publisher_keys, config, state) as runtime:
+    with open_limited(prepared.bundle, publisher_keys, config, state) as runtime:
         if plan.kind == "training":
             return _train(runtime, prepared, plan, seed, fields, check)
         runtime.set_parameters(prepared.parameters)
@@ -135,7 +143,7 @@ def _nothing(layout: Layout) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def opened(
+def open_limited(
     bundle: Bundle, publisher_keys: Sequence[bytes], config: AgentConfig, state: DeviceState
 ) -> Iterator[ModelRuntime]:
     """A runtime within the owner's limits, in a child process where the owner wants that; ended afterwards."""

@@ -11,7 +11,7 @@ with offers in two steps: *fetching* asks the server for what it offers, by what
 and by nothing else; *looking* decides, on this device alone, and only then. Check-ins tell what was fetched. How many
 devices took a version is counted in secure sums alone, of answers that are noisy already (`memory/decisions.py`). How
 long a look took is hidden, too: until `look_seconds` after it began, or a multiple of that, the device is silent
-(`rest`), and it looks as often where there is nothing to decide.
+(`remaining_silence`), and it looks as often where there is nothing to decide.
 
 A version that takes back the one that runs is not compared. Work that a kill interrupts begins anew; the slots alone
 say which version runs.
@@ -30,7 +30,7 @@ from archipel.client.connection.session import DeviceSession
 from archipel.client.device import Device
 from archipel.client.memory.decisions import content_key
 from archipel.client.versions.comparing import Content, Verdict, compare
-from archipel.client.versions.fetching import OfferFetcher, is_own_trouble
+from archipel.client.versions.fetching import OfferFetcher, is_device_failure
 from archipel.client.versions.offer_book import MAX_REASON, MAX_STARTS, OfferBook, Standing
 from archipel.client.versions.running import Parameters, RunningModels, current_slot, takes_back, why_given_up
 from archipel.errors import ArchipelError, BundleError, ClientError, RoundAbandonedError, SlotError
@@ -48,7 +48,7 @@ class Adoption:
         self._device = device
         self._book = OfferBook(device.config.folder, clock)
         self._running = RunningModels(device)
-        self._fetcher = OfferFetcher(device, self._book, clock, self._kept_out)
+        self._fetcher = OfferFetcher(device, self._book, clock, self._tell_kept_out)
         self._silent_until = 0.0
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class Adoption:
             return {model: seen.fetched for model, seen in self._book.models().items() if seen.fetched}
         return {}
 
-    def rest(self) -> float:
+    def remaining_silence(self) -> float:
         """For how many seconds nothing is to be asked of the server, whatever came of the last look."""
         return max(0.0, self._silent_until - time.monotonic())
 
@@ -96,7 +96,7 @@ class Adoption:
         """Decide about what was fetched, where it is time to. The server is not asked anything."""
         try:
             standing = {model: seen.standing for model, seen in self._book.models().items()}
-            due = [model for model in standing if self._book.to_look(model)]
+            due = [model for model in standing if self._book.is_look_due(model)]
         except ClientError:  # whoever offers something hears of it
             return
         for model, each in standing.items():
@@ -121,7 +121,7 @@ class Adoption:
         try:
             # First, and where it runs already, too: the cache is to know no difference.
             cached = self._open_cached(offer, record)
-            if isinstance(cached, ArchipelError) and self._book.lost(offer.model):
+            if isinstance(cached, ArchipelError) and self._book.mark_lost(offer.model):
                 raise cached
             state = self._running.state(offer.model)
             running = current_slot(state)
@@ -130,15 +130,15 @@ class Adoption:
                 verdict = self._decide(offer, state, cached, record)
             # Before the book has it: killed in between, the device looks again and keeps the first answer.
             self._record(offer, cached, runs or verdict.adopt)
-            self._looked(offer, verdict)
+            self._note_look(offer, verdict)
         except RoundAbandonedError:
             raise
         except (ArchipelError, OSError) as error:
             # When it is tried again must not tell that the version would have been adopted.
-            soon = not isinstance(error, _AfterVerdictError) and is_own_trouble(error)
+            soon = not isinstance(error, _AfterVerdictError) and is_device_failure(error)
             if not soon:
                 self._record(offer, cached, False)
-            self._keep(offer, running, str(error), soon=soon)
+            self._reject(offer, running, str(error), soon=soon)
 
     def _open_cached(self, offer: Offer, record: DeviceRecord) -> tuple[Content, Parameters] | ArchipelError:
         try:
@@ -205,13 +205,13 @@ class Adoption:
             with suppress(OSError, ClientError):  # then the device counts as one that has not decided
                 self._device.decisions.record(key, taken)
 
-    def _looked(self, offer: Offer, verdict: Verdict) -> None:
+    def _note_look(self, offer: Offer, verdict: Verdict) -> None:
         with suppress(OSError):  # in memory it was looked at all the same
-            self._book.looked(offer.model, "" if verdict.adopt else verdict.reason)
+            self._book.mark_looked(offer.model, "" if verdict.adopt else verdict.reason)
 
-    def _keep(self, offer: Offer, running: Slot | None, reason: str, *, soon: bool) -> None:
+    def _reject(self, offer: Offer, running: Slot | None, reason: str, *, soon: bool) -> None:
         with suppress(OSError, ClientError):  # in memory it was looked at all the same
-            self._book.looked(offer.model, reason, soon=soon)
+            self._book.mark_looked(offer.model, reason, soon=soon)
         self._tell("kept", offer, running, Verdict(False, reason))
 
     # --- the owner ------------------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Adoption:
         except (SlotError, OSError) as error:
             self._device.emit("refused", {"model": offer.model, "version": offer.version, "reason": str(error)})
 
-    def _kept_out(self, offer: Offer, reason: str) -> None:
+    def _tell_kept_out(self, offer: Offer, reason: str) -> None:
         """A version that could not be fetched."""
         running = None
         with suppress(SlotError, OSError):

@@ -11,7 +11,7 @@ import numpy as np
 from archipel.bundle import Bundle, Program
 from archipel.bundle.roles import Label
 from archipel.client.device import Device
-from archipel.client.rounds.work import draw_examples, opened, state_name
+from archipel.client.rounds.work import draw_examples, open_limited, state_name
 from archipel.errors import ArchipelError, ClientError, RoundAbandonedError
 from archipel.lite_runtime.training.driver import find_program, need_program
 from archipel.protocol.measures import ACCURACY, measured, measures
@@ -64,7 +64,7 @@ def compare(device: Device, publisher_keys: Sequence[bytes], new: Content, runni
         fields = draw_examples(device.examples(), MAX_EXAMPLES, seed=0)
     except (ArchipelError, OSError) as error:
         raise ExamplesError(f"not compared, the examples cannot be read: {error}") from error
-    if not _labelled(program, fields):
+    if not _has_labels(program, fields):
         return Verdict(True, "after the self-test alone: there are no labelled examples on this device")
     # The new version first: where it cannot be evaluated, nothing needs to be compared.
     value = _evaluate(device, publisher_keys, new, fields).get(metric, math.nan)
@@ -96,7 +96,7 @@ def _measures(content: Content) -> Collection[str]:
     return () if name is None else measures(content.bundle.program(name))
 
 
-def _labelled(program: Program, fields: Mapping[str, np.ndarray]) -> bool:
+def _has_labels(program: Program, fields: Mapping[str, np.ndarray]) -> bool:
     labels = [port.name for port in program.inputs if isinstance(port, Label)]
     return any(len(array) for array in fields.values()) and all(len(fields.get(name, ())) for name in labels)
 
@@ -106,7 +106,7 @@ def _evaluate(
 ) -> Mapping[str, float]:
     program = content.bundle.program(need_program(content.bundle, "evaluate", "be compared"))
     state = device.state(state_name(content.bundle))
-    with opened(content.bundle, publisher_keys, device.config, state) as runtime:
+    with open_limited(content.bundle, publisher_keys, device.config, state) as runtime:
         runtime.restore(content.learned)
         count = max(len(array) for array in fields.values())
         return measured(program, runtime.evaluate(fields), count).values

@@ -85,8 +85,8 @@ class OfferFetcher:
     def _accept(self, offer: Offer) -> bool:
         """Whether what is offered is to be fetched now."""
         try:
-            self._book.see(offer)
-            return self._book.to_fetch(offer.model)
+            self._book.record_offer(offer)
+            return self._book.is_fetch_due(offer.model)
         except (ArchipelError, OSError) as error:
             self._device.emit("refused", {"model": offer.model, "version": offer.version, "reason": str(error)})
             return False
@@ -101,17 +101,24 @@ class OfferFetcher:
             if offer.weights is not None and weights is not None:
                 # Here, where the server is asked: looking asks nobody.
                 self._device.origins.check(
-                    new.bundle, offer.weights, weights, cache.kept, session, record, self._device.config, use="adoption"
+                    new.bundle,
+                    offer.weights,
+                    weights,
+                    cache.find_weights,
+                    session,
+                    record,
+                    self._device.config,
+                    use="adoption",
                 )
             cache.prune(keep=[name for name in (offer.bundle, offer.weights) if name is not None])
-            self._book.fetched(offer)
+            self._book.mark_fetched(offer)
         except (RoundAbandonedError, UnreachableError):
             raise
         except (ArchipelError, OSError) as error:
             if isinstance(error, RefusedError) and error.status in {401, *LATER}:
                 raise
             with suppress(OSError, ClientError):  # in memory it is not fetched again all the same
-                self._book.fetch_again(offer.model, str(error), soon=is_own_trouble(error))
+                self._book.retry_fetch(offer.model, str(error), soon=is_device_failure(error))
             self._on_kept_out(offer, str(error))
 
     def _open(self, offer: Offer, download: PieceDownload | None, record: DeviceRecord) -> tuple[Content, Parameters]:
@@ -119,19 +126,19 @@ class OfferFetcher:
         RuntimeInputError for parameters that are not the bundle's."""
         config, cache = self._device.config, self._device.cache
         limit = config.max_download_bytes
-        bundle = cache.bundle(offer.bundle, record.publisher_keys, download or _not_here, limit)
+        bundle = cache.bundle(offer.bundle, record.publisher_keys, download or _refuse_download, limit)
         PublisherBook(config.folder / "rounds" / "publishers").check(bundle, record.population, self._clock())
         reason = check_memory(bundle.manifest, config)
         if reason:
             raise OwnerRefusalError("size", reason)
         weights = None
         if offer.weights is not None:
-            for_weights = _not_here if download is None else download.for_weights(bundle.manifest)
+            for_weights = _refuse_download if download is None else download.for_weights(bundle.manifest)
             weights = cache.weights(offer.weights, for_weights, limit)
         return Content(offer.version, bundle, _learned(bundle, weights)), weights
 
 
-def is_own_trouble(error: BaseException | None) -> bool:
+def is_device_failure(error: BaseException | None) -> bool:
     """Whether what failed is the device's own, whatever was made of it on the way: its examples, or its disk."""
     while error is not None:
         if isinstance(error, ExamplesError) or (isinstance(error, OSError) and error.errno in _OF_THE_DISK):
@@ -140,7 +147,7 @@ def is_own_trouble(error: BaseException | None) -> bool:
     return False
 
 
-def _not_here(url: str, target: Path, limit: int) -> bool:
+def _refuse_download(url: str, target: Path, limit: int) -> bool:
     raise ClientError("no longer in this device's cache")
 
 

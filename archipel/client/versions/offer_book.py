@@ -71,53 +71,53 @@ class OfferBook:
             self._models = self._read()
         return self._models
 
-    def of(self, model: str) -> Seen:
+    def get(self, model: str) -> Seen:
         return self.models().get(model, Seen())
 
-    def see(self, offer: Offer) -> None:
+    def record_offer(self, offer: Offer) -> None:
         """From now on no older offer counts, and this one is to be looked at. Raises ProtocolError for an old offer and
         for one model too many, OSError as all changes do."""
         if offer.model not in self.models() and len(self.models()) >= MAX_MODELS:
             raise ProtocolError(f"offer: a model more than {MAX_MODELS}, which this device was offered")
-        before = self.of(offer.model).standing
-        if before is None or not _same(before.offer, offer):
+        before = self.get(offer.model).standing
+        if before is None or not _is_same_version(before.offer, offer):
             if before is not None and offer.serial < before.offer.serial:
-                raise _older(offer, before)
+                raise _older_error(offer, before)
             self._change(offer.model, standing=Standing(offer=offer))
         elif offer.serial > before.offer.serial:
-            self._stand(offer.model, offer=offer, again=0.0, look=0.0)
+            self._change_standing(offer.model, offer=offer, again=0.0, look=0.0)
         elif offer.serial < before.offer.serial:
-            raise _older(offer, before)
+            raise _older_error(offer, before)
 
-    def to_fetch(self, model: str) -> bool:
+    def is_fetch_due(self, model: str) -> bool:
         """Whether what stands is to be fetched now."""
-        standing = self.of(model).standing
+        standing = self.get(model).standing
         return standing is not None and not standing.fetched and self._is_due(standing.again)
 
-    def to_look(self, model: str) -> bool:
+    def is_look_due(self, model: str) -> bool:
         """Whether it is time to look at what stands, which is here."""
-        standing = self.of(model).standing
+        standing = self.get(model).standing
         return standing is not None and standing.fetched and self._is_due(standing.look)
 
-    def fetched(self, offer: Offer) -> None:
+    def mark_fetched(self, offer: Offer) -> None:
         """What stands is here: from the next check-in on the server is told."""
-        standing = self.of(offer.model).standing
+        standing = self.get(offer.model).standing
         assert standing is not None
         standing = msgspec.structs.replace(standing, fetched=True, look=0.0, decided=False)
         self._change(offer.model, standing=standing, fetched=offer.version)
 
-    def fetch_again(self, model: str, reason: str, *, soon: bool) -> None:
-        self._stand(model, again=self._in(soon), reason=reason[:MAX_REASON])
+    def retry_fetch(self, model: str, reason: str, *, soon: bool) -> None:
+        self._change_standing(model, again=self._retry_at(soon), reason=reason[:MAX_REASON])
 
-    def looked(self, model: str, reason: str = "", *, soon: bool = False) -> None:
+    def mark_looked(self, model: str, reason: str = "", *, soon: bool = False) -> None:
         """`soon`: nothing could be decided, look again RETRY_SOON_SECONDS from now."""
-        standing = self.of(model).standing
+        standing = self.get(model).standing
         decided = not soon or (standing is not None and standing.decided)
-        self._stand(model, look=self._in(soon), decided=decided, reason=reason[:MAX_REASON])
+        self._change_standing(model, look=self._retry_at(soon), decided=decided, reason=reason[:MAX_REASON])
 
-    def lost(self, model: str) -> bool:
+    def mark_lost(self, model: str) -> bool:
         """What stands is not here any more. Whether it is to be fetched once more: as long as nothing was decided."""
-        seen = self.of(model)
+        seen = self.get(model)
         if seen.standing is None or seen.standing.decided:
             return False
         standing = msgspec.structs.replace(seen.standing, fetched=False, again=0.0)
@@ -125,11 +125,11 @@ class OfferBook:
         return True
 
     def note_reason(self, model: str, reason: str) -> None:
-        self._stand(model, reason=reason[:MAX_REASON])
+        self._change_standing(model, reason=reason[:MAX_REASON])
 
     def begin(self, offer: Offer) -> int:
         """Count a start of what may take the process down with it; which one this is."""
-        seen = self.of(offer.model)
+        seen = self.get(offer.model)
         starts = seen.starts + 1 if seen.begun == offer.version else 1
         self._change(offer.model, begun=offer.version, starts=starts)
         return starts
@@ -138,20 +138,20 @@ class OfferBook:
         """It came to an end."""
         self._change(offer.model, begun=0, starts=0)
 
-    def _in(self, soon: bool) -> float:
+    def _retry_at(self, soon: bool) -> float:
         return self._clock() + (RETRY_SOON_SECONDS if soon else RETRY_SECONDS)
 
     def _is_due(self, at: float) -> bool:
         # A clock that was put back must not make it wait for longer.
         return not 0 < at - self._clock() <= RETRY_SECONDS
 
-    def _stand(self, model: str, **changes: object) -> None:
-        standing = self.of(model).standing
+    def _change_standing(self, model: str, **changes: object) -> None:
+        standing = self.get(model).standing
         if standing is not None:
             self._change(model, standing=msgspec.structs.replace(standing, **changes))
 
     def _change(self, model: str, **changes: object) -> None:
-        seen = msgspec.structs.replace(self.of(model), **changes)
+        seen = msgspec.structs.replace(self.get(model), **changes)
         assert self._models is not None
         if seen == self._models.get(model):
             return
@@ -165,10 +165,10 @@ class OfferBook:
         return {} if book is None else book.models
 
 
-def _same(one: Offer, other: Offer) -> bool:
+def _is_same_version(one: Offer, other: Offer) -> bool:
     """Whether both mean the same files under the same number."""
     return (one.version, one.bundle, one.weights) == (other.version, other.bundle, other.weights)
 
 
-def _older(offer: Offer, seen: Standing) -> ProtocolError:
+def _older_error(offer: Offer, seen: Standing) -> ProtocolError:
     return ProtocolError(f"offer: serial {offer.serial} is older than {seen.offer.serial}, which was seen")

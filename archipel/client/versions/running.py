@@ -95,7 +95,7 @@ class RunningModels:
 
     def go_back(self, offer: Offer, record: DeviceRecord) -> bool:
         """Go back to the version in the other slot, if it is the one offered and can be loaded."""
-        with self._borrowed(offer.model, record) as slots:
+        with self._borrow(offer.model, record) as slots:
             state = slots.state
             if not state.active or not holds(state.slot(other(state.active)), offer):
                 return False
@@ -110,7 +110,7 @@ class RunningModels:
 
         Raises ArchipelError or OSError where the self-test fails, or loading, or the disk is full: what runs goes on.
         """
-        with self._borrowed(offer.model, record) as slots:
+        with self._borrow(offer.model, record) as slots:
             running = current_slot(slots.state)
             if running is not None and slots.state.running == slots.state.active:
                 # It has run until now without an error: what makes room is the one before it.
@@ -122,7 +122,7 @@ class RunningModels:
             slots.switch()
 
     @contextmanager
-    def _borrowed(self, name: str, record: DeviceRecord) -> Iterator[Slots]:
+    def _borrow(self, name: str, record: DeviceRecord) -> Iterator[Slots]:
         """The slots that were given out, or others that are closed at the end."""
         with self._lock:
             if name in self._open:

@@ -119,6 +119,6 @@ def read_checkpoint(
         raise CheckpointError(f"the checkpoint {path} is damaged ({error}); {remedy}") from error
 
 
-def crc(data: bytes) -> int:
+def crc32(data: bytes) -> int:
     """CRC-32: enough to notice another data set, and no protection against an attacker."""
     return zlib.crc32(data)

@@ -18,7 +18,7 @@ from archipel.training.cloud.loop import (
     as_path,
     check_counts,
     check_examples,
-    on_device,
+    move_to_device,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def fit(
         result = fit(network, x, y, (x_val, y_val), seed=0, augment=random_shift(2))
         print(result.best.validation_accuracy)
     """
-    on_device(module)
+    move_to_device(module)
     check_examples((inputs, targets), validation)
     check_counts(batch_size=batch_size, patience=patience, max_epochs=max_epochs)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from archipel.errors import MissingExtraError, TrainingError
 from archipel.training.cloud.augment import Augment
-from archipel.training.cloud.checkpoint import Progress, crc, read_checkpoint, write_checkpoint
+from archipel.training.cloud.checkpoint import Progress, crc32, read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -158,11 +158,11 @@ class Loop:
         facts: dict[str, Setting] = {"seed": self.seed, "batch_size": self.batch_size, **self.settings}
         for kind, (inputs, targets) in (("training", train), ("validation", validation)):
             facts[f"{kind} inputs"] = str(list(inputs.shape))
-            facts[f"{kind} targets (CRC-32)"] = crc(targets.tobytes())
-        return facts | {"network (CRC-32)": crc(tensors.encode())}
+            facts[f"{kind} targets (CRC-32)"] = crc32(targets.tobytes())
+        return facts | {"network (CRC-32)": crc32(tensors.encode())}
 
 
-def on_device(module: nn.Module) -> nn.Module:
+def move_to_device(module: nn.Module) -> nn.Module:
     """The module on a CUDA device if there is one. Raises MissingExtraError without PyTorch."""
     try:
         import torch

@@ -19,7 +19,7 @@ from archipel.training.cloud.loop import (
     as_path,
     check_counts,
     check_examples,
-    on_device,
+    move_to_device,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def fit_one_cycle(
     Other arguments, the result (the weights are those of the epoch with the lowest validation loss) and errors are
     those of `fit`.
     """
-    on_device(module)
+    move_to_device(module)
     check_examples((inputs, targets), validation)
     check_counts(batch_size=batch_size, epochs=epochs)
     if not 0 < warm_up < 1:
