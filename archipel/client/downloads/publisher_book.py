@@ -41,8 +41,7 @@ class PublisherBook:
         """Raises PolicyError for a bundle that is for other populations, has expired by `now` (Unix seconds by this
         device's clock) or was replaced; ClientError if its sequence cannot be recorded."""
         manifest = bundle.manifest
-        # First without the sequence: a bundle that is not for this device must not raise the greatest sequence, nor
-        # need the file.
+        # First what needs no file.
         check_validity(manifest, population, now)
         seen = self._stored()
         name = hashlib.sha256(bundle.publisher + manifest.name.encode()).hexdigest()
