@@ -170,12 +170,8 @@ class Agent:
 
         When the agent adopts another version, the same object predicts with that one. Any thread may call this.
 
-        Raises:
-            ClientError: the device is not enrolled, the agent was closed, or no version was adopted yet.
-            SlotError: another process owns the model's slots.
-
-        Example:
-            probabilities = agent.model("activity").predict(x)
+        Raises ClientError if the device is not enrolled, the agent was closed, or no version was adopted yet; SlotError
+        if another process owns the model's slots.
         """
         if self._record is None or self._lock < 0:
             raise ClientError(f"{self.config.folder}: this device is not enrolled, or its agent was closed")
@@ -228,15 +224,11 @@ class Agent:
 
         A kill at any point is safe, because the key that the server accepts is always on disk.
 
-        Returns:
-            True if the server accepts the new key; False if it cannot replace the key now, such as during a round of
-            this device. Then each `run_once` tries again.
+        Returns True if the server accepts the new key; False if it cannot replace the key now, such as during a round
+        of this device. Then each `run_once` tries again.
 
-        Raises:
-            CertificateError: the key was replaced as often as is allowed.
-            ClientError: the device is not enrolled.
-            UnreachableError: no attempt brought an answer.
-            RefusedError: the server refused the request.
+        Raises CertificateError if the key was replaced as often as is allowed, ClientError before enrolment,
+        UnreachableError, or RefusedError.
         """
         transport, _, record = self._connect()
         changed = rotate(transport, self._device.identity, record)
@@ -251,11 +243,8 @@ class Agent:
     def run_forever(self, stop: threading.Event | None = None) -> None:
         """Check in and take part in rounds until `stop` is set; the agent then leaves the round that it is in.
 
-        If the server cannot be reached, the agent waits and tries again.
-
-        Raises:
-            RefusedError: the server does not know this device.
-            ClientError: the device is not enrolled, or a file in its folder is damaged.
+        If the server cannot be reached, the agent waits and tries again. Raises RefusedError if the server does not
+        know this device, ClientError if the device is not enrolled or a file in its folder is damaged.
         """
         self._gate.stop = stop = threading.Event() if stop is None else stop
         failures = 0

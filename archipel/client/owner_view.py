@@ -97,9 +97,6 @@ def look(folder: Path, conditions: Conditions | None = None, *, last: int = 10, 
         last: how many rounds to show, the newest first.
         delta: the delta of the epsilons.
 
-    Returns:
-        The view.
-
     Raises:
         ClientError: there is no such folder, or a file in it is damaged.
 

@@ -47,14 +47,7 @@ class _DeviceFile(AgentConfig, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """The settings in a file. Relative paths in it start in its folder.
-
-    file         where the settings come from, for error texts
-    config       the agent's settings
-    conditions   when the device may work
-    report       the conditions whose present values the device reports as attributes
-    examples     where the local examples are; None if the file does not say it
-    """
+    """The settings in a file. Relative paths in it start in its folder."""
 
     file: Path
     config: AgentConfig
@@ -63,14 +56,10 @@ class DeviceSettings:
     examples: ExampleSettings | None = None
 
     def prepare(self) -> tuple[AgentConfig, Conditions]:
-        """Make the two arguments `config` and `conditions` of an Agent.
+        """Make the arguments `config` and `conditions` of an Agent.
 
-        Returns:
-            The config and the conditions. The config's attributes are those of the file, and the values of the probes
-            in `report`, measured at each check-in.
-
-        Raises:
-            ClientError: `report` names a probe that is not among the conditions.
+        The config's attributes are those of the file, and the values of the probes in `report`, measured at each
+        check-in. Raises ClientError if `report` names a probe that is not among the conditions.
         """
         conditions = self.conditions.conditions(self.config.folder)
         names = [probe.name for probe in conditions.probes]

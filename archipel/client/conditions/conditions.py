@@ -19,18 +19,8 @@ _LONGEST_REASON = 300
 
 
 class Probe(Protocol):
-    """One condition for work. If a method cannot tell, it raises any exception; the condition then does not hold.
-
-    Example:
-        class Parked:
-            name = "parked"
-
-            def why_not(self) -> str:
-                return "" if self.value() else "the car is moving"
-
-            def value(self) -> bool:
-                return speed() == 0
-    """
+    """One condition for work (docs/agent.md has an example). If a method cannot tell, it raises any exception, and the
+    condition does not hold."""
 
     @property
     def name(self) -> str:
@@ -100,10 +90,6 @@ class ConditionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     Raises:
         ClientError: a setting is out of range, or this machine cannot measure it.
-
-    Example:
-        settings = ConditionSettings(charging=True, hours=("22:00-06:00",), max_temperature=60.0)
-        agent = Agent(config, examples=examples, conditions=settings.conditions(config.folder))
     """
 
     charging: bool = False

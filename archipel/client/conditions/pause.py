@@ -42,27 +42,14 @@ def pause(folder: Path, until: float | None = None) -> None:
 
 
 def resume(folder: Path) -> bool:
-    """End a pause. Durable when it returns.
-
-    Arguments:
-        folder: the device's folder.
-
-    Returns:
-        Whether there was a pause.
-    """
+    """End the pause of the device in `folder`; returns whether there was one. Durable when it returns."""
     return remove_durably(folder / PAUSE_FILE)
 
 
 def paused(folder: Path, clock: Callable[[], float] = time.time) -> str:
-    """Say whether the owner has paused the device.
+    """Empty if the device is not paused, else one line for the owner, with the end of the pause.
 
-    Arguments:
-        folder: the device's folder.
-        clock: gives Unix seconds.
-
-    Returns:
-        Empty if the device is not paused, else one line for the owner, with the end of the pause. A file that cannot be
-        read counts as a pause: the owner's word must not be lost with it.
+    `clock` gives Unix seconds. A file that cannot be read counts as a pause: a damaged disk must not end it.
     """
     path = folder / PAUSE_FILE
     try:

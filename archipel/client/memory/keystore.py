@@ -27,19 +27,6 @@ class KeyStore(Protocol):
 
     What `store` and `delete` did must be durable when they return. Expected failures should be ClientErrors, which the
     command shows in one line.
-
-    Example:
-        class PhoneKeys:
-            def load(self, name: str) -> bytes | None:
-                return phone.read_secret(name)
-
-            def store(self, name: str, secret: bytes) -> None:
-                phone.write_secret(name, secret)
-
-            def delete(self, name: str) -> None:
-                phone.remove_secret(name)
-
-        agent = Agent(config, examples=examples, keys=PhoneKeys())
     """
 
     def load(self, name: str) -> bytes | None:
@@ -94,19 +81,9 @@ class FileKeys:
 
 
 def data_key(keys: KeyStore) -> bytes:
-    """Load the device's data key, or make it on the first call.
+    """The device's data key: 32 random bytes, made on the first call, as in `data_key(FileKeys(Path("device")))`.
 
-    Arguments:
-        keys: the device's secrets.
-
-    Returns:
-        32 random bytes, the same at each call.
-
-    Raises:
-        ClientError: the stored key does not have 32 bytes, or it cannot be read.
-
-    Example:
-        key = data_key(FileKeys(Path("device")))
+    Raises ClientError if the stored key does not have 32 bytes, or cannot be read.
     """
     key = keys.load(DATA_KEY)
     if key is None:
