@@ -70,14 +70,14 @@ class Agent:
             it before work, between training steps and between messages. None: the device may always work.
         keys: keeps the device's secrets. None: files in its folder, which only the owner can read.
 
-    If one of the three functions raises, the agent leaves the round and lets the exception through.
+    What one of the three functions raises passes through; a round in which keys were sent is left first.
 
     Raises:
         ClientError: the folder cannot be used, another agent uses it, or a file in it is damaged.
         SignatureError: the device's key is damaged.
 
     Example:
-        with Agent(AgentConfig(folder="device"), examples=lambda: {"x": x, "y": y}) as agent:
+        with Agent(AgentConfig(folder=Path("device")), examples=lambda: {"x": x, "y": y}) as agent:
             agent.enrol(token)
             outcome = agent.run_once()
     """
@@ -214,7 +214,7 @@ class Agent:
             transport.close()
         device_id, _ = read_chain(request.chain)
         if answer.device_id != device_id:
-            raise ClientError(f"enrolment: the server calls this device {answer.device_id}, it is {device_id}")
+            raise ClientError(f"enrolment: the server answered for device {answer.device_id}, this is {device_id}")
         self._record = record = self._device.identity.record_enrolment(token, request.chain, server)
         self._emit("enrolled", {"population": record.population})
         return record.device_id

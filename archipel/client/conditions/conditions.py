@@ -148,7 +148,7 @@ def _why_not(probe: Probe) -> str:
     # A condition that fails must not let the device work, so an error counts as a reason.
     except Exception as error:  # noqa: BLE001  (the program may pass probes of its own)
         kind = "" if isinstance(error, ClientError) else f"{type(error).__name__}: "
-        reason = f"the condition {probe.name!r} cannot be told: {kind}{error}"
+        reason = f"the condition {probe.name!r} cannot be checked: {kind}{error}"
     else:
         if reason == "":
             return ""

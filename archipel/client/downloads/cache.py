@@ -90,7 +90,7 @@ class Cache:
             _fetch(f"/v1/blobs/{digest}", self._folder / _PARTS / digest, limit, download, verify)
         return _mark_used(target, read_weights(target, limit))
 
-    def find_weights(self, digest: str) -> dict[str, np.ndarray] | None:
+    def find(self, digest: str) -> dict[str, np.ndarray] | None:
         """The weights with this SHA-256; None if they are not here, or damaged."""
         target = self._folder / _BLOBS / digest
         if not target.exists() or _sha256(target) != digest:

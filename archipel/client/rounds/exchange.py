@@ -166,7 +166,7 @@ class RoundExchange:
     def _wait(self, seconds: float) -> None:
         if time.monotonic() - self._started > self._config.round_timeout:
             raise RoundAbandonedError(
-                f"round {self._plan.round_id}: not over after {self._config.round_timeout:g} s, left"
+                f"round {self._plan.round_id}: not over after {self._config.round_timeout:g} s (setting round_timeout)"
             )
         self._check()
         # At least the shortest wait: with a `retry_after` of 0 the device would ask without a pause.

@@ -68,7 +68,7 @@ class Settling:
         try:
             new_state = journal.state()
         except ClientError as error:
-            new_state, reason = None, f"what the device was to remember of this round is lost: {error}"
+            new_state, reason = None, f"the device's new state of this round is lost: {error}"
         if new_state is not None:
             # Only now, because the device's state must agree with what was counted. The round is closed after it: after
             # a kill in between, the next start settles the round again, and writes the same state again.
@@ -123,6 +123,6 @@ class Settling:
                 # The round stays open, and the next check-in sends the bytes again.
                 if error.status in LATER or isinstance(error, SessionRefusedError):
                     raise
-                reason += f"; the stored update was not taken ({error})"
+                reason += f"; the server refused the stored update ({error})"
         journal.close("dropped", reason)
         self._device.emit("dropped", {"reason": reason}, journal.entry.round_id)

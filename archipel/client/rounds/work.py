@@ -67,15 +67,7 @@ def prepare(
     for_weights = download.for_weights(manifest)
     parameters = cache.weights(plan.weights, for_weights, limit)
     rounds = origins.check(
-        bundle,
-        plan.weights,
-        parameters,
-        cache.find_weights,
-        session,
-        record,
-        limits.config,
-        use=plan.kind,
-        task=plan.task_id,
+        bundle, plan.weights, parameters, cache.find, session, record, limits.config, use=plan.kind, task=plan.task_id
     )
     broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, for_weights, limit)
     if plan.kind == "training":

@@ -81,7 +81,7 @@ def compare(device: Device, publisher_keys: Sequence[bytes], new: Content, runni
         why = ""
     values = (value, before)
     if not math.isfinite(value):
-        return Verdict(False, f"{metric} is not a number that counts: {value:g}", metric, values)
+        return Verdict(False, f"{metric} is {value:g}, expected a finite number", metric, values)
     if not math.isfinite(before):
         return Verdict(True, f"version {running.version} has no {metric} here{why}", metric, values)
     # Relative to the running version's value, so that one setting serves losses of any scale.

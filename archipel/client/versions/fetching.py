@@ -101,14 +101,7 @@ class OfferFetcher:
             if offer.weights is not None and weights is not None:
                 # Here, because this check asks the server, and looking must not.
                 self._device.origins.check(
-                    new.bundle,
-                    offer.weights,
-                    weights,
-                    cache.find_weights,
-                    session,
-                    record,
-                    self._device.config,
-                    use="adoption",
+                    new.bundle, offer.weights, weights, cache.find, session, record, self._device.config, use="adoption"
                 )
             cache.prune(keep=[name for name in (offer.bundle, offer.weights) if name is not None])
             self._book.mark_fetched(offer)

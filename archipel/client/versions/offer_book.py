@@ -86,7 +86,7 @@ class OfferBook:
         Raises ProtocolError for an old offer and for one model too many, and OSError as all changes do.
         """
         if offer.model not in self.models() and len(self.models()) >= MAX_MODELS:
-            raise ProtocolError(f"offer: a model more than {MAX_MODELS}, which this device was offered")
+            raise ProtocolError(f"offer: one model more than the {MAX_MODELS} that a device remembers")
         before = self.get(offer.model).standing
         if before is None or not _is_same_version(before.offer, offer):
             if before is not None and offer.serial < before.offer.serial:
