@@ -211,6 +211,7 @@ class Transport:
                 body=body,
                 headers=all_headers,
                 timeout=urllib3.Timeout(connect=self._config.connect_timeout, read=self._config.read_timeout),
+                # `_send` repeats requests, and a redirect could lead to another server.
                 retries=False,
                 redirect=False,
                 # The stated size may be wrong, so `_chunks` reads pieces up to a limit. No decompression: a few bytes

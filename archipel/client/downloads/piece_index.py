@@ -54,6 +54,7 @@ class PieceIndex:
                 if missing.get(digest) != length:
                     continue
                 place = Place(entry / file if file else entry, offset)
+                # The bytes are hashed again: file or list may have been damaged since.
                 if _holds(place, length, digest):
                     del missing[digest]
                     places[digest.hex()] = place
@@ -86,6 +87,7 @@ class PieceIndex:
             return msgspec.msgpack.decode(path.read_bytes(), type=list[_Part])
         parts: list[_Part] = []
         for file, size in _files(entry):
+            # Smaller files have no part that is worth a copy.
             if size >= MIN_RANGE_BYTES:
                 ranges = shareable_ranges(file)
                 with open(file, "rb") as source:

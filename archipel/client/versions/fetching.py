@@ -77,6 +77,7 @@ class OfferFetcher:
             except ProtocolError as error:
                 self._device.emit("refused", {"reason": str(error)})
                 continue
+            # A server may send several offers of a model; an older one must not be fetched, not even first.
             before = newest.get(offer.model)
             if before is None or before.serial < offer.serial:
                 newest[offer.model] = offer
@@ -123,6 +124,7 @@ class OfferFetcher:
         limit = config.max_download_bytes
         bundle = cache.bundle(offer.bundle, record.publisher_keys, download or _refuse_download, limit)
         PublisherBook(config.folder / "rounds" / "publishers").check(bundle, record.population, self._clock())
+        # Before the weights, which may be large.
         reason = check_memory(bundle.manifest, config)
         if reason:
             raise OwnerRefusalError("size", reason)

@@ -112,6 +112,7 @@ class OfferBook:
         """The newest offer's files are here; check-ins report it from now on."""
         standing = self.get(offer.model).standing
         assert standing is not None
+        # Due for a look at once; an earlier decision was about files that are lost.
         standing = msgspec.structs.replace(standing, fetched=True, look=0.0, decided=False)
         self._change(offer.model, standing=standing, fetched=offer.version)
 
@@ -122,6 +123,7 @@ class OfferBook:
     def mark_looked(self, model: str, reason: str = "", *, soon: bool = False) -> None:
         """The device has looked. `soon`: it could not decide, and looks again RETRY_SOON_SECONDS from now."""
         standing = self.get(model).standing
+        # A look that could not decide leaves an earlier decision as it is.
         decided = not soon or (standing is not None and standing.decided)
         self._change_standing(model, look=self._retry_at(soon), decided=decided, reason=reason[:MAX_REASON])
 
@@ -131,6 +133,7 @@ class OfferBook:
         seen = self.get(model)
         if seen.standing is None or seen.standing.decided:
             return False
+        # Check-ins stop reporting the version, too: they report what is here.
         standing = msgspec.structs.replace(seen.standing, fetched=False, again=0.0)
         self._change(model, standing=standing, fetched=0)
         return True

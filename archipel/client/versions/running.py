@@ -72,6 +72,7 @@ class RunningModels:
 
         Raises ClientError if no version was adopted yet, SlotError if another process owns the slots.
         """
+        # Under the lock, so that two threads do not open the same slots twice.
         with self._lock:
             if name not in self._open:
                 running = self.versions()
@@ -127,6 +128,7 @@ class RunningModels:
     @contextmanager
     def _borrow(self, name: str, record: DeviceRecord) -> Iterator[Slots]:
         """The model's open slots, or slots that are open within the context only."""
+        # The lock is held during the whole change: `model` must not open the same slots meanwhile.
         with self._lock:
             if name in self._open:
                 yield self._open[name]
@@ -170,6 +172,7 @@ def takes_back(offer: Offer, state: SlotState) -> bool:
     """Whether the server takes back the running version: it offers to all devices an older version, or the one in the
     other slot, which ran before."""
     running = current_slot(state)
+    # The offer of a rollout is for some devices only, and takes nothing back.
     if offer.rollout is not None or running is None:
         return False
     return offer.version < running.version or any(holds(slot, offer) for slot in (state.a, state.b))
@@ -179,6 +182,7 @@ def why_given_up(state: SlotState, offer: Offer) -> str:
     """Why the slots gave up the offered version after it was adopted; empty if they did not."""
     for slot in (state.a, state.b):
         if _is_of(slot, offer):
+            # A version that the server took back has not failed on this device.
             if slot.status == "bad" and slot.reason != WITHDRAWN:
                 return slot.reason or "it failed while it ran"
             if slot.status == "trying" and not slot.attempts:

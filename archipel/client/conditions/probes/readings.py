@@ -63,6 +63,7 @@ def check_number(setting: str, value: object, kind: object, unit: str) -> None:
     """Raises ClientError unless `value` is a number within the bounds of `kind`, a type at this file's top."""
     [bounds] = get_args(kind)[1:]
     most = math.inf if bounds.le is None else bounds.le
+    # bool is a subclass of int, and `True` is no number of per cent.
     if isinstance(value, bool) or not isinstance(value, int | float) or not bounds.gt < value <= most:
         upper = "" if math.isinf(most) else f" and at most {most:g}"
         raise ClientError(f"{setting} must be a number of {unit} above {bounds.gt:g}{upper}, is {value!r}")
