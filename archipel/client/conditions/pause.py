@@ -58,7 +58,6 @@ def paused(folder: Path, clock: Callable[[], float] = time.time) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, MessageError):
-        # The owner wanted a pause; for how long is lost.
         return f"paused by its owner ({path} cannot be read; `archipel device resume` removes it)"
     if pause.until is None:
         return "paused by its owner"

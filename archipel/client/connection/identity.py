@@ -26,8 +26,7 @@ _MAX_RECORD_BYTES = 64 << 10
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file device.json, which enrolment writes. All keys in it are pinned: no later answer of the server changes
-    them."""
+    """The file device.json of an enrolled device. Its keys are pinned: no later answer of the server changes them."""
 
     device_id: DeviceId
     server: str
@@ -82,8 +81,7 @@ class IdentityStore:
         return record
 
     def finish_rotation(self, record: DeviceRecord, certificate: Sealed) -> DeviceRecord:
-        """Write RECORD_FILE with the next key's certificate at the end of its chain, and replace the old key by the
-        next.
+        """Write RECORD_FILE with the next key's certificate in its chain, and make the next key the device's key.
 
         To be called when the server accepts the next key. Raises CertificateError or ClientError if the certificate is
         not for that key.
@@ -108,7 +106,7 @@ class IdentityStore:
                 f"{self._folder / RECORD_FILE}: damaged ({error}); enrol again with a new token"
             ) from None
         if public_bytes(self.key()) == newest:
-            # Both hold the same key if a kill came between the two last lines below. A different next key belongs to a
+            # Both hold the same key if a kill came between the last two lines below. A different next key belongs to a
             # rotation that the server has not answered, and must stay.
             if self.rotating and public_bytes(self.next_key()) == newest:
                 self._keys.delete(NEXT_DEVICE_KEY)
@@ -138,8 +136,7 @@ class IdentityStore:
             raise ClientError(f"{path}: damaged ({error}); enrol again with a new token") from None
 
     def record_enrolment(self, token: EnrolmentToken, chain: Chain, server: str) -> DeviceRecord:
-        """Write RECORD_FILE after the enrolment. Raises CertificateError or ClientError if the chain is not for this
-        key."""
+        """Write RECORD_FILE. Raises CertificateError or ClientError if the chain is not for this device's key."""
         device = verify_chain(chain, token.enrolment_key, population=token.population)
         if device.device_key != public_bytes(self.key()):
             raise ClientError("enrolment: the chain is for another device's key")

@@ -39,8 +39,7 @@ T = TypeVar("T")
 
 @dataclass
 class Traffic:
-    """Bytes and requests since the last `take`. Bodies are counted exactly; request lines and headers as HTTP/1.1
-    writes them."""
+    """Bytes and requests since the last `take`. Bodies are exact; request lines and headers count as HTTP/1.1 text."""
 
     sent: int = 0
     received: int = 0

@@ -1,5 +1,4 @@
-"""Downloads that fetch only what is new: a file is assembled from parts of other files in the cache and from the
-server.
+"""Downloads that fetch only what is new: a file is assembled from parts in the cache and parts from the server.
 
 The server lists the parts of a file by SHA-256. The list need not be true: a part comes from the cache only if its
 bytes have that digest, and the caller verifies the whole file. If it is wrong, it is fetched as a whole. The file is

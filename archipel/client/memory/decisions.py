@@ -66,8 +66,7 @@ class DecisionBook:
         write_durably(self._path, encode(_Decisions(answers={**answers, key: draw_answer(taken)})))
 
     def answer(self, key: str) -> bool | None:
-        """The noisy answer; None if the device has not decided about this version. Raises ClientError if the file is
-        damaged."""
+        """The noisy answer; None if the device has not decided. Raises ClientError if the file is damaged."""
         return self._read().get(key)
 
     def _read(self) -> dict[str, bool]:

@@ -84,8 +84,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Sums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All sums; `spent` is in the order of the first rounds. Beyond MAX_ROWS tasks the oldest become one row for each
-    kind."""
+    """All sums; `spent` is in the order of the first rounds, with one row for each kind beyond MAX_ROWS tasks."""
 
     totals: Totals = Totals()
     spent: list[Spent] = []

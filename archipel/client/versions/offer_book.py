@@ -128,8 +128,7 @@ class OfferBook:
         self._change_standing(model, look=self._retry_at(soon), decided=decided, reason=reason[:MAX_REASON])
 
     def mark_lost(self, model: str) -> bool:
-        """The files are no longer here. Returns whether they are to be fetched again, which they are until the device
-        has decided."""
+        """The files are no longer here. Returns whether to fetch them again: until the device has decided."""
         seen = self.get(model)
         if seen.standing is None or seen.standing.decided:
             return False
@@ -143,8 +142,7 @@ class OfferBook:
         self._change_standing(model, reason=reason[:MAX_REASON])
 
     def begin(self, offer: Offer) -> int:
-        """Count the start of a trial, which may crash the process; returns how many started in a row, this one
-        included."""
+        """Count the start of a trial, which may crash the process; returns which one in a row this is."""
         seen = self.get(offer.model)
         starts = seen.starts + 1 if seen.begun == offer.version else 1
         self._change(offer.model, begun=offer.version, starts=starts)

@@ -31,8 +31,7 @@ Parameters = Mapping[str, np.ndarray] | None
 
 
 class RunningModels:
-    """The slots of one device's models. Any thread may call `versions`, `model` and `renew`; the other methods are for
-    the agent's thread."""
+    """The slots of a device's models. Any thread may call `versions`, `model` and `renew`, the agent's the rest."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -96,8 +95,7 @@ class RunningModels:
     # --- changes --------------------------------------------------------------------------------------------------
 
     def go_back(self, offer: Offer, record: DeviceRecord) -> bool:
-        """Return to the version in the other slot, if it is the offered one and can be loaded; returns whether it
-        did."""
+        """Return to the version in the other slot, if it is the offered one and can be loaded; or return False."""
         with self._borrow(offer.model, record) as slots:
             state = slots.state
             if not state.active or not holds(state.slot(other(state.active)), offer):

@@ -40,8 +40,7 @@ UNREADABLE = (
 
 @dataclass
 class Progress:
-    """The results so far: `history` has the fields of every Epoch, in order; `best_weights` are those of the best
-    one."""
+    """The results so far: `history` has the fields of every Epoch, in order; `best_weights` are the best epoch's."""
 
     best_weights: dict[str, torch.Tensor]
     history: list[dict[str, Any]] = field(default_factory=list)

@@ -160,8 +160,7 @@ class Loop:
         return len(history) - best >= self.patience
 
     def _made_with(self, module: nn.Module, train: Examples, validation: Examples) -> dict[str, Setting]:
-        """What must be equal for a fit to continue from a checkpoint: settings, examples (shapes, labels), tensor
-        shapes."""
+        """What must be equal for a fit to continue: settings, examples (shapes, labels) and the tensors' shapes."""
         tensors = repr([(name, list(tensor.shape)) for name, tensor in module.state_dict().items()])
         facts: dict[str, Setting] = {"seed": self.seed, "batch_size": self.batch_size, **self.settings}
         for kind, (inputs, targets) in (("training", train), ("validation", validation)):
