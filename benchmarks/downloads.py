@@ -88,7 +88,7 @@ def first_weights(operator: OperatorClient, bundle: str) -> str:
 
 def cost(agent: Agent, folder: Path, what: str, digests: Sequence[str], *, pieces: bool) -> float:
     """Bytes for the second file, where the first one is in the cache."""
-    transport, session, record = agent._connected()
+    transport, session, record = agent._connect()
     cache = Cache(folder, LIMIT)
     for digest in digests:
         transport.traffic.take()

@@ -1,4 +1,4 @@
-"""The device agent: enrols, checks in, trains on local data, takes part in secure rounds."""
+"""The device agent: it enrols, checks in, trains on local data and takes part in secure rounds."""
 
 from archipel.client.agent import Agent
 from archipel.client.conditions.conditions import Conditions, ConditionSettings, Probe

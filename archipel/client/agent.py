@@ -1,4 +1,4 @@
-"""The device agent: one loop that checks in, trains, takes part in rounds and keeps what is the device's own."""
+"""The device agent: one loop that checks in, takes part in rounds, and adopts the versions that the server offers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Self
 
 from archipel.client.conditions.gate import Gate, MayWork
-from archipel.client.conditions.owner_limits import allowed, check_population
+from archipel.client.conditions.owner_limits import check_population, with_allowed_publishers
 from archipel.client.config import AgentConfig
 from archipel.client.connection.identity import DeviceRecord, IdentityStore
 from archipel.client.connection.rotation import rotate
@@ -59,12 +59,27 @@ _LONGEST_WAIT = 86400.0
 
 
 class Agent:
-    """One device. Holds its folder for itself until `close`, and is used by one thread at a time.
+    """One device. The agent locks the device's folder until `close`, and one thread at a time may use it.
 
-    `examples` is called when a round needs the local data, which never leaves this device. `conditions` says whether
-    the device may work now (or why not); it is asked before work, between training steps and between messages.
-    `on_event` is told what happens. What the three raise is passed on, after the round was left. `keys` keeps the
-    device's secrets; by default they are files in its folder.
+    Arguments:
+        config: the owner's settings, among them the device's folder.
+        examples: returns the local data, `{field: array [examples, ...]}`. The agent calls it when a round needs the
+            data, which never leaves this device.
+        on_event: called with an Event for everything that happens.
+        conditions: says whether the device may work now: True or "" for yes, False or a reason for no. The agent calls
+            it before work, between training steps and between messages. None: the device may always work.
+        keys: keeps the device's secrets. None: files in its folder, which only the owner can read.
+
+    What one of the three functions raises passes through; a round in which keys were sent is left first.
+
+    Raises:
+        ClientError: the folder cannot be used, another agent uses it, or a file in it is damaged.
+        SignatureError: the device's key is damaged.
+
+    Example:
+        with Agent(AgentConfig(folder=Path("device")), examples=lambda: {"x": x, "y": y}) as agent:
+            agent.enrol(token)
+            outcome = agent.run_once()
     """
 
     def __init__(
@@ -76,8 +91,6 @@ class Agent:
         conditions: MayWork | None = None,
         keys: KeyStore | None = None,
     ) -> None:
-        """Finishes an erase that was interrupted. Raises ClientError when the folder cannot be used or another agent
-        uses it."""
         self.config = config
         self._on_event = on_event
         self._gate = Gate(
@@ -86,9 +99,11 @@ class Agent:
         self._lock = lock_folder(config.folder)
         try:
             self._keys: KeyStore = FileKeys(config.folder) if keys is None else keys
+            # Before anything is opened: an interrupted erase may have destroyed the key of the files that are left.
             finish_erasing(config.folder, self._keys)
             state_folder = config.folder / "state"
             make_folder(state_folder)
+            # A kill during a write leaves a temporary file behind.
             for folder in (config.folder, state_folder):
                 sweep(folder)
             secret = data_key(self._keys)
@@ -111,6 +126,7 @@ class Agent:
             self._record = self._device.identity.record()
             self._adoption = Adoption(self._device)
         except BaseException:
+            # There is no object whose `close` could release the lock.
             os.close(self._lock)
             raise
         self._transport: Transport | None = None
@@ -125,7 +141,7 @@ class Agent:
         self.close()
 
     def close(self) -> None:
-        """Let go of the folder and the connection."""
+        """Release the folder, the connection and the models that `model` returned. A second call does nothing."""
         if self._transport is not None:
             self._transport.close()
             self._transport = None
@@ -136,37 +152,47 @@ class Agent:
 
     @property
     def device_id(self) -> str:
-        """Empty before enrolment."""
+        """The device's id, 32 hexadecimal digits; empty before enrolment."""
         return "" if self._record is None else self._record.device_id
 
     @property
     def rounds(self) -> list[Entry]:
-        """What this device did and sent, the oldest round first."""
+        """The journal: what this device did and sent in each round, the oldest round first."""
         return self._device.journal.entries()
 
     @property
     def models(self) -> dict[str, int]:
-        """The models that this device runs, each with the number of its version."""
+        """The models that this device runs, by name, each with the number of the version that runs."""
         return self._adoption.versions()
 
     def model(self, name: str) -> Slots:
-        """What predicts with the version of a model that runs, also after another was adopted; until `close`.
+        """The slots of the model `name`, which predict with its running version, until `close`.
 
-        May be called from any thread. Raises ClientError where no version was adopted yet, SlotError where another
-        process owns the model's slots.
+        When the agent adopts another version, the same object predicts with that one. Any thread may call this.
+
+        Raises ClientError if the device is not enrolled, the agent was closed, or no version was adopted yet; SlotError
+        if another process owns the model's slots.
         """
         if self._record is None or self._lock < 0:
             raise ClientError(f"{self.config.folder}: this device is not enrolled, or its agent was closed")
-        return self._adoption.model(name, allowed(self._record, self.config))
+        return self._adoption.model(name, with_allowed_publishers(self._record, self.config))
 
     # --- enrolment ------------------------------------------------------------------------------------------------
 
     def enrol(self, token: EnrolmentToken) -> str:
-        """Join the token's population and pin its keys; returns the device id. May be called again after a failure.
+        """Join the token's population and pin the keys in the token.
 
-        Raises CertificateError (the token contradicts itself), RefusedError (expired, used by another device),
-        UnreachableError, OwnerRefusalError (another population than the owner allows), or ClientError (enrolled
-        elsewhere already).
+        After a failure it may be called again with the same token; once the device is enrolled it does nothing.
+
+        Returns:
+            The device's id.
+
+        Raises:
+            CertificateError: the token contradicts itself.
+            OwnerRefusalError: the owner does not allow the token's population.
+            RefusedError: the token has expired, or another device used it.
+            UnreachableError: no attempt brought an answer.
+            ClientError: the device is enrolled elsewhere.
         """
         record = self._record
         if record is not None:
@@ -188,19 +214,23 @@ class Agent:
             transport.close()
         device_id, _ = read_chain(request.chain)
         if answer.device_id != device_id:
-            raise ClientError(f"enrolment: the server calls this device {answer.device_id}, it is {device_id}")
-        self._record = record = self._device.identity.enrolled(token, request.chain, server)
+            raise ClientError(f"enrolment: the server answered for device {answer.device_id}, this is {device_id}")
+        self._record = record = self._device.identity.record_enrolment(token, request.chain, server)
         self._emit("enrolled", {"population": record.population})
         return record.device_id
 
     def rotate_key(self) -> bool:
-        """Replace the device's key by a new one; the device id stays. True once the server answers to the new key,
-        False where it cannot do that now (the device is in a round): then `run_once` goes on with it.
+        """Replace the device's key by a new one; the device's id stays.
 
-        May be interrupted anywhere: the key that the server answers to is on disk. Raises CertificateError when the key
-        was replaced as often as it can be, ClientError before enrolment, UnreachableError, or RefusedError.
+        A kill at any point is safe, because the key that the server accepts is always on disk.
+
+        Returns True if the server accepts the new key; False if it cannot replace the key now, such as during a round
+        of this device. Then each `run_once` tries again.
+
+        Raises CertificateError if the key was replaced as often as is allowed, ClientError before enrolment,
+        UnreachableError, or RefusedError.
         """
-        transport, _, record = self._connected()
+        transport, _, record = self._connect()
         changed = rotate(transport, self._device.identity, record)
         if changed is None:
             return False
@@ -211,61 +241,72 @@ class Agent:
     # --- work -----------------------------------------------------------------------------------------------------
 
     def run_forever(self, stop: threading.Event | None = None) -> None:
-        """Check in and take part until `stop` is set; then leave a round that is under way.
+        """Check in and take part in rounds until `stop` is set; the agent then leaves the round that it is in.
 
-        A server that cannot be reached is waited out. Raises RefusedError when it does not know this device, and
-        ClientError when the folder is damaged.
+        If the server cannot be reached, the agent waits and tries again. Raises RefusedError if the server does not
+        know this device, ClientError if the device is not enrolled or a file in its folder is damaged.
         """
         self._gate.stop = stop = threading.Event() if stop is None else stop
         failures = 0
-        # The transport has waited `backoff` between its own attempts before the server counts as away.
+        # Twice `backoff`: the transport has used waits of `backoff` already, in its own attempts.
         offline = Backoff(2 * self.config.backoff, longest=self.config.max_offline_wait, longest_asked=_LONGEST_WAIT)
         try:
             while not stop.is_set():
                 try:
-                    wait = self._checked_in().wait
+                    wait = self._check_in().wait
                     failures = 0
                 except (UnreachableError, RefusedError) as error:
+                    # Any other refusal is final: the same request would be refused again.
                     if isinstance(error, RefusedError) and error.status not in LATER:
                         raise
                     failures += 1
                     asked = error.retry_after if isinstance(error, RefusedError) else None
                     wait = offline.after(failures, retry_after=asked)
                 except RoundAbandonedError:
-                    # Stopped while it waited for the server.
+                    # `stop` was set while the agent waited for the server.
                     continue
-                stop.wait(self._connected()[0].jittered(wait) + self._adoption.rest())
+                stop.wait(self._connect()[0].jittered(wait) + self._adoption.remaining_silence())
         finally:
+            # The caller's event stays set, and would end the round of a later `run_once`.
             self._gate.stop = threading.Event()
 
     def run_once(self) -> Outcome:
-        """Check in once, and take part in a round if there is one. Raises ClientError before enrolment.
+        """Check in once, and take part in a round if there is one.
 
-        Raises UnreachableError and RefusedError when the server cannot be asked for work; after that, failures are
-        outcomes.
+        Returns:
+            What the device did, and after how many seconds to call again. A round that fails is an outcome, and no
+            exception.
+
+        Raises:
+            ClientError: the device is not enrolled, or a file in its folder is damaged.
+            UnreachableError: no attempt to check in, or to fetch what the round needs, brought an answer.
+            RefusedError: the server refused the check-in, or cannot serve now what the round needs.
         """
-        outcome = self._checked_in()
-        return replace(outcome, wait=outcome.wait + self._adoption.rest())
+        outcome = self._check_in()
+        return replace(outcome, wait=outcome.wait + self._adoption.remaining_silence())
 
-    def _checked_in(self) -> Outcome:
+    def _check_in(self) -> Outcome:
         try:
             return self._run_once()
         except SessionRefusedError:
-            # A request for the next key may be delivered long after its answer was given up.
+            # The request for the next key may reach the server long after the agent gave up on an answer; the server
+            # then refuses the old key. Sending the request again finds that out.
             if not self._device.identity.rotating or not self.rotate_key():
                 raise
         return self._run_once()
 
     def _run_once(self) -> Outcome:
-        self._connected()
+        self._connect()
         reason = self._gate.why_not()
         if reason:
             self._emit("paused", {"reason": reason})
             return Outcome("paused", self.config.pause_seconds, reason=reason)
         if self._device.identity.rotating:
             self.rotate_key()
-        transport, session, record = self._connected()
+        # Again: `rotate_key` replaces the record and ends the session.
+        transport, session, record = self._connect()
         transport.traffic.take()
+        # Before the check-in: a new round must not start from a state that an interrupted round may replace.
         pending = Settling(self._device, transport, session).recover()
         if pending:
             self._emit("waiting", {"retry_after": self.config.pause_seconds}, pending)
@@ -278,11 +319,12 @@ class Agent:
         except (CertificateError, MessageError) as error:
             self._emit("refused", {"reason": str(error)})
             return Outcome("refused", wait, reason=str(error))
+        # Rounds in which this device sent nothing and that the server does not assign again go on without it.
         for journal in self._device.journal.unfinished():
             if not journal.keys_sent and (plan is None or journal.entry.round_id != plan.round_id):
                 journal.close("dropped", "interrupted before keys were sent; the round went on without this device")
-        if plan is None or answer.plan is None or self._was_in(plan):
-            self._adoption.consider(answer.offers, session, allowed(record, self.config))
+        if plan is None or answer.plan is None or self._has_been_in(plan):
+            self._adoption.consider(answer.offers, session, with_allowed_publishers(record, self.config))
             if answer.set_aside is not None and answer.set_aside != self._set_aside:
                 self._emit("set_aside", {"until": moment(answer.set_aside.until), "reason": answer.set_aside.reason})
             self._set_aside = answer.set_aside
@@ -290,35 +332,36 @@ class Agent:
             return Outcome("waiting", wait, reason="" if self._set_aside is None else self._set_aside.reason)
         why = why_expired(plan, time.time(), transport.server_time()) or self._device.journal.why_old(plan)
         if why:
-            # Not noted as a round: old plans that are sent again must not push others out of the journal.
+            # Not entered in the journal: old plans that are sent again must not push other rounds out of it.
             reason = f"the plan of round {plan.round_id} is an old one: {why}"
             Settling(self._device, transport, session).leave(plan.round_id, "other")
             self._emit("refused", {"reason": reason}, plan.round_id)
             return Outcome("refused", wait, plan.round_id, reason)
         outcome = self._take_part(plan, answer.plan, wait)
         if outcome.kind != "paused" and not self._gate.stop.is_set():
-            # What is not told now is offered again.
+            # The round is over, so its outcome is returned whatever happens here: the next check-in offers the versions
+            # again.
             with suppress(UnreachableError, RefusedError):
-                self._adoption.consider(answer.offers, session, allowed(record, self.config))
+                self._adoption.consider(answer.offers, session, with_allowed_publishers(record, self.config))
         return outcome
 
-    def _was_in(self, plan: RoundPlan) -> bool:
-        """Whether this device sent something in the round already: then it is over for it."""
+    def _has_been_in(self, plan: RoundPlan) -> bool:
+        """Whether this device has sent something in the round already; it must not take part in it again."""
         before = self._device.journal.get(plan.round_id)
         return before is not None and before.step != "assigned"
 
     def _take_part(self, plan: RoundPlan, sealed: Sealed, wait: float) -> Outcome:
         self._round_id = plan.round_id
         try:
-            transport, session, record = self._connected()
-            mine = allowed(record, self.config)
+            transport, session, record = self._connect()
+            mine = with_allowed_publishers(record, self.config)
             return Participation(self._device, transport, session, mine, plan, plan_digest(sealed)).run(wait)
         finally:
             self._round_id = ""
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _connected(self) -> tuple[Transport, DeviceSession, DeviceRecord]:
+    def _connect(self) -> tuple[Transport, DeviceSession, DeviceRecord]:
         record = self._record
         if record is None:
             raise ClientError(f"{self.config.folder}: this device is not enrolled; call enrol with its token first")

@@ -1,4 +1,4 @@
-"""What all parts of an agent work with."""
+"""The opened folder of a device, which all parts of an agent share."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from archipel.client.memory.vault import Vault
 from archipel.lite_runtime import DeviceState
 
 Examples = Callable[[], Mapping[str, np.ndarray]]
-"""The local data: arrays by field name, the first axis is the example."""
+"""The local data: `{field: array [examples, ...]}`."""
 
 
 class Emit(Protocol):
-    """Tell the program that embeds the agent."""
+    """Reports an event to the program that embeds the agent."""
 
     def __call__(self, name: EventName, detail: Mapping[str, str | float], round_id: str = "") -> None: ...
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device's folder, opened. `state_folder` holds its sealed state, a file for each model."""
+    """One device's opened folder. `state_folder` holds the device's sealed state, in one file for each model."""
 
     config: AgentConfig
     identity: IdentityStore
@@ -51,6 +51,6 @@ class Device:
     decisions: DecisionBook
 
     def state(self, name: str) -> DeviceState:
-        """What is kept in this file; empty where there is none. Raises ClientError, TensorLayoutError."""
+        """The state in the file `name`; an empty state if there is no file. Raises ClientError, TensorLayoutError."""
         data = self.vault.read(self.state_folder / name)
         return DeviceState() if data is None else DeviceState.decode(data)

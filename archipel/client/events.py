@@ -15,14 +15,20 @@ EventName = Literal[
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened. `bytes_sent` and `bytes_received` are of bodies, in this round so far.
+    """Something that happened. `bytes_sent` and `bytes_received` count bodies in this round so far.
 
-    `detail` depends on the name: "trained" has examples, steps, loss and seconds, "masked" the bytes to upload,
-    "paused", "dropped" and "refused" the reason, "rotated" how often the key was replaced by now. "set_aside": the
-    server takes this device into no round `until` then (UTC), for the reason; told when that changes.
-    "offered", "adopted" and "kept" are about the `version` of a `model`: "adopted" has the version `before` it, "kept"
-    the one that `runs` on (0: none), both the reason, and where the two were compared the `metric` with the values of
-    the `offered` and the `running` one.
+    `detail` depends on the name:
+
+        trained          `examples`, `steps`, `loss` and `seconds`
+        masked           `bytes` to upload
+        paused, dropped, refused   the `reason`
+        rotated          `number`: how often the key was replaced so far
+        set_aside        the server takes this device into no round `until` that time (UTC), with the `reason`; emitted
+                         when either changes
+        offered          a `version` of a `model`
+        adopted, kept    the same with the `reason`; `before` is the version that "adopted" replaces, `runs` the one
+                         that goes on running after "kept" (0: none). If the two were compared: the `metric`, and its
+                         values for the `offered` and the `running` version
     """
 
     name: EventName
@@ -40,11 +46,15 @@ OnEvent = Callable[[Event], object]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one `run_once` came to. Bytes are of bodies; `wait` is in how many seconds to call again.
+    """The result of one `run_once`. `wait`: after how many seconds to call again. Bytes count bodies.
 
-    "waiting": no round for this device now; "paused": conditions do not hold; "took_part": the round was committed
-    with this device's update in it; "dropped": the device left a round, or the round failed; "refused": the plan is
-    not one that this device carries out.
+    `kind`:
+
+        waiting      there is no round for this device now
+        paused       the owner's conditions do not hold
+        took_part    the round was committed with this device's update in it
+        dropped      the device left a round, or the round failed
+        refused      the device does not carry out the plan that it got
     """
 
     kind: OutcomeKind

@@ -1,6 +1,6 @@
-"""What a device's owner may know about it: who it is, what it did and sent, and what privacy that cost.
+"""The owner's view of a device: who it is, what it did and sent, and what privacy that cost.
 
-Everything is read from the device's folder, without its lock, so an agent may be at work meanwhile.
+All of it comes from the device's folder, without the folder's lock, so an agent may be running meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from archipel.client.memory.journal import read_entries, read_forgotten
 from archipel.client.memory.keystore import SECRETS
 from archipel.client.memory.privacy import DELTA, epsilon
 from archipel.client.memory.spending import Spent, Sums, Totals
-from archipel.client.memory.stored import contents, read_stored
+from archipel.client.memory.stored import read_limited, read_stored
 from archipel.errors import ClientError, MessageError
 from archipel.lite_runtime.confinement import Holding, folder_modes, holdings
 from archipel.lite_runtime.slots.folder import STATE_FILE, SlotState
@@ -28,7 +28,7 @@ _MAX_FILE_BYTES = 64 << 10
 
 
 class ConditionNow(msgspec.Struct, frozen=True, kw_only=True):
-    """`value` is None where it could not be measured; `why_not` is empty while the condition holds."""
+    """A condition as it is now. `value` is None if it could not be measured; `why_not` is empty if it holds."""
 
     name: str
     value: str | float | bool | None
@@ -37,8 +37,8 @@ class ConditionNow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelNow(msgspec.Struct, frozen=True, kw_only=True):
-    """A model in the device's slots; `status` as in `archipel slots show`, `digest` its bundle's, `version` what it was
-    offered as (0: installed without one)."""
+    """A model in one of the device's slots. `status` is as in `archipel slots show`, `digest` is the bundle's, and
+    `version` is the number under which it was offered (0: it was installed without one)."""
 
     name: str
     version: int
@@ -47,15 +47,15 @@ class ModelNow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskPrivacy(msgspec.Struct, frozen=True, kw_only=True):
-    """What one task spent. Its `noised` rounds together are (`epsilon`, `delta`)-differentially private for each of the
-    device's examples, at least: None where there are none."""
+    """What one task spent. Its `noised` rounds together are (`epsilon`, delta)-differentially private, or better, for
+    each of the device's examples; None if there are none."""
 
     spent: Spent
     epsilon: float | None
 
 
 class Privacy(msgspec.Struct, frozen=True, kw_only=True):
-    """What all tasks spent. `epsilon` is that of all `noised` rounds together; the other `rounds` have none."""
+    """What all tasks spent. `epsilon` covers all `noised` rounds together; the other ones of `rounds` have none."""
 
     tasks: list[TaskPrivacy] = []
     rounds: int = 0
@@ -65,8 +65,11 @@ class Privacy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OwnerView(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes are bytes, times Unix seconds. `device_id` is empty before enrolment, `running` None where that cannot be
-    known, `paused` empty or why, `conditions` None where they are not known; the newest of `rounds` is the first."""
+    """The view. Sizes are in bytes, times in Unix seconds.
+
+    `device_id` is empty before enrolment; `running` is None if that cannot be known; `paused` is the reason, or empty;
+    `conditions` is None if the caller gave none; the newest of `rounds` is the first.
+    """
 
     folder: str
     device_id: str = ""
@@ -86,14 +89,25 @@ class OwnerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look(folder: Path, conditions: Conditions | None = None, *, last: int = 10, delta: float = DELTA) -> OwnerView:
-    """The view of the device in `folder`, with the `last` rounds, and its epsilons at `delta`.
+    """Read the view of the device in a folder.
 
-    Raises ClientError for a damaged file in the folder.
+    Arguments:
+        folder: the device's folder.
+        conditions: the owner's conditions, to be measured now.
+        last: how many rounds to show, the newest first.
+        delta: the delta of the epsilons.
+
+    Raises:
+        ClientError: there is no such folder, or a file in it is damaged.
+
+    Example:
+        view = look(Path("device"))
+        print(view.totals.took_part, view.privacy.epsilon)
     """
     if not folder.is_dir():
         raise ClientError(f"{folder}: no such folder; `archipel device enroll` makes a device's")
     record = read_record(folder)
-    entries, sums = rounds(folder)
+    entries, sums = read_rounds(folder)
     known = {}
     if record is not None:
         known = {
@@ -105,31 +119,35 @@ def look(folder: Path, conditions: Conditions | None = None, *, last: int = 10, 
     return OwnerView(
         folder=str(folder),
         **known,  # type: ignore[arg-type]
-        running=running(folder),
+        running=is_running(folder),
         paused=paused(folder),
-        conditions=None if conditions is None else now(conditions),
+        conditions=None if conditions is None else present_conditions(conditions),
         models=_models(folder / "models"),
-        cache_bytes=size(folder / "cache"),
-        example_bytes=size(folder / "examples"),
+        cache_bytes=folder_bytes(folder / "cache"),
+        example_bytes=folder_bytes(folder / "examples"),
         rounds=entries[::-1][:last],
         totals=sums.totals,
-        privacy=privacy(sums.spent, delta),
+        privacy=sum_privacy(sums.spent, delta),
         protections=[*holdings(), *folder_modes(folder, SECRETS)],
     )
 
 
-def rounds(folder: Path) -> tuple[list[Entry], Sums]:
-    """The rounds in the journal, the oldest first, and the sums over these and all before them."""
+def read_rounds(folder: Path) -> tuple[list[Entry], Sums]:
+    """The rounds in the journal, the oldest first, and the sums over these and all earlier ones."""
     folder = folder / "rounds"
-    before, kept, gone = None, [], read_forgotten(folder)
-    while before != gone:  # An agent may be at work: what it forgets meanwhile must not be counted twice.
-        before, kept, gone = gone, read_entries(folder), read_forgotten(folder)
-    entries = [entry for entry in kept if entry.round_id not in gone.rounds]
-    return entries, gone.sums.plus(entries)
+    before, entries, forgotten = None, [], read_forgotten(folder)
+    # A running agent may move entries into the sums meanwhile. They are counted once if the sums are the same before
+    # and after the entries were read.
+    while before != forgotten:
+        before, entries, forgotten = forgotten, read_entries(folder), read_forgotten(folder)
+    # The agent writes the sums before it removes the entries, so some may be in both.
+    entries = [entry for entry in entries if entry.round_id not in forgotten.rounds]
+    return entries, forgotten.sums.plus(entries)
 
 
-def privacy(spent: Sequence[Spent], delta: float = DELTA) -> Privacy:
-    """With the epsilons at `delta`."""
+def sum_privacy(spent: Sequence[Spent], delta: float = DELTA) -> Privacy:
+    """Add up what tasks spent, with the epsilons at `delta`."""
+    # rho adds up over rounds and epsilon does not, so the epsilon of all tasks comes from the sum of their rhos.
     noised = sum(each.noised for each in spent)
     return Privacy(
         tasks=[TaskPrivacy(spent=each, epsilon=epsilon(each.rho, delta) if each.noised else None) for each in spent],
@@ -140,7 +158,7 @@ def privacy(spent: Sequence[Spent], delta: float = DELTA) -> Privacy:
     )
 
 
-def now(conditions: Conditions) -> list[ConditionNow]:
+def present_conditions(conditions: Conditions) -> list[ConditionNow]:
     """Each condition's value and whether it holds."""
     values, reasons = conditions.values(), conditions.reasons()
     return [
@@ -150,13 +168,16 @@ def now(conditions: Conditions) -> list[ConditionNow]:
 
 
 def read_record(folder: Path) -> DeviceRecord | None:
-    """Who the device is, None before enrolment. Nothing is repaired. Raises ClientError where the file is damaged."""
+    """The device's record, None before enrolment. It repairs nothing. Raises ClientError if the file is damaged."""
     remedy = "enrol again with a new token"
     return read_stored(folder / RECORD_FILE, _MAX_FILE_BYTES, "device record", DeviceRecord, remedy)
 
 
-def running(folder: Path) -> bool | None:
-    """Whether an agent holds the folder's lock. Asked of the kernel: taking the lock to see could stop one's start."""
+def is_running(folder: Path) -> bool | None:
+    """Whether an agent holds the folder's lock; None if that cannot be known.
+
+    The kernel's list of locks answers it: an attempt to take the lock could make an agent fail that starts meanwhile.
+    """
     try:
         status = (folder / "lock").stat()
         locks = Path("/proc/locks").read_text()
@@ -164,16 +185,17 @@ def running(folder: Path) -> bool | None:
         return None if (folder / "lock").exists() else False
     except OSError:
         return None
+    # A line of /proc/locks: "1: FLOCK ADVISORY WRITE pid major:minor:inode 0 EOF"; "->" marks one that waits.
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
     held = [line.split()[5] for line in locks.splitlines() if " FLOCK " in line and "->" not in line]
     if f"{device}:{status.st_ino}" in held:
         return True
-    # Some file systems have other numbers there than `stat` gives.
+    # On some file systems the list has another device number than `stat`: an equal inode number proves nothing then.
     return None if any(each.endswith(f":{status.st_ino}") for each in held) else False
 
 
-def size(path: Path) -> int:
-    """Bytes of all files in the folder `path`, 0 where there is none. Others may be removing some."""
+def folder_bytes(path: Path) -> int:
+    """The bytes of all files in the folder `path`, 0 if there is no such folder. Files may vanish meanwhile."""
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
@@ -188,7 +210,7 @@ def _models(folder: Path) -> list[ModelNow]:
     models = []
     for path in sorted(folder.glob(f"*/{STATE_FILE}")):
         try:
-            state = msgspec.json.decode(contents(path, _MAX_FILE_BYTES) or b"", type=SlotState)
+            state = msgspec.json.decode(read_limited(path, _MAX_FILE_BYTES) or b"", type=SlotState)
         except (MessageError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ClientError(
                 f"{path}: damaged ({error}); remove {path.parent}, and the model is fetched anew"

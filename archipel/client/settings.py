@@ -1,4 +1,4 @@
-"""The settings of a device that `archipel device` runs: one TOML file, each overridable by an environment variable."""
+"""The settings of `archipel device`: one TOML file; an environment variable overrides each setting."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ ENVIRONMENT_PREFIX = "ARCHIPEL_DEVICE_"
 
 
 class ExampleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the local examples are: in a file of the owner's, or in the device's encrypted store."""
+    """Where the local examples are: in a file of the owner, or in the device's encrypted store."""
 
     file: str = ""
-    """.npz or .safetensors, an array for each field of the bundle; read whenever a round needs it."""
+    """A .npz or .safetensors file with an array for each field of the bundle, read whenever a round needs it."""
     store: bool = False
-    """FOLDER/examples, under the device's data key; `archipel device examples add` and apps fill it."""
+    """Use the encrypted store FOLDER/examples, which `archipel device examples add` and apps fill."""
     max_bytes: Annotated[int, Meta(ge=1)] = 64 << 20
-    """Of the store: the oldest examples go when it is full."""
+    """The size of the store, in bytes; when it is full, the oldest examples go."""
     max_age: Annotated[float, Meta(gt=0)] = 30 * 86400.0
-    """Of the store: older examples go. Seconds."""
+    """How long the store keeps an example, in seconds."""
 
     def __post_init__(self) -> None:
         if bool(self.file) == self.store:
@@ -37,17 +37,17 @@ class ExampleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class _DeviceFile(AgentConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a settings file may say: every setting of the agent, and these."""
+    """The settings that a file may have: every setting of the agent, and these."""
 
     report: tuple[str, ...] = ()
-    """Conditions whose present values are told as attributes."""
+    """Conditions whose present values the device reports as attributes."""
     conditions: ConditionSettings = ConditionSettings()
     examples: ExampleSettings | None = None
 
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """What a settings file says. Paths in it start in its folder."""
+    """The settings in a file. Relative paths in it start in its folder."""
 
     file: Path
     config: AgentConfig
@@ -55,26 +55,31 @@ class DeviceSettings:
     report: tuple[str, ...] = ()
     examples: ExampleSettings | None = None
 
-    def prepared(self) -> tuple[AgentConfig, Conditions]:
-        """What an Agent is made of. Its attributes are the file's, and what the probes in `report` measure when told.
+    def prepare(self) -> tuple[AgentConfig, Conditions]:
+        """Make the arguments `config` and `conditions` of an Agent.
 
-        Raises ClientError where `report` names a probe that is not among the conditions.
+        The config's attributes are those of the file, and the values of the probes in `report`, measured at each
+        check-in. Raises ClientError if `report` names a probe that is not among the conditions.
         """
         conditions = self.conditions.conditions(self.config.folder)
-        there = [probe.name for probe in conditions.probes]
+        names = [probe.name for probe in conditions.probes]
         for name in self.report:
-            if name not in there:
+            if name not in names:
                 raise ClientError(
-                    f"{self.file}: report: {name!r} is not measured; [conditions] has: {', '.join(there) or 'nothing'}"
+                    f"{self.file}: report: {name!r} is not measured; [conditions] has: {', '.join(names) or 'nothing'}"
                 )
         if not self.report:
             return self.config, conditions
-        attributes = _Told(self.config.attributes, conditions, self.report)
+        attributes = _ReportedAttributes(self.config.attributes, conditions, self.report)
         return msgspec.structs.replace(self.config, attributes=attributes), conditions
 
 
-class _Told(Mapping[str, Attribute]):
-    """Attributes, some of them measured whenever somebody begins to read all."""
+class _ReportedAttributes(Mapping[str, Attribute]):
+    """Attributes, some of which are measured anew whenever an iteration begins.
+
+    A look-up by name gives the value of the last iteration, so that one copy of the mapping, as `dict` makes it, is of
+    one moment. A probe that cannot measure is left out.
+    """
 
     def __init__(self, fixed: Mapping[str, Attribute], conditions: Conditions, report: tuple[str, ...]) -> None:
         self._fixed, self._conditions, self._report = fixed, conditions, report
@@ -93,7 +98,22 @@ class _Told(Mapping[str, Attribute]):
 
 
 def load_device_settings(path: Path | str, *, environment: Mapping[str, str] | None = None) -> DeviceSettings:
-    """Read `path`, then the environment. Raises ClientError, one line that names file or variable and the setting."""
+    """Read a file of settings, and override them by the environment.
+
+    Arguments:
+        path: a TOML file, as `archipel device init` writes it.
+        environment: the variables, such as ARCHIPEL_DEVICE_FOLDER; None: those of this process.
+
+    Returns:
+        The settings; `prepare` makes the arguments of an Agent from them.
+
+    Raises:
+        ClientError: one line that names the file or variable and the setting that is wrong.
+
+    Example:
+        config, conditions = load_device_settings("device.toml").prepare()
+        agent = Agent(config, examples=read_examples, conditions=conditions)
+    """
     path = Path(path).absolute()
     try:
         loaded = settings_file.load(

@@ -42,7 +42,7 @@ def states(folder: Path) -> list[DeviceState]:
 
 def round_seed(folder: Path, digest: str) -> int:
     """What the device in this folder draws in the round with this plan."""
-    return RoundSeeds(data_key(FileKeys(folder))).of(digest)
+    return RoundSeeds(data_key(FileKeys(folder))).derive(digest)
 
 
 @dataclass

@@ -124,7 +124,7 @@ def run(config: Path, once: bool, as_json: bool) -> None:
     stop = Stop(supervisor.beat, supervisor.beat_seconds)
     with fail_if_unmendable():
         settings = load_device_settings(config)
-        agent_config, conditions = settings.prepared()
+        agent_config, conditions = settings.prepare()
         data = LocalExamples(settings)
     with Agent(agent_config, examples=data, conditions=conditions, on_event=log) as agent, fail_if_unmendable():
         if not agent.device_id:

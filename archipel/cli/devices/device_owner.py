@@ -20,7 +20,16 @@ from archipel.client.memory.erasing import MARK
 from archipel.client.memory.journal import KEPT_ROUNDS
 from archipel.client.memory.privacy import DELTA
 from archipel.client.memory.spending import Spent
-from archipel.client.owner_view import OwnerView, Privacy, TaskPrivacy, look, read_record, rounds, running, size
+from archipel.client.owner_view import (
+    OwnerView,
+    Privacy,
+    TaskPrivacy,
+    folder_bytes,
+    is_running,
+    look,
+    read_record,
+    read_rounds,
+)
 from archipel.client.settings import load_device_settings
 from archipel.errors import ClientError, CommandError
 from archipel.protocol.moments import moment
@@ -102,7 +111,7 @@ def erase(place: Path, yes: bool) -> None:
         click.echo(f"  {line}")
     if not yes and not _confirm():
         raise CommandError("nothing was erased; --yes does it without asking")
-    if running(folder):
+    if is_running(folder):
         raise CommandError(f"{folder}: its agent is running; stop that first. Nothing was erased")
     # It takes the folder's lock: an agent that has started since then is an error, too.
     erase_folder(folder)
@@ -129,7 +138,7 @@ def _open_place(place: Path) -> tuple[Path, Conditions | None]:
         raise CommandError(
             f"{settings.config.folder}: no such folder; `archipel device enroll {place} TOKEN_FILE` makes it"
         )
-    return settings.config.folder, settings.prepared()[1]
+    return settings.config.folder, settings.prepare()[1]
 
 
 def _erased_lines(folder: Path) -> Iterator[str]:
@@ -140,7 +149,7 @@ def _erased_lines(folder: Path) -> Iterator[str]:
             if record is None
             else f"device {record.device_id}, its keys, its place in {record.population!r}"
         )
-        yield f"journal of {rounds(folder)[1].totals.rounds} rounds"
+        yield f"journal of {read_rounds(folder)[1].totals.rounds} rounds"
     except ClientError as error:
         # A damaged record or journal is named and can be erased all the same.
         yield f"device and journal ({error})"
@@ -150,7 +159,7 @@ def _erased_lines(folder: Path) -> Iterator[str]:
         ("models", "models"),
         ("cache", "cache"),
     ):
-        yield f"{what}: {size(folder / name):,} bytes"
+        yield f"{what}: {folder_bytes(folder / name):,} bytes"
 
 
 def _lines(view: OwnerView) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Whether the device may work now, and on what: the owner's conditions, limits and pause."""
+"""The owner's conditions, limits and pause: whether the device may work now, and in which rounds."""

@@ -1,4 +1,4 @@
-"""The owner's conditions for work, from probes that each look at one thing."""
+"""The owner's conditions for work; a probe for each looks at one thing of the device."""
 
 from __future__ import annotations
 
@@ -19,24 +19,38 @@ _LONGEST_REASON = 300
 
 
 class Probe(Protocol):
-    """One condition. What it cannot tell it raises, as any exception: then it does not hold."""
+    """One condition for work (docs/agent.md has an example). If a method cannot tell, it raises any exception, and the
+    condition does not hold."""
 
     @property
     def name(self) -> str:
-        """One word, which no other probe of the device has."""
+        """One word, different from the names of the device's other probes."""
 
     def why_not(self) -> str:
-        """Empty while the condition holds, else one line for the owner. Takes milliseconds: it is asked often."""
+        """Empty while the condition holds, else the reason in one line for the owner.
+
+        It should take milliseconds: the agent calls it up to four times a second.
+        """
 
     def value(self) -> str | float | bool:
-        """What it measures now: for the owner, or an attribute that the owner chooses to tell."""
+        """The present value, for the owner's view, or as an attribute that the owner chooses to report."""
 
 
 class Conditions:
-    """All of `probes`, asked in their order; give it to `Agent(conditions=...)`."""
+    """Holds while all of `probes` hold, which it asks in their order; the value for `Agent(conditions=...)`.
+
+    Arguments:
+        probes: the conditions. Each has a name of its own.
+
+    Raises:
+        ClientError: two probes have the same name.
+
+    Example:
+        conditions = ConditionSettings(charging=True, hours=("22:00-06:00",)).conditions(Path("device"))
+        print(conditions.why_not() or "may work")
+    """
 
     def __init__(self, probes: Sequence[Probe]) -> None:
-        """Raises ClientError when two have one name."""
         self.probes = tuple(probes)
         names = [probe.name for probe in self.probes]
         for name in names:
@@ -47,7 +61,7 @@ class Conditions:
         return self.why_not()
 
     def why_not(self) -> str:
-        """Empty when all hold, else why the first that does not does not. Raises nothing."""
+        """Empty if all conditions hold, else the reason of the first one that does not. Raises nothing."""
         for probe in self.probes:
             reason = _why_not(probe)
             if reason:
@@ -55,16 +69,16 @@ class Conditions:
         return ""
 
     def reasons(self) -> dict[str, str]:
-        """What each says, by its name: empty where it holds."""
+        """The reason of each condition by its name; empty if it holds."""
         return {probe.name: _why_not(probe) for probe in self.probes}
 
     def values(self) -> dict[str, str | float | bool]:
-        """What the probes measure now, by their names; without those that cannot tell."""
+        """The present values of the probes by their names, without the probes that cannot measure."""
         values = {}
         for probe in self.probes:
             try:
                 value = probe.value()
-            except Exception:  # noqa: BLE001, S112  (why_not says so)
+            except Exception:  # noqa: BLE001, S112  (`why_not` reports it)
                 continue
             if isinstance(value, str | float | bool | int):
                 values[probe.name] = value
@@ -72,29 +86,33 @@ class Conditions:
 
 
 class ConditionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When the device may work; by default always. Raises ClientError for a setting that cannot be, or not here."""
+    """When the device may work; by default always.
+
+    Raises:
+        ClientError: a setting is out of range, or this machine cannot measure it.
+    """
 
     charging: bool = False
-    """Only on power (`Charging`)."""
+    """Work only on power (`Charging`)."""
     min_battery: Percent | None = None
-    """Only with so many per cent in the battery."""
+    """Work only with at least this many per cent in the battery."""
     idle: Load | None = None
-    """Only while the machine's load for each core, without the agent's own, is below this (`Idle`)."""
+    """Work only while the machine's load for each core, without the agent's own, is below this (`Idle`)."""
     unmetered: bool = False
-    """Only while the default route leads to an interface that is not metered (`Unmetered`)."""
+    """Work only while the default route leads to an interface that is not metered (`Unmetered`)."""
     metered_interfaces: tuple[str, ...] = METERED_INTERFACES
-    """Patterns of the names of those that are."""
+    """Patterns of the names of metered interfaces, as in a shell."""
     hours: tuple[str, ...] = ()
-    """Only in one of these windows of local time, such as "22:00-06:00"."""
+    """Work only in one of these windows of local time, such as "22:00-06:00"."""
     max_temperature: Celsius | None = None
-    """Only up to so many degrees Celsius in the hottest thermal zone."""
+    """Work only while the hottest thermal zone has at most this many degrees Celsius."""
     min_free_memory: Bytes | None = None
-    """Only with so many bytes of memory left."""
+    """Work only with at least this many bytes of memory free."""
     min_free_disk: Bytes | None = None
-    """Only with so many bytes left on the disk of the agent's folder."""
+    """Work only with at least this many bytes free on the disk of the agent's folder."""
 
     def __post_init__(self) -> None:
-        # The probes say more of what is wrong with what they are made of; the types speak for the rest.
+        # First the probes, whose errors explain their own settings; then the types of all other settings.
         self.conditions(Path())
         try:
             written.conform(self)
@@ -102,9 +120,9 @@ class ConditionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ClientError(str(error)) from None
 
     def conditions(self, folder: Path) -> Conditions:
-        """`folder` is the agent's."""
+        """The probes of these settings. `folder` is the agent's, whose disk `min_free_disk` is about."""
         probes: list[Probe] = []
-        # Those that only the clock or one small file is needed for come first.
+        # The cheap ones come first: `why_not` stops at the first condition that does not hold.
         if self.hours:
             probes.append(Hours(self.hours))
         if self.charging:
@@ -127,12 +145,14 @@ class ConditionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 def _why_not(probe: Probe) -> str:
     try:
         reason = probe.why_not()
-    except Exception as error:  # noqa: BLE001  (a probe may be anybody's)
+    # A condition that fails must not let the device work, so an error counts as a reason.
+    except Exception as error:  # noqa: BLE001  (the program may pass probes of its own)
         kind = "" if isinstance(error, ClientError) else f"{type(error).__name__}: "
-        reason = f"the condition {probe.name!r} cannot be told: {kind}{error}"
+        reason = f"the condition {probe.name!r} cannot be checked: {kind}{error}"
     else:
         if reason == "":
             return ""
+        # None or False from a probe of the program's own is a mistake: to take it for "holds" could break a limit.
         if not isinstance(reason, str) or not reason.strip():
             reason = f"the condition {probe.name!r} answers {reason!r}, expected a text"
     return " ".join(reason.split())[:_LONGEST_REASON]

@@ -1,4 +1,4 @@
-"""Whether the device may work now: asked before work, between training steps and between messages."""
+"""The gate that the agent passes before work, between training steps and between messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from archipel.client.events import EventName
 from archipel.errors import RoundAbandonedError
 
 MayWork = Callable[[], bool | str]
-"""True or an empty text: yes. False or a reason: no."""
+"""Whether the device may work: True or an empty text for yes, False or a reason for no."""
 
 
 class Gate:
-    """Asks the owner's pause and `may_work`. `stop` ends everything, also waiting."""
+    """Asks the owner's pause and `may_work` whether the device may work.
+
+    `report` gets the events. While the answer is no, the gate asks again every `ask_again` seconds, for at most
+    `resume_within` seconds. Setting `stop` ends work and waiting.
+    """
 
     def __init__(
         self,
@@ -35,7 +39,8 @@ class Gate:
         self._resume_within = resume_within
 
     def why_not(self) -> str:
-        """Empty, or one line for the owner."""
+        """Empty if the device may work, else the reason in one line for the owner."""
+        # The owner's pause first: then the program's own function need not be called.
         reason = paused(self._folder)
         if reason or self._may_work is None:
             return reason
@@ -45,9 +50,9 @@ class Gate:
         return "" if answer else "the conditions for work do not hold"
 
     def pass_or_wait(self) -> None:
-        """Return at once while work may go on, else stand still until it may again, for `resume_within` seconds.
+        """Return at once if the device may work, else wait until it may, and send nothing to the server meanwhile.
 
-        Raises RoundAbandonedError after that, or when stopped. Nothing is asked of the server meanwhile.
+        Raises RoundAbandonedError after `resume_within` seconds, or when `stop` is set.
         """
         if self.stop.is_set():
             raise RoundAbandonedError("the agent was stopped")
@@ -55,6 +60,7 @@ class Gate:
         if not reason:
             return
         self._report("paused", {"reason": reason})
+        # By the monotonic clock, because the owner may set the other one while the device waits.
         deadline = time.monotonic() + self._resume_within
         while reason:
             left = deadline - time.monotonic()
@@ -65,6 +71,6 @@ class Gate:
         self._report("resumed", {})
 
     def pause(self, seconds: float) -> None:
-        """Raises RoundAbandonedError when stopped."""
+        """Wait. Raises RoundAbandonedError when `stop` is set."""
         if self.stop.wait(seconds):
             raise RoundAbandonedError("the agent was stopped")

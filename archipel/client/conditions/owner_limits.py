@@ -1,11 +1,11 @@
-"""What the device's owner lets it take part in: every limit, in one place, asked before any work.
+"""The owner's limits: which rounds a device takes part in. All of them are checked before any computation.
 
-A limit is a function that gives the reason why a round is not for this device, empty where it is. The table that it
-stands in says when it is asked:
+A limit is a function that returns why the device must not take part in a round, or an empty text if it may. The table
+that holds the function says when it is called, which is as early as what it needs is known:
 
-    BEFORE_DOWNLOAD   by the plan alone: nothing was fetched yet
-    WITH_BUNDLE       by the signed manifest: nothing was computed yet
-    WITH_EXAMPLES     with the number of local examples, where the answer depends on it: nothing was computed yet
+    BEFORE_DOWNLOAD   with the plan alone, before anything is fetched
+    WITH_BUNDLE       with the signed manifest, before the weights are fetched
+    WITH_EXAMPLES     with the number of local examples, before anything is computed on them
 
 A new limit is a setting of AgentConfig, a function, and a line in its table.
 """
@@ -34,7 +34,7 @@ DAY = 86400.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What is known of a round when a limit is asked by its plan alone."""
+    """What is known of a round from its plan alone; `now` is in Unix seconds."""
 
     plan: RoundPlan
     config: AgentConfig
@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class AskedWithBundle(Asked):
-    """With the signed manifest, and the layout of what the round uploads."""
+    """The same with the signed manifest, and the layout of what the round uploads."""
 
     manifest: Manifest
     layout: Layout
@@ -53,7 +53,7 @@ class AskedWithBundle(Asked):
 
 @dataclass(frozen=True)
 class AskedWithExamples(Asked):
-    """With the number of local examples."""
+    """The same with the signed manifest, and the number of local examples."""
 
     manifest: Manifest
     examples: int
@@ -64,7 +64,7 @@ Table = Sequence[tuple[LeaveReason, Callable[[A], str]]]
 
 
 class OwnerLimits:
-    """One device's. `clock` gives Unix seconds."""
+    """The limits of one device. `clock` gives Unix seconds."""
 
     def __init__(
         self, config: AgentConfig, record: DeviceRecord, journal: Journal, clock: Callable[[], float] = time.time
@@ -75,38 +75,39 @@ class OwnerLimits:
         self._clock = clock
 
     def check_plan(self, plan: RoundPlan) -> None:
-        """Before anything is fetched. Raises OwnerRefusalError."""
+        """Check the plan, before anything is fetched. Raises OwnerRefusalError."""
         _ask(BEFORE_DOWNLOAD, Asked(plan, *self._own()))
 
     def check_bundle(self, plan: RoundPlan, manifest: Manifest, layout: Layout) -> None:
-        """Before weights are fetched and graphs loaded. Raises OwnerRefusalError."""
+        """Check the manifest, before weights are fetched and graphs loaded. Raises OwnerRefusalError."""
         _ask(WITH_BUNDLE, AskedWithBundle(plan, *self._own(), manifest, layout))
 
     def check_examples(self, plan: RoundPlan, manifest: Manifest, examples: int) -> None:
-        """Before anything is computed on so many local examples. Raises OwnerRefusalError."""
+        """Check the number of local examples, before anything is computed on them. Raises OwnerRefusalError."""
         _ask(WITH_EXAMPLES, AskedWithExamples(plan, *self._own(), manifest, examples))
 
     def _own(self) -> tuple[AgentConfig, DeviceRecord, Journal, float]:
         return self.config, self._record, self._journal, self._clock()
 
 
-def allowed(record: DeviceRecord, config: AgentConfig) -> DeviceRecord:
-    """The record with those of the pinned publishers that the owner allows."""
+def with_allowed_publishers(record: DeviceRecord, config: AgentConfig) -> DeviceRecord:
+    """The record with only those pinned publisher keys that the owner allows."""
     if not config.publishers:
         return record
+    # An intersection, because `publishers` may only narrow what the device pinned at enrolment.
     keys = [key for key in record.publisher_keys if key.hex() in config.publishers]
     return msgspec.structs.replace(record, publisher_keys=keys)
 
 
 def check_population(population: str, config: AgentConfig) -> str:
-    """Why a device does not work for this population; empty where it does."""
+    """Why the owner does not allow this population; empty if the owner does."""
     if not config.populations or population in config.populations:
         return ""
     return f"population {population!r}, its owner allows {', '.join(config.populations)} (populations)"
 
 
 def check_memory(manifest: Manifest, config: AgentConfig) -> str:
-    """Why a bundle is not loaded; empty where it is."""
+    """Why the owner does not allow loading this bundle; empty if the owner does."""
     if manifest.limits.peak_bytes <= config.max_peak_bytes:
         return ""
     return (
@@ -148,7 +149,7 @@ def _plain(asked: Asked) -> str:
 
 
 def _cohort(asked: Asked) -> str:
-    # A plain update is hidden among nobody: `allow_plain` is the limit there.
+    # In a plain round the server sees each update by itself, whatever the cohort: `allow_plain` decides about it.
     if asked.plan.privacy == "plain" or asked.plan.min_cohort >= asked.config.min_cohort:
         return ""
     return (
@@ -157,6 +158,7 @@ def _cohort(asked: Asked) -> str:
 
 
 def _contributors(asked: Asked) -> str:
+    # The limit is about queries; the limit for trainings is `min_cohort`.
     if asked.plan.kind == "training" or asked.plan.min_contributors >= asked.config.min_contributors:
         return ""
     return (
@@ -169,7 +171,8 @@ def _pace(asked: Asked) -> str:
     most = asked.config.max_rounds_per_day
     if most is None:
         return ""
-    begun = asked.journal.begun_since(asked.now - DAY, besides=asked.plan.round_id)
+    # Without this round itself, which is in the journal already.
+    begun = asked.journal.count_begun_since(asked.now - DAY, besides=asked.plan.round_id)
     return "" if begun < most else f"{begun} rounds in the last day, its owner allows {most} (max_rounds_per_day)"
 
 
@@ -182,8 +185,10 @@ def _memory(asked: AskedWithBundle) -> str:
 
 def _upload(asked: AskedWithBundle) -> str:
     plan, manifest, layout = asked.plan, asked.manifest, asked.layout
+    # A masked entry takes modulus_bits, rounded up to whole bytes; a plain update is a safetensors file.
     size = layout.length * -(-plan.modulus_bits // 8) if plan.privacy == "secure" else plain_size(layout)
     if plan.kind == "training":
+        # The manifest may state more than the layout has; the owner's limit is for the larger of the two.
         size = max(manifest.limits.upload_bytes, size)
     if size <= asked.config.max_upload_bytes:
         return ""
@@ -195,6 +200,7 @@ def _upload(asked: AskedWithBundle) -> str:
 
 def _entries(asked: AskedWithBundle) -> str:
     manifest, layout, config = asked.manifest, asked.layout, asked.config
+    # A query answers a question about the examples, so its answer has a smaller limit than a model's update.
     training = asked.plan.kind == "training"
     most = config.max_upload_entries if training else min(config.max_upload_entries, config.max_query_entries)
     if layout.length <= most:
@@ -207,13 +213,15 @@ def _entries(asked: AskedWithBundle) -> str:
 
 
 def _epsilon(asked: AskedWithExamples) -> str:
-    """All that this device released with noise, and what this round adds."""
+    """The epsilon of everything that this device released with noise, this round included."""
     most = asked.config.max_epsilon
     if most is None:
         return ""
     noise, rho = noise_of(asked.manifest, asked.plan.kind, asked.plan.program, asked.examples)
+    # Without stated noise no epsilon bounds the round, so any limit excludes it.
     if noise != "added" or rho <= 0:
         return f"no noise whose strength the bundle states, its owner allows an epsilon of {most:g} (max_epsilon)"
+    # rho adds up over rounds (zero-concentrated differential privacy); epsilon follows from the sum.
     before = sum(each.rho for each in asked.journal.sums().spent)
     spent = epsilon(before + rho, DELTA)
     if spent <= most:

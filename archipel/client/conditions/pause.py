@@ -1,4 +1,4 @@
-"""The owner's pause: a file in the device's folder, which a running agent asks wherever it asks its conditions."""
+"""The owner's pause: a file in the device's folder, which a running agent checks whenever it checks its conditions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,17 @@ class _Pause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def pause(folder: Path, until: float | None = None) -> None:
-    """No work from the next training step on, until `until` (Unix seconds) or `resume`. Durable when it returns.
+    """Stop the device's work at the next training step. Durable when it returns.
 
-    Raises ClientError where there is no such folder.
+    Arguments:
+        folder: the device's folder; its agent may be running in another process.
+        until: when the pause ends, in Unix seconds by the device's clock; None: with `resume`.
+
+    Raises:
+        ClientError: there is no such folder, or it cannot be written.
+
+    Example:
+        pause(Path("device"), until=time.time() + 7200)
     """
     try:
         write_durably(folder / PAUSE_FILE, encode(_Pause(until=until)))
@@ -34,12 +42,15 @@ def pause(folder: Path, until: float | None = None) -> None:
 
 
 def resume(folder: Path) -> bool:
-    """Work may go on; whether it was paused."""
+    """End the pause of the device in `folder`; returns whether there was one. Durable when it returns."""
     return remove_durably(folder / PAUSE_FILE)
 
 
 def paused(folder: Path, clock: Callable[[], float] = time.time) -> str:
-    """Empty, or that the owner paused the device and until when. A file that cannot be read pauses too."""
+    """Empty if the device is not paused, else one line for the owner, with the end of the pause.
+
+    `clock` gives Unix seconds. A file that cannot be read counts as a pause: a damaged disk must not end it.
+    """
     path = folder / PAUSE_FILE
     try:
         with open(path, "rb") as file:

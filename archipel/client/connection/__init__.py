@@ -1,1 +1,1 @@
-"""The connection to the server: HTTP, sessions, the device's identity and its keys."""
+"""The connection to the server: HTTP, sessions, the device's identity, key rotation and revocations."""

@@ -1,8 +1,8 @@
-"""The device's own key, in its key store, and who it is enrolled with, in its folder.
+"""The device's identity: its own key, in its key store, and the record of its enrolment, in its folder.
 
-Replacing the key: the next one is stored before the server hears of it, and the old one until the server has taken the
-next. So whichever of them the server answers to is there, wherever the process is killed. Which one the record is for
-says its chain; a record that was written for the next key is the sign to put that in the old one's place.
+A rotation stores the next key before the server hears of it, and keeps the old key until the server has taken the next
+one. So the key that the server accepts is there wherever the process is killed. The record's chain says which key it is
+for: once the record is for the next key, that key takes the place of the old one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_RECORD_BYTES = 64 << 10
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """device.json: what enrolment left. All keys are pinned: no later answer of the server can change them."""
+    """The file device.json of an enrolled device. Its keys are pinned: no later answer of the server changes them."""
 
     device_id: DeviceId
     server: str
@@ -38,7 +38,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class IdentityStore:
-    """The secrets DEVICE_KEY and, while the key is replaced, NEXT_DEVICE_KEY, and the file RECORD_FILE in `folder`."""
+    """The secret DEVICE_KEY, during a rotation also NEXT_DEVICE_KEY, and the file RECORD_FILE in `folder`."""
 
     def __init__(self, folder: Path, keys: KeyStore | None = None) -> None:
         self._folder = folder
@@ -47,20 +47,23 @@ class IdentityStore:
     def key(self, make: Callable[[], Ed25519PrivateKey] = generate_key) -> Ed25519PrivateKey:
         """The device's private key, made on the first call.
 
-        Raises SignatureError when the secret is damaged, ClientError when it cannot be used.
+        Raises SignatureError if the secret is damaged, ClientError if it cannot be read.
         """
-        return self._kept(DEVICE_KEY, make)
+        return self._load_or_make(DEVICE_KEY, make)
 
     def next_key(self, make: Callable[[], Ed25519PrivateKey] = generate_key) -> Ed25519PrivateKey:
-        """The key that is to replace it, made on the first call and then the same until `rotated`. Raises as `key`."""
-        return self._kept(NEXT_DEVICE_KEY, make)
+        """The key that is to replace `key`: made on the first call, and the same one until `finish_rotation`.
+
+        Raises the errors of `key`.
+        """
+        return self._load_or_make(NEXT_DEVICE_KEY, make)
 
     @property
     def rotating(self) -> bool:
-        """Whether there is a next key: the server may answer to it already."""
+        """Whether there is a next key, which the server may have taken already."""
         return self._keys.load(NEXT_DEVICE_KEY) is not None
 
-    def _kept(self, name: str, make: Callable[[], Ed25519PrivateKey]) -> Ed25519PrivateKey:
+    def _load_or_make(self, name: str, make: Callable[[], Ed25519PrivateKey]) -> Ed25519PrivateKey:
         secret = self._keys.load(name)
         if secret is None:
             secret = encode_private_key(make())
@@ -68,30 +71,34 @@ class IdentityStore:
         return decode_private_key(secret, f"{self._folder}: {name}")
 
     def record(self) -> DeviceRecord | None:
-        """None before enrolment. Finishes `rotated` where that was interrupted.
+        """The record, None before enrolment. Completes a rotation that a kill interrupted after the record was written.
 
-        Raises ClientError when the file is damaged or not this key's.
+        Raises ClientError if the file is damaged or is not for this key.
         """
         record = self._read_record()
         if record is not None:
             self._settle(record)
         return record
 
-    def rotated(self, record: DeviceRecord, certificate: Sealed) -> DeviceRecord:
-        """The server answers to the next key: write RECORD_FILE with the certificate at the end of its chain, and put
-        the next key in the old one's place. Raises CertificateError when the certificate is not for that."""
+    def finish_rotation(self, record: DeviceRecord, certificate: Sealed) -> DeviceRecord:
+        """Write RECORD_FILE with the next key's certificate in its chain, and make the next key the device's key.
+
+        To be called when the server accepts the next key. Raises CertificateError or ClientError if the certificate is
+        not for that key.
+        """
         chain = extend_chain(record.chain, certificate)
         device = verify_chain(chain, record.enrolment_key, population=record.population)
         if device.device_key != public_bytes(self.next_key()):
             raise ClientError("rotation: the certificate is for another key")
         changed = msgspec.structs.replace(record, chain=chain)
-        # The record says which key is the present one, so it comes first; `_settle` moves the key after it, now or when
-        # the record is next read.
+        # The record first, because it says which key is the present one; `_settle` moves the key after that, now or,
+        # after a kill, when the record is read next.
         write_durably(self._folder / RECORD_FILE, encode(changed))
         self._settle(changed)
         return changed
 
     def _settle(self, record: DeviceRecord) -> None:
+        """Make DEVICE_KEY the key that the record is for, from any state in which a kill may leave the two keys."""
         try:
             newest = verify_chain(record.chain, record.enrolment_key, population=record.population).device_key
         except ProtocolError as error:
@@ -99,6 +106,8 @@ class IdentityStore:
                 f"{self._folder / RECORD_FILE}: damaged ({error}); enrol again with a new token"
             ) from None
         if public_bytes(self.key()) == newest:
+            # Both hold the same key if a kill came between the last two lines below. A different next key belongs to a
+            # rotation that the server has not answered, and must stay.
             if self.rotating and public_bytes(self.next_key()) == newest:
                 self._keys.delete(NEXT_DEVICE_KEY)
             return
@@ -106,8 +115,8 @@ class IdentityStore:
             raise ClientError(
                 f"{self._folder}: {DEVICE_KEY} is not the key in {RECORD_FILE}; enrol again with a new token"
             )
-        # Stored under the new name before it goes from the old one: a kill in between leaves both, which is settled
-        # above; the other order could lose the device's identity.
+        # Store the key under its new name before deleting the old name: a kill in between leaves both, which the code
+        # above settles. The other order could lose the device's identity.
         self._keys.store(DEVICE_KEY, encode_private_key(self.next_key()))
         self._keys.delete(NEXT_DEVICE_KEY)
 
@@ -126,8 +135,8 @@ class IdentityStore:
         except MessageError as error:
             raise ClientError(f"{path}: damaged ({error}); enrol again with a new token") from None
 
-    def enrolled(self, token: EnrolmentToken, chain: Chain, server: str) -> DeviceRecord:
-        """Write RECORD_FILE. Raises CertificateError when the chain is not this key's."""
+    def record_enrolment(self, token: EnrolmentToken, chain: Chain, server: str) -> DeviceRecord:
+        """Write RECORD_FILE. Raises CertificateError or ClientError if the chain is not for this device's key."""
         device = verify_chain(chain, token.enrolment_key, population=token.population)
         if device.device_key != public_bytes(self.key()):
             raise ClientError("enrolment: the chain is for another device's key")

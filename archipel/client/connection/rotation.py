@@ -1,4 +1,4 @@
-"""A device replaces its key: from the next key on disk to the server's answer, and from the start if interrupted."""
+"""A device's key rotation, from the next key on disk to the server's answer; after a kill it starts again."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from archipel.protocol.messages import MAX_ROTATIONS, RotationResponse
 from archipel.protocol.sealed import encode
 
 NOT_NOW = {404, 405, 409}
-"""The device is in a round, or the server knows no rotations. The old key goes on being its key."""
+"""The device is in a round, or the server does not support rotations. The old key stays valid."""
 
 
 def rotate(transport: Transport, identity: IdentityStore, record: DeviceRecord) -> DeviceRecord | None:
-    """The record with the new key at the end of its chain, None where the server cannot do that now.
+    """Replace the device's key; returns the changed record, or None if the server cannot do that now.
 
-    Raises CertificateError when the key was replaced as often as it can be, UnreachableError, or RefusedError.
+    A request with the same next key may be sent any number of times. Raises CertificateError if the key was replaced as
+    often as is allowed, UnreachableError, or RefusedError.
     """
     if len(record.chain.rotations) >= MAX_ROTATIONS:
-        # Before there is a next key, which would never be taken.
+        # Before `next_key` makes a key that the server would never take.
         raise CertificateError(f"the key was replaced {MAX_ROTATIONS} times; enrol again with a new token")
     request = rotation_request(record.chain, identity.key(), identity.next_key(), record.server_key)
     try:
@@ -28,4 +29,4 @@ def rotate(transport: Transport, identity: IdentityStore, record: DeviceRecord) 
         if error.status in NOT_NOW:
             return None
         raise
-    return identity.rotated(record, request.certificate)
+    return identity.finish_rotation(record, request.certificate)

@@ -1,4 +1,4 @@
-"""Requests in the device's name: a signed challenge buys a bearer token, renewed before it expires or is refused."""
+"""Authorized requests: a signed challenge gives a bearer token, which the session renews before it expires."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from archipel.protocol.sealed import encode, seal
 T = TypeVar("T")
 
 _RENEW_AT = 0.8
+"""The share of a token's lifetime after which it is renewed."""
 
 
 class DeviceSession:
-    """Adds `Authorization` to every request. The server's clock is never compared with the device's."""
+    """Adds `Authorization` to every request. It never compares the server's clock with the device's, which may be
+    wrong: a token's lifetime is the difference of two times of the server."""
 
     def __init__(self, transport: Transport, record: DeviceRecord, key: Ed25519PrivateKey) -> None:
         self._transport = transport
@@ -40,13 +42,13 @@ class DeviceSession:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """As Transport.call; a 401 opens a new session once. Raises RefusedError, UnreachableError."""
+        """Transport.call with a token; after a 401 once more with a new one. Raises RefusedError, UnreachableError."""
         return self._authorized(
             lambda bearer: self._transport.call(method, path, kind, body=body, headers={**(headers or {}), **bearer})
         )
 
     def download(self, path: str, target: Path, limit: int, *, stop: int | None = None) -> None:
-        """As Transport.download."""
+        """Transport.download with a token; after a 401 once more with a new one."""
         self._authorized(lambda bearer: self._transport.download(path, target, limit, bearer, stop=stop))
 
     def _authorized(self, request: Callable[[Mapping[str, str]], T]) -> T:
@@ -57,6 +59,7 @@ class DeviceSession:
         except RefusedError as error:
             if error.status != 401:
                 raise
+        # Once: the server may have lost its sessions in a restart. A second 401 is for the caller.
         self._open()
         return request(self._bearer())
 
@@ -64,7 +67,7 @@ class DeviceSession:
         return {"Authorization": f"Bearer {self._token}"}
 
     def _open(self) -> None:
-        # A nonce is good once, so what is tried again is challenge and answer together.
+        # The server accepts a nonce once, so each attempt needs a new challenge.
         away: UnreachableError | None = None
         for attempt in range(1, self._transport.attempts + 1):
             try:
@@ -75,8 +78,8 @@ class DeviceSession:
                 if attempt == self._transport.attempts:
                     raise
             except RefusedError as error:
-                # 403: the nonce is too old, or the network delivered the proof twice. Only
-                # where that is all that was heard it is this device that the server refuses.
+                # 403 can also mean that the nonce was too old, or that the network delivered the proof twice. So it
+                # means that the server refuses this device only if it came at every attempt.
                 if error.status not in (403, 404):
                     raise
                 if attempt == self._transport.attempts or error.status == 404:
@@ -86,11 +89,13 @@ class DeviceSession:
             self._transport.wait(attempt)
         now = self._transport.server_time()
         lifetime = 0.0 if now is None else response.expires - now
-        # Without a usable clock the server's 401 says when the token is over.
+        # Without the server's clock the token is used until a 401 says that it has expired.
         self._renew_at = time.monotonic() + _RENEW_AT * lifetime if lifetime > 0 else math.inf
         self._token = response.token
 
     def _handshake(self) -> SessionResponse:
+        # The proof names the server's key: another server cannot pass on the challenge and use the answer. It is sent
+        # once, because the server would refuse the same nonce again.
         device_id = self._record.device_id
         challenge = self._transport.call(
             "POST", "/v1/challenges", Challenge, body=encode(ChallengeRequest(device_id=device_id))

@@ -1,7 +1,8 @@
-"""Requests to a server whose answers are not believed: limits before reading, strict decoding, bounded retries.
+"""Requests to a server that is not trusted: limits before reading, strict decoding, bounded retries.
 
-A request is tried again when the connection fails, the answer is cut short or cannot be decoded, and for 429, 500, 502,
-503 and 504. Everything that the agent sends may be sent twice: the server answers the same bytes in the same way.
+A request is sent again if the connection fails, if the answer is cut short or cannot be decoded, and after 429, 500,
+502, 503 and 504. All requests of the agent may be sent twice, because the server answers the same bytes in the same
+way.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass
 class Traffic:
-    """Bytes since the last `take`. Bodies are counted exactly, request lines and headers as they are written."""
+    """Bytes and requests since the last `take`. Bodies are exact; request lines and headers count as HTTP/1.1 text."""
 
     sent: int = 0
     received: int = 0
@@ -47,7 +48,7 @@ class Traffic:
     requests: int = 0
 
     def take(self) -> Traffic:
-        """The counts so far; counting starts again."""
+        """Return the counts, and start counting again."""
         taken = replace(self)
         for name in vars(taken):
             setattr(self, name, 0)
@@ -55,9 +56,9 @@ class Traffic:
 
 
 class Transport:
-    """One server's connection. `pause(seconds)` waits between attempts and may raise to give up.
+    """The connection to one server. `pause(seconds)` waits between attempts, and may raise to give up.
 
-    Raises TlsError when made, if a file for TLS cannot be used.
+    The constructor raises TlsError if a file for TLS cannot be used, ClientError if the URL is not allowed.
     """
 
     def __init__(self, server: str, config: AgentConfig, pause: Callable[[float], None] = time.sleep) -> None:
@@ -76,11 +77,11 @@ class Transport:
         self.traffic = Traffic()
 
     def server_time(self) -> float | None:
-        """Unix seconds by the server's clock, from the last answer's Date header; None if it sent none."""
+        """Unix seconds by the server's clock, from the last Date header of an answer; None before there is one."""
         return None if self._clock is None else self._clock[0] + time.monotonic() - self._clock[1]
 
     def wait(self, attempt: int, retry_after: float | None = None) -> None:
-        """Pause before attempt `attempt` + 1: as long as the server asked for, else longer each time."""
+        """Wait before attempt `attempt` + 1: as long as the server asked for, else longer each time."""
         self._pause(self._backoff.after(attempt, retry_after=retry_after, draw=self._random.random()))
 
     def jittered(self, seconds: float) -> float:
@@ -97,17 +98,17 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         retry: bool = True,
     ) -> T:
-        """Send, and decode the answer strictly as a `kind`.
+        """Send a request, and decode the answer strictly as a `kind`.
 
-        Raises RefusedError for an error status, UnreachableError when no attempt brought an answer.
+        Raises RefusedError for an error status, UnreachableError if no attempt brought an answer.
         """
 
         def read(response: urllib3.BaseHTTPResponse) -> T:
             if response.status not in (200, 201):
-                raise _unexpected(response.status)
+                raise _unexpected_status(response.status)
             return decode(f"{method} {path}", self._read(response, MAX_MESSAGE_BYTES), kind)
 
-        return self._attempts(method, path, read, body, headers or {}, retry)
+        return self._send(method, path, read, body, headers or {}, retry)
 
     def download(
         self,
@@ -118,24 +119,24 @@ class Transport:
         *,
         stop: int | None = None,
     ) -> None:
-        """Fetch `path` into the file `target`; a part of it that is there already is kept and continued.
+        """Fetch `path` into the file `target`, and continue the part that the file has already.
 
-        With `stop` only as far as that byte. The bytes are not verified here. Raises ClientError when there are more
-        than `limit`, RefusedError, UnreachableError, or OSError when the file cannot be written.
+        With `stop` it fetches the bytes before that offset only. The caller verifies the bytes. Raises TooLargeError if
+        there are more than `limit`, RefusedError, UnreachableError, or OSError if the file cannot be written.
         """
 
         def read(response: urllib3.BaseHTTPResponse) -> None:
             if response.status == 416:
                 if target.exists() and response.headers.get("Content-Range") == f"bytes */{target.stat().st_size}":
-                    # All of it was there.
+                    # The range begins at the end of the file: it was complete.
                     self._read(response, _MAX_PROBLEM_BYTES)
                     return
-                # The part does not fit what the server has: start again.
+                # The part is longer than the server's file, so it is of another file: start again.
                 target.unlink(missing_ok=True)
                 raise _TryAgainError("the server cannot continue the download", None)
             if response.status not in (200, 206):
-                raise _unexpected(response.status)
-            # 200 to a request for a part is the whole file: what is here is overwritten.
+                raise _unexpected_status(response.status)
+            # An answer of 200 to a request for a range is the whole file, which overwrites the part.
             there = target.stat().st_size if response.status == 206 and target.exists() else 0
             end = None
             if response.status == 206:
@@ -148,24 +149,25 @@ class Transport:
                     file.write(chunk)
                 size = file.tell()
             if end is not None and size != end:
-                # Too short: the next attempt goes on behind what came. Too long: nothing of it can be believed.
+                # Too short: the next attempt continues behind it. Too long: the whole answer is wrong.
                 if size > end:
                     target.unlink()
                 raise _TryAgainError(f"the answer has {size - there} bytes, not the {end - there} that it says", None)
 
+        # A function, because each attempt continues the file where the one before has left it.
         def with_range() -> Mapping[str, str]:
             size = target.stat().st_size if target.exists() else 0
             last = "" if stop is None else stop - 1
             return {**(headers or {}), **({"Range": f"bytes={size}-{last}"} if size or stop is not None else {})}
 
-        self._attempts("GET", path, read, None, with_range, True)
+        self._send("GET", path, read, None, with_range, True)
 
     def close(self) -> None:
         self._pool.clear()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _attempts(
+    def _send(
         self,
         method: str,
         path: str,
@@ -177,11 +179,11 @@ class Transport:
         attempts = self.attempts if retry else 1
         for attempt in range(1, attempts + 1):
             try:
-                return self._once(method, path, read, body, headers() if callable(headers) else headers)
+                return self._send_once(method, path, read, body, headers() if callable(headers) else headers)
             except (_TryAgainError, MessageError) as error:
                 asked = error.retry_after if isinstance(error, _TryAgainError) else None
                 refused = error.refused if isinstance(error, _TryAgainError) else None
-                # A server that asks for a longer wait than the owner allows is as good as none, for now.
+                # The owner does not allow longer waits than `max_wait` here; the caller decides when to try again.
                 if attempt == attempts or (asked is not None and asked > self._config.max_wait):
                     raise refused or UnreachableError(
                         f"{self._server}: {method} {path} failed {attempt} times, last: {error}"
@@ -189,7 +191,7 @@ class Transport:
                 self.wait(attempt, asked)
         raise AssertionError("unreachable")
 
-    def _once(
+    def _send_once(
         self,
         method: str,
         path: str,
@@ -208,22 +210,25 @@ class Transport:
                 body=body,
                 headers=all_headers,
                 timeout=urllib3.Timeout(connect=self._config.connect_timeout, read=self._config.read_timeout),
+                # `_send` repeats requests, and a redirect could lead to another server.
                 retries=False,
                 redirect=False,
-                # The answer's size is the server's word: it is read in pieces, with a limit, and not decompressed.
+                # The stated size may be wrong, so `_chunks` reads pieces up to a limit. No decompression: a few bytes
+                # could become gigabytes.
                 preload_content=False,
                 decode_content=False,
             )
         self._count(method, path, all_headers, body, response)
         finished = False
         try:
+            # 416 is an answer for `download`, and no error.
             if response.status >= 400 and response.status != 416:
                 raise self._problem(response)
             result = read(response)
             finished = True
             return result
         finally:
-            # What was not read to its end cannot be followed by another answer on the same connection.
+            # Unread bytes would be taken for the next answer, so such a connection is not used again.
             if finished:
                 response.release_conn()
             else:
@@ -238,7 +243,7 @@ class Transport:
             kind = problem.type
             message = f"{problem.message}: {problem.detail}" if problem.detail else problem.message
         except (MessageError, _TryAgainError):
-            # Some proxy's page, or a part of one: the status says enough.
+            # Not a Problem but, for example, the page of a proxy: the status has to do.
             pass
         refused = RefusedError(status, kind, message, retry_after)
         return _TryAgainError(str(refused), retry_after, refused) if status in TRY_AGAIN else refused
@@ -247,7 +252,7 @@ class Transport:
         try:
             return b"".join(self._chunks(response, limit))
         except ClientError as error:
-            # No message of this size was asked for: it is somebody else's answer.
+            # No message is this large, so the answer is not the server's but, for example, a proxy's.
             raise _TryAgainError(str(error), None) from None
 
     def _chunks(self, response: urllib3.BaseHTTPResponse, limit: int) -> Iterator[bytes]:
@@ -256,7 +261,7 @@ class Transport:
         declared = response.headers.get("Content-Length", "")
         if declared.isdigit() and int(declared) > limit:
             raise TooLargeError(f"{self._server}: the answer has {declared} bytes, the limit here is {limit}")
-        # The read timeout is for silence; a server that sends a byte now and then would never run into it.
+        # The read timeout bounds each silence only: a server could send one byte now and then for ever.
         deadline = time.monotonic() + self._config.request_timeout
         total = 0
         while True:
@@ -271,6 +276,7 @@ class Transport:
             if time.monotonic() > deadline:
                 raise _TryAgainError(f"the answer took longer than {self._config.request_timeout:g} s", None)
             yield chunk
+        # A connection that is cut off looks like the end of the body.
         if declared.isdigit() and total < int(declared):
             raise _TryAgainError(f"the answer ended after {total} of {declared} bytes", None)
 
@@ -279,7 +285,7 @@ class Transport:
         try:
             yield
         except urllib3.exceptions.HTTPError as error:
-            raise _TryAgainError(_plain(error), None) from None
+            raise _TryAgainError(_innermost_text(error), None) from None
         except OSError as error:
             raise _TryAgainError(error.strerror or str(error), None) from None
 
@@ -302,7 +308,7 @@ class Transport:
 
 
 class _TryAgainError(Exception):
-    """A failure that another attempt may mend. `refused` is the server's own error, if it answered at all."""
+    """A failure after which another attempt may succeed. `refused` is the server's own error, if it answered at all."""
 
     def __init__(self, message: str, retry_after: float | None, refused: RefusedError | None = None) -> None:
         super().__init__(message)
@@ -310,12 +316,12 @@ class _TryAgainError(Exception):
         self.refused = refused
 
 
-def _unexpected(status: int) -> RefusedError:
+def _unexpected_status(status: int) -> RefusedError:
     return RefusedError(status, "error", "the server answered with a status that this request does not have")
 
 
 def _part_end(content_range: str, start: int, stop: int | None) -> int | None:
-    """Where the part ends; None unless it is the one from `start` to `stop`, or to the end of the file."""
+    """The offset at which the part ends; None unless it is the part from `start` to `stop`, or to the file's end."""
     match = _CONTENT_RANGE.fullmatch(content_range)
     if match is None:
         return None
@@ -344,7 +350,7 @@ def _date(value: str | None) -> float | None:
         return None
 
 
-def _plain(error: Exception) -> str:
-    # urllib3 wraps: the innermost error says what happened.
+def _innermost_text(error: Exception) -> str:
+    # urllib3 wraps errors, and the innermost one says what happened.
     reason = getattr(error, "reason", None)
     return str(reason if isinstance(reason, Exception) else error)

@@ -1,1 +1,1 @@
-"""Bundles and weights: fetched by their digests, in parts where some are here already, and checked for their origin."""
+"""Bundles and weights, fetched by their digests; parts that the device has are not fetched again."""

@@ -1,4 +1,4 @@
-"""Bundles and weights by digest. Nothing is used before its bytes were checked, and nothing half-written is found."""
+"""Bundles and weights by digest. All bytes are verified before use, and no look-up finds a half-written file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from archipel.durable import publish, sync_file
 from archipel.errors import BundleError, DigestError
 
 Download = Callable[[str, Path, int], bool | None]
-"""(path on the server, file to write or continue, largest size in bytes). True: parts of it came from elsewhere."""
+"""(path on the server, file to write or continue, largest size in bytes). True: parts came from other files."""
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ _PIECES = "pieces"
 
 
 class Cache:
-    """A folder of unpacked bundles, weights, and downloads that are not finished. One process uses it at a time.
+    """A folder of unpacked bundles, weights and unfinished downloads. One process at a time uses it.
 
     `index` finds parts of new files in those that are here.
     """
@@ -39,26 +39,28 @@ class Cache:
         for name in (_BUNDLES, _BLOBS, _PARTS):
             (folder / name).mkdir(parents=True, exist_ok=True)
         for path in (folder / _BUNDLES).glob(".unpack-*"):
-            # Left by a process that was killed while unpacking.
+            # A process was killed while it unpacked this.
             _remove(path)
         self.index = PieceIndex(folder / _PIECES, [folder / _BLOBS, folder / _BUNDLES])
 
     def bundle(self, digest: str, trusted_keys: Sequence[bytes], download: Download, limit: int) -> Bundle:
-        """The bundle whose manifest has this SHA-256, fetched if it is not here. Signature and digests are verified.
+        """The bundle whose manifest has this SHA-256, fetched if it is not here, with signature and digests verified.
 
-        Raises the BundleError that says what is wrong with what the server sent, or what `download` raises.
+        `limit` is the largest size in bytes. Raises a BundleError if the server's file is wrong, or what `download`
+        raises.
         """
         root = self._folder / _BUNDLES
         target = root / digest
         if target.is_dir():
             try:
-                return _used(target, open_bundle(target, trusted_keys))
+                return _mark_used(target, open_bundle(target, trusted_keys))
             except BundleError:
-                # Damaged on this device's disk: fetch it again.
+                # The disk has damaged it: fetch it again.
                 _remove(target)
 
-        def unpacked(part: Path) -> Bundle:
+        def unpack(part: Path) -> Bundle:
             bundle = open_bundle(part, trusted_keys, root)
+            # A genuine bundle of the same publisher, but not the one of the plan.
             if bundle.digest != digest:
                 _remove(bundle.folder)
                 raise DigestError(f"bundle: asked for {digest}, the server sent {bundle.digest}")
@@ -66,7 +68,7 @@ class Cache:
             return bundle
 
         part = self._folder / _PARTS / f"{digest}.bundle"
-        return _used(target, _fetch(f"/v1/bundles/{digest}", part, limit, download, unpacked))
+        return _mark_used(target, _fetch(f"/v1/bundles/{digest}", part, limit, download, unpack))
 
     def weights(self, digest: str, download: Download, limit: int) -> dict[str, np.ndarray]:
         """The tensors of the safetensors file with this SHA-256, read-only and mapped.
@@ -75,21 +77,21 @@ class Cache:
         """
         target = self._folder / _BLOBS / digest
 
-        def verified(part: Path) -> None:
+        def verify(part: Path) -> None:
             actual = _sha256(part)
             if actual != digest:
                 raise DigestError(f"weights: asked for {digest}, the server sent {actual}")
-            # Contents before the name: after a power cut nothing is found under its digest that is not all there.
+            # The contents before the name: so after a power cut the name stands for a whole file.
             sync_file(part)
             publish(part, target)
 
-        # Hashed at each use: the disk of a cheap device forgets bits, and a wrong weight trains without an error.
+        # Hashed at each use: cheap flash loses bits, and training with a wrong weight raises no error.
         if not target.exists() or _sha256(target) != digest:
-            _fetch(f"/v1/blobs/{digest}", self._folder / _PARTS / digest, limit, download, verified)
-        return _used(target, read_weights(target, limit))
+            _fetch(f"/v1/blobs/{digest}", self._folder / _PARTS / digest, limit, download, verify)
+        return _mark_used(target, read_weights(target, limit))
 
-    def kept(self, digest: str) -> dict[str, np.ndarray] | None:
-        """The weights with this SHA-256 if they are here and whole."""
+    def find(self, digest: str) -> dict[str, np.ndarray] | None:
+        """The weights with this SHA-256; None if they are not here, or damaged."""
         target = self._folder / _BLOBS / digest
         if not target.exists() or _sha256(target) != digest:
             return None
@@ -99,14 +101,14 @@ class Cache:
             return None
 
     def prune(self, keep: Collection[str] = ()) -> None:
-        """Remove what was not used for longest until the rest fits; the digests in `keep` stay, even if they do not."""
+        """Remove the least recently used entries until the rest fits; those named in `keep` stay in any case."""
         entries = [
             (path.stat().st_mtime_ns, _size(path), path)
             for name in (_BUNDLES, _BLOBS, _PARTS)
             for path in (self._folder / name).iterdir()
         ]
         total = sum(size for _, size, _ in entries) + _size(self._folder / _PIECES)
-        # `_used` sets the modification time, so the first are those that were not used for longest.
+        # `_mark_used` sets the modification time, so the least recently used come first.
         for _, size, path in sorted(entries, key=lambda entry: entry[:2]):
             if total <= self._max_bytes:
                 break
@@ -116,8 +118,8 @@ class Cache:
 
 
 def _fetch(url: str, part: Path, limit: int, download: Download, check: Callable[[Path], T]) -> T:
-    # A part left by an earlier attempt, or made of what was here, may be what is wrong, so that one is given up once; a
-    # fresh one is not.
+    # A wrong file is fetched once more if it contains bytes from an earlier attempt or from other files, which may be
+    # what is wrong. A file that the server has just sent as a whole would be the same again.
     resumed = part.exists()
     resumed = bool(download(url, part, limit)) or resumed
     try:
@@ -134,7 +136,7 @@ def _fetch(url: str, part: Path, limit: int, download: Download, check: Callable
         raise
 
 
-def _used(path: Path, value: T) -> T:
+def _mark_used(path: Path, value: T) -> T:
     os.utime(path)
     return value
 

@@ -1,9 +1,9 @@
-"""Whether weights that the server sends come from where it says: FOLDER/origins/NAME.json, one file for each bundle.
+"""The check of where weights come from, with the file FOLDER/origins/DIGEST.json for each bundle.
 
-The bundle's own weights need no proof, because its publisher signed them. All others have to be in the server's weights
-log, of which the device keeps what it has seen: the log may grow, and never change. The device asks for evidence of
-each new step, or, if it comes late and there are many, of steps that it draws at random. So it finds out a server that
-invented a share of them.
+A bundle's own weights need no proof, because the publisher signed them. All others must be in the server's weights log.
+The device remembers what it has seen of the log, which may grow but never change. It asks for evidence of each new step
+or, if there are many because it was away, of steps that it draws at random: so it catches a server that invented a
+share of the steps.
 """
 
 from __future__ import annotations
@@ -32,20 +32,21 @@ from archipel.strategies.strategy import no_broadcast
 
 FOLDER = "origins"
 CHECKED = 32
-"""So many of the new steps are asked for evidence; of f n that were invented at least one is found with a probability
-of 1 - (1 - f)^32."""
+"""The device asks for evidence of at most this many new steps. If a share f of them is invented, it finds one with a
+probability of 1 - (1 - f)^32."""
 MAX_NEW = 1 << 16
-"""Entries that a device that comes late reads at most."""
+"""The most new entries that a device reads after it was away."""
 MAX_TASKS = 64
-"""For so many the device remembers how far it has come."""
+"""For how many tasks the device remembers the last entry that it has used."""
 _MAX_BYTES = 2 << 20
 
-Kept = Callable[[str], Mapping[str, np.ndarray] | None]
-"""The weights with this digest, where the device still has them."""
+FindWeights = Callable[[str], Mapping[str, np.ndarray] | None]
+"""The weights with this digest; None if the device has them no longer."""
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`own` is the digest of the bundle's own weights, `accepted` those that the device has used last."""
+    """The file. `own` is the digest of the bundle's own weights; `accepted` has the newest entry that was used, by task
+    (or "adoption"); `last` is the digest of the weights that were used last."""
 
     own: Digest
     history: History
@@ -54,7 +55,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Origins:
-    """One process uses the folder at a time. Every change is durable when it returns."""
+    """The records of one device. One process at a time uses the folder. Every change is durable when it returns."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
@@ -66,7 +67,7 @@ class Origins:
         bundle: Bundle,
         digest: str,
         weights: Mapping[str, np.ndarray],
-        kept: Kept,
+        find_weights: FindWeights,
         session: DeviceSession,
         record: DeviceRecord,
         config: AgentConfig,
@@ -76,30 +77,31 @@ class Origins:
     ) -> int:
         """Accept `weights`, whose SHA-256 is `digest`, for `use` ("training", "adoption" or another), or raise.
 
-        Returns how many rounds have led to them at most, for `check_broadcast`.
+        Returns the most rounds that can have led to them, for `check_broadcast`.
 
-        For a training (of `task`) and an adoption the log must not go back, but by an entry that says so. Raises
-        ProvenanceError, another ProtocolError where the log is no log, ClientError where the device's own file is
-        damaged, and what `session` raises.
+        For a training (of `task`) and an adoption the log must not go back to older weights, unless an entry of it says
+        so. Raises ProvenanceError, another ProtocolError if the log is malformed, ClientError if the device's own file
+        is damaged, and what `session` raises.
         """
         path = self._folder / f"{bundle.digest}.json"
         remedy = "restore it, or remove it: the server's log is then read from its start"
         known = read_stored(path, _MAX_BYTES, "origins record", _Record, remedy) or _Record(
             own=_digest(bundle), history=History(population=record.population, bundle=bundle.digest)
         )
-        # The bundle's own weights are signed. Once training began they are looked up like any others: a server that
-        # sends the first weights again has gone back, and the log must say so.
+        # The bundle's own weights are signed. Once the log has entries, they are looked up like any others: a server
+        # that sends them again goes back, and the log must say so.
         if digest == known.own and not known.history.number:
             return 0  # nothing was ever trained from this bundle, as far as this device knows
         log = self._read_on(known, bundle, session, record)
         if log.number > known.history.number:
-            # On disk before the weights are judged: a refused answer must not let the server tell another history next.
+            # On disk before the weights are checked: even if they are refused, the server cannot show another history
+            # next time.
             known = msgspec.structs.replace(known, history=log.history)
             write_durably(path, encode(known))
-        # A task's weights are looked up among that task's entries: the same weights may be in the log more than once.
+        # The same weights may be in the log more than once, so a training looks among its own task's entries.
         node = log.find(digest, (task or "") if use == "training" else "")
         where = f"weights {digest[:16]}... (entry {node.number} of the server's log)"
-        # Nothing leaves the device with a model that it only runs.
+        # An adoption sends nothing, so `allow_plain`, which is about what the server may see, does not concern it.
         if node.plain and use != "adoption" and not config.allow_plain:
             raise ProvenanceError(
                 f"{where}: a round in which the server saw single updates led to them, and this device's owner allows "
@@ -112,16 +114,16 @@ class Origins:
             raise ProvenanceError(
                 f"{where}: older than entry {newest}, which this device has used, and no later entry goes back to it"
             )
-        # Two distances: all steps together may lead this far from the signed weights, and the steps since the device's
-        # last ones this far from those. The second is the tighter one for a device that comes often.
+        # Two bounds on the distance that the logged steps can cover: from the signed weights, and from the weights that
+        # this device used last. The second is tighter for a device that takes part often.
         check_distance(where, weights, bundle.parameters(), node.bound, node.number)
         earlier = None if known.last is None else log.newest(known.last)
         if earlier is not None and earlier.weights != digest:
-            before = kept(earlier.weights)
+            before = find_weights(earlier.weights)
             if before is not None:
                 check_distance(where, weights, before, log.bound_between(earlier, node), node.number)
         if orders:
-            # The names used last come first, so that those of tasks that ended long ago are the ones that go.
+            # The name used now comes first, so the names beyond MAX_TASKS are those of tasks that ended long ago.
             newest_first = {name: node.again, **{key: value for key, value in known.accepted.items() if key != name}}
             accepted = dict(list(newest_first.items())[:MAX_TASKS])
             if (accepted, digest) != (known.accepted, known.last):
@@ -129,7 +131,7 @@ class Origins:
         return log.steps_to(node)
 
     def _read_on(self, known: _Record, bundle: Bundle, session: DeviceSession, record: DeviceRecord) -> LogReader:
-        """The log with what the server has added since, each entry checked, and evidence for new steps."""
+        """Read what the server has added to the log, and check each entry, and the evidence for new steps."""
         manifest, url = bundle.manifest, f"/v1/populations/{record.population}/weights-log/{bundle.digest}"
 
         def bound(entry: WeightsStatement) -> float:
@@ -141,7 +143,7 @@ class Origins:
         steps: list[WeightsStatement] = []
         while True:
             page = session.call("GET", f"{url}?after={log.number}", WeightsLog)
-            # An empty log is no excuse: a server that "lost" its log could start one that it invented.
+            # Also for an empty log: a server that claims to have lost its log could start an invented one.
             if page.newest < log.number:
                 raise ProvenanceError(
                     f"weights log of bundle {bundle.digest[:16]}...: the server has {page.newest} entries, this device "
@@ -151,11 +153,11 @@ class Origins:
             if page.newest - known.history.number > MAX_NEW:
                 raise ProvenanceError(f"weights log of bundle {bundle.digest[:16]}...: more than {MAX_NEW} new entries")
             added = [log.add(sealed) for sealed in page.entries]
-            # Only steps of secure rounds have confirmations of devices to show.
+            # Only for steps of secure rounds are there devices' signed confirmations as evidence.
             steps += [entry for entry in added if entry.kind == "step" and entry.privacy == "secure"]
             if log.number >= page.newest or not added:
                 break
-        for entry in _drawn(steps):
+        for entry in _draw_steps(steps):
             evidence = session.call("GET", f"{url}/{entry.number}/endorsement", Endorsement)
             check_endorsement(
                 entry, evidence, manifest, log, server_key=record.server_key, enrolment_key=record.enrolment_key
@@ -164,23 +166,23 @@ class Origins:
 
 
 def check_broadcast(bundle: Bundle, broadcast: Mapping[str, np.ndarray], rounds: int) -> None:
-    """Whether what the server sends beside the weights, such as a control variate, can have come of so many rounds.
+    """Check that so many rounds can have led to what the server sends with the weights, such as a control variate.
 
-    It is no part of the log, but moves the weights with every local step; each round changes it by the strategy's bound
-    at most. Raises ProvenanceError.
+    It is not in the log, but it changes the weights in every local step. Each round changes it by at most the
+    strategy's bound. Raises ProvenanceError.
     """
     strategy = strategies.get(bundle.manifest.strategy)
-    # Most broadcast nothing; their state, which is as large as the model, is the server's alone.
+    # Most strategies broadcast nothing: then their state, which is as large as the model, need not be made.
     start = {} if strategy.broadcast is no_broadcast else strategy.broadcast(strategy.init(bundle.parameters()))
     bound = rounds * strategy.step_bound(bundle.manifest, None, 1).state if rounds else 0.0
     check_distance("what is broadcast with the weights", broadcast, start, bound, rounds)
 
 
-def _drawn(steps: list[WeightsStatement]) -> list[WeightsStatement]:
-    """All of them, or the last one and others that nobody can foresee."""
+def _draw_steps(steps: list[WeightsStatement]) -> list[WeightsStatement]:
+    """All steps if they are few, else the last one and a random sample that the server cannot predict."""
     if len(steps) <= CHECKED:
         return steps
-    # The last one always: it is the step that made the weights which the device is about to use.
+    # The last step made the weights that the device is about to use.
     return [*secrets.SystemRandom().sample(steps[:-1], CHECKED - 1), steps[-1]]
 
 

@@ -1,4 +1,4 @@
-"""Which parts lie in the files of the cache, by SHA-256: worked out once for each and kept on disk beside them."""
+"""An index of the parts of files in the cache, by SHA-256. It is made once for each file, and kept on disk."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from archipel.durable import write_durably
 from archipel.protocol.messages import Piece
 
 _Part = tuple[str, int, int, bytes]
-"""File below the entry's folder ("" for an entry that is a file), offset and length in bytes, SHA-256."""
+"""The file below the entry's folder ("" if the entry is a file), offset and length in bytes, SHA-256."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Bytes in a file of the cache."""
+    """Where the bytes of a part are: a file of the cache, and the offset in it."""
 
     file: Path
     offset: int
 
 
 class PieceIndex:
-    """A list for each entry of the folders `entries`: a file, or a folder of files, under the digest of what it holds.
+    """A list of parts, in `folder`, for each entry of the folders `entries`; an entry is a file or a folder of files.
 
-    A list may be lost, and it is not believed: bytes are read again before they count as found.
+    A list may be lost or wrong: it is made again if it is missing, and `find` verifies the bytes of a part.
     """
 
     def __init__(self, folder: Path, entries: Iterable[Path]) -> None:
@@ -36,36 +36,37 @@ class PieceIndex:
         self._entries = tuple(entries)
         folder.mkdir(exist_ok=True)
 
-    def bytes_there(self) -> int:
-        """Size of all files that may have parts."""
-        return sum(size for entry in self._all().values() for _, size in _files(entry))
+    def total_bytes(self) -> int:
+        """The size of all files that may have parts."""
+        return sum(size for entry in self._list_entries().values() for _, size in _files(entry))
 
     def find(self, wanted: Iterable[Piece]) -> dict[str, Place]:
-        """Those that are here, by SHA-256."""
+        """The places of those pieces that are in the cache, by SHA-256."""
         missing = {bytes.fromhex(piece.sha256): piece.length for piece in wanted}
         places: dict[str, Place] = {}
-        entries = self._all()
+        entries = self._list_entries()
         self._forget(entries)
         for name, entry in entries.items():
             if not missing:
                 break
-            right = True
+            correct = True
             for file, offset, length, digest in self._parts(name, entry):
                 if missing.get(digest) != length:
                     continue
                 place = Place(entry / file if file else entry, offset)
+                # The bytes are hashed again: file or list may have been damaged since.
                 if _holds(place, length, digest):
                     del missing[digest]
                     places[digest.hex()] = place
                 else:
-                    right = False
-            if not right:
-                # The file is damaged, or the list: next time it is made again.
+                    correct = False
+            if not correct:
+                # File or list is damaged. Without the list, the next call makes it again.
                 (self._folder / name).unlink()
         return places
 
-    def _all(self) -> dict[str, Path]:
-        """The entries by name, the last used first."""
+    def _list_entries(self) -> dict[str, Path]:
+        """The entries by name, the most recently used first."""
         files = []
         for folder in self._entries:
             for path in folder.iterdir():
@@ -74,17 +75,19 @@ class PieceIndex:
         return {name: path for _, name, path in sorted(files, reverse=True)}
 
     def _forget(self, entries: Mapping[str, Path]) -> None:
-        """Remove the lists of entries that have gone."""
+        """Remove the lists of entries that were removed from the cache."""
         for path in self._folder.iterdir():
             if path.name not in entries:
                 path.unlink()
 
     def _parts(self, name: str, entry: Path) -> list[_Part]:
+        """The list of an entry, read from disk, or made and written if it is missing or unreadable."""
         path = self._folder / name
         with suppress(OSError, msgspec.MsgspecError):
             return msgspec.msgpack.decode(path.read_bytes(), type=list[_Part])
         parts: list[_Part] = []
         for file, size in _files(entry):
+            # Smaller files have no part that is worth a copy.
             if size >= MIN_RANGE_BYTES:
                 ranges = shareable_ranges(file)
                 with open(file, "rb") as source:

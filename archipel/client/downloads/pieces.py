@@ -1,8 +1,8 @@
-"""Fetching only what is not here yet: a file is put together from parts of others in the cache, and what is missing.
+"""Downloads that fetch only what is new: a file is assembled from parts in the cache and parts from the server.
 
-The server says which parts a file has, by SHA-256. Nothing of that is believed: a part is taken from the cache if its
-bytes have that digest, and the whole file is verified afterwards like any other; if it is wrong, it is fetched whole.
-The file is filled from its front, so that its length is all that there is to know after an interruption.
+The server lists the parts of a file by SHA-256. The list need not be true: a part comes from the cache only if its
+bytes have that digest, and the caller verifies the whole file. If it is wrong, it is fetched as a whole. The file is
+filled from its front, so after an interruption its length alone says where to go on.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from archipel.errors import RefusedError, UnreachableError
 from archipel.protocol.messages import Piece, Pieces
 
 MAX_FETCHES = 128
-"""Requests for one file, at most: the smallest parts are rather fetched than copied."""
+"""The most requests for one file. Beyond it the smallest parts are fetched together with their neighbours."""
 MIN_FILE_BYTES = 64 << 10
-"""Of a smaller file the parts are not asked for, and nothing is where all files together are smaller."""
+"""The device does not ask for the parts of smaller files, nor if all files in the cache together are smaller."""
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Step:
-    """Bytes `start` to `stop` of the new file: from `place`, or where that is None from the server."""
+    """The bytes from `start` to `stop` (exclusive) of the new file; from `place`, or, if None, from the server."""
 
     start: int
     stop: int
@@ -34,8 +34,11 @@ class Step:
 
 
 def plan(size: int, pieces: Sequence[Piece], there: Mapping[str, Place]) -> list[Step]:
-    """Steps that make a file of `size` bytes, in its order and without a gap. Pieces that overlap an earlier one, or
-    go beyond the file, are left out."""
+    """The steps that make a file of `size` bytes, in order and without a gap.
+
+    `there` has the places of pieces in the cache, by SHA-256. Pieces that overlap an earlier one, or go beyond the end
+    of the file, are not used.
+    """
     copies: list[Step] = []
     end = 0
     for piece in sorted(pieces, key=lambda each: each.offset):
@@ -44,7 +47,7 @@ def plan(size: int, pieces: Sequence[Piece], there: Mapping[str, Place]) -> list
             end = piece.offset + piece.length
             copies.append(Step(piece.offset, end, place))
     while True:
-        # What lies between the copies, and behind the last one, has to be fetched.
+        # Between the copies, and behind the last one, the bytes come from the server.
         steps: list[Step] = []
         at = 0
         for copy in copies:
@@ -57,13 +60,14 @@ def plan(size: int, pieces: Sequence[Piece], there: Mapping[str, Place]) -> list
         excess = sum(step.place is None for step in steps) - MAX_FETCHES
         if excess <= 0:
             return steps
-        # One copy less is at most one request less.
+        # Fetching instead of copying joins two neighbouring requests, so each copy less saves at most one of them. The
+        # smallest copies save the fewest bytes.
         copies.sort(key=lambda step: step.stop - step.start)
         copies = sorted(copies[excess:], key=lambda step: step.start)
 
 
 class PieceDownload:
-    """A `cache.Download` for one device's session that uses what the cache has by its `index`."""
+    """A `cache.Download` through one device's session that takes from the cache what its `index` finds."""
 
     def __init__(self, session: DeviceSession, index: PieceIndex) -> None:
         self._session = session
@@ -71,10 +75,10 @@ class PieceDownload:
         self._tried: set[str] = set()
 
     def __call__(self, url: str, target: Path, limit: int) -> bool:
-        """As DeviceSession.download. True where the file has parts of others: if it turns out to be wrong, the next
-        call fetches it whole."""
-        # Once: pieces that gave a wrong file would give it again.
-        if url not in self._tried and self._index.bytes_there() >= MIN_FILE_BYTES:
+        """Fetch as DeviceSession.download does. True if parts came from other files; if the file then turns out to be
+        wrong, the next call fetches it as a whole."""
+        # Once for each file: pieces that made a wrong file would make it again.
+        if url not in self._tried and self._index.total_bytes() >= MIN_FILE_BYTES:
             self._tried.add(url)
             pieces = self._ask(url)
             if pieces is not None and pieces.size <= limit:
@@ -86,7 +90,7 @@ class PieceDownload:
         return False
 
     def for_weights(self, manifest: Manifest) -> Callable[[str, Path, int], bool | None]:
-        """The `cache.Download` for a model's weights: a question costs as much as small ones do."""
+        """The `cache.Download` for a model's weights; small ones are fetched without a request for pieces."""
         large = sum(spec.nbytes for spec in manifest.parameters) >= MIN_FILE_BYTES
         return self if large else self._session.download
 
@@ -94,17 +98,17 @@ class PieceDownload:
         try:
             return self._session.call("GET", f"{url}/pieces", Pieces)
         except (RefusedError, UnreachableError):
-            # An older server, or none: the download will say.
+            # The server may not support pieces, or be away: the download finds out.
             return None
 
     def _assemble(self, url: str, target: Path, steps: Sequence[Step], limit: int) -> None:
         for step in steps:
-            # The file's length is the only state: steps that an interrupted call has done are passed over.
+            # The file's length is the only state: it says which steps an interrupted call has done already.
             there = target.stat().st_size if target.exists() else 0
             if there >= step.stop:
                 continue
             if there < step.start:
-                # The file that the last step was copied from has gone.
+                # The last step copied too little, because its source was removed or cut short: fetch the rest.
                 self._session.download(url, target, limit)
                 return
             if step.place is not None:
@@ -113,19 +117,19 @@ class PieceDownload:
             try:
                 self._session.download(url, target, limit, stop=step.stop)
                 if target.stat().st_size < step.stop:
-                    # A whole file that is not this one: the verification will find it.
+                    # The server sent a whole file that is shorter: the verification finds out.
                     return
             except UnreachableError:
                 if target.exists():
-                    # It goes on from here.
+                    # The next call goes on from here.
                     raise
-                # The server did not give these bytes: what it said of the file is not so.
+                # The server did not send these bytes, so its list may be wrong: fetch the file without it.
                 self._session.download(url, target, limit)
                 return
 
 
 def _copy(place: Place, skip: int, length: int, target: Path) -> None:
-    """Append these bytes to `target`, or as many of them as there are."""
+    """Append these bytes of `place` to `target`, or as many of them as its file has."""
     try:
         source = open(place.file, "rb")  # noqa: SIM115
     except OSError:

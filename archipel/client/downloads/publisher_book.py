@@ -1,7 +1,7 @@
-"""What publishers have said about which of their bundles are to be used: for whom, until when, and none older than.
+"""What publishers state about their bundles: for which populations, until when, and which bundles they replace.
 
-Checked before a round and before a version is adopted; what a device predicts with goes on whatever it says. The
-greatest `sequence` that was seen of a publisher's model is on disk before its bundle is used.
+The device checks it before a round and before it adopts a version; a version that runs already goes on predicting. The
+greatest `sequence` of a publisher's model is on disk before the device uses that bundle.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ _MAX_BYTES = 256 << 10
 
 
 class Sequences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file: the greatest sequence by SHA-256 of publisher key and model name."""
+    """The file: the greatest sequence that was seen, by the SHA-256 of publisher key and model name."""
 
     seen: Annotated[dict[Digest, Whole], Meta(max_length=MAX_NAMES)] = {}
 
 
 class PublisherBook:
-    """The file `path`."""
+    """The greatest sequences, in the file `path`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def check(self, bundle: Bundle, population: str, now: float) -> None:
-        """Raises PolicyError for a bundle that is for others, has expired by `now` (Unix seconds by this device's
-        clock) or was replaced; ClientError where that cannot be noted."""
+        """Raises PolicyError for a bundle that is for other populations, has expired by `now` (Unix seconds by this
+        device's clock) or was replaced; ClientError if its sequence cannot be recorded."""
         manifest = bundle.manifest
+        # First what needs no file.
         check_validity(manifest, population, now)
         seen = self._stored()
         name = hashlib.sha256(bundle.publisher + manifest.name.encode()).hexdigest()

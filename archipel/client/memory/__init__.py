@@ -1,1 +1,1 @@
-"""What the device keeps on disk: journal, keys, sealed files, and how they are erased."""
+"""The device's memory on disk: its journal, keys, sealed files and records, and how they are erased."""

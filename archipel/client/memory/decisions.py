@@ -1,13 +1,13 @@
 """Whether this device took an offered version, as an answer that may be counted: FOLDER/decisions.json.
 
-What a device decides is a fact about its examples, so the answer is noisy before it leaves the device, even into a
+A device's decision is a fact about its examples, so the answer gets noise before it leaves the device, even into a
 secure sum: a server that offers a version to one device of twenty knows what the other nineteen add. The device gives
-the true answer with a probability of 3/4 and the opposite otherwise (randomised response, Warner 1965), which is
+the true answer with a probability of 3/4 and the opposite otherwise (randomized response, Warner 1965), which is
 differentially private with epsilon = ln 3 against everybody.
 
-The device draws once for each version, when it has decided, and gives the same answer from then on: whoever asks often
-learns nothing more, and a version that is given up later changes nothing. A version is known by its content, so that
-the same one under another number gets the same answer.
+The device draws the answer once for each version, when it has decided, and keeps it: repeated questions reveal nothing
+more, and it does not change if the device gives the version up later. A version is identified by its content, so the
+same version under another number gets the same answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from archipel.protocol.uploads import TRUTHFUL
 
 FILE = "decisions.json"
 MAX_DECISIONS = 512
-"""A device answers for no more versions than this: an answer that was forgotten would be drawn anew."""
+"""A device answers for no more versions than this: it would have to draw a forgotten answer anew."""
 _MAX_BYTES = 256 << 10
 _REMEDY = "remove it: the device counts in no adoption that it has decided about before"
 
@@ -38,7 +38,7 @@ class _Decisions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def content_key(bundle: str, weights: str | None) -> str:
-    """Names a version by its content: the bundle's digest and that of its weights, None for the bundle's own."""
+    """The key of a version: the digests of its bundle and of its weights, None for the bundle's own."""
     return f"{bundle}:{weights or ''}"
 
 
@@ -54,19 +54,19 @@ class DecisionBook:
         self._path = folder / FILE
 
     def record(self, key: str, taken: bool) -> None:
-        """Draw the answer for a version that the device has decided about, unless there is one.
+        """Draw and store the answer for a version that the device has decided about, unless there is one.
 
-        Beyond MAX_DECISIONS versions nothing is drawn. Raises ClientError where the file is damaged, OSError where it
-        cannot be written.
+        Beyond MAX_DECISIONS versions it draws nothing. Raises ClientError if the file is damaged, OSError if it cannot
+        be written.
         """
         answers = self._read()
+        # Never a second draw: the average of many answers would reveal the true one.
         if key in answers or len(answers) >= MAX_DECISIONS:
             return
         write_durably(self._path, encode(_Decisions(answers={**answers, key: draw_answer(taken)})))
 
     def answer(self, key: str) -> bool | None:
-        """The noisy answer; None where the device has not decided about this version. Raises ClientError where the
-        file is damaged."""
+        """The noisy answer; None if the device has not decided. Raises ClientError if the file is damaged."""
         return self._read().get(key)
 
     def _read(self) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""What the journal says of one round."""
+"""The journal's entry of one round."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ Noise = Literal["unknown", "none", "added"]
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One round. `step` is the last one begun; `sent` and `received` are bytes of bodies, times Unix seconds.
+    """What this device did in one round.
 
-    `model` is the bundle's name. `cohort` is how many devices' updates are in the sum, 0 where the device was not told;
-    `steps` are those of its training. `noise`: whether this device added some for differential privacy, and with `rho`
-    how much that protects one example (client.privacy; 0: not stated). `state` is the name of the file that the
-    device's new state goes to if the round is committed. In a `buffered` round an update that was taken counts,
-    whatever becomes of the round.
+    step             the last step that has begun
+    started, changed Unix seconds
+    plan, bundle     SHA-256 of the plan and of the bundle's manifest
+    masked           SHA-256 of the update as it is sent; None: there was none to send yet
+    state            the file that gets the device's new state if the round is committed; empty: none
+    result, reason   how the round ended for this device, and why
+    sent, received   bytes of bodies
+    buffered         an update that the server has taken counts whatever becomes of the round
+    model            the bundle's name
+    cohort           how many devices' updates are in the sum; 0: the device was not told
+    steps            the steps of its training
+    noise, rho       whether this device added noise for differential privacy, and what that costs one example
+                     (privacy.py; 0: not stated)
     """
 
     round_id: RoundId

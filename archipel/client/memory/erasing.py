@@ -1,6 +1,6 @@
-"""Erasing a device: its data key first, so that nothing personal can be read any more, then everything else it made.
+"""Erasing a device: first its data key, without which nothing personal can be read, then everything else of the agent.
 
-`erasing` in the folder says that this was begun; whoever uses the folder next finishes it.
+The file `erasing` in the folder marks an erase that has begun; the next agent in the folder finishes it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,23 @@ from archipel.errors import ClientError
 
 MARK = "erasing"
 EXAMPLES = "examples"
-# The agent's own, and nothing else: the folder may be anybody's.
+# Only what the agent makes: the owner may keep other files in the folder.
 _FOLDERS = (EXAMPLES, "state", "rounds", "models", "cache", "origins")
 _FILES = ("device.json", "paused", "adoption.json", "decisions.json")
 
 
 def erase(folder: Path, keys: KeyStore | None = None) -> None:
-    """Destroy the device's keys, examples, personal tensors, models and journal in `folder`. Durable when it returns.
+    """Destroy a device's keys, examples, personal tensors, models and journal. Durable when it returns.
 
-    Killed before the first step the device is whole; after it, the next agent in the folder finishes. It has to enrol
-    anew afterwards. Raises ClientError where there is no such folder or an agent uses it.
+    After a kill either nothing is erased, or the next agent in the folder finishes the erase. The device has to enrol
+    again afterwards.
+
+    Arguments:
+        folder: the device's folder; files that the agent did not make stay.
+        keys: the store of the device's secrets; None: the files in the folder.
+
+    Raises:
+        ClientError: there is no such folder, or an agent uses it.
     """
     if not folder.is_dir():
         raise ClientError(f"{folder}: no such folder; give the one of the device's settings")
@@ -38,14 +45,15 @@ def erase(folder: Path, keys: KeyStore | None = None) -> None:
 
 
 def finish_erasing(folder: Path, keys: KeyStore) -> bool:
-    """Do what an erase that was begun still has to do; whether there was one. The folder's lock is held."""
+    """Finish an erase that has begun; returns whether there was one. The caller holds the folder's lock."""
     if not (folder / MARK).exists():
         return False
+    # The data key first: from here on all sealed files are unreadable, even if the rest takes long or is interrupted.
     keys.delete(DATA_KEY)
     if (folder / EXAMPLES).is_dir():
         from archipel.lite_runtime.store.example_store import ExampleStore
 
-        # Apps may have it open: they find out, and cannot go on.
+        # Apps may have the store open; `destroy` makes their next access fail.
         ExampleStore.destroy(folder / EXAMPLES)
     for secret in SECRETS:
         keys.delete(secret)
@@ -56,5 +64,6 @@ def finish_erasing(folder: Path, keys: KeyStore) -> bool:
         (folder / name).unlink(missing_ok=True)
     sweep(folder)
     sync_folder(folder)
+    # The mark last, and after a sync: its absence says that everything else is gone, also after a power cut.
     remove_durably(folder / MARK)
     return True

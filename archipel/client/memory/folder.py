@@ -1,4 +1,4 @@
-"""A device's folder belongs to one agent at a time."""
+"""The lock of a device's folder, which one agent at a time uses."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from archipel.errors import ClientError, LockedError
 
 
 def lock_folder(folder: Path) -> int:
-    """Make the folder if it is not there, and return an open file that keeps other agents out until it is closed.
+    """Make the folder if there is none, and lock it. Returns an open file that holds the lock until it is closed.
 
-    Raises ClientError when the folder cannot be used or another agent uses it.
+    The kernel drops the lock with the process, so a kill leaves none behind. Raises ClientError if the folder cannot be
+    used or another agent uses it.
     """
     try:
         make_folder(folder, 0o700)

@@ -1,9 +1,9 @@
-"""What the device did in each round, on disk before it did it.
+"""The journal: what the device does in each round, on disk before the device does it.
 
-A step is recorded, and fsynced, before its message is sent. The secrets of secure aggregation are in memory only, so a
-round that was interrupted after its keys were sent is never taken up again: a mask would be used twice. The masked
-bytes are on disk before they are first sent, and the same bytes are all that is ever sent for that round. They, and the
-device's new state, are sealed: in a plain round they are the update itself.
+The agent records a step, and syncs it, before it sends the step's message. The secrets of secure aggregation are in
+memory only, so a round that was interrupted after its keys were sent is never begun again: it would use a mask twice.
+The masked bytes are on disk before they are sent, and the device never sends other bytes for that round. They are
+sealed, like the device's new state: in a plain round they are the update itself.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ _MASKED, _STATE = _BESIDE = (".masked", ".state")
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What rounds whose entries are gone add up to; the entries of `rounds`, the last ones that went, may be there."""
+    """The sums over rounds whose entries were removed. `rounds` names the ones that were added last: a kill may have
+    left their entries in place."""
 
     sums: Sums = Sums()
     rounds: list[RoundId] = []
 
 
 class Journal:
-    """One file per round in `folder`; beside it, while it is open, the masked bytes and the device's new state."""
+    """One file per round in `folder`; while a round is open, its masked bytes and the new state lie beside the file."""
 
     def __init__(self, folder: Path, vault: Vault, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder
@@ -48,10 +49,10 @@ class Journal:
         self._clock = clock
         self._plans = PlanBook(folder / _PLANS)
         self._open: dict[str, Entry] | None = None
-        """The entries that are not closed, once they were asked for: that is what every check-in asks."""
+        """The entries that are not closed; None: not read yet. Every check-in asks for them."""
         make_folder(folder)
         sweep(folder)
-        # `close` records the end before it removes these files, so a kill in between leaves some.
+        # `close` records the end before it removes these files, so a kill in between leaves some behind.
         for kind in _BESIDE:
             for path in folder.glob(f"*{kind}"):
                 entry = self.get(path.stem)
@@ -59,9 +60,9 @@ class Journal:
                     path.unlink()
 
     def begin(self, plan: RoundPlan, digest: str) -> OpenRound:
-        """Begin a round, or begin it anew; `digest` is its plan's.
+        """Begin a round, or begin it again after an interruption; `digest` is that of the plan.
 
-        Raises ClientError once keys were sent for it, it was closed, or its plan is an old one.
+        Raises ClientError if the device has sent keys for it, if it is closed, or if its plan is an old one.
         """
         before = self.get(plan.round_id)
         if before is not None and before.step != "assigned":
@@ -84,45 +85,47 @@ class Journal:
             privacy=plan.privacy,
         )
         self._write(entry)
-        # The entry is there first: a round that is interrupted between the two may begin anew.
+        # The entry first: after a kill in between, `why_old` lets the round begin again. The other order would make the
+        # device refuse a plan that it never carried out.
         self._plans.take(plan)
         return OpenRound(self, entry)
 
     def why_old(self, plan: RoundPlan) -> str:
-        """Why the plan must be one that was taken before; empty where it is new, or of a round that may begin anew."""
+        """Why the plan is one that the device took before; empty if it is new, or if its round may begin again."""
         before = self.get(plan.round_id)
         return "" if before is not None and before.step == "assigned" else self._plans.why_old(plan)
 
     def get(self, round_id: str) -> Entry | None:
-        """Raises ClientError when the entry is damaged."""
+        """The entry of a round, None if there is none. Raises ClientError if it is damaged."""
         return _read_entry(self._path(round_id))
 
     def entries(self) -> list[Entry]:
-        """The rounds that are kept, the oldest first."""
+        """The entries on disk, the oldest round first."""
         return read_entries(self._folder)
 
-    def begun_since(self, time: float, *, besides: str = "") -> int:
-        """How many rounds began after `time` (Unix seconds) and were not refused, that of the id `besides` left out.
+    def count_begun_since(self, time: float, *, besides: str = "") -> int:
+        """How many rounds began after `time` (Unix seconds) and were not refused, without the round `besides`.
 
-        At most KEPT_ROUNDS are known.
+        The journal knows the last KEPT_ROUNDS only.
         """
         return sum(
             entry.started > time and entry.result != "refused" and entry.round_id != besides for entry in self.entries()
         )
 
     def sums(self) -> Sums:
-        """Of all rounds, also those whose entries are gone."""
-        gone = read_forgotten(self._folder)
-        return gone.sums.plus(entry for entry in self.entries() if entry.round_id not in gone.rounds)
+        """The sums over all rounds, also those whose entries were removed."""
+        forgotten = read_forgotten(self._folder)
+        return forgotten.sums.plus(entry for entry in self.entries() if entry.round_id not in forgotten.rounds)
 
     def unfinished(self) -> list[OpenRound]:
-        """Rounds that are not closed: after a restart, what was interrupted."""
+        """The rounds that are not closed; after a restart, those that were interrupted."""
         if self._open is None:
             self._open = {entry.round_id: entry for entry in self.entries() if entry.step != "closed"}
         return [OpenRound(self, entry) for entry in self._open.values()]
 
     def _write(self, entry: Entry) -> None:
-        opened, self._open = self._open, None  # read again, should this fail half-way
+        # None while it writes: if that fails half-way, the entries are read from the disk again.
+        opened, self._open = self._open, None
         write_durably(self._path(entry.round_id), encode(entry))
         if opened is not None:
             opened.pop(entry.round_id, None)
@@ -130,17 +133,19 @@ class Journal:
 
     def _forget_old(self) -> None:
         closed = [entry for entry in self.entries() if entry.step == "closed"]
-        # Apart, so that a server that makes one refuse round after round does not make it forget what it did.
+        # Two lists, each with KEPT_ROUNDS: a server that makes the device refuse round after round must not push the
+        # rounds that it carried out from the journal.
         refused = [entry for entry in closed if entry.result == "refused"]
         begun = [entry for entry in closed if entry.result != "refused"]
         old = refused[:-KEPT_ROUNDS] + begun[:-KEPT_ROUNDS]
         if not old:
             return
-        # Their sums first, with their names: whatever is still there when they are read is not added twice.
+        # The sums first, with the rounds' ids: after a kill in between, entries that are still there are not added
+        # twice.
         before = read_forgotten(self._folder)
         sums = before.sums.plus(entry for entry in old if entry.round_id not in before.rounds)
-        gone = Forgotten(sums=sums, rounds=[entry.round_id for entry in old])
-        write_durably(self._folder / _FORGOTTEN, encode(gone))
+        forgotten = Forgotten(sums=sums, rounds=[entry.round_id for entry in old])
+        write_durably(self._folder / _FORGOTTEN, encode(forgotten))
         for entry in old:
             self._path(entry.round_id).unlink(missing_ok=True)
 
@@ -149,7 +154,7 @@ class Journal:
 
 
 class OpenRound:
-    """A round in the journal that is not closed yet. `entry` is what is on disk."""
+    """A round in the journal that is not closed yet. `entry` is as it is on disk."""
 
     def __init__(self, journal: Journal, entry: Entry) -> None:
         self._journal = journal
@@ -157,7 +162,7 @@ class OpenRound:
 
     @property
     def counted(self) -> bool:
-        """Whether this device was told that its update is in the sum; the round's result says if that holds."""
+        """Whether the server has said that this device's update is in the sum; the round can still fail."""
         return self.entry.step in ("confirming", "unmasking")
 
     @property
@@ -166,13 +171,13 @@ class OpenRound:
         return self.entry.step != "assigned"
 
     def advance(self, step: Step, **changes: object) -> None:
-        """Record that `step` begins. Durable when it returns."""
+        """Record that `step` begins, with these changes of the entry. Durable when it returns."""
         entry = msgspec.structs.replace(self.entry, step=step, changed=self._journal._clock(), **changes)
         self._journal._write(entry)
         self.entry = entry
 
     def store_masked(self, masked: bytes, digest: str) -> None:
-        """Keep the masked bytes, then record step "masked". Raises ClientError if there are others already."""
+        """Store the masked bytes, then record step "masked". Raises ClientError if there are some already."""
         path = self._journal._path(self.entry.round_id, _MASKED)
         if path.exists() or self.entry.masked is not None:
             raise ClientError(f"round {self.entry.round_id}: masked bytes are stored already; they are never replaced")
@@ -181,34 +186,39 @@ class OpenRound:
         self.advance("masked", masked=digest)
 
     def masked(self) -> tuple[bytes, str] | None:
-        """Masked bytes that may have been sent and may be sent again, and their SHA-256; None if there are none."""
+        """The masked bytes, which may be sent, and sent again, and their SHA-256; None if there are none."""
         if self.entry.step != "masked" or self.entry.masked is None:
             return None
         try:
             data = self._journal._vault.read(self._journal._path(self.entry.round_id, _MASKED))
         except ClientError:
-            # Lost: the device drops out, which needs no more than silence.
+            # The bytes are lost, so the device drops out: it sends nothing more.
             return None
         return (data, self.entry.masked) if data and hashlib.sha256(data).hexdigest() == self.entry.masked else None
 
     def store_state(self, state: bytes, name: str, cohort: int) -> None:
-        """Keep the device's new state until the round's result is known, then record step "confirming"."""
+        """Store the device's new state until the round's result is known, then record step "confirming".
+
+        `name` is the file of the state that the new one replaces if the round is committed; `cohort` is the number of
+        devices in the sum.
+        """
+        # The state first: an entry with step "confirming" that names it must never be without it.
         if state:
             self._journal._vault.write(self._journal._path(self.entry.round_id, _STATE), state)
         self.advance("confirming", state=name if state else "", cohort=cohort)
 
     def state(self) -> bytes | None:
-        """What `store_state` kept; None if there was none. Raises ClientError if it was lost."""
+        """The state that `store_state` stored; None if there was none. Raises ClientError if it is lost."""
         if not self.entry.state:
             return None
         path = self._journal._path(self.entry.round_id, _STATE)
         state = self._journal._vault.read(path)
         if state is None:
-            raise ClientError(f"{path}: is gone")
+            raise ClientError(f"{path}: there is no such file")
         return state
 
     def close(self, result: Result, reason: str = "", **changes: object) -> None:
-        """The round is over for this device; what lies beside its entry goes."""
+        """Record that the round is over for this device, and remove the files beside its entry."""
         self.advance("closed", result=result, reason=reason[:1000], **changes)
         for kind in _BESIDE:
             self._journal._path(self.entry.round_id, kind).unlink(missing_ok=True)
@@ -216,13 +226,13 @@ class OpenRound:
 
 
 def read_entries(folder: Path) -> list[Entry]:
-    """The rounds whose entries are in the journal's folder, the oldest first. Raises ClientError for a damaged one."""
+    """The entries in the journal's folder, the oldest round first. Raises ClientError if one is damaged."""
     entries = [_read_entry(path) for path in folder.glob("*.json")]
     return sorted((entry for entry in entries if entry is not None), key=lambda entry: entry.started)
 
 
 def read_forgotten(folder: Path) -> Forgotten:
-    """What is known of the rounds before them. Raises ClientError where it is damaged."""
+    """The sums over the rounds whose entries were removed. Raises ClientError if the file is damaged."""
     remedy = "remove it, and what old rounds cost is forgotten"
     path = folder / _FORGOTTEN
     return read_stored(path, _MAX_FORGOTTEN_BYTES, "sums of old rounds", Forgotten, remedy) or Forgotten()

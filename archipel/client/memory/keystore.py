@@ -1,8 +1,8 @@
-"""Where a device keeps its secrets: files that only the owner reads, or what the caller gives, as a phone's key store.
+"""Where a device keeps its secrets: in files that only the owner can read, or in a store of the caller's.
 
-device.key       the identity's private key, PEM
-device.key.next  the one that is to replace it, while that is under way
-data.key         32 random bytes, under which everything personal on the disk is sealed
+device.key       the private key of the device's identity, PEM
+device.key.next  the key that replaces it, during a key rotation
+data.key         32 random bytes; keys derived from them seal everything personal on the disk
 """
 
 from __future__ import annotations
@@ -23,35 +23,37 @@ MAX_SECRET_BYTES = 16 << 10
 
 
 class KeyStore(Protocol):
-    """Secrets by name, from one process at a time. What `store` and `delete` did is durable when they return.
+    """A store of secrets by name, such as a phone's key store. One process at a time uses it.
 
-    Errors that are raised on purpose should be ClientErrors: these are shown in one line.
+    What `store` and `delete` did must be durable when they return. Expected failures should be ClientErrors, which the
+    command shows in one line.
     """
 
     def load(self, name: str) -> bytes | None:
-        """The secret, None where there is none."""
+        """The secret; None if there is none."""
         ...
 
     def store(self, name: str, secret: bytes) -> None:
-        """Keep it, in place of the one before: there is the old one or the new one at any time."""
+        """Store a secret, and replace an older one. After a kill there must be the old one or the new one."""
         ...
 
     def delete(self, name: str) -> None:
-        """Destroy it; nothing happens where there is none."""
+        """Destroy a secret. Does nothing if there is none."""
         ...
 
 
 class FileKeys:
-    """One file of mode 0600 for each secret, in `folder`."""
+    """A KeyStore of files: one of mode 0600 in `folder` for each secret, which is at most 16 KiB."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def load(self, name: str) -> bytes | None:
-        """Raises ClientError where others may read the file, or it cannot be read."""
+        """The secret; None if there is none. Raises ClientError if others may read the file, or nobody can."""
         path = self._folder / name
         try:
             with open(path, "rb") as file:
+                # The mode of the opened file: `path` could name another file by the time of a second look-up.
                 mode = os.fstat(file.fileno()).st_mode & 0o777
                 secret = file.read(MAX_SECRET_BYTES + 1)
         except FileNotFoundError:
@@ -68,18 +70,26 @@ class FileKeys:
         write_durably(self._folder / name, secret, 0o600)
 
     def delete(self, name: str) -> None:
-        """Overwrites it first, where it lies. Flash and copy-on-write file systems may keep the old blocks for a while:
-        there the secret belongs in the system's key store."""
+        """Overwrite the file in place, then remove it.
+
+        Flash and copy-on-write file systems may keep the old blocks for a while; there a secret belongs in the system's
+        key store.
+        """
         path = self._folder / name
         if overwrite(path):
             remove_durably(path)
 
 
 def data_key(keys: KeyStore) -> bytes:
-    """The 32 bytes of DATA_KEY, made on the first call. Raises ClientError where they are not 32."""
+    """The device's data key: 32 random bytes, made on the first call, as in `data_key(FileKeys(Path("device")))`.
+
+    Raises ClientError if the stored key does not have 32 bytes, or cannot be read.
+    """
     key = keys.load(DATA_KEY)
     if key is None:
         keys.store(DATA_KEY, os.urandom(DATA_KEY_BYTES))
+        # What the store gives back is what counts: a store that loses secrets must fail now, and not when sealed files
+        # can no longer be read.
         key = keys.load(DATA_KEY)
     if key is None or len(key) != DATA_KEY_BYTES:
         raise ClientError(

@@ -1,9 +1,9 @@
-"""Which plans this device has taken, so that none is taken twice, however long ago that was.
+"""The plans that this device has taken, so that it takes none twice, however long ago that was.
 
-Of each task the serials of the last plans are kept. The plan of a synchronous task must have a greater one than all
-before; rounds of an asynchronous task overlap, so theirs must be new and not below the last RECENT. Memory is bounded
-by KEPT_TASKS: of the others it is only kept until when their last plans were good, and a plan of a task that is not
-known must be good for longer than that. So an old plan stays refused also for a device whose clock was set back.
+The book keeps the serials of each task's last plans. A plan of a synchronous task must have a greater serial than all
+before. Rounds of an asynchronous task overlap, so a serial must be new, and not below the last RECENT ones. The book
+knows KEPT_TASKS tasks; of all others it keeps only the time until which their plans were valid, and a plan of an
+unknown task must be valid for longer than that. So a device refuses an old plan even after its clock was set back.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ _MAX_BYTES = 256 << 10
 
 
 class TaskPlans(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The serials of the last plans of a task, ascending, and until when (Unix seconds) the last of them was good."""
+    """The serials of a task's last plans, ascending, and until when (Unix seconds) any of its plans is valid."""
 
     serials: Annotated[list[Whole], Meta(min_length=1, max_length=RECENT)]
     not_after: Whole
 
 
 class Plans(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file. `forgotten`: until when the plans of tasks that are not in it were good."""
+    """The file. `forgotten`: until when the plans of tasks that it does not have any more were valid."""
 
     tasks: Annotated[dict[RoundId, TaskPlans], Meta(max_length=KEPT_TASKS)] = {}
     forgotten: Whole = 0
 
 
 class PlanBook:
-    """One file, read once."""
+    """The file `path`, which the book reads once."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._plans: Plans | None = None
 
     def why_old(self, plan: RoundPlan) -> str:
-        """Why the plan must be an old one, sent again; empty where it is new. Raises ClientError for a damaged file."""
+        """Why the plan is an old one, sent again; empty if it is new. Raises ClientError if the file is damaged."""
         plans = self._read()
         seen = plans.tasks.get(plan.task_id)
         if seen is None:
             if plan.not_after <= plans.forgotten:
                 return f"its task is not known, and plans up to {plans.forgotten} (Unix seconds) were taken before"
             return ""
-        # Asynchronous rounds overlap, so their plans come out of order; of the last RECENT serials each is known, and
-        # below them none is taken.
+        # Asynchronous rounds overlap, so their plans come out of order: the book knows the last RECENT serials exactly,
+        # and refuses all below them. While it has fewer, it has forgotten none, so nothing is below.
         overlapping = plan.buffered or plan.staleness_exponent is not None
         lowest = seen.serials[-1] if not overlapping else seen.serials[0] if len(seen.serials) == RECENT else -1
         if plan.serial in seen.serials or plan.serial <= lowest:
@@ -64,7 +64,7 @@ class PlanBook:
         return ""
 
     def take(self, plan: RoundPlan) -> None:
-        """Never take it again. Durable when it returns."""
+        """Record the plan, so that the device never takes it again. Durable when it returns."""
         plans = self._read()
         seen = plans.tasks.get(plan.task_id)
         serials = sorted({plan.serial, *(() if seen is None else seen.serials)})[-RECENT:]
@@ -72,12 +72,14 @@ class PlanBook:
         tasks = {**plans.tasks, plan.task_id: TaskPlans(serials=serials, not_after=not_after)}
         forgotten = plans.forgotten
         while len(tasks) > KEPT_TASKS:
-            # What is known of a task goes when its plans expire first; `forgotten` then covers all of them.
+            # Forget the task whose plans expire first: so `forgotten`, below which plans of unknown tasks are refused,
+            # stays as low as it can.
             others = (task for task in tasks if task != plan.task_id)
             oldest = min(others, key=lambda task: tasks[task].not_after)
             forgotten = max(forgotten, tasks.pop(oldest).not_after)
         changed = Plans(tasks=tasks, forgotten=forgotten)
-        self._plans = None  # read again, should this fail half-way
+        # None while it writes: if that fails half-way, the book is read from the disk again.
+        self._plans = None
         write_durably(self._path, encode(changed))
         self._plans = changed
 
@@ -89,8 +91,10 @@ class PlanBook:
 
 
 def why_expired(plan: RoundPlan, own: float, server: float | None) -> str:
-    """Why the plan is good no longer: by the server's clock, where that is known, or by the device's, which may be
-    ahead by CLOCK_SLACK. Empty where it is good. All are Unix seconds."""
+    """Why the plan is no longer valid, by the clock of the server (None: unknown) or the device's own; empty if it is.
+
+    The times are Unix seconds. The device's clock may be ahead by CLOCK_SLACK.
+    """
     if server is not None and server > plan.not_after:
         return f"it was good until {plan.not_after} (Unix seconds), at the server it is {server:.0f}"
     if own > plan.not_after + CLOCK_SLACK:

@@ -1,13 +1,14 @@
-"""The evaluations and analyses that this device was in: their devices, so that none is singled out by a difference.
+"""The queries (evaluations and analyses) of this device, so that no difference of two sums singles out a device.
 
-Two sums over sets that differ by one device give what that device sent; over sets that differ by few, what a few did.
-So a device keeps the devices of every query that it confirmed, and confirms another one only if its devices are the
-same or at least `min_contributors` others: counted are those that are in one of the two sets only, for what the two
-sums differ by is made of these, and of these alone. (That only one device is missing does no harm where enough others
-came: the difference is its part less the sum of theirs.)
+The difference of two sums over sets of devices that differ by one device is what that device sent. So the book keeps
+the devices of every query that this device confirmed, and the device confirms another query only if its devices are the
+same or differ by at least `min_contributors`. The devices in exactly one of the two sets count (the symmetric
+difference), because the difference of the sums consists of their parts alone. (One missing device does no harm if
+enough others came: the difference is its part less the sum of theirs.)
 
-It counts queries, too: the publisher's policy says how many there may be in how many days. Both are written before the
-confirmation is sent, and a round counts whatever becomes of it: the device does not know who confirmed besides.
+The book also counts queries: the publisher's policy says how many there may be in how many days. Both are on disk
+before the device sends its confirmation. A query counts whatever becomes of its round, because the device does not know
+who else confirmed it.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ FILE = "queries"
 _ID_BYTES = 16
 _MAX_FILE_BYTES = MAX_QUERIES * (2 * MAX_COHORT * _ID_BYTES + 1024)
 _DAY = 86400.0
-# No query is answered until somebody has looked: what was there is what protects this device.
+# A damaged book stops all queries until the owner acts: what it had in it is what protects this device.
 _REMEDY = "remove it, and what earlier queries were about is forgotten"
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One round. `devices` is the place of the devices in its sum among the book's sets; None: of a plain round, whose
-    updates the server saw. It is kept from `at` to `until` (Unix seconds); `minimum` was its plan's."""
+    """The query of one round.
+
+    `devices` is the index of the set of its devices in the book's `sets`; None for a plain round, whose updates the
+    server saw anyway. The book keeps it from `at` to `until` (Unix seconds); `minimum` is the plan's min_contributors.
+    """
 
     round_id: RoundId
     at: float
@@ -46,17 +50,17 @@ class Query(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     devices: Annotated[int, msgspec.Meta(ge=0)] | None
 
 
-class _Kept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`sets`: ids of devices, sorted, 16 bytes each; every set once, for most queries repeat one."""
+class _Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file. A set has its devices' ids, sorted, 16 bytes each, and is stored once: most queries repeat one."""
 
     queries: Annotated[list[Query], msgspec.Meta(max_length=MAX_QUERIES)] = []
     sets: Annotated[list[bytes], msgspec.Meta(max_length=MAX_QUERIES)] = []
 
 
 class QueryBook:
-    """What one device keeps of its queries, in the file `queries` of `folder`.
+    """The queries of one device, in the file `queries` of `folder`.
 
-    A device is in one population, and the book is for all its bundles: the same question can be put by several.
+    There is one book for all bundles, because several bundles can ask the same question.
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
@@ -64,13 +68,14 @@ class QueryBook:
         self._clock = clock
 
     def check_budget(self, plan: RoundPlan, policy: PrivacyPolicy) -> None:
-        """Raises PolicyError where the policy allows no further query now, ClientError where the book is damaged."""
+        """Raises PolicyError if the policy allows no further query now, ClientError if the book is damaged."""
         now = self._clock()
         since = now - policy.query_days * _DAY
-        # One from the future counts: the clock was set back, and how far nobody knows.
-        kept = [each for each in self._read().queries if each.round_id != plan.round_id]
-        spent = sum(each.at > since for each in kept)
-        full = sum(each.until > now for each in kept) >= MAX_QUERIES
+        # Queries with a time in the future count, too: the clock was set back, and nobody knows how far.
+        queries = [query for query in self._read().queries if query.round_id != plan.round_id]
+        spent = sum(query.at > since for query in queries)
+        # Another bundle's policy may keep queries for longer, and the file has a limit.
+        full = sum(query.until > now for query in queries) >= MAX_QUERIES
         if spent >= policy.queries or full:
             raise PolicyError(
                 f"plan {plan.round_id}: this device was in {spent} evaluations and analyses in the last "
@@ -78,27 +83,28 @@ class QueryBook:
             )
 
     def add(self, plan: RoundPlan, policy: PrivacyPolicy, devices: Sequence[str]) -> None:
-        """Keep the round's devices (none: of a plain round); durable when it returns.
+        """Record the query of a round with the ids of its devices (none for a plain round). Durable when it returns.
 
-        They must be those of each earlier query, or differ by at least `min_contributors` devices: the plan's, or that
-        query's own if it was larger. Raises PolicyError where they differ by less, or nothing is left of the budget.
+        The devices must be the same as in each earlier query, or differ from them by the `min_contributors` of the plan
+        or of the earlier query, whichever is larger. Raises PolicyError if they differ by less, or if the budget is
+        used up.
         """
         self.check_budget(plan, policy)
-        now, kept = self._clock(), self._read()
-        queries = [each for each in kept.queries if each.until > now and each.round_id != plan.round_id]
-        sets = {each.devices: _ids(kept.sets[each.devices]) for each in queries if each.devices is not None}
-        # The symmetric difference is what two sums tell of: see the file's description.
+        now, stored = self._clock(), self._read()
+        queries = [query for query in stored.queries if query.until > now and query.round_id != plan.round_id]
+        sets = {query.devices: _split_ids(stored.sets[query.devices]) for query in queries if query.devices is not None}
+        # The size of the symmetric difference: see the file's description.
         new = frozenset(bytes.fromhex(device) for device in devices)
         if new:
-            for each in queries:
-                if each.devices is not None:
-                    different = len(new ^ sets[each.devices])
-                    _check_difference(plan, max(plan.min_contributors, each.minimum), different, each)
-        # Sets that no query refers to any more are left out, so the places move.
+            for query in queries:
+                if query.devices is not None:
+                    different = len(new ^ sets[query.devices])
+                    _check_difference(plan, max(plan.min_contributors, query.minimum), different, query)
+        # Sets without a query are left out, so the indices of the others change.
         places: dict[frozenset[bytes], int] = {}
         for members in (*sets.values(), *([new] if new else [])):
             places.setdefault(members, len(places))
-        made = Query(
+        added = Query(
             round_id=plan.round_id,
             at=now,
             until=now + policy.query_days * _DAY,
@@ -106,22 +112,22 @@ class QueryBook:
             devices=places[new] if new else None,
         )
         moved = [
-            each if each.devices is None else msgspec.structs.replace(each, devices=places[sets[each.devices]])
-            for each in queries
+            query if query.devices is None else msgspec.structs.replace(query, devices=places[sets[query.devices]])
+            for query in queries
         ]
-        written = _Kept(queries=[*moved, made], sets=[b"".join(sorted(each)) for each in places])
-        write_durably(self._path, encode(written))
+        changed = _Stored(queries=[*moved, added], sets=[b"".join(sorted(members)) for members in places])
+        write_durably(self._path, encode(changed))
 
-    def _read(self) -> _Kept:
-        kept = read_stored(self._path, _MAX_FILE_BYTES, "queries", _Kept, _REMEDY) or _Kept()
-        if any(len(each) % _ID_BYTES for each in kept.sets) or any(
-            each.devices is not None and each.devices >= len(kept.sets) for each in kept.queries
+    def _read(self) -> _Stored:
+        stored = read_stored(self._path, _MAX_FILE_BYTES, "queries", _Stored, _REMEDY) or _Stored()
+        if any(len(members) % _ID_BYTES for members in stored.sets) or any(
+            query.devices is not None and query.devices >= len(stored.sets) for query in stored.queries
         ):
             raise ClientError(f"{self._path}: damaged (its sets are not those of its queries); {_REMEDY}")
-        return kept
+        return stored
 
 
-def _ids(joined: bytes) -> frozenset[bytes]:
+def _split_ids(joined: bytes) -> frozenset[bytes]:
     return frozenset(joined[start : start + _ID_BYTES] for start in range(0, len(joined), _ID_BYTES))
 
 

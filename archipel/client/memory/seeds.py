@@ -1,7 +1,7 @@
 """The randomness of a round: the order of the examples, and what graphs draw with their `seed`.
 
-It follows from a secret of this device, so that neither server nor publisher can tell beforehand, or reckon afterwards,
-which numbers a device drew. A round that is trained again draws the same ones: what is uploaded is the same.
+A seed is derived from a secret of this device, so neither server nor publisher can predict, or compute afterwards,
+which numbers the device draws. A round that is trained again draws the same numbers, and so uploads the same update.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _LABEL = b"archipel/agent/1/seed"
 
 
 class RoundSeeds:
-    """`secret`: the device's data key, 32 bytes (keystore.data_key); gone with it when the device is erased."""
+    """Derives seeds from `secret`, the device's data key of 32 bytes (keystore.data_key)."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def of(self, plan: str) -> int:
-        """From 0 to 2**32 - 1, for the round with this plan digest (protocol.policy.plan_digest)."""
+    def derive(self, plan: str) -> int:
+        """The seed, 0 to 2**32 - 1, of the round whose plan has this digest (protocol.policy.plan_digest)."""
         derived = HKDF(algorithm=SHA256(), length=4, salt=plan.encode(), info=_LABEL).derive(self._secret)
         return int.from_bytes(derived, "big")

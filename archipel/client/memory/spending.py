@@ -1,4 +1,4 @@
-"""What rounds told others about this device's examples, in sums that outlast their journal entries."""
+"""What rounds told others about this device's examples, in sums that outlast the rounds' journal entries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Sum = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of all rounds. `since` is when the first began."""
+    """Numbers over all rounds, and bytes sent and received. `since` is when the first round began (Unix seconds)."""
 
     rounds: _Count = 0
     took_part: _Count = 0
@@ -27,6 +27,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     since: float | None = None
 
     def plus(self, entry: Entry) -> Totals:
+        """The totals with one more round."""
         result = entry.result if entry.step == "closed" else "open"
         return msgspec.structs.replace(
             self,
@@ -38,15 +39,18 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the rounds of one task, model and kind in which an update was sent; without task and model, of many.
+    """Numbers over the rounds of one task, model and kind in which the device sent an update.
 
-    `secure`: rounds whose sum has this device's update in it, which the server could not see by itself; in the `told`
-    ones of them it is known of how many devices: `smallest`, and `devices` in all, this one each time among them.
-    `plain`: rounds in which the update went to the server as it is. `unsure`: secure rounds that this device left after
-    it sent its masked update, which may be in a sum or not.
+    secure     rounds whose sum has this device's update in it; the server saw the sum alone
+    told       those of the secure rounds whose number of devices is known
+    smallest   the fewest devices in one of the told rounds
+    devices    the devices of all told rounds together; this device is in each
+    plain      rounds in which the server got the update itself
+    unsure     secure rounds that the device left after it sent its masked update, which is in a sum or lost
+    noised     those of all these rounds with noise whose strength the bundle states
+    rho        the sum of the rhos of the noised rounds (privacy.py)
 
-    Of all these rounds `noised` added noise for differential privacy whose strength the bundle states, `rho` together
-    (client.privacy); the others none, or none that can be accounted.
+    An empty task and model stand for many of the same kind.
     """
 
     task_id: str
@@ -68,8 +72,9 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.secure + self.plain + self.unsure
 
     def plus(self, other: Spent) -> Spent:
-        """Both together, under the names of this one."""
+        """The sum of both, with the task, model and kind of this one."""
         names = ("secure", "told", "devices", "plain", "unsure", "sent", "received", "noised", "rho")
+        # Without a told round `smallest` is 0, which is no number of devices.
         known = [each.smallest for each in (self, other) if each.told]
         return msgspec.structs.replace(
             self,
@@ -79,21 +84,22 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Sums(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`spent` in the order of their first rounds. Beyond MAX_ROWS tasks the oldest become one for each kind."""
+    """All sums; `spent` is in the order of the first rounds, with one row for each kind beyond MAX_ROWS tasks."""
 
     totals: Totals = Totals()
     spent: list[Spent] = []
 
     def plus(self, entries: Iterable[Entry]) -> Sums:
-        """With these rounds, the oldest first. Refused ones sent nothing."""
+        """The sums with these rounds, which come with the oldest first."""
         totals, rows = self.totals, {(row.task_id, row.model, row.kind): row for row in self.spent}
         for entry in entries:
             totals = totals.plus(entry)
+            # Rounds in which nothing was sent cost nothing; a stored update may have been sent, whatever the result.
             if entry.result == "took_part" or entry.masked is not None:
                 spent = _spent(entry)
                 key = spent.task_id, spent.model, spent.kind
                 rows[key] = rows[key].plus(spent) if key in rows else spent
-        # A server that makes a task for each round must not make the file grow: the oldest become one row for a kind.
+        # A server that makes a task for each round must not make the file grow without limit.
         for key in [key for key in rows if key[0]][:-MAX_ROWS]:
             rest = ("", "", key[2])
             rows[rest] = rows.get(rest, Spent(task_id="", model="", kind=key[2])).plus(rows.pop(key))

@@ -1,4 +1,4 @@
-"""The agent's own small files: read with a limit, decoded strictly. archipel.durable writes them."""
+"""Reading the agent's own small files: with a limit, and decoded strictly. archipel/durable.py writes them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ T = TypeVar("T")
 
 
 def read_stored(path: Path, limit: int, what: str, kind: type[T], remedy: str) -> T | None:
-    """What is in the JSON file `path`; None where there is none.
+    """The struct in the JSON file `path`; None if there is no file.
 
-    `what` names it in errors, `remedy` says what its owner can do about a damaged one. Raises ClientError where it
+    `what` names the file in errors, and `remedy` says what the owner can do if it is damaged. Raises ClientError if it
     cannot be read, has more than `limit` bytes or is not a `kind`.
     """
     try:
-        data = contents(path, limit)
+        data = read_limited(path, limit)
         return None if data is None else decode(what, data, kind)
     except MessageError as error:
         raise ClientError(f"{path}: damaged ({error}); {remedy}") from None
 
 
-def contents(path: Path, limit: int) -> bytes | None:
-    """The bytes of the file; None where there is none. Raises ClientError where it cannot be read, MessageError beyond
-    `limit` bytes."""
+def read_limited(path: Path, limit: int) -> bytes | None:
+    """The bytes of the file; None if there is none. Raises ClientError if it cannot be read, MessageError if it has
+    more than `limit` bytes."""
     try:
         with open(path, "rb") as file:
             data = file.read(limit + 1)

@@ -1,7 +1,8 @@
-"""Files that are personal, sealed on the disk: personal tensors, state, and updates that wait to be sent.
+"""Sealed files for what is personal: tensors, state, and updates that wait to be sent.
 
-`archipel-sealed1`, then XAES-256-GCM of the contents (lite_runtime/store/sealing.py) under a key derived from the
-device's data key. The file's name and folder are the associated data, so that one cannot be put in another's place.
+A file has the 16 bytes `archipel-sealed1`, then the contents in XAES-256-GCM (lite_runtime/store/sealing.py) under a
+key derived from the device's data key. The names of file and folder are the associated data, so that nobody can put one
+sealed file in the place of another.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ MAX_FILE_BYTES = 1 << 30
 
 
 class Vault:
-    """Writes and reads sealed files. `data_key`: 32 bytes (keystore.data_key)."""
+    """Writes and reads sealed files. `data_key` has 32 bytes (keystore.data_key)."""
 
     def __init__(self, data_key: bytes) -> None:
+        # A key of its own by HKDF, because the seeds of rounds are derived from the data key, too.
         self._sealer = Sealer(HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=_LABEL).derive(data_key))
 
     def write(self, path: Path, data: bytes) -> None:
-        """Replace `path`, durably. Raises OSError."""
+        """Replace the file `path`, durably. Raises OSError."""
         write_durably(path, _MAGIC + self._sealer.seal(os.urandom(NONCE_BYTES), data, _place(path)))
 
     def read(self, path: Path) -> bytes | None:
-        """What was written there, None where there is no file. Raises ClientError for anything else."""
+        """The data that `write` sealed; None if there is no file. Raises ClientError for anything else."""
         try:
             with open(path, "rb") as file:
+                # One byte more than allowed is enough to notice a larger file.
                 sealed = file.read(MAX_FILE_BYTES + len(_MAGIC) + OVERHEAD_BYTES + 1)
         except FileNotFoundError:
             return None

@@ -1,4 +1,4 @@
-"""What a device and the server say to each other in a round.
+"""The messages between a device and the server in a round.
 
 Each answer of the server has one next step: docs/agent.md, "What the server may answer".
 """
@@ -28,13 +28,13 @@ ORDER: tuple[Phase, ...] = (
     "aggregating", "committed", "failed",
 )  # fmt: skip
 LATER = {401, *TRY_AGAIN}
-"""Statuses of a server that cannot answer now. 401 is one of them: the session has opened another by then, in vain."""
+"""Statuses of a server that cannot answer now. 401 is one of them: the session has retried it with a new token."""
 _SHORTEST_WAIT = 0.01
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a round ended for a device whose update was taken: it counts, or the round failed for `reason`."""
+    """How a round ended for a device whose update the server has: it counts, or the round failed for `reason`."""
 
     counted: bool
     reason: str = ""
@@ -42,8 +42,12 @@ class Ended:
 
 @dataclass(frozen=True)
 class Owner:
-    """What the agent does between messages: `check` raises RoundAbandonedError when work must stop, so may `pause`
-    (seconds); `report` tells the program that embeds it."""
+    """What a round asks of its agent between messages.
+
+    pause    waits (seconds); raises RoundAbandonedError when the agent is stopped
+    check    waits while the owner's conditions do not hold; raises RoundAbandonedError when the device must leave
+    report   reports an event to the program that embeds the agent
+    """
 
     pause: Callable[[float], None]
     check: Callable[[], None]
@@ -51,7 +55,7 @@ class Owner:
 
 
 class RoundExchange:
-    """One device's way through one round."""
+    """The part of one device in one round: it sends, polls and waits within the owner's patience."""
 
     def __init__(
         self,
@@ -65,7 +69,7 @@ class RoundExchange:
         self._session = session
         self._journal = journal
         self._config = config
-        # The transport has waited `backoff` between its own attempts before one of these counts as failed.
+        # Twice `backoff`: the transport has used waits of `backoff` already, in its own attempts.
         self._backoff = Backoff(2 * config.backoff, longest=config.max_wait)
         self._pause, self._check, self._report = owner.pause, owner.check, owner.report
         self._url = f"/v1/rounds/{plan.round_id}"
@@ -75,35 +79,38 @@ class RoundExchange:
         self._deliver(phase, lambda: send_update(self._session, self._plan.round_id, data, digest))
         self._report("uploaded", {"bytes": len(data)})
 
-    def _result(self) -> Ended:
+    def _await_result(self) -> Ended:
         status = self._await("committed")
         return Ended(status.phase == "committed", status.reason)
 
     def _deliver(self, phase: Phase, call: Callable[[], Receipt]) -> None:
+        """Send a message of `phase`, the same bytes each time, until the server has it."""
         while True:
             self._check()
             try:
                 self._send(call)
                 return
             except TooEarlyError as error:
-                # The server answers 409 for both; only the round's phase tells which of them it is.
-                if ORDER.index(self._status().phase) >= ORDER.index(phase):
-                    # Not early at all: the server has another message of this device.
+                # 409 means too early, or that another message of this device is stored; the round's phase tells which.
+                if ORDER.index(self._fetch_status().phase) >= ORDER.index(phase):
+                    # Not too early, so the server has another message of this device.
                     raise RoundAbandonedError(str(error)) from None
             self._await(phase)
 
     def _get(self, phase: Phase, path: str, kind: type[T]) -> T:
+        """Get a message of `phase`, once the round has reached it."""
         while True:
             status = self._await(phase)
             try:
                 return self._send(lambda: self._session.call("GET", f"{self._url}/{path}", kind))
             except TooEarlyError:
-                # Status and message come from two requests, which may go to two web processes with two snapshots.
+                # Two web processes may answer the two requests, and the second may not know of the new phase yet.
                 self._wait(status.retry_after)
 
     def _send(self, call: Callable[[], T]) -> T:
+        """Call, with an exception for each refusal that has a next step of its own."""
         try:
-            return self._answered(call)
+            return self._call_patiently(call)
         except RefusedError as error:
             text = f"round {self._plan.round_id}: {error}"
             if error.status == 410:
@@ -115,21 +122,23 @@ class RoundExchange:
     def _await(self, phase: Phase) -> RoundStatus:
         """Poll until the round is in `phase` or later. Raises RoundAbandonedError when it failed before that."""
         while True:
-            status = self._status()
-            # Who waits for the end wants to hear of a failure, all others have nothing left to do.
+            status = self._fetch_status()
+            # A failure is a result for `_await_result`; for every other phase it means that the phase never comes.
             if status.phase == "failed" and phase != "committed":
                 raise RoundAbandonedError(f"round {self._plan.round_id} failed: {status.reason}")
+            # "Or later": a phase may pass between two polls.
             if ORDER.index(status.phase) >= ORDER.index(phase):
                 return status
             self._wait(status.retry_after)
 
-    def _status(self) -> RoundStatus:
+    def _fetch_status(self) -> RoundStatus:
         try:
-            return self._answered(lambda: self._session.call("GET", self._url, RoundStatus))
+            return self._call_patiently(lambda: self._session.call("GET", self._url, RoundStatus))
         except RefusedError as error:
             raise RoundAbandonedError(f"round {self._plan.round_id}: {error}") from None
 
-    def _answered(self, call: Callable[[], T]) -> T:
+    def _call_patiently(self, call: Callable[[], T]) -> T:
+        """Call until there is an answer, or until the server has been silent for `patience` seconds."""
         failures = 0
         while True:
             try:
@@ -139,7 +148,7 @@ class RoundExchange:
                 wait = None
             except RefusedError as error:
                 if error.status not in LATER:
-                    # A refusal is an answer: the server is there, and patience is for one that is silent.
+                    # A refusal is an answer, so the silence is over.
                     self._last_answer = time.monotonic()
                     raise
                 self._give_up_if_late(error)
@@ -157,10 +166,10 @@ class RoundExchange:
     def _wait(self, seconds: float) -> None:
         if time.monotonic() - self._started > self._config.round_timeout:
             raise RoundAbandonedError(
-                f"round {self._plan.round_id}: not over after {self._config.round_timeout:g} s, left"
+                f"round {self._plan.round_id}: not over after {self._config.round_timeout:g} s (setting round_timeout)"
             )
-        # Not less than the shortest wait: a server that says 0 would have the device ask without a pause.
         self._check()
+        # At least the shortest wait: with a `retry_after` of 0 the device would ask without a pause.
         self._pause(min(max(seconds, _SHORTEST_WAIT), self._config.max_wait))
 
 
@@ -173,6 +182,6 @@ class TooEarlyError(Exception):
 
 
 def send_update(session: DeviceSession, round_id: str, data: bytes, digest: str) -> Receipt:
-    """PUT the update. The same bytes may be sent any number of times. Raises RefusedError, UnreachableError."""
+    """Upload the update; the same bytes may be sent again. Raises RefusedError, UnreachableError."""
     headers = {"Content-Type": "application/octet-stream", "Digest-SHA256": digest}
     return session.call("PUT", f"/v1/rounds/{round_id}/update", Receipt, body=data, headers=headers)

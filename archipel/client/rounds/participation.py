@@ -1,4 +1,4 @@
-"""One round of this device: from the plan to its end, whatever that is."""
+"""One round of this device, from the plan to its end: committed, failed, left or refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _LEAVING = (RoundAbandonedError, NonFiniteLossError, ProtocolError)
 
 
 class Participation:
-    """`digest` is the plan's (protocol.policy.plan_digest)."""
+    """The device's part in one round; `digest` is the plan's (protocol.policy.plan_digest)."""
 
     def __init__(
         self,
@@ -74,13 +74,17 @@ class Participation:
         self._limits = OwnerLimits(device.config, record, device.journal)
 
     def run(self, wait: float) -> Outcome:
-        """Take part. `wait` is what the outcome says. Raises UnreachableError and RefusedError only while fetching."""
+        """Take part in the round. The outcome has `wait`, unless the round is to be taken up again.
+
+        Raises UnreachableError and RefusedError while it fetches what the round needs, and no later.
+        """
         journal = self._device.journal.begin(self._plan, self._digest)
         self._device.emit("assigned", {"number": self._plan.number})
         try:
             ended = self._carry_out(journal)
         except _REFUSALS as error:
-            # Once keys are sent the same errors are about peers and server: the device leaves.
+            # Before keys are sent such an error is about plan, bundle or weights, which the device refuses. Later it is
+            # about a message of peers or server, and the device leaves.
             kind: Literal["dropped", "refused"] = "dropped" if journal.keys_sent else "refused"
             return self._settling.end(journal, kind, str(error), wait, _why(error))
         except _LEAVING as error:
@@ -91,16 +95,18 @@ class Participation:
                     return outcome
             elif journal.keys_sent or not left:
                 return self._settling.end(journal, "dropped", str(error), wait)
-            # Before keys are sent the round may be taken up again; after it counted, its result is still to be learnt.
+            # The round stays open in the journal. If no keys were sent, the device may take it up again; if its update
+            # counts, the next check-in asks for the result.
             self._device.emit("paused", {"reason": str(error)})
             return Outcome("paused", self._device.config.pause_seconds, self._plan.round_id, str(error))
         except ClientError as error:
             if isinstance(error, UnreachableError) or (isinstance(error, RefusedError) and error.status in LATER):
-                # Only while fetching; RoundExchange makes RoundAbandonedError of these.
+                # These come from fetching only, since RoundExchange raises RoundAbandonedError instead.
                 raise
             kind = "dropped" if journal.keys_sent else "refused"
             return self._settling.end(journal, kind, str(error), wait, _why(error))
         except BaseException as error:
+            # From the owner's functions, or Ctrl-C. A round without keys stays open, and may be taken up again.
             if journal.keys_sent:
                 self._settling.end(journal, "dropped", f"interrupted by {type(error).__name__}", wait)
             raise
@@ -112,19 +118,20 @@ class Participation:
         prepared = prepare(plan, self._record, device.cache, device.origins, self._session, self._limits)
         journal.advance("assigned", model=prepared.bundle.manifest.name)
         if plan.kind != "training":
-            # Before the work; `add` asks again when the devices in the sum are known.
+            # Before the work, which a refusal would waste; `add` checks again when the devices in the sum are known.
             device.queries.check_budget(plan, prepared.bundle.manifest.privacy)
         name = state_name(prepared.bundle)
         state = device.state(name)
         device.gate.pass_or_wait()
         done = self._contribute(prepared, state, journal)
+        # As bytes, for the journal: the file of the present state stays as it is until the round is known to count.
         new_state = state.encode() if plan.kind == "training" and (state.personal or state.state) else b""
         layout, policy = prepared.layout, prepared.bundle.manifest.privacy
-        # The model and its training state need not lie in memory while the round waits for other devices.
+        # Free the model and its training state: the round may wait for other devices for minutes.
         del prepared, state
 
         def on_counted(devices: Sequence[str]) -> None:
-            # It raises before the confirmation is sent if the set of devices would single some of them out.
+            # Raises, before the confirmation is sent, if this sum and an earlier one would single devices out.
             if plan.kind != "training" and plan.privacy == "secure":
                 device.queries.add(plan, policy, devices)
             journal.store_state(new_state, name, len(devices))
@@ -135,6 +142,7 @@ class Participation:
         owner = Owner(pause, device.gate.pass_or_wait, device.emit)
         if plan.privacy == "plain":
             update = encode_plain(layout, done.arrays)
+            # Before the upload: the server sees a plain answer even if the round fails later.
             if plan.kind != "training":
                 device.queries.add(plan, policy, [])
             return PlainRound(plan, self._session, journal, device.config, owner).run(update, on_counted)
@@ -147,7 +155,7 @@ class Participation:
             arrays = discount_stale(done, layout, staleness, plan.staleness_exponent or 0.0)
             return layout.encode(arrays, modulus_bits=plan.modulus_bits, max_cohort=plan.max_cohort)
 
-        # Before keys are sent: an update that cannot be encoded costs the others nothing.
+        # Encode before keys are sent: a device that fails here has not joined the cohort yet.
         fresh = encode_stale(0)
 
         def vector(staleness: int) -> Vector:
@@ -156,12 +164,12 @@ class Participation:
         return SecureRound(plan, self._session, journal, device.config, owner, participant).run(vector, on_counted)
 
     def _revoked(self) -> Revoked:
-        """Who must not be in the cohort; plain rounds have no peers."""
+        """The devices and tokens that must not be in the cohort; nobody in plain rounds, which have no peers."""
         if self._plan.privacy == "plain":
             return NOBODY
         record = self._record
         path = self._device.config.folder / "rounds" / "revoked"
-        return RevocationBook(path, record.server_key, record.population).named_by(
+        return RevocationBook(path, record.server_key, record.population).fetch_named(
             self._plan.revocations, self._session
         )
 
@@ -169,11 +177,12 @@ class Participation:
         started = time.monotonic()
         fields = self._device.examples()
         count = max((len(array) for array in fields.values()), default=0)
+        # The limit on epsilon needs the number of examples, and nothing may be computed before it is checked.
         self._limits.check_examples(self._plan, prepared.bundle.manifest, count)
         done = contribute(
             prepared,
             self._plan,
-            seed=self._device.seeds.of(self._digest),
+            seed=self._device.seeds.derive(self._digest),
             fields=fields,
             state=state,
             publisher_keys=self._record.publisher_keys,
@@ -183,6 +192,7 @@ class Participation:
         )
         manifest, plan = prepared.bundle.manifest, self._plan
         noise, rho = noise_of(manifest, plan.kind, plan.program, done.examples)
+        # In the journal before any key is sent: the owner's totals include a round even if its end is never known.
         journal.advance("assigned", examples=done.examples, steps=done.steps, noise=noise, rho=rho)
         detail = {"examples": done.examples, "steps": done.steps, "seconds": time.monotonic() - started}
         self._device.emit("trained", {**detail, **({} if done.loss is None else {"loss": done.loss})})
@@ -190,7 +200,7 @@ class Participation:
 
 
 def _why(error: Exception) -> LeaveReason:
-    """What the server may be told: the kind of limit or error, never what it says."""
+    """What the server may be told: the kind of limit or error, and never its text, which may tell of the examples."""
     if isinstance(error, OwnerRefusalError):
         return cast(LeaveReason, error.code)
     if isinstance(error, SignatureError):
@@ -199,5 +209,5 @@ def _why(error: Exception) -> LeaveReason:
         return "policy"
     if isinstance(error, RuntimeLimitError | TooLargeError):
         return "size"
-    # What else is wrong may be so because of the examples.
+    # Any other error may depend on the examples, so it has no kind of its own.
     return "bundle" if isinstance(error, BundleError) else "other"

@@ -1,4 +1,4 @@
-"""A round with privacy plain: one upload, and the wait for the round's result."""
+"""A plain round: one upload, and the wait for the round's result."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from archipel.errors import RoundAbandonedError
 
 
 class PlainRound(RoundExchange):
-    """One device's way through one plain round."""
+    """The part of one device in one plain round."""
 
     def run(self, update: bytes, on_counted: Callable[[Sequence[str]], None]) -> Ended:
-        """Send `update` (see protocol.plain). `on_counted([])` is called when the server has taken it.
+        """Send `update` (bytes of protocol.plain), call `on_counted([])` when the server has it, and await the result.
 
-        In a buffered round that is all: no later round's end can undo it for this device. Raises RoundAbandonedError.
+        In a buffered round there is no result to await. Raises RoundAbandonedError.
         """
+        # The same record on the disk as for masked bytes: after a kill these bytes, and no others, are sent again.
         digest = hashlib.sha256(update).hexdigest()
         self._journal.store_masked(update, digest)
         try:
@@ -24,4 +25,5 @@ class PlainRound(RoundExchange):
         except GoneError as error:
             raise RoundAbandonedError(str(error)) from None
         on_counted([])
-        return Ended(True) if self._plan.buffered else self._result()
+        # The server adds a buffered update to the next version, whatever becomes of this round.
+        return Ended(True) if self._plan.buffered else self._await_result()

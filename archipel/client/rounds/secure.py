@@ -1,6 +1,6 @@
-"""A secure round, from sent keys to its result.
+"""A secure round, from the keys to its result (archipel/protocol/secagg has the cryptography).
 
-Leaving is silent: the server counts the device as dropped out, and the others' shares make up for it.
+A device leaves silently: the server counts it as dropped out, and the others' shares make up for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from archipel.protocol.vector import Vector, pack
 
 
 class SecureRound(RoundExchange):
-    """One device's way through one secure round."""
+    """The part of one device in one secure round."""
 
     def __init__(
         self,
@@ -47,12 +47,14 @@ class SecureRound(RoundExchange):
         self._participant = participant
 
     def run(self, vector: Callable[[int], Vector], on_counted: Callable[[Sequence[str]], None]) -> Ended:
-        """Send `vector(staleness)` (uint32 [length]), masked.
+        """Carry out all phases, with `vector(staleness)` (uint32 [length]) as the update.
 
-        `on_counted(devices in the sum)` is called when the server has said that the update is among them, before they
-        are confirmed; it may raise PolicyError. Raises RoundAbandonedError, or ProtocolError when what the server sent
-        must not be answered.
+        `on_counted(devices in the sum)` is called when the server has named them, this device among them, and before
+        the device confirms them; it may raise PolicyError.
+
+        Raises RoundAbandonedError, or ProtocolError for a message of the server that the device must not answer.
         """
+        # The order is the protocol's: each message depends on those that all devices sent in the phase before.
         try:
             self._put("advertising", "advertisement", self._participant.advertise())
             self._report("advertised", {})
@@ -61,9 +63,12 @@ class SecureRound(RoundExchange):
             self._report("shared", {"cohort": len(cohort.members)})
             inbox = self._get("complaining", "shares", Shares)
             self._put("complaining", "complaints", self._participant.complain(inbox))
-            self._send_masked(vector, self._complaints())
+            self._send_masked(vector, self._get_complaints())
+            # The device signs the set of survivors before it reveals a share: a server that names one set to some
+            # devices and another set to others cannot collect `threshold` signatures for both.
             survivors = self._get("confirming", "survivors", Survivors)
             confirmation = self._participant.confirm(survivors)
+            # Before the confirmation leaves: once it has, the update may be in the sum, so the state must be on disk.
             on_counted(survivors.devices)
             self._put("confirming", "confirmation", ConfirmRequest(confirmation=confirmation))
             self._report("confirmed", {"survivors": len(survivors.devices)})
@@ -71,19 +76,24 @@ class SecureRound(RoundExchange):
             self._put("unmasking", "unmasking", self._participant.unmask(confirmations))
             self._report("unmasked", {})
         except GoneError as error:
+            # Before the server counted the device, its update missed the phase. After that, only its help for the
+            # others is late, and the round's result still matters.
             if not self._journal.counted:
                 raise RoundAbandonedError(str(error)) from None
-        return self._result()
+        return self._await_result()
 
-    def _complaints(self) -> Complaints:
-        """The round's: mostly none, and then there is nothing to ask for. Whatever is told is signed later."""
+    def _get_complaints(self) -> Complaints:
+        """The complaints of the round. Mostly there are none, which the round's status says without a request.
+
+        The status needs no proof: a later confirmation is a signature over the complaints, too.
+        """
         if not self._await("masking").complaints:
             return Complaints(complaints=[])
         return self._get("masking", "complaints", Complaints)
 
     def _send_masked(self, vector: Callable[[int], Vector], complaints: Complaints) -> None:
-        staleness = 0 if self._plan.staleness_exponent is None else self._status().staleness
-        self._check()  # nothing is masked for a round that this device leaves
+        staleness = 0 if self._plan.staleness_exponent is None else self._fetch_status().staleness
+        self._check()  # before masking: the device must not store masked bytes for a round that it leaves
         masked = pack(self._participant.mask(vector(staleness), complaints), self._plan.modulus_bits)
         digest = hashlib.sha256(masked).hexdigest()
         self._journal.store_masked(masked, digest)
@@ -97,6 +107,6 @@ class SecureRound(RoundExchange):
         message: msgspec.Struct,
     ) -> None:
         body = encode(message)
-        # Before the first byte leaves: after a restart nobody may take this round up again.
+        # Before the first byte leaves the device: after a restart it must not begin this round again with other keys.
         self._journal.advance(step)
         self._deliver(step, lambda: self._session.call("PUT", f"{self._url}/{path}", Receipt, body=body))

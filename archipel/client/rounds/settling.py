@@ -1,4 +1,4 @@
-"""How rounds end for this device: at once, when their result is known, or after a restart."""
+"""How this device ends rounds: at once, when their result is known, or after a restart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from archipel.protocol.sealed import encode
 
 
 class Settling:
-    """Closes rounds in the journal, and keeps what the device learned in them if they count."""
+    """Closes rounds in the journal, and keeps what the device learned in the ones that count."""
 
     def __init__(self, device: Device, transport: Transport, session: DeviceSession) -> None:
         self._device = device
@@ -39,8 +39,8 @@ class Settling:
         wait: float,
         why: LeaveReason = "other",
     ) -> Outcome:
-        """Close the round in the journal. `reason` is for the owner, `why` for the server, where it is told that the
-        device leaves."""
+        """Close the round in the journal. `reason` is for the owner; `why` is what the server may be told."""
+        # A device that has sent keys leaves silently: the others' shares make up for it.
         if not journal.keys_sent:
             self.leave(journal.entry.round_id, why)
         traffic = self._transport.traffic
@@ -52,35 +52,39 @@ class Settling:
         return Outcome(kind, wait, entry.round_id, reason, entry.examples, traffic.sent, traffic.received)
 
     def leave(self, round_id: str, why: LeaveReason) -> None:
-        """Whatever comes of it, the device sends nothing in the round: the others need not wait for it."""
+        """Tell the server that the device leaves before it has sent anything, so that the others go on at once.
+
+        Errors are ignored: if the message is lost, the others wait until the phase's time is over.
+        """
         body = encode(LeaveRequest(reason=why if self._device.config.tell_why else None))
         with suppress(ArchipelError):
             self._session.call("POST", f"/v1/rounds/{round_id}/leave", Receipt, body=body)
 
     def conclude(self, journal: OpenRound, ended: Ended, wait: float) -> Outcome:
-        """The round's result is known."""
+        """Close a round whose result is known, and keep the device's new state if the round counts."""
         if not ended.counted:
             return self.end(journal, "dropped", f"the round failed: {ended.reason}", wait)
         reason = ""
         try:
             new_state = journal.state()
         except ClientError as error:
-            new_state, reason = None, f"what the device was to remember of this round is lost: {error}"
+            new_state, reason = None, f"the device's new state of this round is lost: {error}"
         if new_state is not None:
-            # Not before: what the device remembers must agree with what was counted. Nor is the round closed first:
-            # after a kill in between, it is settled once more, and the same state is written again.
+            # Only now, because the device's state must agree with what was counted. The round is closed after it: after
+            # a kill in between, the next start settles the round again, and writes the same state again.
             self._device.vault.write(self._device.state_folder / journal.entry.state, new_state)
         self._device.emit("committed", {"reason": reason} if reason else {}, journal.entry.round_id)
         return self.end(journal, "took_part", reason, wait)
 
     def settle(self, journal: OpenRound, wait: float) -> Outcome | None:
-        """Ask what became of a round in which this device's update counted; None if that is not known yet."""
-        # The server took the update for whatever version comes next: there is no result to wait for.
+        """Ask the server for the result of a round that has this device's update; None if it is not known yet."""
+        # The server has taken the update into its buffer, so it counts whatever becomes of the round.
         if journal.entry.buffered:
             return self.conclude(journal, Ended(True), wait)
         try:
             status = self._session.call("GET", f"/v1/rounds/{journal.entry.round_id}", RoundStatus)
         except SessionRefusedError:
+            # Perhaps the server accepts only the device's next key: `Agent` finds that out, and begins anew.
             raise
         except RefusedError as error:
             return None if error.status in LATER else self.end(journal, "dropped", str(error), wait)
@@ -91,15 +95,15 @@ class Settling:
         return self.conclude(journal, Ended(status.phase == "committed", status.reason), wait)
 
     def recover(self) -> str:
-        """See to rounds that were interrupted after keys were sent; their secrets are gone with the process.
+        """End the rounds that a kill interrupted after keys were sent; their secrets are gone with the process.
 
-        Empty, or the id of a round that this device's update is in and whose result is still to come. Until then no
-        other may begin: it would train on a state that this one's result replaces.
+        Returns the id of a round that has this device's update and no result yet, or an empty text. Until there is a
+        result, no other round may begin: it would train on a state that this result may replace.
         """
         pending = ""
         for journal in self._device.journal.unfinished():
             if journal.counted:
-                # The device has confirmed, so its part may be in the sum: only the server knows.
+                # The server has counted this device, so its update may be in the sum: only the server knows.
                 if self.settle(journal, 0.0) is None:
                     pending = journal.entry.round_id
             elif journal.keys_sent:
@@ -110,13 +114,15 @@ class Settling:
         reason = "the agent was restarted in the round"
         stored = journal.masked()
         if stored is not None:
-            # These very bytes, and no others, may still become part of the sum: the peers' shares unmask them.
+            # The peers' shares can still unmask these bytes. Other bytes under the same masks would reveal the
+            # difference of the two updates, so a stored update is never computed again.
             try:
                 send_update(self._session, journal.entry.round_id, *stored)
                 reason += "; the stored update was sent"
             except RefusedError as error:
+                # The round stays open, and the next check-in sends the bytes again.
                 if error.status in LATER or isinstance(error, SessionRefusedError):
                     raise
-                reason += f"; the stored update was not taken ({error})"
+                reason += f"; the server refused the stored update ({error})"
         journal.close("dropped", reason)
         self._device.emit("dropped", {"reason": reason}, journal.entry.round_id)

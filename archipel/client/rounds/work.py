@@ -1,4 +1,4 @@
-"""From a plan to the arrays to upload: fetch, check against policy and owner's limits, train, evaluate or analyse."""
+"""From a plan to the arrays to upload: fetch, check policy and owner's limits, then train, evaluate or analyse."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CHECK_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class Prepared:
-    """Everything that a round needs, verified. `parameters` and `broadcast` are what it starts from."""
+    """Everything that a round needs, verified. It starts from `parameters` and `broadcast`, arrays by name."""
 
     bundle: Bundle
     layout: Layout
@@ -48,13 +48,13 @@ class Prepared:
 def prepare(
     plan: RoundPlan, record: DeviceRecord, cache: Cache, origins: Origins, session: DeviceSession, limits: OwnerLimits
 ) -> Prepared:
-    """Fetch the plan's bundle and weights, if owner and publisher allow the plan, and see where the weights come from.
+    """Fetch the plan's bundle and weights, if owner and publisher allow the plan, and check the weights' origin.
 
-    Raises OwnerRefusalError, BundleError (not signed by a pinned publisher, damaged), PolicyError (also of a bundle
-    that expired, was replaced or is for others), RuntimeProgramError, ClientError, RefusedError, UnreachableError.
+    Raises OwnerRefusalError, BundleError (damaged, or not signed by a pinned publisher), PolicyError (also for a bundle
+    that has expired, was replaced or is for others), RuntimeProgramError, ClientError, RefusedError, UnreachableError.
     """
-    # Each check comes as soon as what it needs is here: the owner's word on the plan before any download, the
-    # publisher's and the owner's on the manifest before the weights, and where the weights come from before any graph.
+    # Each check comes as soon as what it needs is here: the owner's limits on the plan before any download, the
+    # publisher's and the owner's on the manifest before the weights, and the weights' origin before any graph runs.
     limits.check_plan(plan)
     limit = limits.config.max_download_bytes
     download = PieceDownload(session, cache.index)
@@ -67,18 +67,19 @@ def prepare(
     for_weights = download.for_weights(manifest)
     parameters = cache.weights(plan.weights, for_weights, limit)
     rounds = origins.check(
-        bundle, plan.weights, parameters, cache.kept, session, record, limits.config, use=plan.kind, task=plan.task_id
+        bundle, plan.weights, parameters, cache.find, session, record, limits.config, use=plan.kind, task=plan.task_id
     )
     broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, for_weights, limit)
     if plan.kind == "training":
         check_broadcast(bundle, broadcast, rounds)
+    # Only now: before, `origins.check` may have needed older weights from the cache.
     cache.prune(keep=[name for name in (plan.bundle, plan.weights, plan.broadcast) if name is not None])
     return Prepared(bundle, layout, parameters, broadcast)
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What the device has to upload, by output name, and what it took: examples, training steps, the last loss."""
+    """What the device uploads, by output name, and how it was made: number of examples, training steps, last loss."""
 
     arrays: Mapping[str, np.ndarray]
     examples: int
@@ -98,13 +99,13 @@ def contribute(
     check: Callable[[], None],
     decisions: DecisionBook,
 ) -> Contribution:
-    """The device's part, of the plan's kind. `state` moves on when a training is complete; `check` is called between
-    steps and may raise.
+    """Compute the device's part in the round. A training that is complete changes `state`; `check` is called between
+    training steps and may raise.
 
     Raises RuntimeInputError, RuntimeProgramError, RuntimeLimitError, NonFiniteLossError, ProtocolError, ClientError, or
     what `check` raises.
     """
-    with opened(prepared.bundle, publisher_keys, config, state) as runtime:
+    with open_limited(prepared.bundle, publisher_keys, config, state) as runtime:
         if plan.kind == "training":
             return _train(runtime, prepared, plan, seed, fields, check)
         runtime.set_parameters(prepared.parameters)
@@ -124,21 +125,22 @@ def contribute(
 
 
 def _answer(prepared: Prepared, plan: RoundPlan, decisions: DecisionBook) -> bool | None:
-    """What this device answers about the version that the round evaluates; None where it has not decided about it."""
+    """The device's answer about the version that the round evaluates; None if it has not decided about it."""
+    # The bundle's own weights are recorded as None, whatever digest the plan gives them.
     own = not changed_parameters(prepared.bundle, prepared.parameters)
     return decisions.answer(content_key(prepared.bundle.digest, None if own else plan.weights))
 
 
 def _nothing(layout: Layout) -> dict[str, np.ndarray]:
-    """What a device without examples adds to a sum: the others need its masks, and it is not counted."""
+    """Zeros, which a device without examples adds to a sum: the others need its masks, but it does not count."""
     return {port.name: np.zeros(tuple(map(int, port.shape)), port.dtype) for port in layout.updates}
 
 
 @contextmanager
-def opened(
+def open_limited(
     bundle: Bundle, publisher_keys: Sequence[bytes], config: AgentConfig, state: DeviceState
 ) -> Iterator[ModelRuntime]:
-    """A runtime within the owner's limits, in a child process where the owner wants that; ended afterwards."""
+    """Open a runtime within the owner's limits, in a child process if the owner wants that, and end it afterwards."""
     if not config.isolated:
         yield Runtime(bundle, threads=config.threads, memory_limit=config.max_peak_bytes, state=state)
         return
@@ -158,7 +160,7 @@ def opened(
 
 
 def draw_examples(fields: Mapping[str, np.ndarray], most: int, seed: int) -> Mapping[str, np.ndarray]:
-    """At most so many of the examples, any of them."""
+    """At most `most` examples, drawn at random; the same ones for the same `seed`."""
     count = max((len(array) for array in fields.values()), default=0)
     if count <= most:
         return fields
@@ -178,7 +180,7 @@ def _train(
 
     def between_steps(progress: Progress) -> None:
         nonlocal next_check
-        # Conditions read files and ask the system: a step of a small model takes less time than that.
+        # Not after each step: conditions read files, which takes longer than a step of a small model.
         if time.monotonic() >= next_check:
             check()
             next_check = time.monotonic() + _CHECK_SECONDS
@@ -198,13 +200,13 @@ def _train(
 def discount_stale(
     contribution: Contribution, layout: Layout, staleness: int, exponent: float
 ) -> Mapping[str, np.ndarray]:
-    """The arrays with their deltas times (1 + staleness)^-exponent (Nguyen et al. 2022)."""
+    """The arrays, with the deltas times (1 + staleness)^-exponent (FedBuff: Nguyen et al. 2022)."""
     scale = np.float32((1.0 + staleness) ** -exponent)
-    # Values and the weight stay: the update counts less in the sum, and as much in the number of examples.
+    # Values and the weight stay: a smaller weight would undo the discount when the sum is divided by the weights.
     deltas = {port.name for port in layout.updates if port.kind == "delta"}
     return {name: array * scale if name in deltas else array for name, array in contribution.arrays.items()}
 
 
 def state_name(bundle: Bundle) -> str:
-    """The file of the device's state for this model; versions of a model share their name."""
+    """The name of the file with the device's state for this model; all versions of a model share it."""
     return f"{hashlib.sha256(bundle.manifest.name.encode()).hexdigest()[:32]}.sealed"

@@ -1,1 +1,1 @@
-"""The models that a device runs: which versions it is offered, how they compare, and which it adopts."""
+"""The models that a device runs: offered versions, their comparison, and their adoption."""

@@ -1,20 +1,20 @@
-"""What a device does with the versions of models that it is offered.
+"""What a device does with the versions of models that the server offers. Each version passes these steps:
 
-    offered     signed by the server's key, of this population, not older than one that was seen
+    offered     signed by the server's key, for this population, and not older than one that was seen
     fetched     within the owner's limits, the bundle signed by a pinned publisher        (fetching.py)
-    compared    with the version that runs, on the device's own examples                  (comparing.py)
+    compared    with the running version, on the device's own examples                    (comparing.py)
     adopted     installed beside the running version, tested, and switched to             (running.py)
 
 Whether a version is better here is a fact about this device's examples, and a server that could see which version a
-device runs would learn one such fact with each offer. So nothing that leaves the device depends on it. The agent deals
-with offers in two steps: *fetching* asks the server for what it offers, by what it offered and the agent fetched before
-and by nothing else; *looking* decides, on this device alone, and only then. Check-ins tell what was fetched. How many
-devices took a version is counted in secure sums alone, of answers that are noisy already (`memory/decisions.py`). How
-long a look took is hidden, too: until `look_seconds` after it began, or a multiple of that, the device is silent
-(`rest`), and it looks as often where there is nothing to decide.
+device runs would learn one such fact with each offer. So nothing that leaves the device depends on it. The agent
+handles offers in two steps. *Fetching* asks the server for files; which ones follows from what was offered and fetched
+before, and from nothing else. *Looking* then decides on this device alone, without requests. Check-ins report what was
+fetched. How many devices adopted a version is known from secure sums alone, of answers that have noise already
+(`memory/decisions.py`). The duration of a look is hidden, too: the device is silent until `look_seconds` after the look
+began, or a multiple of that (`remaining_silence`), and it looks as often if there is nothing to decide.
 
-A version that takes back the one that runs is not compared. Work that a kill interrupts begins anew; the slots alone
-say which version runs.
+A version with which the server takes back the running one is not compared. Work that a kill interrupts begins again;
+the slots alone say which version runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from archipel.client.connection.session import DeviceSession
 from archipel.client.device import Device
 from archipel.client.memory.decisions import content_key
 from archipel.client.versions.comparing import Content, Verdict, compare
-from archipel.client.versions.fetching import OfferFetcher, is_own_trouble
+from archipel.client.versions.fetching import OfferFetcher, is_device_failure
 from archipel.client.versions.offer_book import MAX_REASON, MAX_STARTS, OfferBook, Standing
 from archipel.client.versions.running import Parameters, RunningModels, current_slot, takes_back, why_given_up
 from archipel.errors import ArchipelError, BundleError, ClientError, RoundAbandonedError, SlotError
@@ -42,21 +42,22 @@ from archipel.protocol.sealed import Sealed
 
 
 class Adoption:
-    """`fetched_versions` and `consider` are for the agent's thread, the rest for any. `clock` gives Unix seconds."""
+    """Handles the offers of one device. `fetched_versions` and `consider` are for the agent's thread; any thread may
+    call the other methods. `clock` gives Unix seconds."""
 
     def __init__(self, device: Device, clock: Callable[[], float] = time.time) -> None:
         self._device = device
         self._book = OfferBook(device.config.folder, clock)
         self._running = RunningModels(device)
-        self._fetcher = OfferFetcher(device, self._book, clock, self._kept_out)
+        self._fetcher = OfferFetcher(device, self._book, clock, self._tell_kept_out)
         self._silent_until = 0.0
 
     def close(self) -> None:
-        """End the models that were given out."""
+        """Close the models that `model` returned."""
         self._running.close()
 
     def versions(self) -> dict[str, int]:
-        """The number of each model's version that runs; models whose slots are damaged, or all bad, are left out."""
+        """The number of the running version by model, without models whose slots are damaged, or all bad."""
         return self._running.versions()
 
     def model(self, name: str, record: DeviceRecord) -> Slots:
@@ -64,21 +65,21 @@ class Adoption:
         return self._running.model(name, record)
 
     def fetched_versions(self) -> dict[str, int] | None:
-        """What a check-in tells: the number of each model's version that was fetched last, whether it runs or not. None
-        where the owner does not want to be offered versions."""
+        """What a check-in reports: by model the number of the version that was fetched last, whether it runs or not.
+        None if the owner does not want offers."""
         self._running.renew()
         if not self._device.config.adopt:
             return None
-        with suppress(ClientError):  # what is damaged is said when offers are read
+        with suppress(ClientError):  # a damaged file is reported when the next offer is read
             return {model: seen.fetched for model, seen in self._book.models().items() if seen.fetched}
         return {}
 
-    def rest(self) -> float:
-        """For how many seconds nothing is to be asked of the server, whatever came of the last look."""
+    def remaining_silence(self) -> float:
+        """For how many seconds the device must send nothing, whatever the last look decided."""
         return max(0.0, self._silent_until - time.monotonic())
 
     def consider(self, offers: Sequence[Sealed], session: DeviceSession, record: DeviceRecord) -> None:
-        """Fetch what is offered, then adopt it or keep what runs; the events say which.
+        """Fetch the offered versions, then adopt each or keep the running one; the events say which.
 
         Raises UnreachableError and RefusedError as a check-in does, and what `device.examples` raises.
         """
@@ -93,15 +94,15 @@ class Adoption:
     # --- looking --------------------------------------------------------------------------------------------------
 
     def _look(self, record: DeviceRecord) -> None:
-        """Decide about what was fetched, where it is time to. The server is not asked anything."""
+        """Decide about each fetched version that is due, without a request to the server."""
         try:
             standing = {model: seen.standing for model, seen in self._book.models().items()}
-            due = [model for model in standing if self._book.to_look(model)]
-        except ClientError:  # whoever offers something hears of it
+            due = [model for model in standing if self._book.is_look_due(model)]
+        except ClientError:  # `fetch` reports a damaged file with the next offer
             return
-        for model, each in standing.items():
-            if each is not None and model not in due:
-                self._tell_of_failure(each)
+        for model, current in standing.items():
+            if current is not None and model not in due:
+                self._tell_of_failure(current)
         if not due:
             return
         began, seconds = time.monotonic(), self._device.config.look_seconds
@@ -111,7 +112,8 @@ class Adoption:
                 assert seen is not None
                 self._look_at(seen.offer, record)
         finally:
-            # From the beginning, and in whole multiples: the end would tell how long it took.
+            # Counted from the beginning and in whole multiples, since a time from the end on would tell how long the
+            # look took.
             taken = time.monotonic() - began
             self._silent_until = began + seconds * (1 + taken // seconds)
 
@@ -119,26 +121,28 @@ class Adoption:
         verdict = Verdict(False, "")
         running, cached = None, None
         try:
-            # First, and where it runs already, too: the cache is to know no difference.
+            # First, and also if the version runs already: opening marks it as used in the cache, and so decides what is
+            # fetched later.
             cached = self._open_cached(offer, record)
-            if isinstance(cached, ArchipelError) and self._book.lost(offer.model):
+            if isinstance(cached, ArchipelError) and self._book.mark_lost(offer.model):
                 raise cached
             state = self._running.state(offer.model)
             running = current_slot(state)
             runs = running is not None and running.version == offer.version
             if not runs:
                 verdict = self._decide(offer, state, cached, record)
-            # Before the book has it: killed in between, the device looks again and keeps the first answer.
+            # Before the book records the look: after a kill in between, the device looks again and keeps this answer.
             self._record(offer, cached, runs or verdict.adopt)
-            self._looked(offer, verdict)
+            self._note_look(offer, verdict)
         except RoundAbandonedError:
             raise
         except (ArchipelError, OSError) as error:
-            # When it is tried again must not tell that the version would have been adopted.
-            soon = not isinstance(error, _AfterVerdictError) and is_own_trouble(error)
+            # A failure after the verdict is not retried soon, because that would tell that the version was to be
+            # adopted.
+            soon = not isinstance(error, _AfterVerdictError) and is_device_failure(error)
             if not soon:
                 self._record(offer, cached, False)
-            self._keep(offer, running, str(error), soon=soon)
+            self._reject(offer, running, str(error), soon=soon)
 
     def _open_cached(self, offer: Offer, record: DeviceRecord) -> tuple[Content, Parameters] | ArchipelError:
         try:
@@ -149,6 +153,7 @@ class Adoption:
     def _decide(
         self, offer: Offer, state: SlotState, cached: tuple[Content, Parameters] | ArchipelError, record: DeviceRecord
     ) -> Verdict:
+        """Adopt the offered version or not. Raises what opening, comparing and installing it raise."""
         running, verdict = current_slot(state), None
         if running is None:
             verdict = Verdict(True, "the first version of this model on this device")
@@ -157,10 +162,12 @@ class Adoption:
             if self._running.go_back(offer, record):
                 self._tell("adopted", offer, running, verdict)
                 return verdict
+        # Not needed above: a return to the other slot works without the cache.
         if isinstance(cached, ArchipelError):
             raise cached
         new, weights = cached
         self._device.gate.pass_or_wait()
+        # The start is counted on disk first: a version that makes the process crash must not do so for ever.
         if self._book.begin(offer) > MAX_STARTS:
             with suppress(OSError):
                 self._book.end(offer)
@@ -178,7 +185,7 @@ class Adoption:
         return verdict
 
     def _compare(self, new: Content, model: str, state: SlotState, record: DeviceRecord) -> Verdict:
-        """With what runs now."""
+        """Compare the new version with the running one."""
         running, path = current_slot(state), self._running.folder(model) / state.running
         assert running is not None
         try:
@@ -189,7 +196,8 @@ class Adoption:
         return compare(self._device, record.publisher_keys, new, present)
 
     def _switch(self, offer: Offer, new: Content, weights: Parameters, record: DeviceRecord) -> None:
-        """Raises _AfterVerdictError where the self-test fails, or loading, or the disk is full: what runs goes on."""
+        """Install and run the new version. Raises _AfterVerdictError if self-test, loading or the disk fails; the
+        running version then goes on."""
         try:
             self._running.install(offer, new, weights, record)
         except (ArchipelError, OSError) as error:
@@ -198,26 +206,26 @@ class Adoption:
     # --- what is remembered ---------------------------------------------------------------------------------------
 
     def _record(self, offer: Offer, cached: tuple[Content, Parameters] | ArchipelError | None, taken: bool) -> None:
-        """Draw the answer that may be counted. A version that is no longer in the cache was decided about before."""
+        """Draw the answer for secure sums, unless the version is not in the cache, so that its content is unknown."""
         if isinstance(cached, tuple):
             new, _ = cached
             key = content_key(new.bundle.digest, offer.weights if new.learned else None)
             with suppress(OSError, ClientError):  # then the device counts as one that has not decided
                 self._device.decisions.record(key, taken)
 
-    def _looked(self, offer: Offer, verdict: Verdict) -> None:
-        with suppress(OSError):  # in memory it was looked at all the same
-            self._book.looked(offer.model, "" if verdict.adopt else verdict.reason)
+    def _note_look(self, offer: Offer, verdict: Verdict) -> None:
+        with suppress(OSError):  # the book in memory has the look all the same
+            self._book.mark_looked(offer.model, "" if verdict.adopt else verdict.reason)
 
-    def _keep(self, offer: Offer, running: Slot | None, reason: str, *, soon: bool) -> None:
-        with suppress(OSError, ClientError):  # in memory it was looked at all the same
-            self._book.looked(offer.model, reason, soon=soon)
+    def _reject(self, offer: Offer, running: Slot | None, reason: str, *, soon: bool) -> None:
+        with suppress(OSError, ClientError):  # the book in memory has the look all the same
+            self._book.mark_looked(offer.model, reason, soon=soon)
         self._tell("kept", offer, running, Verdict(False, reason))
 
     # --- the owner ------------------------------------------------------------------------------------------------
 
     def _tell_of_failure(self, standing: Standing) -> None:
-        """A version that was adopted and has been given up since, while it ran."""
+        """Report a version that was adopted, and that the slots have given up since, once for each reason."""
         offer = standing.offer
         try:
             state = self._running.state(offer.model)
@@ -228,8 +236,8 @@ class Adoption:
         except (SlotError, OSError) as error:
             self._device.emit("refused", {"model": offer.model, "version": offer.version, "reason": str(error)})
 
-    def _kept_out(self, offer: Offer, reason: str) -> None:
-        """A version that could not be fetched."""
+    def _tell_kept_out(self, offer: Offer, reason: str) -> None:
+        """Report a version that could not be fetched, or must not be."""
         running = None
         with suppress(SlotError, OSError):
             running = current_slot(self._running.state(offer.model))
@@ -248,4 +256,4 @@ class Adoption:
 
 
 class _AfterVerdictError(ArchipelError):
-    """The device decided for a version, and could not change to it."""
+    """The device has decided to adopt a version, and could not install or run it."""

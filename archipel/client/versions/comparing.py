@@ -1,4 +1,4 @@
-"""Two versions of a model, evaluated on the device's own examples: may the one take the other's place?"""
+"""The comparison of two versions of a model on the device's own examples: may the new one replace the running one?"""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from archipel.bundle import Bundle, Program
 from archipel.bundle.roles import Label
 from archipel.client.device import Device
-from archipel.client.rounds.work import draw_examples, opened, state_name
+from archipel.client.rounds.work import draw_examples, open_limited, state_name
 from archipel.errors import ArchipelError, ClientError, RoundAbandonedError
 from archipel.lite_runtime.training.driver import find_program, need_program
 from archipel.protocol.measures import ACCURACY, measured, measures
 
 LOSS = "loss"
 MAX_EXAMPLES = 10_000
-"""Of more, so many are taken: the same for both."""
+"""The most examples for a comparison; of more, a sample is drawn, the same for both versions."""
 
 
 class ExamplesError(ClientError):
-    """The device's examples cannot be had, which says nothing about the version."""
+    """The device's examples cannot be read, which says nothing about the version."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """A version: `learned` is what it runs with beside its bundle (Runtime.restore)."""
+    """A version. `learned` has the tensors that replace those of the bundle (Runtime.restore)."""
 
     version: int
     bundle: Bundle
@@ -36,8 +36,8 @@ class Content:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the new version is adopted, and why. `values` are of `metric`, of the new one and of the running one;
-    empty where nothing was measured."""
+    """Whether to adopt the new version, and why. `values` are those of `metric`, of the new version and of the running
+    one; empty if nothing was measured."""
 
     adopt: bool
     reason: str
@@ -46,27 +46,28 @@ class Verdict:
 
 
 def compare(device: Device, publisher_keys: Sequence[bytes], new: Content, running: Content) -> Verdict:
-    """Evaluate both with the device's personal tensors on the same examples.
+    """Evaluate both versions with the device's personal tensors on the same examples, and compare loss or accuracy.
 
-    Raises what evaluating the new version raises, RoundAbandonedError where the device may not work any more,
-    ExamplesError, and what else than an ArchipelError or OSError `device.examples` raises.
+    Raises ExamplesError if `device.examples` raises an ArchipelError or OSError (its other errors pass through), what
+    evaluating the new version raises, and RoundAbandonedError if the device may not work any more.
     """
     name = find_program(new.bundle, "evaluate")
     if name is None:
         return Verdict(True, "after the self-test alone: its bundle has no evaluate program")
     program = new.bundle.program(name)
-    there = [each for each in (LOSS, ACCURACY) if each in measures(program)]
-    of_both = [each for each in there if each in _measures(running)]
-    metric = next(iter(of_both or there), "")
+    # The loss if both versions have it, else the accuracy if both have that, else what the new one has.
+    metrics = [name for name in (LOSS, ACCURACY) if name in measures(program)]
+    shared = [name for name in metrics if name in _measures(running)]
+    metric = next(iter(shared or metrics), "")
     if not metric:
         return Verdict(True, f"after the self-test alone: it measures neither {LOSS} nor {ACCURACY}")
     try:
         fields = draw_examples(device.examples(), MAX_EXAMPLES, seed=0)
     except (ArchipelError, OSError) as error:
         raise ExamplesError(f"not compared, the examples cannot be read: {error}") from error
-    if not _labelled(program, fields):
+    if not _has_labels(program, fields):
         return Verdict(True, "after the self-test alone: there are no labelled examples on this device")
-    # The new version first: where it cannot be evaluated, nothing needs to be compared.
+    # The new version first: if it cannot be evaluated, that decides already.
     value = _evaluate(device, publisher_keys, new, fields).get(metric, math.nan)
     device.gate.pass_or_wait()
     try:
@@ -74,21 +75,21 @@ def compare(device: Device, publisher_keys: Sequence[bytes], new: Content, runni
     except RoundAbandonedError:
         raise
     except ArchipelError as error:
+        # The new version works here and the running one fails, which is a reason to adopt.
         before, why = math.nan, f" ({error})"
     else:
         why = ""
     values = (value, before)
     if not math.isfinite(value):
-        return Verdict(False, f"{metric} is not a number that counts: {value:g}", metric, values)
+        return Verdict(False, f"{metric} is {value:g}, expected a finite number", metric, values)
     if not math.isfinite(before):
-        # Nothing can be said for what runs.
         return Verdict(True, f"version {running.version} has no {metric} here{why}", metric, values)
     # Relative to the running version's value, so that one setting serves losses of any scale.
     worse = (before - value if metric == ACCURACY else value - before) - device.config.max_worse * abs(before)
-    said = f"{metric} {value:.6g} on this device, of version {running.version} {before:.6g}"
+    comparison = f"{metric} {value:.6g} on this device, of version {running.version} {before:.6g}"
     if worse > 0:
-        return Verdict(False, f"{said}: worse by more than {device.config.max_worse:g} of that", metric, values)
-    return Verdict(True, said, metric, values)
+        return Verdict(False, f"{comparison}: worse by more than {device.config.max_worse:g} of that", metric, values)
+    return Verdict(True, comparison, metric, values)
 
 
 def _measures(content: Content) -> Collection[str]:
@@ -96,7 +97,7 @@ def _measures(content: Content) -> Collection[str]:
     return () if name is None else measures(content.bundle.program(name))
 
 
-def _labelled(program: Program, fields: Mapping[str, np.ndarray]) -> bool:
+def _has_labels(program: Program, fields: Mapping[str, np.ndarray]) -> bool:
     labels = [port.name for port in program.inputs if isinstance(port, Label)]
     return any(len(array) for array in fields.values()) and all(len(fields.get(name, ())) for name in labels)
 
@@ -106,7 +107,7 @@ def _evaluate(
 ) -> Mapping[str, float]:
     program = content.bundle.program(need_program(content.bundle, "evaluate", "be compared"))
     state = device.state(state_name(content.bundle))
-    with opened(content.bundle, publisher_keys, device.config, state) as runtime:
+    with open_limited(content.bundle, publisher_keys, device.config, state) as runtime:
         runtime.restore(content.learned)
         count = max(len(array) for array in fields.values())
         return measured(program, runtime.evaluate(fields), count).values

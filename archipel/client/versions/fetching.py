@@ -1,6 +1,6 @@
-"""From an offer to its files in the cache: signed, of this population, within the owner's limits, in the weights log.
+"""From an offer to its files in the cache: signed, for this population, within the owner's limits, in the weights log.
 
-What is fetched follows from what was offered and fetched before, and from nothing else: see adoption.py.
+What the device fetches follows from what was offered and fetched before, and from nothing else (see adoption.py).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES
 
 
 class OfferFetcher:
-    """Fetches what one device is offered. `clock` gives Unix seconds; `on_kept_out(offer, reason)` is called for a
-    version that cannot be fetched or must not be."""
+    """Fetches the offers of one device. `clock` gives Unix seconds; `on_kept_out(offer, reason)` is called for a
+    version that cannot be fetched, or must not be."""
 
     def __init__(
         self, device: Device, book: OfferBook, clock: Callable[[], float], on_kept_out: Callable[[Offer, str], None]
@@ -53,21 +53,21 @@ class OfferFetcher:
         self._on_kept_out = on_kept_out
 
     def fetch(self, offers: Sequence[Sealed], session: DeviceSession, record: DeviceRecord) -> None:
-        """Fetch those of the offers that are genuine, new and due.
+        """Fetch the offers that are genuine, new and due.
 
-        Raises UnreachableError, RoundAbandonedError where the device may not work any more, and RefusedError where the
-        session ended or the server wants the device to come later.
+        Raises UnreachableError, RoundAbandonedError if the device may not work any more, and RefusedError if the
+        session has ended or the server asks the device to come later.
         """
         for offer in self._read(offers, record):
             if self._accept(offer):
                 self._fetch(offer, session, record)
 
     def open_cached(self, offer: Offer, record: DeviceRecord) -> tuple[Content, Parameters]:
-        """The version from the cache, without a request. Raises ArchipelError where it is not there, or not allowed."""
+        """The version from the cache, without a request. Raises ArchipelError if it is not there, or not allowed."""
         return self._open(offer, None, record)
 
     def _read(self, offers: Sequence[Sealed], record: DeviceRecord) -> list[Offer]:
-        """Those that the server's key has signed for this population, the newest of each model."""
+        """The newest offer of each model, of those that the server's key has signed for this population."""
         newest: dict[str, Offer] = {}
         for sealed in offers:
             try:
@@ -77,62 +77,67 @@ class OfferFetcher:
             except ProtocolError as error:
                 self._device.emit("refused", {"reason": str(error)})
                 continue
+            # A server may send several offers of a model; an older one must not be fetched, not even first.
             before = newest.get(offer.model)
             if before is None or before.serial < offer.serial:
                 newest[offer.model] = offer
         return list(newest.values())
 
     def _accept(self, offer: Offer) -> bool:
-        """Whether what is offered is to be fetched now."""
+        """Record the offer in the book; returns whether to fetch it now."""
         try:
-            self._book.see(offer)
-            return self._book.to_fetch(offer.model)
+            self._book.record_offer(offer)
+            return self._book.is_fetch_due(offer.model)
         except (ArchipelError, OSError) as error:
             self._device.emit("refused", {"model": offer.model, "version": offer.version, "reason": str(error)})
             return False
 
     def _fetch(self, offer: Offer, session: DeviceSession, record: DeviceRecord) -> None:
-        """Into the cache, whatever lies in the slots."""
+        """Fetch an offer into the cache, whatever the slots have."""
         cache = self._device.cache
         self._device.emit("offered", {"model": offer.model, "version": offer.version})
         self._device.gate.pass_or_wait()
         try:
             new, weights = self._open(offer, PieceDownload(session, cache.index), record)
             if offer.weights is not None and weights is not None:
-                # Here, where the server is asked: looking asks nobody.
+                # Here, because this check asks the server, and looking must not.
                 self._device.origins.check(
-                    new.bundle, offer.weights, weights, cache.kept, session, record, self._device.config, use="adoption"
+                    new.bundle, offer.weights, weights, cache.find, session, record, self._device.config, use="adoption"
                 )
             cache.prune(keep=[name for name in (offer.bundle, offer.weights) if name is not None])
-            self._book.fetched(offer)
+            self._book.mark_fetched(offer)
         except (RoundAbandonedError, UnreachableError):
             raise
         except (ArchipelError, OSError) as error:
-            if isinstance(error, RefusedError) and error.status in {401, *LATER}:
+            if isinstance(error, RefusedError) and error.status in LATER:
                 raise
-            with suppress(OSError, ClientError):  # in memory it is not fetched again all the same
-                self._book.fetch_again(offer.model, str(error), soon=is_own_trouble(error))
+            with suppress(OSError, ClientError):  # the book in memory delays the next attempt all the same
+                self._book.retry_fetch(offer.model, str(error), soon=is_device_failure(error))
             self._on_kept_out(offer, str(error))
 
     def _open(self, offer: Offer, download: PieceDownload | None, record: DeviceRecord) -> tuple[Content, Parameters]:
-        """From the cache; what is not there by `download`. Raises what the cache raises, OwnerRefusalError,
-        RuntimeInputError for parameters that are not the bundle's."""
+        """Open the version from the cache, and fetch what is missing by `download` (None: raise ClientError).
+
+        Raises what the cache raises, OwnerRefusalError, and RuntimeInputError for weights that are not the bundle's.
+        """
         config, cache = self._device.config, self._device.cache
         limit = config.max_download_bytes
-        bundle = cache.bundle(offer.bundle, record.publisher_keys, download or _not_here, limit)
+        bundle = cache.bundle(offer.bundle, record.publisher_keys, download or _refuse_download, limit)
         PublisherBook(config.folder / "rounds" / "publishers").check(bundle, record.population, self._clock())
+        # Before the weights, which may be large.
         reason = check_memory(bundle.manifest, config)
         if reason:
             raise OwnerRefusalError("size", reason)
         weights = None
         if offer.weights is not None:
-            for_weights = _not_here if download is None else download.for_weights(bundle.manifest)
+            for_weights = _refuse_download if download is None else download.for_weights(bundle.manifest)
             weights = cache.weights(offer.weights, for_weights, limit)
         return Content(offer.version, bundle, _learned(bundle, weights)), weights
 
 
-def is_own_trouble(error: BaseException | None) -> bool:
-    """Whether what failed is the device's own, whatever was made of it on the way: its examples, or its disk."""
+def is_device_failure(error: BaseException | None) -> bool:
+    """Whether an error is about the device's examples or disk, and so says nothing about the version."""
+    # The cause may be wrapped in other errors on the way.
     while error is not None:
         if isinstance(error, ExamplesError) or (isinstance(error, OSError) and error.errno in _OF_THE_DISK):
             return True
@@ -140,11 +145,11 @@ def is_own_trouble(error: BaseException | None) -> bool:
     return False
 
 
-def _not_here(url: str, target: Path, limit: int) -> bool:
+def _refuse_download(url: str, target: Path, limit: int) -> bool:
     raise ClientError("no longer in this device's cache")
 
 
 def _learned(bundle: Bundle, weights: Parameters) -> Mapping[str, np.ndarray]:
-    """What a version has beside its bundle. Its weights are checked here, before anything is computed with them: they
-    are the bundle's parameters, by name, dtype and shape. Where else they must come from is asked here, too."""
+    """The tensors of `weights` that differ from the bundle's. Raises RuntimeInputError unless names, dtypes and shapes
+    are those of the bundle's parameters, which must be known before anything is computed with them."""
     return {} if weights is None else changed_parameters(bundle, weights)

@@ -1,7 +1,7 @@
-"""The models that a device runs: FOLDER/models/NAME are the slots of one model, and they alone say which version runs.
+"""The models that a device runs. FOLDER/models/NAME has the slots of one model, which alone say which version runs.
 
-Models that the program that embeds the agent has asked for stay open until `close`. The slots of the others are opened
-for as long as a change takes, so that nobody waits for a model in memory and other processes may own them in between.
+A model that the embedding program has asked for stays open until `close`. The slots of the others are open only during
+a change, so that they take no memory, and other processes can own them in between.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ FOLDER = "models"
 WITHDRAWN = "the server took it back"
 
 Parameters = Mapping[str, np.ndarray] | None
-"""None: the bundle's own."""
+"""A version's weights by name; None: the bundle's own."""
 
 
 class RunningModels:
-    """The slots of one device's models. Any thread may call `versions`, `model` and `renew`, the agent's the rest."""
+    """The slots of a device's models. Any thread may call `versions`, `model` and `renew`, the agent's the rest."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -39,10 +39,10 @@ class RunningModels:
         self._lock = threading.RLock()
         self._open: dict[str, Slots] = {}
         self._own: dict[Path, tuple[int, int]] = {}
-        """The files of what the device keeps for itself that running models were given, as they were then."""
+        """The state files that running models have read, with the stamp of each at that time."""
 
     def close(self) -> None:
-        """End the models that were given out."""
+        """Close the models that `model` returned."""
         with self._lock:
             for slots in self._open.values():
                 slots.close()
@@ -53,11 +53,11 @@ class RunningModels:
         return self._folder / model
 
     def state(self, model: str) -> SlotState:
-        """What the slots hold. Raises SlotError, OSError."""
+        """The state of a model's slots. Raises SlotError, OSError."""
         return read_state(self._folder / model)
 
     def versions(self) -> dict[str, int]:
-        """The number of each model's version that runs; models whose slots are damaged, or all bad, are left out."""
+        """The number of the running version by model, without models whose slots are damaged, or all bad."""
         numbers: dict[str, int] = {}
         for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
             with suppress(SlotError, OSError):
@@ -67,10 +67,11 @@ class RunningModels:
         return numbers
 
     def model(self, name: str, record: DeviceRecord) -> Slots:
-        """The slots of a model, theirs is the version that runs now; the same object until `close`.
+        """The slots of a model, which predict with its running version; the same object until `close`.
 
-        Raises ClientError where no version was adopted yet, SlotError where another process owns the slots.
+        Raises ClientError if no version was adopted yet, SlotError if another process owns the slots.
         """
+        # Under the lock, so that two threads do not open the same slots twice.
         with self._lock:
             if name not in self._open:
                 running = self.versions()
@@ -82,20 +83,20 @@ class RunningModels:
             return self._open[name]
 
     def renew(self) -> None:
-        """Give the models that were given out the personal tensors that a round has changed since."""
-        # A copy: a model may be loaded in another thread now.
+        """Let open models read the personal tensors again that a round has changed since."""
+        # A copy, because another thread may be loading a model, which adds an item.
         if all(_stamp(path) == before for path, before in list(self._own.items())):
             return
         with self._lock:
             for slots in self._open.values():
-                with suppress(ArchipelError):  # the next round says what is wrong with it
+                with suppress(ArchipelError):  # the next round reports what is wrong with the file
                     slots.renew()
 
     # --- changes --------------------------------------------------------------------------------------------------
 
     def go_back(self, offer: Offer, record: DeviceRecord) -> bool:
-        """Go back to the version in the other slot, if it is the one offered and can be loaded."""
-        with self._borrowed(offer.model, record) as slots:
+        """Return to the version in the other slot, if it is the offered one and can be loaded; or return False."""
+        with self._borrow(offer.model, record) as slots:
             state = slots.state
             if not state.active or not holds(state.slot(other(state.active)), offer):
                 return False
@@ -106,14 +107,15 @@ class RunningModels:
             return True
 
     def install(self, offer: Offer, new: Content, weights: Parameters, record: DeviceRecord) -> None:
-        """Put the version beside the one that runs, test it, and switch to it.
+        """Install the version beside the running one, test it, and switch to it.
 
-        Raises ArchipelError or OSError where the self-test fails, or loading, or the disk is full: what runs goes on.
+        Raises ArchipelError or OSError if self-test, loading or the disk fails; the running version then goes on.
         """
-        with self._borrowed(offer.model, record) as slots:
+        with self._borrow(offer.model, record) as slots:
             running = current_slot(slots.state)
             if running is not None and slots.state.running == slots.state.active:
-                # It has run until now without an error: what makes room is the one before it.
+                # The running version has had no error so far. Once it is confirmed, the new version replaces the one
+                # before it.
                 slots.confirm()
             elif slots.state.active:
                 with suppress(ArchipelError):
@@ -122,8 +124,9 @@ class RunningModels:
             slots.switch()
 
     @contextmanager
-    def _borrowed(self, name: str, record: DeviceRecord) -> Iterator[Slots]:
-        """The slots that were given out, or others that are closed at the end."""
+    def _borrow(self, name: str, record: DeviceRecord) -> Iterator[Slots]:
+        """The model's open slots, or slots that are open within the context only."""
+        # The lock is held during the whole change: `model` must not open the same slots meanwhile.
         with self._lock:
             if name in self._open:
                 yield self._open[name]
@@ -145,36 +148,39 @@ class RunningModels:
         )
 
     def _own_state(self, bundle: Bundle) -> DeviceState:
-        """What the device keeps for itself of the bundle's model."""
+        """The device's own state of the bundle's model: its personal tensors."""
         path = self._device.state_folder / state_name(bundle)
+        # The stamp before the contents: a change in between is noticed as one, and only read twice.
         self._own[path] = _stamp(path)
         return self._device.state(path.name)
 
 
 def current_slot(state: SlotState) -> Slot | None:
-    """The slot whose version runs; None where none does."""
+    """The slot whose version runs; None if no version does."""
     name = state.running
     return state.slot(name) if name else None
 
 
 def holds(slot: Slot, offer: Offer) -> bool:
-    """Whether the offered version lies in the slot, and ran well."""
+    """Whether the slot has the offered version, in good order."""
     return slot.status == "good" and _is_of(slot, offer)
 
 
 def takes_back(offer: Offer, state: SlotState) -> bool:
-    """Whether the server has taken back the version that runs: what is for all devices is an older one, or the one that
-    ran before."""
+    """Whether the server takes back the running version: it offers to all devices an older version, or the one in the
+    other slot, which ran before."""
     running = current_slot(state)
+    # The offer of a rollout is for some devices only, and takes nothing back.
     if offer.rollout is not None or running is None:
         return False
     return offer.version < running.version or any(holds(slot, offer) for slot in (state.a, state.b))
 
 
 def why_given_up(state: SlotState, offer: Offer) -> str:
-    """Why the offered version, which was adopted, was given up while it ran; empty where it was not."""
+    """Why the slots gave up the offered version after it was adopted; empty if they did not."""
     for slot in (state.a, state.b):
         if _is_of(slot, offer):
+            # A version that the server took back has not failed on this device.
             if slot.status == "bad" and slot.reason != WITHDRAWN:
                 return slot.reason or "it failed while it ran"
             if slot.status == "trying" and not slot.attempts:

@@ -1,4 +1,4 @@
-"""The PyTorch engine, for training with data that may be collected. PyTorch is imported when a fit begins."""
+"""Training with PyTorch, for data that may be collected in one place. PyTorch is imported when a fit begins."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Augmentations: functions of a batch and a random generator that return a changed batch of the same shape.
 
-The generator must be a CPU one, whatever the batch's device, so that a seed means the same changes on every device.
+The generator must be a CPU one, whatever the batch's device, so that a seed gives the same changes on every device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Augment = Callable[["torch.Tensor", "torch.Generator"], "torch.Tensor"]
 
 
 def in_turn(*steps: Augment) -> Augment:
-    """One augmentation that applies `steps` from left to right, such as in_turn(random_shift(2), random_flip())."""
+    """An augmentation that applies `steps` from left to right, such as in_turn(random_shift(2), random_flip())."""
 
     def apply(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         for step in steps:
@@ -41,7 +41,7 @@ def random_shift(most: int) -> Augment:
         import torch
         from torch.nn import functional
 
-        # Every image is cropped from its padded form by one look-up, without a loop over images.
+        # One look-up with broadcast indices crops all images from their padded forms, without a loop over images.
         count, _, height, width = batch.shape
         # The offset of each crop in the padded image: `most` of both axes leaves the image where it is.
         offsets = torch.randint(0, 2 * most + 1, (count, 2), generator=generator).to(batch.device)
@@ -74,7 +74,7 @@ def random_flip() -> Augment:
 def random_scale(most: float) -> Augment:
     """Multiply every channel of every example of [batch, channels, ...] by its own number in 1-most..1+most.
 
-    Sensors of different persons and phones differ like this (Um et al. 2017, section 3). Raises TrainingError unless
+    The sensors of different persons and phones differ in scale (Um et al. 2017, section 3). Raises TrainingError unless
     `most` is 0 or more and below 1, MissingExtraError without PyTorch.
     """
     _require_torch()
@@ -84,6 +84,7 @@ def random_scale(most: float) -> Augment:
     def scale(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         import torch
 
+        # One factor for each example and channel; the other axes broadcast.
         shape = (*batch.shape[:2], *[1] * (batch.ndim - 2))
         factors = 1 + most * (2 * torch.rand(shape, generator=generator) - 1)
         return batch * factors.to(batch.device)

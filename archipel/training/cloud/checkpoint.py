@@ -1,7 +1,7 @@
-"""The checkpoint of a fit: one file, from which a killed fit goes on with the results of one that was not killed.
+"""The checkpoint of a fit: one file, from which a killed fit continues to the results of one that was not killed.
 
-It is replaced as a whole or not at all. It holds tensors, numbers and strings only, and is read with PyTorch's
-unpickler for these ("weights_only"), since a general one would run code from the file.
+A write replaces the file as a whole or not at all. The file holds tensors, numbers and strings only, and is read with
+PyTorch's unpickler for these ("weights_only"), since a general one would run code from the file.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UNREADABLE = (
 
 @dataclass
 class Progress:
-    """The results so far: the facts of every epoch, in order, and the weights of the best one."""
+    """The results so far: `history` has the fields of every Epoch, in order; `best_weights` are the best epoch's."""
 
     best_weights: dict[str, torch.Tensor]
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -66,7 +66,7 @@ def write_checkpoint(
         "module": module.state_dict(),
         "optimizer": optimizer.state_dict(),
         "generator": generator.get_state(),
-        # Dropout draws from PyTorch's global generator, and must go on where it stopped.
+        # Dropout draws from PyTorch's global generator, which must continue where it stopped.
         "dropout": torch.get_rng_state(),
     }
     torch.save(content, buffer)  # in memory, so that the file is replaced by complete bytes
@@ -85,13 +85,14 @@ def read_checkpoint(
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
 ) -> Progress:
-    """Give module, optimizer and generators the state in the file, and return the results so far.
+    """Restore module, optimizer and generators from the file, and return the results so far.
 
     Raises CheckpointError if the file cannot be read or belongs to another fit.
     """
     import torch
 
     remedy = "delete it to begin again, or name another file"
+    # Before `torch.load`, which would try an older format for a file that is no zip.
     if not zipfile.is_zipfile(path):
         raise CheckpointError(f"{path} is not a checkpoint of a cloud fit (no zip file); {remedy}")
     try:
@@ -101,7 +102,7 @@ def read_checkpoint(
         raise CheckpointError(f"the checkpoint {path} cannot be read ({reason}); {remedy}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not a checkpoint of a cloud fit ({FORMAT!r}); {remedy}")
-    # Before any state changes: a checkpoint of another fit leaves the module as it is.
+    # Before any state is restored: the checkpoint of another fit must leave the module unchanged.
     written_with = content["made_with"]
     for name in sorted({*made_with, *written_with}):
         if made_with.get(name) != written_with.get(name):
@@ -119,6 +120,6 @@ def read_checkpoint(
         raise CheckpointError(f"the checkpoint {path} is damaged ({error}); {remedy}") from error
 
 
-def crc(data: bytes) -> int:
+def crc32(data: bytes) -> int:
     """CRC-32: enough to notice another data set, and no protection against an attacker."""
     return zlib.crc32(data)

@@ -18,7 +18,7 @@ from archipel.training.cloud.loop import (
     as_path,
     check_counts,
     check_examples,
-    on_device,
+    move_to_device,
 )
 
 if TYPE_CHECKING:
@@ -41,39 +41,40 @@ def fit(
     on_epoch: Callable[[Epoch], None] | None = None,
     on_batch: OnBatch | None = None,
 ) -> FitResult:
-    """Train `module` in place with Adam (Kingma and Ba 2015) and cross entropy to its validation plateau.
+    """Train `module` in place with Adam (Kingma and Ba 2015) and cross entropy, up to a plateau of the validation loss.
 
-    Runs on a CUDA device if there is one.
+    It runs on a CUDA device if there is one.
 
     Arguments:
         module: a classifier that returns logits [n, classes].
-        inputs: float32 [n, ...], as the module takes them.
-        targets: int64 [n], class numbers from 0.
+        inputs: float32 `[n, ...]`, in the shape that the module takes.
+        targets: int64 `[n]`, class numbers from 0.
         validation: inputs and targets like these.
-        seed: of the order of examples and the augmentation. Results are equal on the same machine and thread count,
-            also of a fit that was killed and went on from its checkpoint.
-        batch_size: examples of a step, 1 or more.
-        learning_rate: Adam's.
-        patience: epochs without a lower validation loss after which training ends, 1 or more.
+        seed: for the order of examples and the augmentation. With the same seed, machine and number of threads the
+            results are equal, even if a fit was killed and continued from its checkpoint.
+        batch_size: examples in a step, 1 or more.
+        learning_rate: the step size of Adam.
+        patience: after how many epochs without a lower validation loss training ends, 1 or more.
         max_epochs: the most epochs, 1 or more.
         augment: applied to every training batch, never to validation.
-        checkpoint: a file, written after every epoch. If it exists, the fit goes on from it.
-        on_epoch: called after every epoch. An exception ends the training, here and in `on_batch`.
-        on_batch: called after every batch with the epoch's number, the batches done in it and those of an epoch.
+        checkpoint: a file, written after every epoch. If it exists, the fit continues from it.
+        on_epoch: called after every epoch. An exception in it, or in `on_batch`, ends the training.
+        on_batch: called after every batch with the epoch's number, the number of batches done in the epoch, and the
+            number of batches in an epoch.
 
     Returns:
         The module on the CPU, in evaluation mode, with the weights of its best epoch, and the history.
 
     Raises:
-        TrainingError: for data or settings that do not fit, and when the loss is no longer finite.
-        CheckpointError: for a checkpoint that cannot be written or is of another fit.
-        MissingExtraError: without PyTorch.
+        TrainingError: data or settings are wrong, or the loss is no longer finite.
+        CheckpointError: the checkpoint cannot be read or written, or is of another fit.
+        MissingExtraError: PyTorch is not installed.
 
     Example:
         result = fit(network, x, y, (x_val, y_val), seed=0, augment=random_shift(2))
         print(result.best.validation_accuracy)
     """
-    on_device(module)
+    move_to_device(module)
     check_examples((inputs, targets), validation)
     check_counts(batch_size=batch_size, patience=patience, max_epochs=max_epochs)
 

@@ -1,4 +1,4 @@
-"""The loop that every fit shares: epochs of shuffled batches, validation, the best weights, a checkpoint."""
+"""The loop that all fits share: epochs of shuffled batches, validation, best weights and checkpoints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from archipel.errors import MissingExtraError, TrainingError
 from archipel.training.cloud.augment import Augment
-from archipel.training.cloud.checkpoint import Progress, crc, read_checkpoint, write_checkpoint
+from archipel.training.cloud.checkpoint import Progress, crc32, read_checkpoint, write_checkpoint
 
 if TYPE_CHECKING:
     import torch
@@ -29,10 +29,10 @@ OnBatch = Callable[[int, int, int], None]
 
 @dataclass(frozen=True)
 class Epoch:
-    """What one pass over the training data gave; losses are mean cross entropies in nats."""
+    """The results of one pass over the training data. Losses are mean cross entropies in nats."""
 
     number: int  # from 1
-    train_loss: float  # of the weights as they moved through the epoch
+    train_loss: float  # mean over the batches, each with the weights before its step
     validation_loss: float
     validation_accuracy: float  # 0..1
     best: bool  # the lowest validation loss so far
@@ -48,6 +48,7 @@ class FitResult:
 
     @property
     def best(self) -> Epoch:
+        """The epoch with the lowest validation loss."""
         return next(epoch for epoch in reversed(self.history) if epoch.best)
 
 
@@ -57,7 +58,7 @@ class Loop:
 
     rate       the learning rate after a share (0..1) of all steps; None leaves the optimizer's own
     patience   epochs without a lower validation loss after which training ends; None trains all of `epochs`
-    settings   besides data and network, the settings that a checkpoint must have been written with
+    settings   the settings, besides data and network, that must be equal for a fit to continue from a checkpoint
     """
 
     seed: int
@@ -78,9 +79,11 @@ class Loop:
         import torch
 
         layout = _memory_format(module, train[0])
+        # Before the checkpoint is read: its tensors are copied into these, and take their layout.
         _lay_out(module, layout)
         device = next(module.parameters()).device
         x, y = (torch.tensor(array, device=device) for array in train)
+        # All data is on the device from the start, so that no step waits for a copy of its batch.
         validation_x, validation_y = (torch.tensor(array, device=device) for array in validation)
         generator = torch.Generator().manual_seed(self.seed)
         progress = Progress(best_weights=_copy_weights(module))
@@ -97,18 +100,19 @@ class Loop:
                     f"the loss is no longer finite in epoch {number} (training {train_loss}, validation {loss}); "
                     f"lower the learning rate of {self.settings['learning rate']} or check the inputs' range"
                 )
-            # Strictly below: of equal epochs the first is the best, so a plateau uses up the patience.
+            # Strictly below: the first of equal epochs is the best, so a plateau uses up the patience.
             best = not history or loss < min(epoch.validation_loss for epoch in history)
             epoch = Epoch(number, train_loss, loss, accuracy, best, time.perf_counter() - started)
             history.append(epoch)
             progress.history.append(vars(epoch))
             if best:
                 progress.best_weights = _copy_weights(module)
-            # Before the callback, which may raise to stop the fit: the epoch is then not lost.
+            # Before the callback, which may raise to stop the fit; the epoch is then not lost.
             if self.checkpoint is not None:
                 write_checkpoint(self.checkpoint, made_with, progress, module, optimizer, generator)
             if self.on_epoch is not None:
                 self.on_epoch(epoch)
+        # The caller gets the usual layout: other code need not expect channels-last weights.
         module.load_state_dict(progress.best_weights)
         _lay_out(module, torch.contiguous_format)
         return FitResult(module.to("cpu").eval(), tuple(history))
@@ -128,10 +132,12 @@ class Loop:
         from torch.nn import functional
 
         module.train()
-        loss_sum = torch.zeros((), device=x.device)  # on the device, so that no step waits for the loss to come back
+        # The sum stays on the device: reading a loss would make each step wait for the device to finish.
+        loss_sum = torch.zeros((), device=x.device)
+        # The order comes from the CPU generator, so it is the same on every device.
         splits = torch.split(torch.randperm(len(x), generator=generator).to(x.device), self.batch_size)
         for index, rows in enumerate(splits):
-            # The rate at the middle of each step: a schedule that starts or ends at 0 then wastes no step.
+            # The rate at the middle of each step: a schedule that starts or ends at 0 has no step without effect then.
             if self.rate is not None:
                 done = ((number - 1) * len(splits) + index + 0.5) / (self.epochs * len(splits))
                 for group in optimizer.param_groups:
@@ -141,6 +147,7 @@ class Loop:
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             optimizer.step()
+            # Weighted by its rows, because the last batch may be smaller.
             loss_sum += loss.detach() * len(rows)
             if self.on_batch is not None:
                 self.on_batch(number, index + 1, len(splits))
@@ -153,17 +160,17 @@ class Loop:
         return len(history) - best >= self.patience
 
     def _made_with(self, module: nn.Module, train: Examples, validation: Examples) -> dict[str, Setting]:
-        """Facts that must be equal for a fit to go on: settings, examples (shapes and labels), the tensors' shapes."""
+        """What must be equal for a fit to continue: settings, examples (shapes, labels) and the tensors' shapes."""
         tensors = repr([(name, list(tensor.shape)) for name, tensor in module.state_dict().items()])
         facts: dict[str, Setting] = {"seed": self.seed, "batch_size": self.batch_size, **self.settings}
         for kind, (inputs, targets) in (("training", train), ("validation", validation)):
             facts[f"{kind} inputs"] = str(list(inputs.shape))
-            facts[f"{kind} targets (CRC-32)"] = crc(targets.tobytes())
-        return facts | {"network (CRC-32)": crc(tensors.encode())}
+            facts[f"{kind} targets (CRC-32)"] = crc32(targets.tobytes())
+        return facts | {"network (CRC-32)": crc32(tensors.encode())}
 
 
-def on_device(module: nn.Module) -> nn.Module:
-    """The module on a CUDA device if there is one. Raises MissingExtraError without PyTorch."""
+def move_to_device(module: nn.Module) -> nn.Module:
+    """Move the module to a CUDA device if there is one, else to the CPU. Raises MissingExtraError without PyTorch."""
     try:
         import torch
     except ImportError as error:
@@ -197,7 +204,7 @@ def as_path(path: str | os.PathLike[str] | None) -> Path | None:
 
 
 def _memory_format(module: nn.Module, inputs: NDArray[np.float32]) -> torch.memory_format:
-    """Channels last where 2-D convolutions run on the CPU: a third faster for the networks of `archipel.models`."""
+    """Channels last for 2-D convolutions on the CPU, which is a third faster for the networks of `archipel.models`."""
     import torch
 
     convolves = any(isinstance(part, torch.nn.Conv2d) for part in module.modules())
@@ -206,12 +213,14 @@ def _memory_format(module: nn.Module, inputs: NDArray[np.float32]) -> torch.memo
 
 
 def _lay_out(module: nn.Module, layout: torch.memory_format) -> None:
+    # Through `data`, so that the parameters stay the same objects: the optimizer refers to them.
     for parameter in module.parameters():
         if parameter.ndim == 4:  # the weights of 2-D convolutions
             parameter.data = parameter.data.contiguous(memory_format=layout)
 
 
 def _evaluate(module: nn.Module, x: torch.Tensor, y: torch.Tensor, layout: torch.memory_format) -> tuple[float, float]:
+    """The mean cross entropy in nats and the accuracy."""
     import torch
     from torch.nn import functional
 
@@ -232,4 +241,5 @@ def _batches(x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[torch.Tensor, t
 
 
 def _copy_weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    # Clones: the tensors of `state_dict` share their memory with the module, which trains on.
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}

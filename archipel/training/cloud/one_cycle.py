@@ -19,7 +19,7 @@ from archipel.training.cloud.loop import (
     as_path,
     check_counts,
     check_examples,
-    on_device,
+    move_to_device,
 )
 
 if TYPE_CHECKING:
@@ -51,16 +51,19 @@ def fit_one_cycle(
     (Smith and Topin 2018).
 
     Arguments:
-        epochs: 1 or more; all are made.
-        learning_rate: the highest one.
+        epochs: how many, 1 or more.
+        learning_rate: the highest rate of the cycle.
         warm_up: the share of the steps in which the rate rises, between 0 and 1.
-        weight_decay: of weights of two and more axes; biases and normalizations have none (Goyal et al. 2017, section
+        weight_decay: for tensors of two and more axes; biases and normalizations get none (Goyal et al. 2017, section
             5.3).
 
-    Other arguments, the result (the weights are those of the epoch with the lowest validation loss) and errors are
-    those of `fit`.
+    The other arguments, the result and the errors are those of `fit`: the weights are those of the epoch with the
+    lowest validation loss, not the last one.
+
+    Example:
+        result = fit_one_cycle(network, x, y, (x_val, y_val), seed=0, epochs=10, augment=random_flip())
     """
-    on_device(module)
+    move_to_device(module)
     check_examples((inputs, targets), validation)
     check_counts(batch_size=batch_size, epochs=epochs)
     if not 0 < warm_up < 1:
@@ -69,7 +72,7 @@ def fit_one_cycle(
     import torch
 
     def rate(done: float) -> float:
-        # The lower of two lines: one up to the highest rate at `warm_up`, one from there down to 0.
+        # The lower of two lines: one from 0 up to the highest rate at `warm_up`, and one from there down to 0.
         return learning_rate * min(done / warm_up, (1 - done) / (1 - warm_up))
 
     loop = Loop(
@@ -90,7 +93,7 @@ def fit_one_cycle(
         on_epoch=on_epoch,
         on_batch=on_batch,
     )
-    # Biases and normalizations have one axis.
+    # Biases and normalization weights have one axis: they get no decay.
     decayed = [parameter for parameter in module.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in module.parameters() if parameter.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]

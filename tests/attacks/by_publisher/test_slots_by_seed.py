@@ -117,21 +117,21 @@ def test_the_server_cannot_foretell_a_seed_of_training(federation: Federation) -
     [info] = federation.rounds(task)
     plan = federation.plan_digest(info.round_id)
     used = set(np.flatnonzero(np.abs(federation.operator.weights.read(info.weights_out)["w"]) > 0.1).tolist())
-    assert used == {RoundSeeds(data_key(FileKeys(a.config.folder))).of(plan) % ENTRIES for a in agents}
+    assert used == {RoundSeeds(data_key(FileKeys(a.config.folder))).derive(plan) % ENTRIES for a in agents}
     assert used != {foretold(plan, agent.device_id) % ENTRIES for agent in agents}
 
 
 def test_seeds_are_the_same_again_and_different_for_every_plan_and_device() -> None:
     one, other = RoundSeeds(b"\x01" * 32), RoundSeeds(b"\x02" * 32)
     plans = [f"{number:064x}" for number in range(64)]
-    assert [one.of(plan) for plan in plans] == [RoundSeeds(b"\x01" * 32).of(plan) for plan in plans]
-    assert len({*map(one.of, plans), *map(other.of, plans)}) == 128
+    assert [one.derive(plan) for plan in plans] == [RoundSeeds(b"\x01" * 32).derive(plan) for plan in plans]
+    assert len({*map(one.derive, plans), *map(other.derive, plans)}) == 128
     # RFC 5869 by hand: HMAC-SHA256(HMAC-SHA256(salt, secret), label | 0x01), the first four bytes.
     import hmac
 
     middle = hmac.digest(plans[5].encode(), b"\x01" * 32, "sha256")
     expected = hmac.digest(middle, b"archipel/agent/1/seed\x01", "sha256")[:4]
-    assert one.of(plans[5]) == int.from_bytes(expected, "big")
+    assert one.derive(plans[5]) == int.from_bytes(expected, "big")
 
 
 @pytest.mark.parametrize("way", ["noise", "data"])

@@ -99,10 +99,10 @@ def test_what_a_device_was_told_is_never_taken_back(tmp_path: Path) -> None:
 
     first, second = "1" * 32, "2" * 32
     old = server.says(listed(1, first))
-    assert book().named_by(None, server) == Revoked()
-    assert book().named_by(old, server).devices == {first}
+    assert book().fetch_named(None, server) == Revoked()
+    assert book().fetch_named(old, server).devices == {first}
     both = server.says(listed(2, first, second))
-    assert book().named_by(both, server).devices == {first, second}
+    assert book().fetch_named(both, server).devices == {first, second}
     lies = {
         "none at all": None,
         "an older one": old,
@@ -114,14 +114,14 @@ def test_what_a_device_was_told_is_never_taken_back(tmp_path: Path) -> None:
     }
     for what, digest in lies.items():
         with pytest.raises(CertificateError):
-            book().named_by(digest, server)
-        assert book().named_by(both, server).devices == {first, second}, what
+            book().fetch_named(digest, server)
+        assert book().fetch_named(both, server).devices == {first, second}, what
     server.files[f"/v1/blobs/{old}"] = server.files[f"/v1/blobs/{both}"]
     server.files["/v1/blobs/" + "0" * 64] = b"{}"
     with pytest.raises(CertificateError, match="another list"):
-        book().named_by("0" * 64, server)
+        book().fetch_named("0" * 64, server)
     more = server.says(listed(4, first, second, tokens=("3" * 32,)))
-    assert book().named_by(more, server).tokens == {"3" * 32}
+    assert book().fetch_named(more, server).tokens == {"3" * 32}
 
 
 def test_a_cohort_that_a_server_makes_with_a_revoked_device_is_left(tmp_path: Path) -> None:
@@ -192,4 +192,4 @@ def test_any_bytes_in_place_of_a_list(tmp_path_factory: pytest.TempPathFactory, 
             book._read(damaged)
         book._path.write_bytes(damaged)
         with pytest.raises(ClientError, match="damaged"):
-            book.named_by(None, Server())  # type: ignore[arg-type]
+            book.fetch_named(None, Server())  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ def _(world: World) -> None:
 def _(world: World) -> None:
     # The record is what the device knows of itself.
     world.answers("enrol", lambda reply: Reply(200, encode(m.EnrolmentResponse(device_id="e" * 32))))
-    with world.start("other") as agent, pytest.raises(ClientError, match=f"calls this device {'e' * 32}"):
+    with world.start("other") as agent, pytest.raises(ClientError, match=f"answered for device {'e' * 32}"):
         agent.enrol(world.server.token())
     assert not (world.folder / "other" / "device.json").exists()
 

@@ -103,7 +103,7 @@ def test_a_malformed_file_is_a_reason(tree: Tree, file: str, content: bytes) -> 
     conditions = Conditions(probes(tree({**MACHINE, file: content})))
     reason = conditions.why_not()
     assert file in reason
-    assert "cannot be told: " in reason
+    assert "cannot be checked: " in reason
     assert "\n" not in reason
     assert len(reason) <= 300
     conditions.values()
@@ -126,9 +126,9 @@ def test_a_file_that_is_gone_is_a_reason(tree: Tree, file: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (ValueError("no\nsuch  thing"), "the condition 'mine' cannot be told: ValueError: no such thing"),
-        (RuntimeError(), "the condition 'mine' cannot be told: RuntimeError:"),
-        (ClientError("the sensor sleeps"), "the condition 'mine' cannot be told: the sensor sleeps"),
+        (ValueError("no\nsuch  thing"), "the condition 'mine' cannot be checked: ValueError: no such thing"),
+        (RuntimeError(), "the condition 'mine' cannot be checked: RuntimeError:"),
+        (ClientError("the sensor sleeps"), "the condition 'mine' cannot be checked: the sensor sleeps"),
         (None, "the condition 'mine' answers None, expected a text"),
         (True, "the condition 'mine' answers True, expected a text"),
         (" \n", r"the condition 'mine' answers ' \n', expected a text"),
@@ -215,7 +215,7 @@ def test_this_machine_and_what_it_costs(tmp_path: Path) -> None:
     """Asked four times a second while there is work: less than one per cent of a core."""
     settings = {**ALL, "hours": ("00:00-24:00",), "idle": 100, "min_battery": 1, "max_temperature": 150}
     conditions = ConditionSettings(**{**settings, "min_free_memory": 1, "min_free_disk": 1}).conditions(tmp_path)
-    assert not [reason for reason in conditions.reasons().values() if "cannot be told" in reason]
+    assert not [reason for reason in conditions.reasons().values() if "cannot be checked" in reason]
     assert {"hours", "idle", "memory", "disk", "charging"} <= conditions.values().keys()
     conditions()
     before = time.process_time()

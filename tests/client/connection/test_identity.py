@@ -167,5 +167,5 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         certificate=mint_token(enrolment, population="pupils", not_after=2**31, seed=seed),
     )
     store = IdentityStore(folder)
-    store.enrolled(token, enrolment_request(token, store.key()).chain, token.server)
+    store.record_enrolment(token, enrolment_request(token, store.key()).chain, token.server)
     return (folder / RECORD_FILE).read_bytes()

@@ -15,7 +15,7 @@ from archipel.client.memory.entry import Entry
 from archipel.client.memory.journal import Journal
 from archipel.client.memory.spending import MAX_ROWS, Sums
 from archipel.client.memory.vault import Vault
-from archipel.client.owner_view import look, rounds
+from archipel.client.owner_view import look, read_rounds
 from archipel.errors import ClientError
 from archipel.protocol.sealed import encode
 from tests.client.memory.test_journal import begin
@@ -120,9 +120,9 @@ def test_killed_while_it_forgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for stop in range(100):
         folder = tmp_path / f"{stop}"
         reached = steps_of(monkeypatch, state(folder)._forget_old, stop)
-        assert rounds(folder)[1] == expected
+        assert read_rounds(folder)[1] == expected
         Journal(folder / "rounds", Vault(b"k" * 32))._forget_old()
-        assert rounds(folder)[1] == expected
+        assert read_rounds(folder)[1] == expected
         assert len(list((folder / "rounds").glob("*.json"))) == 2
         if reached < stop:
             break

@@ -133,7 +133,7 @@ def test_a_device_that_goes_from_round_to_round_adopts_too(registry: Registry) -
     seen = encode(CheckIn(versions={MODEL: 1}))
     while not any(each.phase == "updating" for each in federation.rounds(task)):
         for agent in agents:  # they wait to be taken, however slow this machine is, and are not told here
-            agent._connected()[1].call("POST", "/v1/check-ins", CheckInResponse, body=seen)
+            agent._connect()[1].call("POST", "/v1/check-ins", CheckInResponse, body=seen)
     registry.add(BETTER)
     federation.run(agents, lambda: all(agent.models == {MODEL: 2} for agent in agents))
     operator.tasks.cancel(task.task_id)

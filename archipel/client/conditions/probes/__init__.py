@@ -1,1 +1,1 @@
-"""Probes: each looks at one thing of the device, such as its power supply or its network."""
+"""Probes: each measures one thing of the device, such as its power supply or its network."""

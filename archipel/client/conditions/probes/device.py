@@ -1,6 +1,6 @@
 """Probes of the device itself: its power supply, its temperature, how busy it is, the time of day.
 
-`root` is where /proc and /sys are.
+`root` is the folder that contains proc and sys.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import ClassVar
 
 from archipel.client.conditions.probes.own_load import OwnLoad
-from archipel.client.conditions.probes.readings import Celsius, Load, Percent, folders, need_linux, number, text, whole
+from archipel.client.conditions.probes.readings import (
+    Celsius,
+    Load,
+    Percent,
+    check_number,
+    list_folders,
+    need_linux,
+    read_text,
+    read_whole,
+)
 from archipel.errors import ClientError
 
 _BATTERIES = {"Battery", "UPS"}
@@ -23,8 +32,8 @@ _STATUS = {"Unknown", "Charging", "Discharging", "Not charging", "Full"}
 
 @dataclass(frozen=True)
 class Charging:
-    """Holds on mains or USB power, and while a battery charges or is full; not while one discharges, be it because the
-    charger is too weak. A device without a battery is always on power."""
+    """Holds on mains or USB power, and while a battery charges or is full. It does not hold while a battery discharges,
+    even on a charger that is too weak. A device without a battery is always on power."""
 
     root: Path = Path("/")
     name: ClassVar[str] = "charging"
@@ -38,14 +47,15 @@ class Charging:
     def value(self) -> bool:
         batteries, others = _supplies(self.root)
         status = {_status(battery) for battery in batteries}
+        # Before the supplies: a charger that is too weak is online while the battery discharges.
         if "Discharging" in status:
             return False
-        return not batteries or bool(status & {"Charging", "Full"}) or any(map(_online, others))
+        return not batteries or bool(status & {"Charging", "Full"}) or any(map(_is_online, others))
 
 
 @dataclass(frozen=True)
 class Battery:
-    """Holds while the battery has at least `min_battery` per cent (the mean of several); always without one."""
+    """Holds while the battery (the mean of several) has at least `min_battery` per cent; always without a battery."""
 
     min_battery: float
     root: Path = Path("/")
@@ -53,7 +63,7 @@ class Battery:
 
     def __post_init__(self) -> None:
         need_linux("min_battery")
-        number("min_battery", self.min_battery, Percent, "per cent")
+        check_number("min_battery", self.min_battery, Percent, "per cent")
 
     def why_not(self) -> str:
         level = self._level()
@@ -62,7 +72,7 @@ class Battery:
         return f"the battery is at {level:g} per cent, below {self.min_battery:g} (setting min_battery)"
 
     def value(self) -> float:
-        """Per cent. Raises ClientError without a battery."""
+        """The level in per cent. Raises ClientError without a battery."""
         level = self._level()
         if level is None:
             raise ClientError("there is no battery")
@@ -71,7 +81,7 @@ class Battery:
     def _level(self) -> float | None:
         levels = []
         for battery in _supplies(self.root)[0]:
-            levels.append(whole(battery / "capacity"))
+            levels.append(read_whole(battery / "capacity"))
             if not 0 <= levels[-1] <= 100:
                 raise ClientError(f"{battery / 'capacity'} has {levels[-1]} where per cent are expected")
         return sum(levels) / len(levels) if levels else None
@@ -81,8 +91,8 @@ class Battery:
 class Idle:
     """Holds while the load of the last minute, for each core of the machine, is below `idle`.
 
-    The load is the average number of threads that run or wait to (or for a disk). What this process and its children
-    take of it themselves does not count, so that work does not stop itself.
+    The load is the average number of threads that run, wait to run, or wait for a disk. The part that this process and
+    its children cause does not count, so that the agent's own work does not stop it.
     """
 
     idle: float
@@ -92,7 +102,7 @@ class Idle:
 
     def __post_init__(self) -> None:
         need_linux("idle")
-        number("idle", self.idle, Load, "busy threads for each core")
+        check_number("idle", self.idle, Load, "busy threads for each core")
 
     def why_not(self) -> str:
         load = self.value()
@@ -104,15 +114,16 @@ class Idle:
 
     def value(self) -> float:
         path = self.root / "proc/loadavg"
-        loads = text(path)
+        loads = read_text(path)
         if not re.fullmatch(r"\d{1,6}\.\d\d( \d{1,6}\.\d\d){2} \d+/\d+ \d+", loads):
             raise ClientError(f"{path} has {loads[:40]!r} where loads are expected")
+        # The two are averaged alike but sampled at other moments, so the difference can be a little below 0.
         return max(0.0, float(loads.split()[0]) - self.own()) / _cores(self.root)
 
 
 @dataclass(frozen=True)
 class Temperature:
-    """Holds while the hottest thermal zone has at most `max_temperature` degrees Celsius; always where none can be
+    """Holds while the hottest thermal zone has at most `max_temperature` degrees Celsius; always if no zone can be
     read."""
 
     max_temperature: float
@@ -121,7 +132,7 @@ class Temperature:
 
     def __post_init__(self) -> None:
         need_linux("max_temperature")
-        number("max_temperature", self.max_temperature, Celsius, "degrees Celsius")
+        check_number("max_temperature", self.max_temperature, Celsius, "degrees Celsius")
 
     def why_not(self) -> str:
         hottest = self._hottest()
@@ -130,7 +141,7 @@ class Temperature:
         return f"too hot: {hottest:g} degrees Celsius, allowed are {self.max_temperature:g} (setting max_temperature)"
 
     def value(self) -> float:
-        """Degrees Celsius. Raises ClientError without a zone that can be read."""
+        """The hottest zone in degrees Celsius. Raises ClientError if no zone can be read."""
         hottest = self._hottest()
         if hottest is None:
             raise ClientError("no thermal zone can be read")
@@ -138,20 +149,22 @@ class Temperature:
 
     def _hottest(self) -> float | None:
         zones = []
-        for zone in folders(self.root / "sys/class/thermal", "thermal_zone*"):
+        for zone in list_folders(self.root / "sys/class/thermal", "thermal_zone*"):
             try:
                 reading = (zone / "temp").read_bytes()
             except OSError:  # a sensor that is switched off
                 continue
-            zones.append(whole(zone / "temp", reading.decode("ascii", "replace").strip()) / 1000)
+            # The kernel reports thousandths of a degree.
+            zones.append(read_whole(zone / "temp", reading.decode("ascii", "replace").strip()) / 1000)
         return max(zones, default=None)
 
 
 @dataclass(frozen=True)
 class Hours:
-    """Holds in windows of the device's local time such as "22:00-06:00": from the first minute on, before the second.
+    """Holds within windows of the local time such as "22:00-06:00": from the first time on, until before the second.
 
-    By the clock on the wall: where it is set back, an hour is there twice. `timezone`: None is the device's.
+    It uses the clock on the wall: when daylight saving time ends, one hour comes twice. `timezone` None is the
+    device's own.
     """
 
     hours: tuple[str, ...]
@@ -170,28 +183,30 @@ class Hours:
         minute = _minute(now)
         for window in self.hours:
             first, last = _minutes(window)
+            # A window whose end is before its start goes over midnight: then either side of it is inside.
             if first <= minute < last if first < last else minute >= first or minute < last:
                 return ""
         return f"it is {now}, hours for work are {', '.join(self.hours)} (setting hours)"
 
     def value(self) -> str:
-        """Such as 23:15."""
+        """The local time, such as 23:15."""
         return datetime.fromtimestamp(self.clock(), self.timezone).strftime("%H:%M")
 
 
 def _supplies(root: Path) -> tuple[list[Path], list[Path]]:
-    """The device's batteries and its other supplies, without what is in a mouse and the like."""
+    """The device's batteries and its other supplies."""
     batteries: list[Path] = []
     others: list[Path] = []
-    for supply in folders(root / "sys/class/power_supply"):
-        if _maybe(supply / "scope") == "Device" or _maybe(supply / "present") == "0":
+    for supply in list_folders(root / "sys/class/power_supply"):
+        # The scope "Device" marks the battery of a mouse and the like; an empty battery bay has "present" 0.
+        if _text_or_empty(supply / "scope") == "Device" or _text_or_empty(supply / "present") == "0":
             continue
-        (batteries if text(supply / "type") in _BATTERIES else others).append(supply)
+        (batteries if read_text(supply / "type") in _BATTERIES else others).append(supply)
     return batteries, others
 
 
 def _status(battery: Path) -> str:
-    status = text(battery / "status")
+    status = read_text(battery / "status")
     if status not in _STATUS:
         raise ClientError(
             f"{battery / 'status'} has {status[:40]!r} where one of {', '.join(sorted(_STATUS))} is expected"
@@ -199,18 +214,18 @@ def _status(battery: Path) -> str:
     return status
 
 
-def _online(supply: Path) -> bool:
+def _is_online(supply: Path) -> bool:
     path = supply / "online"
-    return path.exists() and whole(path) > 0
+    return path.exists() and read_whole(path) > 0
 
 
-def _maybe(path: Path) -> str:
-    return text(path) if path.exists() else ""
+def _text_or_empty(path: Path) -> str:
+    return read_text(path) if path.exists() else ""
 
 
 def _cores(root: Path) -> int:
     path = root / "sys/devices/system/cpu/online"
-    cores = text(path)
+    cores = read_text(path)
     count = 0
     for part in cores.split(","):
         span = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", part)
@@ -221,7 +236,7 @@ def _cores(root: Path) -> int:
 
 
 def _minutes(window: object) -> tuple[int, int]:
-    """First minute of the day, and the one after the last."""
+    """The window's first minute of the day, and the minute after its last one."""
     match = re.fullmatch(r"((?:[01]\d|2[0-3]):[0-5]\d)-((?:[01]\d|2[0-3]):[0-5]\d|24:00)", str(window), re.ASCII)
     if not match or match[1] == match[2]:
         raise ClientError(f'hours must be windows such as "22:00-06:00" or "00:00-24:00", one is {window!r}')

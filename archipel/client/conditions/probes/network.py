@@ -1,4 +1,4 @@
-"""Whether the way to the network costs money."""
+"""The probe of the network: whether its use is paid for by the byte."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import ClassVar
 
-from archipel.client.conditions.probes.readings import need_linux, text
+from archipel.client.conditions.probes.readings import need_linux, read_text
 from archipel.errors import ClientError
 
 METERED_INTERFACES = ("wwan*", "ppp*", "rmnet*", "usb*", "bnep*")
-"""Mobile broadband, dial-up, phones on a cable or on Bluetooth."""
+"""Mobile broadband, dial-up, and phones on a cable or on Bluetooth."""
 
 _UP, _REJECT = 0x1, 0x200  # RTF_UP and RTF_REJECT of linux/route.h, linux/ipv6_route.h
 _HEX = re.compile(r"[0-9A-Fa-f]+")
@@ -22,11 +22,11 @@ _INTERFACE = re.compile(r"(?!\.\.?$)[!-.0-~]{1,64}")
 
 @dataclass(frozen=True)
 class Unmetered:
-    """Holds while the default routes of IPv4 and IPv6 lead to interfaces that nobody pays for by the byte.
+    """Holds while the default routes of IPv4 and IPv6 lead to interfaces that are not metered.
 
-    Metered are those whose name fits one of `metered_interfaces` (as in a shell) or that the kernel calls a mobile
-    modem. Of several default routes those with the lowest metric count. Not seen is what lies behind: a phone's access
-    point on WLAN, or the link below a VPN; name their interfaces.
+    An interface is metered if its name matches one of `metered_interfaces` (as in a shell) or if the kernel calls it a
+    mobile modem. Of several default routes those with the lowest metric count. The probe cannot see what lies behind an
+    interface, such as a phone's access point on WLAN or the link below a VPN: name such interfaces.
     """
 
     metered_interfaces: tuple[str, ...] = METERED_INTERFACES
@@ -43,7 +43,7 @@ class Unmetered:
         interfaces = self._interfaces()
         if not interfaces:
             return "no network (there is no default route)"
-        metered = [name for name in interfaces if self._metered(name)]
+        metered = [name for name in interfaces if self._is_metered(name)]
         return f"the network is metered: {', '.join(metered)} (setting unmetered)" if metered else ""
 
     def value(self) -> bool:
@@ -51,22 +51,22 @@ class Unmetered:
 
     def _interfaces(self) -> list[str]:
         proc = self.root / "proc/net"
-        interfaces = _lowest(proc / "route", _ipv4_route)
+        interfaces = _lowest_metric_interfaces(proc / "route", _ipv4_route)
         if (proc / "ipv6_route").exists():
-            interfaces |= _lowest(proc / "ipv6_route", _ipv6_route)
+            interfaces |= _lowest_metric_interfaces(proc / "ipv6_route", _ipv6_route)
         return sorted(interfaces)
 
-    def _metered(self, interface: str) -> bool:
+    def _is_metered(self, interface: str) -> bool:
         if any(fnmatchcase(interface, pattern) for pattern in self.metered_interfaces):
             return True
         path = self.root / "sys/class/net" / interface / "uevent"
-        return path.exists() and "DEVTYPE=wwan" in text(path).splitlines()
+        return path.exists() and "DEVTYPE=wwan" in read_text(path).splitlines()
 
 
-def _lowest(path: Path, parse: Callable[[list[str]], tuple[str, int] | None]) -> set[str]:
-    """Interfaces of the default routes with the lowest metric."""
+def _lowest_metric_interfaces(path: Path, parse: Callable[[list[str]], tuple[str, int] | None]) -> set[str]:
+    """The interfaces of the default routes with the lowest metric, which the kernel prefers."""
     metrics: dict[str, int] = {}
-    for line in text(path).splitlines():
+    for line in read_text(path).splitlines():
         try:
             route = parse(line.split())
         except (ValueError, IndexError):
@@ -80,16 +80,17 @@ def _lowest(path: Path, parse: Callable[[list[str]], tuple[str, int] | None]) ->
 
 
 def _ipv4_route(fields: list[str]) -> tuple[str, int] | None:
-    # Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT
+    # Columns: Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT
     if fields[0] == "Iface":
         return None
     destination, flags, mask = _hex(fields[1], 8), _hex(fields[3], 4), _hex(fields[7], 8)
+    # A reject route (RTF_REJECT, "unreachable default") leads nowhere.
     default = destination == mask == 0 and flags & _UP and not flags & _REJECT
     return (fields[0], int(fields[6])) if default else None
 
 
 def _ipv6_route(fields: list[str]) -> tuple[str, int] | None:
-    # destination length source length next-hop metric references use flags interface
+    # Columns: destination, length, source, length, next hop, metric, references, use, flags, interface
     destination, length, flags = _hex(fields[0], 32), _hex(fields[1], 2), _hex(fields[8], 8)
     default = destination == length == 0 and flags & _UP and not flags & _REJECT
     return (fields[9], _hex(fields[5], 8)) if default else None

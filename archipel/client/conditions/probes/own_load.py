@@ -1,4 +1,4 @@
-"""How much of the machine's load average is this process and its children."""
+"""How much of the machine's load average this process and its children cause."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class OwnLoad:
-    """Cores that this process and its children kept busy, averaged over the last minute as the kernel averages load.
+    """The number of cores that this process and its children keep busy, averaged over the last minute.
 
-    Ask it often while there is work. `cpu` gives the CPU seconds used so far, `clock` seconds.
+    The average is that of the kernel's load: an exponential one, with samples at least 5 seconds apart. Call it often
+    while there is work. `cpu` gives the CPU seconds used so far, `clock` seconds.
     """
 
     def __init__(self, cpu: Callable[[], float] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,23 +34,27 @@ class OwnLoad:
         passed = now - then
         if passed >= _SAMPLE_SECONDS:
             used = self._cpu()
-            kept = math.exp(-passed / _MINUTE)
-            self._load = self._load * kept + max(0.0, used - used_then) / passed * (1 - kept)
+            # As in the kernel (kernel/sched/loadavg.c): after one minute a sample counts 1/e of its value. If a child
+            # ends that nobody waits for, the sum of CPU times falls; that counts as none.
+            decay = math.exp(-passed / _MINUTE)
+            self._load = self._load * decay + max(0.0, used - used_then) / passed * (1 - decay)
             self._before = (now, used)
         return self._load
 
 
 def own_cpu_seconds() -> float:
-    """CPU time of this process and its children, those that have ended too."""
+    """CPU time of this process and its children, running and ended, in seconds."""
+    # `os.times` has the children that have ended; those that still run are in /proc.
     times = os.times()
     total = times.user + times.system + times.children_user + times.children_system
     own = str(os.getpid())
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and process.name != own:
             try:
+                # The name, field 2, is in brackets and may contain spaces and brackets; count from behind it.
                 fields = (process / "stat").read_bytes().rpartition(b")")[2].split()
             except OSError:  # it has ended
                 continue
-            if fields[1].decode() == own:
+            if fields[1].decode() == own:  # ppid; below utime and stime, in clock ticks
                 total += (int(fields[11]) + int(fields[12])) / _TICKS
     return total

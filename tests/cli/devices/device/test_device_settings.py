@@ -56,7 +56,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_wrong_file(file: Path, text: str, said: str) -> None:
     file.write_text(text)
     with pytest.raises(ClientError) as error:
-        load_device_settings(file, environment={}).prepared()
+        load_device_settings(file, environment={}).prepare()
     assert str(error.value).startswith(said.replace("FILE", str(file)))
     assert "\n" not in str(error.value)
 
@@ -122,7 +122,7 @@ def test_what_is_told_is_measured_when_it_is_told(file: Path, monkeypatch: pytes
     file.write_text(
         'folder = "device"\nreport = ["disk"]\n[attributes]\nsite = "north"\n[conditions]\nmin_free_disk = 1'
     )
-    config, _ = load_device_settings(file, environment={}).prepared()
+    config, _ = load_device_settings(file, environment={}).prepare()
     first = dict(config.attributes)
     assert first["site"] == "north"
     assert float(first["disk"]) > 0

@@ -11,7 +11,7 @@ import pytest
 from archipel.cli.devices.device_owner import _lines
 from archipel.client.conditions.conditions import Conditions
 from archipel.client.memory.folder import lock_folder
-from archipel.client.owner_view import look, now, running
+from archipel.client.owner_view import is_running, look, present_conditions
 from archipel.errors import ClientError
 from archipel.protocol.sealed import encode
 from tests.client.memory.test_spending import entry
@@ -45,7 +45,7 @@ class Hot(Broken):
 
 
 def test_conditions_that_fail_do_not_hold() -> None:
-    broken, absent, hot = now(Conditions([Broken(), Absent(), Hot()]))
+    broken, absent, hot = present_conditions(Conditions([Broken(), Absent(), Hot()]))
     assert (broken.value, broken.holds) == (None, False)
     assert "no such sensor" in broken.why_not
     assert (absent.value, absent.holds, absent.why_not) == (None, True, "")
@@ -96,8 +96,8 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
 
 
 def test_running_is_who_holds_the_lock(tmp_path: Path) -> None:
-    assert running(tmp_path) is False
+    assert is_running(tmp_path) is False
     handle = lock_folder(tmp_path)
-    assert running(tmp_path) is True
+    assert is_running(tmp_path) is True
     os.close(handle)
-    assert running(tmp_path) is False
+    assert is_running(tmp_path) is False
