@@ -146,7 +146,9 @@ class Reckoning:
                 part = float(arrays["weight"])
             total += delta
             weight += part
-        return parent + total / weight
+        # A step far beyond the usual ones of its task is scaled down, which the server records.
+        assert current.step_scale == 1.0 or "scaled down" in current.reason, current.round_id
+        return parent + current.step_scale * total / weight
 
     def _errors(self, current: Any, device: str) -> np.ndarray:
         data = local_data(self.numbers[device])
