@@ -37,7 +37,7 @@ def check_enough(eligibility: str, devices: int, setting: str, smallest: int) ->
         )
 
 
-def told(count: int, smallest: int) -> int | None:
+def round_down(count: int, smallest: int) -> int | None:
     """The number that may be shown: rounded down to a multiple of `smallest`; None below it."""
     return None if count < smallest else count - count % smallest
 

@@ -186,15 +186,15 @@ def _set_aside(
 ) -> list[str]:
     """Set the devices aside whose score is beyond what chance explains. Returns their ids."""
     members = session.scalar(_members(task)) or 0
-    found = accused(scores, devices=members, risk=settings.false_accusations)
-    for device in found:
+    spoilers = accused(scores, devices=members, risk=settings.false_accusations)
+    for device in spoilers:
         score = scores[device]
         detail = (
             f"{score.spoiled} of the {score.rounds} rounds that it was in were spoiled; by chance so much comes about "
             f"once in {score.odds:.2g} searches at most"
         )
         set_aside(session, device, task.population, SPOILS, detail, current.round_id, settings=settings, now=now)
-    return found
+    return spoilers
 
 
 def _store(session: Session, population: str, scores: dict[str, Score]) -> None:

@@ -92,8 +92,8 @@ def accused(scores: Mapping[str, Score], *, devices: int, risk: float) -> list[s
     """
     # Bonferroni: each device may reach its threshold with probability risk / devices.
     needed = math.log(max(devices, 1) / risk)
-    found = [device for device, score in scores.items() if score.evidence >= needed]
-    return sorted(found, key=lambda device: (-scores[device].evidence, device))
+    spoilers = [device for device, score in scores.items() if score.evidence >= needed]
+    return sorted(spoilers, key=lambda device: (-scores[device].evidence, device))
 
 
 def suspects(scores: Mapping[str, Score], waiting: Collection[str]) -> list[str]:

@@ -19,7 +19,7 @@ from archipel.protocol.operator.registry import (
 from archipel.protocol.operator.tasks import RoundResult
 from archipel.server.database.registry_tables import Model, ModelVersion, Rollout
 from archipel.server.database.tables import BundleRow, CheckInRow, Round, Task, Version
-from archipel.server.devices.smallest_answer import told
+from archipel.server.devices.smallest_answer import round_down
 from archipel.server.registry.expiry import expiry, why_not_offered
 
 COUNTED_SECONDS = 30 * 86400.0
@@ -82,7 +82,7 @@ def describe_versions(
     if smallest > 1 and session.scalar(asked) is not None:
         # The devices that fetched a candidate are those for which the rollout's expression is true, so an exact count
         # would tell about single devices' attributes.
-        fetched = {each.number: told(fetched.get(each.number) or 0, smallest) for each in versions}
+        fetched = {each.number: round_down(fetched.get(each.number) or 0, smallest) for each in versions}
 
     # A promoted or offered version is shown as that, whatever else holds: it cannot be rejected meanwhile.
     def state(version: ModelVersion) -> VersionState:

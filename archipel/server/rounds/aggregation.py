@@ -202,10 +202,10 @@ def _faults(collected: Collected, cohort: Cohort, answers: Mapping[str, Unmaskin
     that is to blame only where it disagrees with more dealers than may lie together, and a dealer likewise.
     """
     doubted = {device: answer for device, answer in collected.answers.items() if device not in answers}
-    found = disputes(plan=collected.plan, cohort=cohort, answers=answers, doubted=doubted)
+    disputed = disputes(plan=collected.plan, cohort=cohort, answers=answers, doubted=doubted)
     most = liars(collected.plan)
-    faults = {device: WRONG_SHARES_SENT for device, dealers in found.items() if len(dealers) > most}
-    rest = Counter(dealer for device, dealers in found.items() if device not in faults for dealer in dealers)
+    faults = {device: WRONG_SHARES_SENT for device, dealers in disputed.items() if len(dealers) > most}
+    rest = Counter(dealer for device, dealers in disputed.items() if device not in faults for dealer in dealers)
     return faults | {dealer: WRONG_SHARES_DEALT for dealer, count in rest.items() if count > most}
 
 

@@ -82,10 +82,10 @@ def _statistic(wanted: Statistic, sums: Mapping[str, NDArray[np.float64]]) -> St
         return StatisticResult(kind="mean", value=value)
     counts = sums[wanted.tensor("histogram")]
     edges = list(wanted.edges)
-    found = {}
+    quantiles = {}
     if wanted.kind == "quantiles" and counts.sum() > 0:
-        found = {str(share): quantile(counts, edges, share) for share in wanted.probabilities}
-    return StatisticResult(kind=wanted.kind, edges=edges, counts=counts.tolist(), quantiles=found)
+        quantiles = {str(share): quantile(counts, edges, share) for share in wanted.probabilities}
+    return StatisticResult(kind=wanted.kind, edges=edges, counts=counts.tolist(), quantiles=quantiles)
 
 
 def quantile(counts: NDArray[np.float64], edges: Sequence[float], share: float) -> float:

@@ -10,7 +10,7 @@ from archipel.server.database.tables import Answer, CheckInRow, Device, Round, T
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
 from archipel.server.devices.faults import set_aside_now
-from archipel.server.devices.smallest_answer import hides, told
+from archipel.server.devices.smallest_answer import hides, round_down
 from archipel.server.rounds import buffers
 from archipel.server.rounds.candidates import have_given, is_waiting, target_of
 from archipel.server.rounds.machine import RULES, count_seatable, required
@@ -53,7 +53,7 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
     needed = 1 if task.buffered else required(task, RULES["assigning"])
     if candidates >= needed:
         # Enough devices wait, so only a query can still lack some: those that may be in one sum.
-        shown = told(candidates, smallest) if hides(task.eligibility, smallest) else candidates
+        shown = round_down(candidates, smallest) if hides(task.eligibility, smallest) else candidates
         seatable = count_seatable(session, task, now=now, window=window) if queries.is_query(task) else candidates
         return "" if seatable >= needed else _NOT_TOGETHER.format(shown)
     enrolled = select(Device.device_id).where(Device.population == task.population, Device.revoked.is_(None))
@@ -88,7 +88,7 @@ def _rarely_reported(session: Session, task: Task, smallest: int) -> list[str]:
 
 
 def _rounded_candidates(candidates: int, smallest: int) -> str:
-    number = told(candidates, smallest)
+    number = round_down(candidates, smallest)
     amount = f"fewer than {smallest}" if number is None else f"at least {number}"
     return f"{amount} of the devices that wait may take part"
 

@@ -19,7 +19,7 @@ from archipel.server.audit import log as audit
 from archipel.server.callers import Identity
 from archipel.server.database.tables import Round, Task
 from archipel.server.database.task_requests import audited, request_of
-from archipel.server.devices.smallest_answer import check_enough, hides, told
+from archipel.server.devices.smallest_answer import check_enough, hides, round_down
 from archipel.server.devices.spoiler_search import describe
 from archipel.server.http.idempotency import keyed
 from archipel.server.http.paging import page
@@ -191,7 +191,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
     if hides(task.eligibility, smallest):
         # Whoever may not ask for it by another expression is not told by this one either.
         operates = call.identity.role in OPERATOR
-        waiting, reasons = (told(counted, smallest), reasons) if operates else (None, "")
+        waiting, reasons = (round_down(counted, smallest), reasons) if operates else (None, "")
     request = request_of(task)
     return TaskInfo(
         task_id=task.task_id,
