@@ -21,6 +21,7 @@ from archipel.bundle.roles import DType, Example, Update
 from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.graph.build import Builder
+from archipel.graph.shapes import dims
 
 PROGRAM = "analyze"
 _LONGEST = 240  # "<name>/histogram" must fit the 256 characters of a manifest's names
@@ -126,6 +127,18 @@ def _counter_bits(max_examples: int) -> int:
     return math.ceil(math.log2(max_examples + 1)) + 1
 
 
+def _values_per_example(name: str, output: ir.Value) -> int:
+    """How many values of an output [n, ...] belong to one example. Raises ConversionError if that is not fixed."""
+    sizes = None if output.shape is None else dims(output)[1:]
+    if sizes is None or not all(isinstance(size, int) for size in sizes):
+        axes = "unknown axes" if sizes is None else list(sizes)
+        raise ConversionError(
+            f"statistic {name!r}: output {output.name!r} has {axes} for each example, so it is not known how many "
+            "values a device counts; reduce it to a fixed number of values"
+        )
+    return math.prod(size for size in sizes if isinstance(size, int))
+
+
 def analyze_program(
     values: Model, statistics: Sequence[AnyStatistic], *, max_examples: int, bits: int
 ) -> tuple[Model, tuple[Statistic, ...]]:
@@ -140,7 +153,7 @@ def analyze_program(
     outputs = {str(value.name): value for value in graph.outputs}
     inputs = tuple(Example(name=info.name, dtype=cast(DType, info.dtype), shape=info.shape) for info in model.inputs)
     graph.outputs.clear()  # the values themselves do not leave the device
-    builder = _Statistics(Builder(graph), bits, _counter_bits(max_examples), max_examples)
+    builder = _Statistics(Builder(graph), bits, max_examples)
     for wanted in statistics:
         builder.add(wanted, outputs)
     signature = Program(kind="analyze", inputs=inputs, outputs=tuple(builder.ports))
@@ -150,9 +163,9 @@ def analyze_program(
 class _Statistics:
     """The statistics added to the graph so far, with the ports and the manifest's entries that they need."""
 
-    def __init__(self, op: Builder, bits: int, counter_bits: int, max_examples: int) -> None:
+    def __init__(self, op: Builder, bits: int, max_examples: int) -> None:
         self._op = op
-        self._bits, self._counter_bits, self._max_examples = bits, counter_bits, max_examples
+        self._bits, self._max_examples = bits, max_examples
         self.ports: list[Update] = []
         self.described: list[Statistic] = []
 
@@ -162,30 +175,34 @@ class _Statistics:
             raise ConversionError(
                 f"statistic {wanted.name!r}: of={of!r}, but the model's outputs are {sorted(outputs)}"
             )
+        most = self._max_examples * _values_per_example(wanted.name, outputs[of])
+        check_counts(most, self._bits)
         values = self._op.Cast(self._op.Reshape(outputs[of], [-1]), to=ir.DataType.FLOAT.value)
         self.described.append(
-            self._histogram(wanted, values) if isinstance(wanted, Histogram) else self._total(wanted, values)
+            self._histogram(wanted, values, most)
+            if isinstance(wanted, Histogram)
+            else self._total(wanted, values, most)
         )
 
-    def _total(self, wanted: Sum, values: ir.Value) -> Statistic:
+    def _total(self, wanted: Sum, values: ir.Value, most: int) -> Statistic:
         clipped = self._op.Clip(values, np.float32(wanted.low), np.float32(wanted.high))
-        # The bound of the fixed-point encoding: the largest sum of `max_examples` clipped values.
-        largest = max(abs(wanted.low), abs(wanted.high)) * self._max_examples
+        # The bound of the fixed-point encoding: the largest sum of as many clipped values as a device may have.
+        largest = max(abs(wanted.low), abs(wanted.high)) * most
         total = self._op.ReduceSum(clipped, keepdims=0)
         self._upload(f"{wanted.name}/sum", total, (), float(largest), self._bits)
         if not isinstance(wanted, Mean):
             return Statistic(name=wanted.name, kind="sum", program=PROGRAM)
-        self._upload_count(f"{wanted.name}/count", self._op.Squeeze(self._size(values), [0]), ())
+        self._upload_count(f"{wanted.name}/count", self._op.Squeeze(self._size(values), [0]), (), most)
         return Statistic(name=wanted.name, kind="mean", program=PROGRAM)
 
-    def _histogram(self, wanted: Histogram, values: ir.Value) -> Statistic:
+    def _histogram(self, wanted: Histogram, values: ir.Value, most: int) -> Statistic:
         op, edges = self._op, tuple(float(edge) for edge in wanted.edges)
         # A bin's count is the number of values that reach its lower edge, less those that reach its upper edge.
         above = op.GreaterOrEqual(op.Unsqueeze(values, [1]), np.array(edges, np.float32))
         reached = op.ReduceSum(op.Cast(above, to=ir.DataType.FLOAT.value), [0], keepdims=0)
         upper = op.Concat(self._size(values), reached, axis=0)
         lower = op.Concat(reached, np.zeros(1, np.float32), axis=0)
-        self._upload_count(f"{wanted.name}/histogram", op.Sub(upper, lower), (len(edges) + 1,))
+        self._upload_count(f"{wanted.name}/histogram", op.Sub(upper, lower), (len(edges) + 1,), most)
         if not isinstance(wanted, Quantiles):
             return Statistic(name=wanted.name, kind="histogram", program=PROGRAM, edges=edges)
         shares = tuple(float(share) for share in wanted.probabilities)
@@ -195,9 +212,10 @@ class _Statistics:
         """The number of values, float32 [1]."""
         return self._op.Cast(self._op.Shape(values), to=ir.DataType.FLOAT.value)
 
-    def _upload_count(self, name: str, value: ir.Value, shape: tuple[int, ...]) -> None:
+    def _upload_count(self, name: str, value: ir.Value, shape: tuple[int, ...], most: int) -> None:
         # One step of the encoding is 1: counts are exact.
-        self._upload(name, value, shape, float((1 << (self._counter_bits - 1)) - 1), self._counter_bits)
+        bits = _counter_bits(most)
+        self._upload(name, value, shape, float((1 << (bits - 1)) - 1), bits)
 
     def _upload(self, name: str, value: ir.Value, shape: tuple[int, ...], bound: float, bits: int) -> None:
         self._op.free_name(name)

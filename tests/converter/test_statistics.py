@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from archipel.bundle import PrivacyPolicy, generate_key
 from archipel.converter import Analysis, Histogram, Mean, Quantiles, Signing, Sum
 from archipel.errors import ConversionError
 from archipel.lite_runtime import Runtime
+from archipel.protocol.vector import Layout
 
 PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.67, max_clip=10.0, max_bits=20)
 
@@ -55,6 +57,40 @@ def test_the_sums_of_a_device_are_those_of_numpy(tmp_path: Path) -> None:
     np.testing.assert_array_equal(arrays["spread/histogram"], np.histogram(light, bins)[0])
     assert arrays["peaks/histogram"].shape == (22,)
     assert [each.kind for each in made.manifest.statistics] == ["mean", "sum", "histogram", "quantiles"]
+
+
+def test_several_values_of_an_example_stay_within_their_range(tmp_path: Path) -> None:
+    """Each of at most 10 examples has 9 values: all of them count, and no count is cut off."""
+
+    class Pixels(torch.nn.Module):
+        def forward(self, picture: torch.Tensor) -> torch.Tensor:
+            return picture * 2.0
+
+    made = convert(
+        Pixels(), tmp_path / "look", example=torch.rand(4, 3, 3), privacy=PRIVACY, signing=Signing(generate_key()),
+        analysis=Analysis([Mean(name="light", low=0, high=1), Histogram(name="spread", edges=[0.5])], max_examples=10),
+    )  # fmt: skip
+    ports = {port.name: port for port in made.program("analyze").outputs}
+    assert ports["light/sum"].range == 90.0
+    # 90 needs seven bits, and one more is the sign.
+    assert (ports["light/count"].bits, ports["spread/histogram"].bits) == (8, 8)
+    arrays, _ = Runtime(made).analyze({made.program("analyze").inputs[0].name: np.ones((10, 3, 3), np.float32)})
+    checked = Layout.of(made.program("analyze")).encode(arrays, modulus_bits=32, max_cohort=1)
+    decoded = Layout.of(made.program("analyze")).decode_sum(checked, cohort=1, modulus_bits=32)
+    assert float(decoded.values["light/count"]) == 90
+    assert float(decoded.values["light/sum"]) == pytest.approx(90, rel=1e-5)
+    assert decoded.values["spread/histogram"].tolist() == [0, 90]
+
+
+def test_as_many_values_as_an_example_has_must_be_fixed(tmp_path: Path) -> None:
+    graph = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> g (float[n, words] x) => (float[n, words] y) { y = Add (x, x) }'
+    )
+    with pytest.raises(ConversionError, match=r"statistic 'a': output 'y' has .*'words'.* for each example"):
+        convert(
+            Model.from_proto(graph), tmp_path / "look", privacy=PRIVACY, signing=Signing(generate_key()),
+            analysis=Analysis([Sum(name="a", low=0, high=1)]),
+        )  # fmt: skip
 
 
 def outputs_of() -> list[str]:

@@ -104,3 +104,12 @@ def show(usage: Federation, round_id: str) -> str:
     done = CliRunner().invoke(archipel, ["round", "show", round_id, *connection], env=environment)
     assert done.exit_code == 0, done.output
     return done.output
+
+
+def test_no_device_counts_more_examples_than_the_task_says(usage: Federation) -> None:
+    agents = [usage.agent(number, examples=lambda number=number: {"times": sessions(number)}) for number in range(3)]
+    task = usage.task(kind="analytics", bundle=usage.publish(), threshold=None, min_cohort=3, cohort=3, max_examples=10)
+    usage.run(agents, lambda: usage.operator.tasks.get(task.task_id).state != "running")
+    [info] = usage.rounds(task)
+    assert info.result is not None
+    assert sum(info.result.statistics["spread"].counts) == 30
