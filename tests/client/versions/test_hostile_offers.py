@@ -166,7 +166,7 @@ def test_several_offers_of_one_model_and_more_models_than_there_may_be(
     agent.run_once()
     assert len(agent.models) == MAX_MODELS
     assert "m15" not in agent.models
-    assert "more than 16" in registry.told(agent, "refused")[-1]["reason"]
+    assert "more than the 16" in registry.told(agent, "refused")[-1]["reason"]
 
 
 def test_offers_to_a_device_that_asked_for_none(
