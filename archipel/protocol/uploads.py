@@ -8,8 +8,8 @@
 | both of these | whether the device has examples |
 | evaluation that counts adoption | whether the device decided about the version; its noisy answer whether it took it |
 
-A mean beyond its range is clamped to it, as every entry of the fixed-point encoding is; that it was is told, so that
-nobody takes the bound for a measurement. What the means are: archipel.protocol.measures.
+The device clamps a mean that is beyond its range, as the fixed-point encoding clamps every entry. It says so in another
+entry, so that nobody takes the bound for a measurement. archipel.protocol.measures says what the means are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""From a round's updates to what it was for: the next model version, metrics, or statistics.
+"""From a round's updates to its result: the next model version, metrics, or statistics.
 
-Deterministic, so that a crash costs only time.
+The same updates give the same result, so a crash here costs only time.
 """
 
 from __future__ import annotations
@@ -43,9 +43,12 @@ WRONG_SHARES_DEALT = "dealt wrong shares"
 
 @dataclass(frozen=True)
 class Collected:
-    """Everything that a round in phase aggregating has collected. `pending` is not in its checkpoint yet; `weights` and
-    `strategy_state` are what the sum is applied to, `history` what the task's steps came to before it. The last three
-    are of secure rounds: U1, U2 and U4's answers."""
+    """Everything that a round in phase aggregating has collected.
+
+    The updates `pending` are not in its checkpoint yet. The strategy applies the sum to `weights` and `strategy_state`;
+    `history` has the norms of the task's earlier steps. Secure rounds alone have the last three: U1 (`cohort`), U2
+    (`sharers`) and the answers of phase unmasking.
+    """
 
     current: Round
     plan: RoundPlan
@@ -64,8 +67,11 @@ class Collected:
 
 @dataclass(frozen=True)
 class NewVersion:
-    """Blobs that are durably stored already. `strategy_state` is None where the strategy keeps none; `sum_digest` is of
-    the sum that it was made with, `evidence` the JSON of the messages.Endorsement of a secure round."""
+    """Blobs that are durably stored already.
+
+    `strategy_state` is None where the strategy keeps none, `sum_digest` the digest of the sum that made the version,
+    `evidence` the JSON of the messages.Endorsement of a secure round.
+    """
 
     weights: str
     weights_size: int
@@ -78,8 +84,11 @@ class NewVersion:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of `cohort` devices: a new version of a training task, else the JSON of a resources.RoundResult, or `reason`: why
-    it is neither, although the sum was read. `faults`: what devices did wrong that the sum could do without."""
+    """What a sum over `cohort` devices gave: a new version of a training task, or the JSON of an operator.RoundResult.
+
+    If it is neither although the server could read the sum, `reason` says why. `faults` has what devices did wrong
+    without spoiling the sum.
+    """
 
     cohort: int
     weight_sum: float | None
@@ -90,11 +99,11 @@ class Outcome:
 
 
 def aggregate(services: Services, round_id: str) -> Outcome:
-    """Sum, unmask, decode, and make of it what the task is for.
+    """Sum the round's updates, unmask and decode the sum, and make the task's version or result of it.
 
-    Memory is that of a few models, whatever the cohort's size. Raises ArchipelError when its sum cannot be read,
-    SpoiledRoundError where that is the doing of somebody in it, as where the sum is none that devices can have sent
-    which keep to their program; BoundError for such a sum of plain updates.
+    It needs memory for a few models, whatever the size of the cohort. Raises ArchipelError when the sum cannot be read;
+    SpoiledRoundError when a device in the round caused that, also with a sum that devices which run the signed program
+    cannot have sent; BoundError for such a sum of plain updates.
     """
     with services.database.read() as session:
         collected = _collect(session, round_id)
@@ -116,7 +125,7 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     try:
         made = _make(services, collected, decoded)
     except ArchipelError as error:
-        # What was seen while unmasking holds whatever becomes of the sum.
+        # Faults that unmasking has shown are recorded whatever becomes of the sum.
         return Outcome(collected.updates, None, faults=faults, reason=str(error))
     return replace(made, faults=faults)
 
@@ -138,7 +147,7 @@ def _collect(session: Session, round_id: str) -> Collected:
     task = session.get_one(Task, current.task_id)
     bundle = session.get_one(BundleRow, task.bundle)
     plan = read_plan(current)
-    # A buffer is what was folded into it; the updates that came since belong to the next one.
+    # A buffer has only the updates that were folded into it; those that came since belong to the next one.
     waiting = [] if task.buffered else folding.pending(session, current, task)
     secure = plan.privacy == "secure"
     unmaskings = session.execute(
@@ -151,7 +160,8 @@ def _collect(session: Session, round_id: str) -> Collected:
         manifest=decode_manifest(bundle.manifest),
         updates=folding.folded(session, round_id) + len(waiting),
         pending=waiting,
-        # Of an asynchronous task other rounds may have made versions meanwhile: the sum is of changes.
+        # Other rounds of an asynchronous task may have made versions meanwhile. The sum is one of changes, so it is
+        # added to the newest.
         weights=(task.model if task.mode == "asynchronous" else None) or plan.weights,
         strategy_state=task.strategy_state,
         history=read_history(session, task.task_id),
@@ -163,7 +173,7 @@ def _collect(session: Session, round_id: str) -> Collected:
 
 
 def _unmask(collected: Collected, total: Vector) -> tuple[Vector, dict[str, str]]:
-    """The plain sum, and what devices did wrong that it could do without."""
+    """The plain sum, and what devices did wrong without spoiling it."""
     if collected.cohort is None:
         raise ServerError("a secure round without a cohort")
     answers = dict(collected.answers)
@@ -178,10 +188,11 @@ def _unmask(collected: Collected, total: Vector) -> tuple[Vector, dict[str, str]
                 answers=answers,
             )
         except ShareError as error:
-            # Where it is clear who sent wrong shares, the others' are enough if they still reach the threshold.
+            # If it is clear who sent wrong shares, the shares of the others are enough while they reach the threshold.
             blamed = set(error.devices) & set(answers)
             if not blamed:
-                # A dealer that is blamed dropped out. Else anybody who dealt shares or answered may have done it.
+                # A blamed dealer is one that dropped out. Without one, any device that dealt shares or answered may be
+                # the cause.
                 dealers = dict.fromkeys(error.devices, WRONG_SHARES_DEALT)
                 raise SpoiledRoundError(str(error), () if dealers else collected.sharers, dealers) from None
             for device_id in blamed:
@@ -195,11 +206,12 @@ def _unmask(collected: Collected, total: Vector) -> tuple[Vector, dict[str, str]
 
 
 def _faults(collected: Collected, cohort: Cohort, answers: Mapping[str, Unmasking]) -> dict[str, str]:
-    """Who among those that were left out is clearly to blame.
+    """Which of the devices that were left out are clearly to blame.
 
-    A share that does not fit the others of its dealer is wrong because the one who revealed it lies, or because the
-    dealer gave it a wrong one; nobody else can tell. Whoever deals one wrong share must not get its recipient blamed:
-    that is to blame only where it disagrees with more dealers than may lie together, and a dealer likewise.
+    A share that does not fit the others of its dealer is wrong because its recipient lies, or because the dealer gave
+    the recipient a wrong one; nobody else can tell which. A dealer of one wrong share must not get its recipient
+    blamed. So a recipient is to blame only if it disagrees with more dealers than may lie together, and a dealer only
+    if more recipients than that disagree with it.
     """
     doubted = {device: answer for device, answer in collected.answers.items() if device not in answers}
     disputed = disputes(plan=collected.plan, cohort=cohort, answers=answers, doubted=doubted)

@@ -138,7 +138,7 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
 
 
 def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
-    """Settings of another kind of task are mistakes, not to be passed over."""
+    """Refuse settings that belong to another kind of task: to ignore them would hide a mistake."""
     given = {
         "evaluation": [
             ("metrics", bool(request.metrics)),

@@ -26,14 +26,14 @@ from archipel.server.rounds.machine import answered, read_plan, sharers
 T = TypeVar("T")
 
 TREE_BYTES = 128 << 20
-"""What the key trees of all kept cohorts may take, in each process; the newest is kept however large it is."""
+"""Bytes that the key trees of all kept cohorts may take, in each process. The newest is kept, however large it is."""
 
 
 @dataclass(frozen=True)
 class FrozenCohort:
-    """U1, as everybody is told it, and each member's envelope keys, of which everybody is told its own.
+    """U1, which is the same for all members, and the key trees, of which each member receives its own envelope keys.
 
-    The trees take 96 bytes for each pair of devices. `size` is what they take, in bytes.
+    The trees take 96 bytes for each pair of devices; `size` is their size in bytes.
     """
 
     cohort: Cohort
@@ -67,7 +67,7 @@ class FrozenSurvivors:
 
 
 class FrozenRounds:
-    """The last few rounds' settled sets. Ask only for what the round's phase says is settled."""
+    """The settled sets of the last few rounds. Callers ask only for what the round's phase says is settled."""
 
     def __init__(self, entries: int = 16, tree_bytes: int = TREE_BYTES) -> None:
         self._entries = entries
@@ -78,7 +78,8 @@ class FrozenRounds:
 
     def cohort(self, session: Session, round_id: str) -> FrozenCohort:
         """Settled from phase sharing on."""
-        with self._growing:  # of several threads that miss one grows the trees, and the others find them
+        # One thread grows the trees, which takes long; others that need them meanwhile wait and find them.
+        with self._growing:
             return self._once("cohort", round_id, lambda: grow_cohort(session, round_id))
 
     def complaints(self, session: Session, round_id: str) -> FrozenComplaints:

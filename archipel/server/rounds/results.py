@@ -19,10 +19,10 @@ from archipel.protocol.vector import DecodedSum
 
 
 def released(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
-    """What an evaluation or analysis found. Raises ServerError where too few devices had examples."""
+    """The result of an evaluation or analysis. Raises ServerError where too few devices had examples."""
     contributors = round(float(total.values[CONTRIBUTORS]))
     if contributors < plan.min_contributors:
-        # How many there were is part of the sum: not even that is said.
+        # The number of contributors is part of the sum as well, so the error does not give it either.
         raise ServerError(
             f"fewer than {plan.min_contributors} of the devices had examples (min_contributors); nothing of their sum "
             "was kept"
