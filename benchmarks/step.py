@@ -344,7 +344,7 @@ def show_profile(run: Callable[[], None], session: Any, steps: int = 50) -> None
 def selected(options: argparse.Namespace) -> Iterator[tuple[str, Case, list[int]]]:
     for name, case in CASES.items():
         if (not options.only or name in options.only) and (not options.quick or options.only or name in QUICK):
-            yield name, case, options.batch or list(BATCHES if not options.quick else (1, 32))
+            yield name, case, options.batch or list(BATCHES if not options.quick else (32,))
 
 
 def main() -> None:
