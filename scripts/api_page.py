@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ from archipel.server.http.openapi import document
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 HEAD = """# The API
 
-Written by `python scripts/api_page.py` from the declarations that decode requests and encode answers; do not edit.
-The same as OpenAPI 3.1 is at `/v1/openapi.json` of every server.
+`python scripts/api_page.py` writes this page from the declarations that decode requests and encode answers; do not edit
+it. Every server has the same as OpenAPI 3.1 at `/v1/openapi.json`.
 
-Requests and answers are JSON unless a table says otherwise. A token goes into `Authorization: Bearer TOKEN`. Every
-error is a [Problem](#problem) with the status that it stands under; 401, 403, 404, 409, 410, 413, 422 say what to
-change, 429 and 503 when to come again (`Retry-After`). Lists come in pages: the answer's `next` is the `after` of the
-page that follows. What is sent a second time, with the same bytes or the same `Idempotency-Key`, has no second
-effect. Times are Unix seconds unless they say otherwise, digests SHA-256 in hexadecimal, `bytes` base64.
+Requests and answers are JSON unless a table says otherwise. Send a token as `Authorization: Bearer TOKEN`. The server
+answers every error with a [Problem](#problem) and its HTTP status: for 401, 403, 404, 409, 410, 413 and 422 the message
+says what to change, for 429 and 503 the header `Retry-After` says when to try again. Lists come in pages: pass `next`
+of an answer as `after` to get the page that follows. You can send a request again, with the same bytes or the same
+`Idempotency-Key`: the second one changes nothing. Times are Unix seconds unless a field says otherwise, digests are
+SHA-256 in hexadecimal, `bytes` are base64.
 """
 
 
@@ -38,12 +40,17 @@ def page() -> str:
             who = "anyone" if "anyone" in route.roles else ", ".join(sorted(route.roles))
             takes, gives = (_kind(kind, other) for kind, other in _kinds(route))
             lines.append(f"| `{route.method} {path}` | {who} | {takes} | {gives} |")
-            details += [f"**{route.method} {path}**: {_text(route.handler.__doc__)}{_query(operation)}", ""]
+            text = f"**{route.method} {path}**: {_text(route.handler.__doc__)}{_query(operation)}"
+            details += [_wrap(text), ""]
         lines += ["", *details]
     lines += ["## Messages", ""]
     for name, schema in described["components"]["schemas"].items():
         lines += _message(name, schema)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _has(operations: dict[str, Any], name: str) -> bool:
@@ -69,7 +76,7 @@ def _message(name: str, schema: dict[str, Any]) -> list[str]:
     lines = [f"### {name}", ""]
     if schema.get("description"):
         for paragraph in schema["description"].split("\n\n"):
-            lines += [_text(paragraph), ""]
+            lines += [_wrap(_text(paragraph)), ""]
     if schema.get("properties"):
         needed = set(schema.get("required", ()))
         lines += ["| field | type | |", "|---|---|---|"]

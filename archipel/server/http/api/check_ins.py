@@ -52,8 +52,8 @@ _SERIAL = select(OfferSerial.serial).where(OfferSerial.population == bindparam("
 def check_in(call: Call[CheckIn]) -> CheckInResponse:
     """Report that the device is there, and learn what to do.
 
-    The answer has the plan of the device's round while it can take part in it, else the time to ask again, and the
-    versions that it is to run.
+    The server answers with the plan of the device's round if the device can take part in it, and otherwise with the
+    time to ask again. It also offers the versions that the device is to run.
     """
     if len(call.raw) > MAX_BYTES:
         raise refuse(413, f"{len(call.raw)} bytes of attributes, the limit is {MAX_BYTES}")

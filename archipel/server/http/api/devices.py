@@ -71,7 +71,7 @@ def revoke_device(call: Call[None], device_id: str) -> DeviceInfo:
 
 
 def release_device(call: Call[None], device_id: str) -> DeviceInfo:
-    """Release a device that was set aside, so that rounds take it again. Any other device stays as it is."""
+    """Release a device that was set aside, so that rounds take it again. Other devices do not change."""
     now = call.services.clock()
     with call.services.database.write() as session:
         device = _device(session, call.identity, device_id, lock=True)

@@ -17,7 +17,10 @@ from archipel.server.http.routes import OPERATOR, READ, Call, Route
 
 
 def revoke_enrolment_token(call: Call[TokenRevocation]) -> RevokedTokenInfo:
-    """Revoke an enrolment token, so that nobody can enrol with it. Refused for a used one: revoke its device then."""
+    """Revoke an enrolment token, so that nobody can enrol with it.
+
+    The server refuses to revoke a token that a device has used; revoke the device instead.
+    """
     services = call.services
     token_key, population = _which(call)
     if population is None:

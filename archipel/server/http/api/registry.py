@@ -173,7 +173,10 @@ def list_promotions(call: Call[None], name: str) -> PromotionPage:
 
 
 def reject_version(call: Call[RejectionRequest], name: str, number: str) -> VersionInfo:
-    """Reject a version: it cannot be promoted until it is restored. Refused for one that is promoted or rolled out."""
+    """Reject a version: nobody can promote it until somebody restores it.
+
+    The server refuses to reject a version that is promoted or being rolled out.
+    """
     now = call.services.clock()
     with call.services.database.write() as session:
         model = find_model(session, call.identity, name, lock=True)

@@ -92,7 +92,10 @@ def show_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
 
 
 def pause_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
-    """Pause a rollout, for at most a week, after which it is rolled back. Refused for one that has ended."""
+    """Pause a rollout for at most a week; after that the server rolls it back.
+
+    The server refuses to pause a rollout that has ended.
+    """
     return _change(call, rollout_id, lambda rollout: rollout.state != "paused", rollouts.pause)
 
 

@@ -13,7 +13,10 @@ from archipel.server.http.routes import PUBLIC, Call, Route
 
 
 def replace_key(call: Call[RotationRequest], device_id: str) -> RotationResponse:
-    """Replace a device's key: from now on only the new one is accepted. Refused while the device is in a round."""
+    """Replace a device's key: from now on the server accepts only the new one.
+
+    It refuses this while the device is in a round.
+    """
     services, settings = call.services, call.services.settings
     now = services.clock()
     with services.database.read() as session:
