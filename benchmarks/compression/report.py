@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -59,7 +60,28 @@ def markdown(study: Study) -> str:
     if study.operators:
         parts.append(_operators(study.operators))
     parts.append(_recipes(study))
-    return "\n\n".join(parts) + "\n"
+    return wrap_prose("\n\n".join(parts) + "\n")
+
+
+def wrap_prose(page: str) -> str:
+    """The page with lines of at most 120 columns, but for tables, code and headings."""
+    blocks, is_code = [], False
+    for block in page.split("\n\n"):
+        begins_as_code, is_code = is_code, is_code ^ (block.count("```") % 2 == 1)
+        lines = block.split("\n")
+        if begins_as_code or "```" in block or all(len(line) <= 120 or line.startswith(("|", "#")) for line in lines):
+            blocks.append(block)
+        elif any(line.startswith("- ") for line in lines):
+            blocks.append("\n".join(_fill(line, "  " if line.startswith("- ") else "") for line in lines))
+        else:
+            blocks.append(_fill(" ".join(lines), ""))
+    return "\n\n".join(blocks)
+
+
+def _fill(text: str, indent: str) -> str:
+    if text.startswith(("|", "#")):
+        return text
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _head(study: Study) -> str:

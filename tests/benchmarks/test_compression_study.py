@@ -274,6 +274,8 @@ def test_the_page_says_what_is_missed(study: ModuleType) -> None:
 
 def test_the_page_begins_with_what_is_not_met_and_where_others_are_better(study: ModuleType) -> None:
     head, _ = page_of_what_is_missed(study).split("## Float models")
+    assert max(len(line) for line in head.splitlines() if not line.startswith("|")) <= 120
+    head = head.replace("\n  ", " ")
     assert "6 verdicts by intervals: 0 yes, 3 open, 3 no." in head
     assert "- m, int8 after training, at most 0.5 points lost: -0.61 [-0.90, -0.51]\n" in head
     again = "-0.10 [-0.30, +0.10]; against the fine-tuned float -0.10 [-0.30, +0.10]"
