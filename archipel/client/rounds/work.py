@@ -109,13 +109,12 @@ def contribute(
         if plan.kind == "training":
             return _train(runtime, prepared, plan, seed, fields, check)
         runtime.set_parameters(prepared.parameters)
-        if plan.kind == "analytics":
-            # More would leave the range of the counts, which is made for so many, and one device could decide the sum.
-            fields = draw_examples(fields, plan.max_examples, seed)
         count = max((len(array) for array in fields.values()), default=0)
         if plan.kind == "analytics":
             if not count:
                 return Contribution({**_nothing(prepared.layout), **contribution(0)}, 0)
+            # More would leave the range of the counts, which is made for so many, and one device could decide the sum.
+            fields = draw_examples(fields, plan.max_examples, seed)
             arrays, count = runtime.analyze(fields, program=plan.program, hyperparameters=plan.hyperparameters)
             return Contribution({**arrays, **contribution(count)}, count)
         program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
