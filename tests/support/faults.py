@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.support.in_thread import in_thread
+
 Answer = tuple[int, list[tuple[str, str]], bytes]
 Forward = Callable[[], Answer]
 Fault = Callable[["Handler", Forward], None]
@@ -51,14 +53,10 @@ class Proxy(ThreadingHTTPServer):
 
 @contextmanager
 def running(proxy: Proxy) -> Iterator[Proxy]:
-    thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
     try:
-        yield proxy
+        with in_thread(proxy):
+            yield proxy
     finally:
-        proxy.shutdown()
-        proxy.server_close()
-        thread.join()
         for timer in proxy.late:
             timer.cancel()
             timer.join()

@@ -29,6 +29,7 @@ from archipel.protocol.identity import EnrolmentToken, issue_identity, mint_toke
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, decode, encode, public_bytes, seal
 from archipel.protocol.secagg import KeyTree, Participant, hand_out_keys, merge_complaints
+from tests.support.in_thread import in_thread
 from tests.support.linear_bundle import POPULATION, W0, make_bundle
 
 STEPS = {
@@ -373,15 +374,8 @@ def step_of(method: str, path: str) -> str:
 
 @contextmanager
 def scripted(folder: Path) -> Iterator[Scripted]:
-    server = Scripted(folder)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with in_thread(Scripted(folder)) as server:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def sealed_again(server: Scripted, change: Callable[[bytes], bytes]) -> Change:

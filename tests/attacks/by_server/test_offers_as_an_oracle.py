@@ -13,7 +13,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from archipel.client.versions.adoption import Adoption
 from archipel.client.versions.offer_book import RETRY_SECONDS
 from archipel.client.versions.running import RunningModels
 from tests.attacks.owner_offers import LOOK, Listening, Watched, opposite_data
+from tests.support.in_thread import in_thread
 from tests.support.registry import MODEL
 
 RIGHT, WRONG = (1.0, -1.0, 2.0), (-1.0, 1.0, -2.0)
@@ -34,23 +35,17 @@ RIGHT, WRONG = (1.0, -1.0, 2.0), (-1.0, 1.0, -2.0)
 @contextmanager
 def devices(tmp_path: Path) -> Any:
     """Two devices whose data differ, each at a server of its own that does the same."""
-    servers, watched = [], []
-    for number, data in enumerate(opposite_data()):
-        home = tmp_path / str(number)
-        home.mkdir()
-        server = Listening(home)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-        servers.append(server)
-        each = Watched(server, data, home / "device")
-        with each.agent() as agent:
-            agent.enrol(server.token())
-        watched.append(each)
-    try:
+    watched = []
+    with ExitStack() as stack:
+        for number, data in enumerate(opposite_data()):
+            home = tmp_path / str(number)
+            home.mkdir()
+            server = stack.enter_context(in_thread(Listening(home)))
+            each = Watched(server, data, home / "device")
+            with each.agent() as agent:
+                agent.enrol(server.token())
+            watched.append(each)
         yield watched
-    finally:
-        for server in servers:
-            server.shutdown()
-            server.server_close()
 
 
 def shape(server: Listening, bundles: list[str]) -> list[Any]:

@@ -7,7 +7,6 @@ before it; devices keep the greatest that they have seen. What a device predicts
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +31,7 @@ from tests.attacks.owner_offers import Listening, Watched
 from tests.client.answers.world import World
 from tests.support.federation import Federation
 from tests.support.fixtures.federation import federation, server_host  # noqa: F401
+from tests.support.in_thread import in_thread
 from tests.support.linear_bundle import local_data, make_bundle
 from tests.support.registry import make_model
 from tests.support.scripted_server import scripted
@@ -101,7 +101,6 @@ def test_what_was_replaced_stays_replaced(world: World) -> None:
 def test_what_was_replaced_is_not_adopted(tmp_path: Path) -> None:
     """One version by its publisher is adopted; then the server offers an earlier one, and one that is over."""
     server = Listening(tmp_path)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
     watched = Watched(server, local_data(0), tmp_path / "device")
     offers = {}
     for serial, (name, changes) in enumerate(
@@ -112,19 +111,15 @@ def test_what_was_replaced_is_not_adopted(tmp_path: Path) -> None:
         digest = open_bundle(folder, [public_bytes(server.publisher)]).digest
         server.stored[digest] = file.read_bytes()
         offers[name] = Offer(population="pupils", model="linear", version=serial, bundle=digest, serial=serial)
-    try:
-        with watched.agent() as agent:
-            agent.enrol(server.token())
-            for name, why in (("new", ""), ("replaced", "replaced what is below 4"), ("over", "expired")):
-                server.offer(offers[name])
-                agent.run_once()
-                assert agent.models == {"linear": 1}
-                last = [each for each in watched.events if each.name in ("adopted", "kept")][-1]
-                assert why in str(last.detail["reason"])
-                assert last.name == ("adopted" if name == "new" else "kept")
-    finally:
-        server.shutdown()
-        server.server_close()
+    with in_thread(server), watched.agent() as agent:
+        agent.enrol(server.token())
+        for name, why in (("new", ""), ("replaced", "replaced what is below 4"), ("over", "expired")):
+            server.offer(offers[name])
+            agent.run_once()
+            assert agent.models == {"linear": 1}
+            last = [each for each in watched.events if each.name in ("adopted", "kept")][-1]
+            assert why in str(last.detail["reason"])
+            assert last.name == ("adopted" if name == "new" else "kept")
 
 
 def test_sequences_are_of_one_publisher_and_one_name(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from archipel.protocol.operator.tasks import RoundResult
 from archipel.protocol.sealed import decode, public_bytes
 from archipel.server import create_app, init_data_folder, load_settings
 from archipel.server.services import Services
+from tests.support.in_thread import in_thread
 from tests.support.tiny_bundle import make_bundle
 
 Command = Callable[..., tuple[str, str]]
@@ -43,15 +43,10 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     services = Services.open(settings)
     services.prepare()
     app = create_app(settings)
-    web = make_server("127.0.0.1", 0, app, threaded=True)
-    thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    monkeypatch.setenv("ARCHIPEL_SERVER", f"http://127.0.0.1:{web.server_port}")
-    monkeypatch.setenv("ARCHIPEL_TOKEN", token)
-    yield tmp_path
-    web.shutdown()
-    thread.join()
-    web.server_close()
+    with in_thread(make_server("127.0.0.1", 0, app, threaded=True)) as web:
+        monkeypatch.setenv("ARCHIPEL_SERVER", f"http://127.0.0.1:{web.server_port}")
+        monkeypatch.setenv("ARCHIPEL_TOKEN", token)
+        yield tmp_path
     app.extensions["archipel"].database.dispose()
     services.database.dispose()
 

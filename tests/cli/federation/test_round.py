@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from archipel.protocol.messages import LeaveRequest
 from archipel.protocol.uploads import contribution, metric_arrays
 from tests.attacks.faults_world import noise_from, play_round
 from tests.support.fixtures.server import *  # noqa: F403
+from tests.support.in_thread import in_thread
 from tests.support.world import World
 
 Command = Callable[..., tuple[str, str]]
@@ -22,15 +22,10 @@ Command = Callable[..., tuple[str, str]]
 @pytest.fixture
 def reached(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """The world, whose server the commands reach."""
-    web = make_server("127.0.0.1", 0, world.app, threaded=True)
-    thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    monkeypatch.setenv("ARCHIPEL_SERVER", f"http://127.0.0.1:{web.server_port}")
-    monkeypatch.setenv("ARCHIPEL_TOKEN", world.operator_token)
-    yield world
-    web.shutdown()
-    thread.join()
-    web.server_close()
+    with in_thread(make_server("127.0.0.1", 0, world.app, threaded=True)) as web:
+        monkeypatch.setenv("ARCHIPEL_SERVER", f"http://127.0.0.1:{web.server_port}")
+        monkeypatch.setenv("ARCHIPEL_TOKEN", world.operator_token)
+        yield world
 
 
 def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: World) -> None:

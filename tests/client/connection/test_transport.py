@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +19,7 @@ from archipel.client.connection.transport import Transport
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import Receipt
 from tests.support.faults import Handler
+from tests.support.in_thread import in_thread
 
 Answer = bytes | Callable[[Any], None]
 
@@ -77,13 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def script() -> Iterator[Script]:
-    server = Script()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with in_thread(Script()) as server:
+        yield server
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,6 +19,7 @@ from archipel.client import Agent
 from archipel.protocol import messages as m
 from archipel.protocol.identity import EnrolmentToken, mint_token, verify_chain
 from archipel.protocol.sealed import decode, encode, public_bytes, seal
+from tests.support.in_thread import in_thread
 
 WEIGHTS = b.write_weights({"w": np.array([0.1, 0.2, 0.3], np.float32)})
 
@@ -74,13 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def rogue() -> Iterator[Rogue]:
-    server = Rogue()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with in_thread(Rogue()) as server:
+        yield server
 
 
 @pytest.fixture
