@@ -10,8 +10,9 @@ import pytest
 from werkzeug.serving import make_server
 
 from archipel.protocol.messages import LeaveRequest
-from archipel.protocol.uploads import contribution, metric_arrays
+from archipel.protocol.uploads import adoption, contribution, metric_arrays
 from tests.attacks.faults_world import noise_from, play_round
+from tests.server.rounds.test_evaluation_and_analytics import take_part
 from tests.support.fixtures.server import *  # noqa: F403
 from tests.support.in_thread import in_thread
 from tests.support.world import World
@@ -64,6 +65,19 @@ def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: Wor
     assert "light                   mean 2" in shown
     assert "50% are below 6.66667" in shown  # 6 of the 9 from 0 to 10 are half of 12
     assert "no round" in archipel("round", "show", "0" * 32, code=1)[1]
+
+
+def test_the_estimate_of_adoption_is_shown_with_its_error(archipel: Command, reached: World) -> None:
+    world = reached
+    task = world.create_task(
+        kind="evaluation", metrics={"loss": 8.0}, cohort=4, threshold=None, count_adoption=True, min_contributors=3
+    )
+    evaluated = metric_arrays({"loss": 1.0}, {"loss": 8.0}, 10, 1000)
+    take_part(world, world.add_devices(4), [{**evaluated, **adoption(each)} for each in (True, True, True, False)])
+    [listed] = json.loads(archipel("round", "list", task["task_id"], "--json")[0])
+    shown = archipel("round", "show", listed["round_id"])[0]
+    # Three of four yes: 2 x 3 - 4 / 2 = 4 took it, with a standard error of the root of 3.
+    assert "adoption                about 4 of 4 took it (standard error 2)" in shown
 
 
 def test_a_buffered_round_shows_whose_updates_came_into_it(archipel: Command, reached: World) -> None:
