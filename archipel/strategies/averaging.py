@@ -8,9 +8,30 @@ import numpy as np
 
 from archipel.bundle import Manifest
 from archipel.protocol.vector import DecodedSum
-from archipel.strategies.strategy import StepBound, Tensors, mean_norm, select_groups, server_rate, training_layout
+from archipel.strategies.device import MakeDevice
+from archipel.strategies.strategy import (
+    StepBound,
+    Strategy,
+    Tensors,
+    mean_norm,
+    select_groups,
+    server_rate,
+    training_layout,
+)
 
 HYPERPARAMETERS = {"server_lr": 1.0}
+
+
+def strategy(name: str, device: MakeDevice, *, asynchronous: bool = True) -> Strategy:
+    """A federated algorithm with this server half and its own device half."""
+    return Strategy(
+        name=name,
+        update=update,
+        device=device,
+        step_bound=step_bound,
+        server_hyperparameters=HYPERPARAMETERS,
+        asynchronous=asynchronous,
+    )
 
 
 def update(
@@ -20,15 +41,17 @@ def update(
     cohort: int,
     hyperparameters: Mapping[str, float],
 ) -> tuple[Tensors, Tensors]:
-    """The weighted mean of the deltas, times server_lr, added to the parameters.
-
-    Without a weight entry every device weighs 1.
-    """
-    weight = float(cohort) if total.weight is None else total.weight
+    """The weighted mean of the deltas, times server_lr, added to the parameters."""
+    weight = total_weight(total, cohort)
     if weight <= 0:
         # No survivor has examples: there is nothing to average, and nothing to divide by.
         return dict(parameters), state
     return add_deltas(parameters, total, hyperparameters.get("server_lr", 1.0) / weight), state
+
+
+def total_weight(total: DecodedSum, cohort: int) -> float:
+    """The sum of the devices' weights. Without a weight entry every device weighs 1."""
+    return float(cohort) if total.weight is None else total.weight
 
 
 def add_deltas(parameters: Mapping[str, np.ndarray], total: DecodedSum, scale: float) -> Tensors:

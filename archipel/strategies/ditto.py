@@ -10,7 +10,6 @@ from __future__ import annotations
 from archipel.strategies import averaging
 from archipel.strategies.device import DeviceHalf, Part, Pull, Upload, check_not_negative, check_whole
 from archipel.strategies.finish import weighted_deltas
-from archipel.strategies.strategy import Strategy
 
 
 def device(upload: Upload, *, strength: float = 0.1, personal_epochs: int | None = None) -> DeviceHalf:
@@ -24,11 +23,4 @@ def device(upload: Upload, *, strength: float = 0.1, personal_epochs: int | None
     )
 
 
-STRATEGY = Strategy(
-    name="ditto",
-    update=averaging.update,
-    device=device,
-    step_bound=averaging.step_bound,
-    server_hyperparameters=averaging.HYPERPARAMETERS,
-    asynchronous=True,
-)
+STRATEGY = averaging.strategy("ditto", device)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from archipel.strategies import averaging
 from archipel.strategies.device import ClipExamples, DeviceHalf, Part, Upload, check_not_negative, check_positive
 from archipel.strategies.finish import weighted_deltas
-from archipel.strategies.strategy import Strategy
 
 
 def device(upload: Upload, *, example_clip: float = 1.0, noise_multiplier: float = 1.0) -> DeviceHalf:
@@ -23,10 +22,4 @@ def device(upload: Upload, *, example_clip: float = 1.0, noise_multiplier: float
     return DeviceHalf(finish=weighted_deltas(upload), parts=(Part(terms=(term,)),))
 
 
-STRATEGY = Strategy(
-    name="dpsgd",
-    update=averaging.update,
-    device=device,
-    step_bound=averaging.step_bound,
-    server_hyperparameters=averaging.HYPERPARAMETERS,
-)
+STRATEGY = averaging.strategy("dpsgd", device, asynchronous=False)

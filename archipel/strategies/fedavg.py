@@ -10,7 +10,6 @@ from __future__ import annotations
 from archipel.strategies import averaging
 from archipel.strategies.device import DeviceHalf, Upload
 from archipel.strategies.finish import weighted_deltas
-from archipel.strategies.strategy import Strategy
 
 
 def device(upload: Upload) -> DeviceHalf:
@@ -18,11 +17,4 @@ def device(upload: Upload) -> DeviceHalf:
     return DeviceHalf(finish=weighted_deltas(upload))
 
 
-STRATEGY = Strategy(
-    name="fedavg",
-    update=averaging.update,
-    device=device,
-    step_bound=averaging.step_bound,
-    server_hyperparameters=averaging.HYPERPARAMETERS,
-    asynchronous=True,
-)
+STRATEGY = averaging.strategy("fedavg", device)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from archipel.strategies import averaging
 from archipel.strategies.device import DeviceHalf, Upload, check_patterns
 from archipel.strategies.finish import weighted_deltas
-from archipel.strategies.strategy import Strategy
 
 
 def device(upload: Upload, *, personal: str | Sequence[str] = ()) -> DeviceHalf:
@@ -23,11 +22,4 @@ def device(upload: Upload, *, personal: str | Sequence[str] = ()) -> DeviceHalf:
     )
 
 
-STRATEGY = Strategy(
-    name="fedbn",
-    update=averaging.update,
-    device=device,
-    step_bound=averaging.step_bound,
-    server_hyperparameters=averaging.HYPERPARAMETERS,
-    asynchronous=True,
-)
+STRATEGY = averaging.strategy("fedbn", device)

@@ -54,7 +54,7 @@ def update(
     hyperparameters: Mapping[str, float],
 ) -> tuple[Tensors, Tensors]:
     """The server half, equation 6 of the paper with tau_eff = the weighted mean of a."""
-    weight = float(cohort) if total.weight is None else total.weight
+    weight = averaging.total_weight(total, cohort)
     if weight <= 0:
         return dict(parameters), state
     steps = float(total.values[STEPS]) / weight

@@ -9,7 +9,6 @@ from __future__ import annotations
 from archipel.strategies import averaging
 from archipel.strategies.device import DeviceHalf, Part, Pull, Upload, check_not_negative
 from archipel.strategies.finish import weighted_deltas
-from archipel.strategies.strategy import Strategy
 
 
 def device(upload: Upload, *, mu: float = 0.01) -> DeviceHalf:
@@ -18,11 +17,4 @@ def device(upload: Upload, *, mu: float = 0.01) -> DeviceHalf:
     return DeviceHalf(finish=weighted_deltas(upload), parts=(Part(terms=(pull,)),))
 
 
-STRATEGY = Strategy(
-    name="fedprox",
-    update=averaging.update,
-    device=device,
-    step_bound=averaging.step_bound,
-    server_hyperparameters=averaging.HYPERPARAMETERS,
-    asynchronous=True,
-)
+STRATEGY = averaging.strategy("fedprox", device)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from archipel.strategies import averaging
 from archipel.strategies.device import DeviceHalf, Part, Upload, check_patterns, check_whole
 from archipel.strategies.finish import weighted_deltas
-from archipel.strategies.strategy import Strategy
 
 
 def device(upload: Upload, *, personal: str | Sequence[str], personal_epochs: int = 5) -> DeviceHalf:
@@ -25,11 +24,4 @@ def device(upload: Upload, *, personal: str | Sequence[str], personal_epochs: in
     )
 
 
-STRATEGY = Strategy(
-    name="fedrep",
-    update=averaging.update,
-    device=device,
-    step_bound=averaging.step_bound,
-    server_hyperparameters=averaging.HYPERPARAMETERS,
-    asynchronous=True,
-)
+STRATEGY = averaging.strategy("fedrep", device)

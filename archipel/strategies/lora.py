@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from archipel.strategies import averaging
 from archipel.strategies.device import Adapters, DeviceHalf, Upload, check_patterns, check_positive, check_whole
 from archipel.strategies.finish import weighted_deltas
-from archipel.strategies.strategy import Strategy
 
 
 def device(
@@ -42,11 +41,4 @@ def device(
     )
 
 
-STRATEGY = Strategy(
-    name="lora",
-    update=averaging.update,
-    device=device,
-    step_bound=averaging.step_bound,
-    server_hyperparameters=averaging.HYPERPARAMETERS,
-    asynchronous=True,
-)
+STRATEGY = averaging.strategy("lora", device)

@@ -18,7 +18,7 @@ from archipel.graph.passes.identities import remove_identities
 from archipel.graph.passes.no_ops import remove_no_ops
 from archipel.graph.passes.products import use_gemm
 from archipel.graph.passes.recurrent_states import drop_zero_states
-from archipel.graph.passes.rewriting import ApplyRules
+from archipel.graph.passes.rewriting import ApplyRules, cancelling_rules
 from archipel.graph.passes.shape_arithmetic import fold_shapes
 from archipel.graph.passes.subexpressions import share_subexpressions
 from archipel.graph.passes.transposes import simplify_transposes
@@ -70,15 +70,8 @@ def _rules() -> Any:
     from onnxscript.rewriter.rules import common as rules
 
     return [
-        rules.cast_cast_rule,
-        rules.no_op_cast_rule,
-        rules.transpose_transpose_rule,
-        rules.no_op_transpose_rule,
-        rules.no_op_expand_rule,
-        rules.reshape_reshape_rule,
+        *cancelling_rules(),
         rules.unsqueeze_unsqueeze_rule,
-        *rules.mul_by_1_rule.commute(),
-        rules.div_by_1_rule,
         *rules.add_0_rule.commute(),
         rules.sub_0_rule,
         rules.successive_relu_rule,

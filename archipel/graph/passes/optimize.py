@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 from archipel.graph.passes.accumulate import accumulate_in_gemm
 from archipel.graph.passes.base import InlinedPipeline
 from archipel.graph.passes.concatenation import concatenate_pads
 from archipel.graph.passes.dead_code import remove_dead_code
 from archipel.graph.passes.identities import remove_identities
-from archipel.graph.passes.rewriting import ApplyRules
+from archipel.graph.passes.rewriting import ApplyRules, cancelling_rules
 from archipel.graph.passes.scalars import lift_scalars
 from archipel.graph.passes.subexpressions import share_subexpressions
 from archipel.graph.passes.zeros import remove_zeros
 
-
-@cache
-def _rules() -> Any:
-    from onnxscript.rewriter.rules import common as rules
-
-    return [
-        rules.cast_cast_rule,
-        rules.no_op_cast_rule,
-        rules.transpose_transpose_rule,
-        rules.no_op_transpose_rule,
-        rules.no_op_expand_rule,
-        rules.reshape_reshape_rule,
-        *rules.mul_by_1_rule.commute(),
-        rules.div_by_1_rule,
-    ]
-
-
 optimize = InlinedPipeline(
     remove_dead_code,
-    ApplyRules(_rules),
+    ApplyRules(cancelling_rules),
     remove_identities,
     share_subexpressions,
     remove_zeros,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import onnx_ir as ir
@@ -15,6 +16,23 @@ _UNUSED: tuple[type[ir.passes.PassBase], ...] = (
     common.RemoveUnusedFunctionsPass,
     common.RemoveUnusedOpsetsPass,
 )
+
+
+@cache
+def cancelling_rules() -> Sequence[Any]:
+    """The rules of onnxscript about operators that undo each other or change nothing."""
+    from onnxscript.rewriter.rules import common as rules
+
+    return (
+        rules.cast_cast_rule,
+        rules.no_op_cast_rule,
+        rules.transpose_transpose_rule,
+        rules.no_op_transpose_rule,
+        rules.no_op_expand_rule,
+        rules.reshape_reshape_rule,
+        *rules.mul_by_1_rule.commute(),
+        rules.div_by_1_rule,
+    )
 
 
 class ApplyRules(GraphPass):
