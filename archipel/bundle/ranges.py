@@ -30,8 +30,7 @@ _CUT_BITS = 13
 """A cut every 8 KiB, on average."""
 _WINDOW_STEPS = 5
 """The last 2^5 bytes decide whether there is a cut."""
-_BLOCK = 256 << 10
-_CHUNK = 1 << 20
+_CHUNK = 256 << 10
 _LOCAL_HEADER = 30
 _GEAR = np.array([int.from_bytes(hashlib.sha256(bytes([n])).digest()[:4], "big") for n in range(256)], np.uint32)
 
@@ -57,11 +56,17 @@ def shareable_ranges(path: Path) -> list[Range]:
 def range_sha256(file: BinaryIO, offset: int, length: int) -> str:
     """SHA-256 (hex) of these bytes, or of as many of them as the file has."""
     digest = hashlib.sha256()
-    file.seek(offset)
-    while chunk := file.read(min(length, _CHUNK)):
+    for chunk in read_range(file, offset, length):
         digest.update(chunk)
-        length -= len(chunk)
     return digest.hexdigest()
+
+
+def read_range(file: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
+    """These bytes, or as many of them as the file has, in chunks of at most 256 KiB."""
+    file.seek(offset)
+    while length > 0 and (chunk := file.read(min(length, _CHUNK))):
+        yield chunk
+        length -= len(chunk)
 
 
 def _members(path: Path, file: BinaryIO, size: int) -> list[Range]:
@@ -125,10 +130,9 @@ def _cut(file: BinaryIO, start: int, stop: int) -> Iterator[Range]:
 
 def _cuts(file: BinaryIO, start: int, stop: int) -> Iterator[int]:
     """The places before which the hash of the last 2^_WINDOW_STEPS bytes begins with _CUT_BITS zero bits."""
-    file.seek(start)
     before = b""
     at = start
-    while block := file.read(max(0, min(stop - at, _BLOCK))):
+    for block in read_range(file, start, stop - start):
         hashes = _GEAR[np.frombuffer(before + block, np.uint8)]
         for step in range(_WINDOW_STEPS):
             # Gear hash: h(i) = sum over j of gear[byte i - j] << j, modulo 2^32. From the sum over 2^step bytes to that

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from archipel.compression.arguments import check_choices
 from archipel.compression.part import Need
 from archipel.errors import CompressionError
 from archipel.training.optimizers import Optimizer, adam, adamw, sgd
@@ -52,11 +53,13 @@ class FineTune:
                 raise CompressionError(f"FineTune: {name} must be a whole number from 1, is {value!r}")
         if not self.lr > 0:
             raise CompressionError(f"FineTune: lr must be above 0, is {self.lr!r}")
-        choices = {"optimizer": ("adam", "sgd"), "schedule": ("cosine", "one_cycle", "constant"),
-                   "augment": get_args(Augment), "batch_norm": get_args(BatchNorm)}  # fmt: skip
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise CompressionError(f"FineTune: {name} is one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        check_choices(
+            self,
+            optimizer=("adam", "sgd"),
+            schedule=("cosine", "one_cycle", "constant"),
+            augment=get_args(Augment),
+            batch_norm=get_args(BatchNorm),
+        )
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -29,7 +29,7 @@ def bars(names: Sequence[str], measured: Sequence[Measured]) -> str:
     figure = Figure(figsize=(2.4 * len(shown) + 1.6, 0.8 + 0.32 * len(names)), layout="constrained")
     places = range(len(names))
     for axes, (title, value) in zip(figure.subplots(1, len(shown), sharey=True, squeeze=False)[0], shown):
-        _style(axes)
+        style_axes(axes)
         values = [value(m) for m in measured]
         drawn = axes.barh(places, values, color=[GREY] + [BLUE] * (len(names) - 1))
         axes.bar_label(drawn, [f"{each:,.4g}" for each in values], padding=2, fontsize=8)
@@ -37,7 +37,7 @@ def bars(names: Sequence[str], measured: Sequence[Measured]) -> str:
         axes.set_yticks(places, names)
         axes.set_title(title, fontsize=10)
     figure.axes[0].invert_yaxis()
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def trade(result: SearchResult, cost: str, label: str) -> str:
@@ -54,7 +54,7 @@ def trade(result: SearchResult, cost: str, label: str) -> str:
 
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    _style(axes)
+    style_axes(axes)
     front = result.front(cost)
     axes.plot(*zip(*(place(point.metrics) for point in front)), "-", color=GREY, label="Pareto front", zorder=1)
     meeting = result.meeting
@@ -89,7 +89,7 @@ def trade(result: SearchResult, cost: str, label: str) -> str:
     if not accuracy:
         axes.invert_yaxis()
     axes.legend(frameon=False, loc="best")
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def _thin_out(points: Sequence[Point], place: Callable[[Metrics], tuple[float, float]], axes: Axes) -> list[Point]:
@@ -101,13 +101,15 @@ def _thin_out(points: Sequence[Point], place: Callable[[Metrics], tuple[float, f
     return list(chosen.values())
 
 
-def _style(axes: Axes) -> None:
+def style_axes(axes: Axes) -> None:
+    """The look of all plots: two sides of the frame, and a pale grid behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, color="#e6e9ec", linewidth=0.8)
     axes.set_axisbelow(True)
 
 
-def _svg(figure: Figure) -> str:
+def svg_text(figure: Figure) -> str:
+    """The figure as an <svg> element, to be put into a page."""
     buffer = io.StringIO()
     # Text stays text, so that it can be searched and copied; the salt makes equal plots equal files.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "archipel", "font.family": "sans-serif"}):

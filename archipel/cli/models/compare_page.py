@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 
 import jinja2
-import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from archipel.cli.models.compare import decibels, summary
 from archipel.compression.compare import Comparison, Row
+from archipel.compression.plots import svg_text
 from archipel.durable import write_durably
 
 _BLUE, _RED, _GREY = "#2563a8", "#b83b3b", "#9aa3ad"
@@ -75,12 +74,7 @@ def plot(result: Comparison) -> str:
     axes.set_xlabel("signal to noise, dB")
     keys = [Patch(color=color, label=text) for color, text in ((_BLUE, "above"), (_RED, "diverged"), (_GREY, "equal"))]
     axes.legend(handles=keys, frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1))
-    buffer = io.StringIO()
-    # Text stays text, which can be searched; with a fixed salt and no date equal plots are equal files.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "archipel", "font.family": "sans-serif"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    svg = buffer.getvalue()
-    return svg[svg.index("<svg") :]
+    return svg_text(figure)
 
 
 def _length(row: Row, edge: float) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from archipel.bundle import Manifest
+from archipel.bundle.ranges import read_range
 from archipel.client.connection.session import DeviceSession
 from archipel.client.downloads.piece_index import PieceIndex, Place
 from archipel.errors import RefusedError, UnreachableError
@@ -21,7 +22,6 @@ MAX_FETCHES = 128
 """The most requests for one file. Beyond it the smallest parts are fetched together with their neighbours."""
 MIN_FILE_BYTES = 64 << 10
 """The device does not ask for the parts of smaller files, nor if all files in the cache together are smaller."""
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,4 @@ def _copy(place: Place, skip: int, length: int, target: Path) -> None:
     except OSError:
         return
     with source, open(target, "ab") as out:
-        source.seek(place.offset + skip)
-        while chunk := source.read(min(length, _CHUNK)):
-            out.write(chunk)
-            length -= len(chunk)
+        out.writelines(read_range(source, place.offset + skip, length))

@@ -11,10 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from archipel.client.config import AgentConfig
-from archipel.client.connection.session import DeviceSession
-from archipel.client.memory.journal import OpenRound
-from archipel.client.rounds.exchange import Ended, GoneError, Owner, RoundExchange
+from archipel.client.rounds.exchange import Ended, GoneError, RoundExchange
 from archipel.errors import RoundAbandonedError
 from archipel.protocol.messages import (
     Cohort,
@@ -22,7 +19,6 @@ from archipel.protocol.messages import (
     Confirmations,
     ConfirmRequest,
     Receipt,
-    RoundPlan,
     Shares,
     Survivors,
 )
@@ -34,19 +30,12 @@ from archipel.protocol.vector import Vector, pack
 class SecureRound(RoundExchange):
     """The part of one device in one secure round."""
 
-    def __init__(
+    def run(
         self,
-        plan: RoundPlan,
-        session: DeviceSession,
-        journal: OpenRound,
-        config: AgentConfig,
-        owner: Owner,
         participant: Participant,
-    ) -> None:
-        super().__init__(plan, session, journal, config, owner)
-        self._participant = participant
-
-    def run(self, vector: Callable[[int], Vector], on_counted: Callable[[Sequence[str]], None]) -> Ended:
+        vector: Callable[[int], Vector],
+        on_counted: Callable[[Sequence[str]], None],
+    ) -> Ended:
         """Carry out all phases, with `vector(staleness)` (uint32 [length]) as the update.
 
         `on_counted(devices in the sum)` is called when the server has named them, this device among them, and before
@@ -56,24 +45,24 @@ class SecureRound(RoundExchange):
         """
         # The order is the protocol's: each message depends on those that all devices sent in the phase before.
         try:
-            self._put("advertising", "advertisement", self._participant.advertise())
+            self._put("advertising", "advertisement", participant.advertise())
             self._report("advertised", {})
             cohort = self._get("sharing", "cohort", Cohort)
-            self._put("sharing", "shares", self._participant.share(cohort))
+            self._put("sharing", "shares", participant.share(cohort))
             self._report("shared", {"cohort": len(cohort.members)})
             inbox = self._get("complaining", "shares", Shares)
-            self._put("complaining", "complaints", self._participant.complain(inbox))
-            self._send_masked(vector, self._get_complaints())
+            self._put("complaining", "complaints", participant.complain(inbox))
+            self._send_masked(participant, vector, self._get_complaints())
             # The device signs the set of survivors before it reveals a share: a server that names one set to some
             # devices and another set to others cannot collect `threshold` signatures for both.
             survivors = self._get("confirming", "survivors", Survivors)
-            confirmation = self._participant.confirm(survivors)
+            confirmation = participant.confirm(survivors)
             # Before the confirmation leaves: once it has, the update may be in the sum, so the state must be on disk.
             on_counted(survivors.devices)
             self._put("confirming", "confirmation", ConfirmRequest(confirmation=confirmation))
             self._report("confirmed", {"survivors": len(survivors.devices)})
             confirmations = self._get("unmasking", "confirmations", Confirmations)
-            self._put("unmasking", "unmasking", self._participant.unmask(confirmations))
+            self._put("unmasking", "unmasking", participant.unmask(confirmations))
             self._report("unmasked", {})
         except GoneError as error:
             # Before the server counted the device, its update missed the phase. After that, only its help for the
@@ -91,10 +80,10 @@ class SecureRound(RoundExchange):
             return Complaints(complaints=[])
         return self._get("masking", "complaints", Complaints)
 
-    def _send_masked(self, vector: Callable[[int], Vector], complaints: Complaints) -> None:
+    def _send_masked(self, participant: Participant, vector: Callable[[int], Vector], complaints: Complaints) -> None:
         staleness = 0 if self._plan.staleness_exponent is None else self._fetch_status().staleness
         self._check()  # before masking: the device must not store masked bytes for a round that it leaves
-        masked = pack(self._participant.mask(vector(staleness), complaints), self._plan.modulus_bits)
+        masked = pack(participant.mask(vector(staleness), complaints), self._plan.modulus_bits)
         digest = hashlib.sha256(masked).hexdigest()
         self._journal.store_masked(masked, digest)
         self._report("masked", {"bytes": len(masked)})

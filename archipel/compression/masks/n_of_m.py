@@ -7,6 +7,7 @@ from typing import get_args
 
 import numpy as np
 
+from archipel.compression.arguments import check_choices
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.fine_tune import FineTune
 from archipel.compression.layer_weights import LayerWeight, choose_weights, layer_weights, refuse_quantized
@@ -44,8 +45,7 @@ class PruneNM:
         integers = all(isinstance(value, int) and not isinstance(value, bool) for value in (self.n, self.m))
         if not integers or not 0 < self.n < self.m:
             raise CompressionError(f"PruneNM: n and m must be whole numbers with 0 < n < m, are {self.n!r}, {self.m!r}")
-        if self.criterion not in get_args(Criterion):
-            raise CompressionError(f"PruneNM: criterion is one of {get_args(Criterion)}, got {self.criterion!r}")
+        check_choices(self, criterion=get_args(Criterion))
 
     @property
     def needs(self) -> tuple[Need, ...]:

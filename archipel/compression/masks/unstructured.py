@@ -8,6 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from archipel.compression.arguments import check_choices, check_whole
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.fine_tune import FineTune
 from archipel.compression.layer_weights import LayerWeight, choose_weights, layer_weights, refuse_quantized
@@ -53,11 +54,8 @@ class PruneWeights:
     def __post_init__(self) -> None:
         if not 0.0 < self.sparsity < 1.0:
             raise CompressionError(f"PruneWeights: sparsity must be above 0 and below 1, is {self.sparsity!r}")
-        for name, allowed in (("criterion", get_args(Criterion)), ("scope", get_args(Scope))):
-            if getattr(self, name) not in allowed:
-                raise CompressionError(f"PruneWeights: {name} is one of {allowed}, got {getattr(self, name)!r}")
-        if isinstance(self.iterations, bool) or not isinstance(self.iterations, int) or self.iterations < 1:
-            raise CompressionError(f"PruneWeights: iterations must be a whole number from 1, is {self.iterations!r}")
+        check_choices(self, criterion=get_args(Criterion), scope=get_args(Scope))
+        check_whole(self, "iterations")
         if self.iterations > 1 and self.fine_tune is None:
             raise CompressionError(
                 f"PruneWeights: {self.iterations} iterations do nothing that one does not unless the model is trained "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
+from archipel.compression.arguments import check_choices
 from archipel.compression.fine_tune import FineTune
 from archipel.compression.layer_weights import find_mask, refuse_quantized
 from archipel.compression.part import Need
@@ -78,11 +79,7 @@ class PruneChannels:
             )
         if not 0 < self._share < 1:
             raise CompressionError(f"PruneChannels: {given[0]} must lie between 0 and 1, is {self._share!r}")
-        for name, allowed in (("criterion", get_args(Criterion)), ("scope", get_args(Scope))):
-            if getattr(self, name) not in allowed:
-                raise CompressionError(
-                    f"PruneChannels: {name} is one of {', '.join(allowed)}, got {getattr(self, name)!r}"
-                )
+        check_choices(self, criterion=get_args(Criterion), scope=get_args(Scope))
         for name in ("iterations", "round_to", "examples"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise CompressionError(

@@ -14,7 +14,7 @@ from onnx import defs
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants, evaluate_constants
 from archipel.compression.part import Need
-from archipel.compression.quantize.arguments import check_choices
+from archipel.compression.arguments import check_choices
 from archipel.compression.quantize.placement import source_name
 from archipel.compression.quantize.simulation import float_form
 from archipel.errors import CompressionError

@@ -69,20 +69,11 @@ def _input(node: ir.Node) -> ir.Value:
     return value
 
 
-def _weight(op: Builder, name: str, array: np.ndarray) -> ir.Value:
-    """An initializer of its own, so that it can be trained."""
-    array = np.ascontiguousarray(array, np.float32)
-    tensor = ir.tensor(array, name=op.unique(name))
-    value = ir.Value(
-        name=tensor.name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
-    )
-    op.graph.register_initializer(value)
-    return value
-
-
 def _linear(op: Builder, node: ir.Node, rows: np.ndarray, bias: np.ndarray) -> ir.Value:
     """[batch, features] times `rows`, [outputs, features], plus `bias`."""
-    weight, intercept = _weight(op, "coefficients", rows), _weight(op, "intercepts", bias)
+    # Initializers of their own, not constants that others share, so that they can be trained.
+    weight = op.initializer("coefficients", np.asarray(rows, np.float32))
+    intercept = op.initializer("intercepts", np.asarray(bias, np.float32))
     return op.Gemm(_input(node), weight, intercept, transB=1)
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from archipel.durable import is_at, open_locked, take_lock
 from archipel.errors import LockedError, ServerError
 from archipel.server.storage.interface import INCOMING
-from archipel.server.storage.received import CHUNK_BYTES, Written, write_temporary
+from archipel.server.storage.received import Written, write_temporary
 
 LEFTOVER_SECONDS = 86400.0
 
@@ -140,11 +140,9 @@ class BlobCache:
         signature = _signature(handle)
         if self._intact.get(digest) == signature:
             return True
-        actual = hashlib.sha256()
         with open(handle, "rb", buffering=0, closefd=False) as file:
-            while chunk := file.read(CHUNK_BYTES):
-                actual.update(chunk)
-        if actual.hexdigest() != digest:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        if actual != digest:
             self._intact.pop(digest, None)
             return False
         self._intact[digest] = signature

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from archipel.cli.start.demo.results import ModelScore, Results
+from archipel.compression.plots import style_axes, svg_text
 
 BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d9822b", "#2f8f5b", "#9aa3ad", "#b83b3b"
 PHASES = ("assigning", "advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
@@ -28,7 +27,7 @@ def accuracy_per_round(results: Results) -> str:
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy on held-out pupils, %")
     axes.legend(frameon=False, loc="center right")
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def gains(results: Results) -> str:
@@ -46,7 +45,7 @@ def gains(results: Results) -> str:
     axes.set_yticks(range(len(compared)), [_comparison(s, results) for s in reversed(compared)])
     axes.set_ylim(-0.6, len(compared) - 0.4)
     axes.set_xlabel("difference in accuracy, points, with 95% interval over writers")
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def _comparison(score: ModelScore, results: Results) -> str:
@@ -65,7 +64,7 @@ def per_writer(results: Results) -> str:
     axes.set_ylim(low, 101)
     axes.set_xlabel("cloud model, % of the writer's digits")
     axes.set_ylabel("federated model, %")
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def training(results: Results) -> str:
@@ -79,7 +78,7 @@ def training(results: Results) -> str:
     axes.set_xlabel("epoch")
     axes.set_ylabel("cross entropy, nats")
     axes.legend(frameon=False)
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def bytes_per_device(results: Results) -> str:
@@ -92,7 +91,7 @@ def bytes_per_device(results: Results) -> str:
     axes.set_xticks(places, [device.name for device in results.fleet], rotation=90, fontsize=6)
     axes.set_ylabel("kB over all rounds")
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def participation(results: Results) -> str:
@@ -106,7 +105,7 @@ def participation(results: Results) -> str:
     axes.set_yticks(range(len(results.fleet)), [device.name for device in results.fleet], fontsize=6)
     axes.set_xlabel("round")
     axes.grid(visible=False)
-    return _svg(figure)
+    return svg_text(figure)
 
 
 def _stage(furthest: str) -> int:
@@ -119,19 +118,8 @@ def _stage(furthest: str) -> int:
 def _axes(width: float, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(visible=True, color="#e6e9ec", linewidth=0.8)
-    axes.set_axisbelow(True)
+    style_axes(axes)
     return figure, axes
-
-
-def _svg(figure: Figure) -> str:
-    buffer = io.StringIO()
-    # Text stays text, which can be searched and copied; with a fixed salt and no date equal plots are equal files.
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "archipel", "font.family": "sans-serif"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
 
 
 def all_plots(results: Results) -> dict[str, str]:

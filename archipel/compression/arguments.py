@@ -1,4 +1,4 @@
-"""Checks of the fields of quantizing parts."""
+"""Checks of the fields of parts."""
 
 from __future__ import annotations
 
