@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement
+from sqlalchemy.orm import InstrumentedAttribute
 
 from archipel.errors import ForbiddenError
 
@@ -33,6 +36,10 @@ class Identity:
     def may(self, population: str) -> bool:
         """Whether the token is for that population. To the caller, objects of others must seem not to exist."""
         return self.populations is None or population in self.populations
+
+    def visible(self, population: ColumnElement[Any] | InstrumentedAttribute[Any]) -> list[ColumnElement[bool]]:
+        """Conditions for a query that leave only rows whose `population` the token is for."""
+        return [] if self.populations is None else [population.in_(self.populations)]
 
     def require(self, population: str) -> None:
         """Raise ForbiddenError unless the token is for the population, which the caller itself has named."""

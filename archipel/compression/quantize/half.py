@@ -11,10 +11,10 @@ import numpy as np
 import onnx_ir as ir
 from onnx import defs
 
+from archipel.compression.arguments import check_choices
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants, evaluate_constants
 from archipel.compression.part import Need
-from archipel.compression.arguments import check_choices
 from archipel.compression.quantize.placement import source_name
 from archipel.compression.quantize.simulation import float_form
 from archipel.errors import CompressionError

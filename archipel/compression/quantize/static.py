@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import onnx_ir as ir
 
+from archipel.compression.arguments import check_choices, check_percent, check_whole
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants, evaluate_constants
 from archipel.compression.examples import Examples
 from archipel.compression.part import Need
-from archipel.compression.arguments import check_choices, check_percent, check_whole
 from archipel.compression.quantize.equalize import equalize_channels
 from archipel.compression.quantize.fallback import choose_float_layers, sensitivities
 from archipel.compression.quantize.layerwise import fit_layers

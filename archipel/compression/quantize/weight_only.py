@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 import onnx_ir as ir
 
+from archipel.compression.arguments import check_choices, check_whole
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import constants, evaluate_constants
 from archipel.compression.part import Need
-from archipel.compression.arguments import check_choices, check_whole
 from archipel.compression.quantize.blocks import Grid, round_weight
 from archipel.compression.quantize.layerwise import fit_layers
 from archipel.compression.quantize.placement import source_name

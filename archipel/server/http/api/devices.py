@@ -31,8 +31,7 @@ def list_devices(call: Call[None]) -> DevicePage:
     query: DeviceQuery = call.query
     if query.population is not None:
         call.identity.require(query.population)
-    allowed = call.identity.populations
-    where: list[ColumnExpressionArgument[bool]] = [] if allowed is None else [Device.population.in_(allowed)]
+    where = call.identity.visible(Device.population)
     chosen: list[ColumnExpressionArgument[bool]] = []
     if query.population is not None:
         chosen.append(Device.population == query.population)

@@ -47,8 +47,7 @@ def revoke_enrolment_token(call: Call[TokenRevocation]) -> RevokedTokenInfo:
 
 def list_revoked_enrolment_tokens(call: Call[None]) -> RevokedTokenPage:
     """Enrolment tokens that are refused, newest first."""
-    allowed = call.identity.populations
-    where = [] if allowed is None else [RevokedToken.population.in_(allowed)]
+    where = call.identity.visible(RevokedToken.population)
     with call.services.database.read() as session:
         rows, after = page(
             session, RevokedToken, RevokedToken.revoked, RevokedToken.token_id, call.query, *where, newest_first=True

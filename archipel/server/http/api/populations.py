@@ -41,9 +41,7 @@ def show_population(call: Call[None], name: str) -> PopulationInfo:
 def _names(identity: Identity, *, after: str | None = None, name: str | None = None) -> Select[str]:
     # Populations have no table of their own: a name is known once a device or a task has it.
     known = union(select(Device.population), select(Task.population)).subquery()
-    names = select(known.c.population).order_by(known.c.population)
-    if identity.populations is not None:
-        names = names.where(known.c.population.in_(identity.populations))
+    names = select(known.c.population).where(*identity.visible(known.c.population)).order_by(known.c.population)
     if after is not None:
         names = names.where(known.c.population > after)
     return names if name is None else names.where(known.c.population == name)

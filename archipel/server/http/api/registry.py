@@ -63,8 +63,7 @@ def create_model(call: Call[ModelRequest]) -> tuple[ModelInfo, int]:
 
 def list_models(call: Call[None]) -> ModelPage:
     """Models, by name."""
-    allowed = call.identity.populations
-    where = [] if allowed is None else [Model.population.in_(allowed)]
+    where = call.identity.visible(Model.population)
     with call.services.database.read() as session:
         rows, after = page_by(session, Model, Model.name, call.query.limit, call.query.after, *where)
         return ModelPage(items=describe_models(session, rows, call.services.clock()), next=after)

@@ -78,8 +78,7 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
 
 def list_rollouts(call: Call[None]) -> RolloutPage:
     """Rollouts, newest first."""
-    allowed = call.identity.populations
-    where = [] if allowed is None else [Rollout.population.in_(allowed)]
+    where = call.identity.visible(Rollout.population)
     with call.services.database.read() as session:
         rows, after = page(session, Rollout, Rollout.created, Rollout.rollout_id, call.query, *where, newest_first=True)
         return RolloutPage(items=describe_rollouts(session, rows), next=after)

@@ -122,8 +122,7 @@ def _check_devices_of(session: Session, request: TaskRequest) -> None:
 def list_tasks(call: Call[None]) -> TaskPage:
     """Tasks, newest first."""
     with call.services.database.read() as session:
-        allowed = call.identity.populations
-        where = [] if allowed is None else [Task.population.in_(allowed)]
+        where = call.identity.visible(Task.population)
         tasks, after = page(session, Task, Task.created, Task.task_id, call.query, *where, newest_first=True)
         return TaskPage(items=[_info(call, session, task) for task in tasks], next=after)
 
