@@ -71,6 +71,7 @@ class Group:
         parts = [arrays[port.name] for port in self.ports]
         if self.norm is None:
             return max((float(np.abs(part).max()) for part in parts if part.size), default=0.0)
+        # In float64, because squares of float32 overflow from about 2e19 on.
         return math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in parts))
 
     def noise(self, cohort: int) -> float:
@@ -135,6 +136,7 @@ def weight_sums(updates: Updates, cohort: int) -> tuple[float, float]:
         return float(cohort), float(cohort)
     # A weight of exactly `lowest` may be rounded down, and float32 may be off by its last bit.
     units = math.floor(port.lowest / step(port) * (1 - 1e-6))
+    # Where `lowest` is below a step, a weight may be encoded as 0.
     least = max(units, 1) if port.lowest >= step(port) else 0
     return cohort * least * step(port), cohort * largest(port) * step(port)
 

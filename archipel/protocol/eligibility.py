@@ -47,6 +47,7 @@ _TOKEN: Final = re.compile(
     (?P<end>\Z) )""",
     re.VERBOSE,
 )
+# At most nine digits: as floats, by which versions are compared, they are exact.
 _VERSION: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
 _WORDS: Final = frozenset({"and", "or", "not", "in", "true", "false"})
 _ORDERS: Final[Mapping[str, Callable[[int], bool]]] = {
@@ -153,6 +154,8 @@ class _Parser:
         if self.token.kind == "sign" and operator in _ORDERS:
             self._next()
             place, literal = self.token, self._literal()
+            # An error here reaches the author. On the devices the comparison would only be unknown, and no device
+            # eligible.
             if operator not in ("==", "!=") and not _ordered(literal):
                 self.fail('only numbers and versions such as "1.4" have an order', place)
             return lambda attributes: _compare(attributes.get(name), operator, literal)
@@ -188,11 +191,13 @@ class _Parser:
                 finite = token.text.lower() not in ("nan", "inf", "infinity")
                 message += f'; a text stands in quotes: "{token.text}"' if finite else f"; {token.text} is not finite"
             self.fail(message + ('; unequal is "!="' if self._last.text + token.text == "<>" else ""))
+        # The pattern reads "1e6" as the number 1 with the unit "e".
         if token.unit in ("e", "E"):
             self.fail("a number has no exponent, write its digits or a unit")
         if token.unit and token.unit not in UNITS:
             self.fail(f"unknown unit {token.unit!r}, there are {', '.join(UNITS)}")
         number = float(token.text) * UNITS.get(token.unit, 1)
+        # MAX_CHARACTERS leaves room for more digits than a float can have.
         if not math.isfinite(number):
             self.fail("the number is too large to be finite")
         self._next()
@@ -229,6 +234,7 @@ def _tokenize(text: str) -> Iterator[_Token]:
     while True:
         match = _TOKEN.match(text, at)
         if match is None:
+            # The pattern skips white space before a token; the mark goes below the character that is wrong.
             start = at + len(text[at:]) - len(text[at:].lstrip(" \t\r\n"))
             slip = next((hint for sign, hint in _SLIPS if text.startswith(sign, start)), "")
             what = 'a text that does not end with "' if text[start] == '"' else "not understood"

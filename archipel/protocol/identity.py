@@ -66,6 +66,7 @@ class EnrolmentToken(Message, frozen=True, kw_only=True):
 
 def device_id(device_key: bytes) -> str:
     """First 32 hex digits of SHA-256("archipel/v1/device", zero byte, `device_key` [32 bytes], the device's first)."""
+    # Labelled, so that the hash of a key for one purpose cannot be passed off as that for another.
     return hashlib.sha256(b"archipel/v1/device\0" + device_key).hexdigest()[:32]
 
 
@@ -121,6 +122,7 @@ def verify_chain(
             raise CertificateError(
                 f"device {name}: expected its rotation {number}, got rotation {rotation.number} of {rotation.device}"
             )
+        # A key is often replaced because somebody else may have it, so it must not become valid again.
         if rotation.device_key in keys:
             raise CertificateError(f"device {name}: rotation {number} goes back to a key that it has had before")
         keys.append(rotation.device_key)
@@ -184,6 +186,7 @@ def verify_rotation(
             f"rotation {claimed.number}: the key was replaced {len(chain.rotations)} times, so the next is "
             f"{len(chain.rotations) + 1}"
         )
+    # Whether the last rotation is this very one is for the caller to check, by the key at the chain's end.
     extended = Chain(token=chain.token, identity=chain.identity, rotations=[*kept, request.certificate])
     device = verify_chain(extended, enrolment_key)
     proof = unseal("rotated", request.proof, device.device_key, RotationProof, limit=MAX_STATEMENT_BYTES)
@@ -197,6 +200,7 @@ def enrolment_request(token: EnrolmentToken, device_private_key: Ed25519PrivateK
     certificate = unseal("token", token.certificate, token.enrolment_key, TokenCertificate)
     if certificate.token_key != public_bytes(_token_key(token.seed)):
         raise CertificateError("enrolment token: its certificate is for another token's key; ask for a new token")
+    # Only the certificate is signed, and it is what the server and the peers read.
     if certificate.population != token.population:
         raise CertificateError(
             f"enrolment token: certified for population {certificate.population!r}, but says {token.population!r}"

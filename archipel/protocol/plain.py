@@ -95,6 +95,7 @@ class PlainSum:
         for port in self.layout.updates:
             part = update[port.name]
             if port.kind == "delta" and scale != 1.0:
+                # Not a Python float, with which NumPy would compute the product in float32.
                 part = part * np.float64(scale)
             self.arrays[port.name] += part
 

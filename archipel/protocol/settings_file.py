@@ -93,6 +93,7 @@ def load(
 def _read(path: Path, remedy: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
+            # One byte more shows that the file is larger, without reading all of it.
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
@@ -121,6 +122,7 @@ def _from_environment(
             raise ValueError(f"environment variable {variable}: no such setting; {hint}")
         place = known[variable]
         # Not strict below: the text of a number or a boolean counts as one.
+        # Without empty parts, so that an empty variable is an empty list.
         raw: object = [each for each in text.split(",") if each] if place.listed else text
         name = f"environment variable {variable}"
         yield place, variable, written.convert_one(name, raw, place.kind, hook, strict=False)

@@ -104,6 +104,7 @@ def _certificates(file: Path) -> list[x509.Certificate]:
 def _read(file: Path) -> bytes:
     try:
         with open(file, "rb") as opened:
+            # One byte more shows that the file is larger, without reading all of it.
             data = opened.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise TlsError(f"{file}: cannot be read ({error.strerror})") from None

@@ -60,6 +60,7 @@ class Layout:
 
         Raises ProtocolError where 32 bits are too few.
         """
+        # Whole bytes, because `pack` rounds up to them: fewer bits would not make an update smaller.
         for bits in (8, 16, 24, 32):
             if self.fits(bits, max_cohort):
                 return bits
@@ -158,6 +159,7 @@ class Layout:
 
     def fits(self, modulus_bits: int, cohort: int) -> bool:
         """Whether sums of `cohort` devices cannot overflow modulo 2^modulus_bits."""
+        # Sums are from -cohort M to cohort M, and each sign has half of the residues.
         return all(cohort * largest(port) < 1 << (modulus_bits - 1) for port in self.updates)
 
     def _check_modulus(self, modulus_bits: int, cohort: int) -> None:
@@ -215,17 +217,20 @@ def _check_array(port: Update, array: NDArray[Any] | None) -> NDArray[Any]:
     array = np.asarray(array)
     if array.shape != tuple(port.shape) or not np.issubdtype(array.dtype, np.floating):
         raise ProtocolError(f"{here}: expected floating point {list(port.shape)}, got {array.dtype}{list(array.shape)}")
+    # NaN has no nearest integer: the conversion would make some number of it, without an error.
     if not np.isfinite(array).all():
         raise ProtocolError(f"{here}: has NaN or infinite entries; the local round diverged, lower its learning rate")
     return array
 
 
 def _quantize(port: Update, array: NDArray[Any], limit: float) -> Vector:
+    # In float64: entries have up to 30 bits, and float32 holds integers of 24.
     steps = array.astype(np.float64).reshape(-1)
     # `limit` is below the range where an element may be at most the device's weight times the range.
     if limit < port.range:
         np.clip(steps, -limit, limit, out=steps)
     steps /= step(port)
+    # Clamped after rounding: `fits` counts on at most M from each device, or the sum could overflow.
     np.rint(steps, out=steps)
     np.clip(steps, -largest(port), largest(port), out=steps)
     # The view turns negative numbers into their residues modulo 2^32, which `encode` reduces modulo 2^b.

@@ -28,6 +28,7 @@ def read_path(kind: type, value: Any) -> Any:
     """msgspec's hook for types that it does not know: a path is written as a text. Raises ValueError for others."""
     if kind is not Path or not isinstance(value, str | os.PathLike):
         raise ValueError(f"expected a {kind.__name__.lower()}, got {value!r:.100}")
+    # Path("") is the working directory, which nobody means by an empty text.
     if value == "":
         raise ValueError("expected a path, got ''")
     return Path(value)
@@ -50,6 +51,7 @@ def convert_one(name: str, value: Any, kind: Any, hook: Hook = read_path, *, str
         converted = msgspec.convert(value, kind, dec_hook=hook, strict=strict)
     except msgspec.ValidationError as error:
         raise ValueError(explain(error, kind, name, value)) from None
+    # After the conversion, in which the text "nan" may have become a number.
     for where, number in _numbers(converted, name):
         _check_finite(where, number)
     return converted
@@ -91,6 +93,7 @@ def explain(error: msgspec.ValidationError, kind: Any, name: str = "", value: An
         return f"{where}the field {missing[1]!r} is missing"
     if wrong := re.fullmatch("Invalid enum value '(.*)'", text):
         return f"{where}unknown value {_quote_with_hint(wrong[1], _literals(kind, path, bool(match['key'])))}"
+    # The path of a wrong key is that of its mapping, which is not what was wrong.
     given = None if match["key"] else _value_at(value, path)
     if digits := _DIGITS.search(text):
         return f"{where}expected {digits[1]} hexadecimal digits{_describe_digits(given, int(digits[1]))}"

@@ -130,6 +130,8 @@ class Participant:
             self._cipher_secret = self._draw(keys.KEY_BYTES)
             self._mask_secret = self._draw(keys.KEY_BYTES)
             self._envelope_secret = self._draw(keys.KEY_BYTES)
+            # The cohort is not known yet, so every place that it may have gets a key: a complaint can then publish the
+            # private key of one envelope, which opens no other.
             places = range(self._plan.max_cohort)
             public = b"".join(keys.public_key(self._envelope_private(place)) for place in places)
             self._tree = KeyTree(public, self._plan.max_cohort)
@@ -162,6 +164,7 @@ class Participant:
             mask_key_shares = shamir.split(self._mask_secret, plan.threshold, len(peers), self._draw)
             seed_shares = shamir.split(self._seed, plan.threshold, len(peers), self._draw)
             own = peers[self.device_id]
+            # The device is its own peer here: `unmask` reveals its share of its own seed like that of any survivor.
             self._held[self.device_id] = (mask_key_shares[own.place], seed_shares[own.place])
             shares = []
             for peer in self._others(peers):
@@ -194,6 +197,7 @@ class Participant:
             self._accused = frozenset(complaint.accused for complaint in complaints)
             # The accused stay in U2 until `mask`, where all members exclude the same devices.
             self._sharers = frozenset(self._held) | self._accused
+            # A complaint carries the one private key that proves it; the secret opens no envelope after this.
             self._envelope_secret = b""
             self._require("devices that shared keys", len(self._sharers))
             return Complaints(complaints=sorted(complaints, key=lambda complaint: complaint.accused))
@@ -209,9 +213,12 @@ class Participant:
         """
         with self._step("mask"):
             check_vector("update", vector, self._plan.modulus_bits)
+            # Before the masks: with a device that the others exclude, a pairwise mask would never cancel.
             self._exclude(complaints)
             own = self._session.peers[self.device_id]
             masked = vector.copy()
+            # The paper's double masking: the peers reveal the mask key of a device that seems to have dropped out.
+            # Should its vector arrive after all, this mask alone still hides it.
             apply_mask(masked, keys.self_mask_key(self._seed, self._salt, own.mask_key), 1)
             for peer in self._others(self._sharers):
                 shared = keys.agree(self._mask_secret, peer.mask_key)
@@ -231,6 +238,7 @@ class Participant:
             foreign = sorted(set(survivors.devices) - self._sharers)
             if foreign:
                 raise ConsistencyError(f"survivors: {foreign[:3]} did not share keys with this device")
+            # As a dropped device it would have its mask key revealed, while the server holds its masked vector.
             if self.device_id not in survivors.devices:
                 raise ConsistencyError("survivors: this device is not among them, though its vector was sent")
             self._require("survivors", len(survivors.devices))
@@ -281,6 +289,7 @@ class Participant:
         for sender in senders:
             if sender not in self._session.peers or sender == self.device_id:
                 raise ShareError(f"inbox: shares from {sender}, which is not a peer in this cohort", [sender])
+            # A second envelope would replace the shares of the first.
             if sender in seen:
                 raise ShareError(f"inbox: shares from {sender} twice", [sender])
             seen.add(sender)
@@ -328,6 +337,7 @@ class Participant:
         for item in confirmations.confirmations:
             if item.device not in self._survivors.devices:
                 raise ConsistencyError(f"confirmations: {item.device} is not one of the survivors")
+            # Otherwise a server could reach the threshold by repeating one signature.
             if item.device in confirmed:
                 raise ConsistencyError(f"confirmations: {item.device} twice")
             check_confirmation(item.confirmation, self._session.peers[item.device].device_key, own)
@@ -338,6 +348,7 @@ class Participant:
             )
 
     def _require(self, what: str, count: int) -> None:
+        # The threshold lets the sum be unmasked; min_cohort is how many devices must be in it to hide each other.
         needed = max(self._plan.threshold, self._plan.min_cohort)
         if count < needed:
             raise ThresholdError(f"{what}: {count}, the plan needs {needed}; leaving the round")
@@ -350,6 +361,7 @@ class Participant:
 
     def _draw(self, count: int) -> bytes:
         drawn = self._randomness(count)
+        # Too short a draw would still make keys, which somebody could guess.
         if len(drawn) != count:
             raise SecureAggregationError(f"randomness: asked for {count} bytes, got {len(drawn)}")
         return drawn

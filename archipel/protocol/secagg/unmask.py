@@ -51,6 +51,7 @@ def unmask_sum(
     """
     check_vector("sum", total, plan.modulus_bits)
     peers = read_cohort(cohort)
+    # Before any secret is reconstructed: with too few devices in the sum nothing of it may come to light.
     _check_sets(plan, peers, sharers, survivors, answers)
     salt = keys.round_salt(plan.round_id, advertised_plan(cohort))
     recovery = _Recovery(plan, peers, answers)

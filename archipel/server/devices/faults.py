@@ -55,11 +55,13 @@ def set_aside_faulty(session: Session, round_id: str, settings: Settings, now: f
         # Faults up to the end of an earlier quarantine do not count again.
         since = max(now - settings.fault_seconds, ended)
         counted = select(Fault.reason, func.count()).join(Round).where(Fault.device_id == device_id)
+        # By when its round began: a round from before the quarantine may end after it.
         by_reason = session.execute(counted.where(Round.started >= since).group_by(Fault.reason)).all()
         number = sum(count for _, count in by_reason)
         if number < settings.max_faults:
             continue
         # Lists of devices show one reason: the most frequent one.
+        # The reason's text decides a tie, so that the answer does not depend on the order of the rows.
         most = max(by_reason, key=lambda row: (row[1], row[0]))[0]
         detail = f"{number} faults: " + ", ".join(
             f"{count} x {reason}" for reason, count in sorted(map(tuple, by_reason))

@@ -25,6 +25,7 @@ class TokenBuckets:
     """One bucket for each source: `burst` requests at once, `per_second` on average."""
 
     def __init__(self, per_second: float, burst: float, *, entries: int = BUCKETS) -> None:
+        # With a burst below 1 no request would ever be granted.
         self._per_second, self._burst, self._entries = per_second, max(1.0, burst), entries
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
@@ -34,6 +35,7 @@ class TokenBuckets:
         with self._lock:
             # A bucket fills by itself over time, so its level is computed when a request comes, not by a timer.
             level, since = self._levels.get(source, (self._burst, now))
+            # Not below 0: `now` was read before the lock, and another thread may have been faster.
             level = min(self._burst, level + max(0.0, now - since) * self._per_second)
             granted = level >= 1.0
             self._levels[source] = (level - 1.0 if granted else level, now)
@@ -70,6 +72,7 @@ class Slots:
                     return
                 left = True
                 self._busy[source] -= 1
+                # An entry that stayed would be one for every source that ever came.
                 if not self._busy[source]:
                     del self._busy[source]
 
@@ -112,5 +115,6 @@ def address_source(address: str | None) -> str:
     if isinstance(parsed, ipaddress.IPv6Address):
         if parsed.ipv4_mapped is None:
             return f"address:{ipaddress.IPv6Network((int(parsed), 64), strict=False)}"
+        # The /64 network of ::ffff:a.b.c.d holds all IPv4 addresses, and would count them as one.
         parsed = parsed.ipv4_mapped
     return f"address:{parsed}"

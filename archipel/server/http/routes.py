@@ -93,6 +93,7 @@ class NameConverter(BaseConverter):
 class NumberConverter(BaseConverter):
     """A version's number."""
 
+    # Nine digits at most, which fit into an integer of any database.
     regex = "[1-9][0-9]{0,8}"
 
 
@@ -113,6 +114,7 @@ def blueprint(name: str, routes: Iterable[Route], door: Door) -> Blueprint:
             route.name,
             _view(route, door),
             methods=[route.method],
+            # Every method of a path is a line of the table, with its roles; Flask would add OPTIONS for everybody.
             provide_automatic_options=False,
         )
     return routed
@@ -178,6 +180,7 @@ def _answer(route: Route, call: Call[Any], arguments: dict[str, str]) -> Any:
 def _query(kind: type[msgspec.Struct]) -> msgspec.Struct:
     values = request.args.to_dict(flat=False)
     double = [name for name, given in values.items() if len(given) > 1]
+    # Flask would take the first of the two, and the other would be ignored without a word.
     if double:
         raise refuse(400, f"query parameter {double[0]!r} is given twice")
     try:

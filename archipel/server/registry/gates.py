@@ -27,6 +27,7 @@ def check_gate(gate: Gate) -> None:
     """Raises ServerError for a gate that would let everything pass, or nothing."""
     if gate.max_loss is None and gate.worst is None:
         raise ServerError("gate: it says neither max_loss nor worst, so everything would pass")
+    # Devices clamp the metric to the range, so a bound beyond it is always met, or never.
     if gate.worst is not None and abs(gate.worst) > gate.range:
         raise ServerError(f"gate: worst {gate.worst:g} is beyond the range of {gate.range:g}")
     if gate.max_devices < gate.min_devices:

@@ -118,12 +118,14 @@ class Offers:
         return [
             offered.sealed
             for model, offered in wanted
+            # Expiry is decided for each call, because it comes without a new serial.
             if fetched.get(model) != offered.version and not has_expired(offered.not_after, now)
         ]
 
     def _read(self, population: str) -> tuple[int, tuple[Standing, ...]]:
         with self._database.read() as session:
             rows = session.execute(_STANDINGS, {"population": population}).all()
+        # No row: nothing is promoted. The serial 0 is below every real one, so the next call reads again.
         serial, standings = rows[0].serial if rows else 0, []
         for row in rows:
             promoted = self._offered(

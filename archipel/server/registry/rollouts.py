@@ -109,6 +109,7 @@ def decide(
         return Step(Move.GO_ON) if verdict.passed else Step(Move.ROLL_BACK, verdict.reason, verdict.measured)
     if now < state_ends:
         return Step(Move.COMPARE) if evaluated else STAY
+    # Without a gate nothing measures the stage, so its time alone passes it.
     if rule.late is Move.EVALUATE and not gated:
         return Step(Move.GO_ON)
     return Step(rule.late, rule.lacking)
@@ -165,6 +166,7 @@ def advance(session: Session, rollout_id: str, *, now: float, settings: Settings
         try:
             _evaluate(session, rollout, step.move, now, settings)
         except ArchipelError as error:
+            # It would fail at every further step, too, and the stage would never end.
             step = Step(Move.ROLL_BACK, f"the evaluation cannot be made: {error}")
     elif step.move is Move.GO_ON:
         # A bundle that has expired since the rollout began is refused by further devices.
@@ -183,6 +185,7 @@ def roll_back(session: Session, rollout: Rollout, reason: str, *, now: float, ac
     """Offer the baseline to all devices again, and end the evaluations. The caller has locked the rollout."""
     stage = session.get_one(RolloutStage, (rollout.rollout_id, rollout.stage))
     stage.ended = now
+    # None where nothing was measured: that says nothing about the version.
     stage.passed = False if reject else None
     for task in _tasks(session, stage):
         if task.live or task.state == "proposed":

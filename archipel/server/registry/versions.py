@@ -31,6 +31,7 @@ def find_model(
     """The model of that name. Raises `error` if there is none, or none that the caller may see."""
     model = session.get(Model, name, with_for_update=lock or None)
     if model is None or not identity.may(model.population):
+        # One error for both: that the model exists is not for this caller to know.
         raise error(f"no model {name!r}")
     return model
 
@@ -55,6 +56,7 @@ def require_valid(session: Session, version: ModelVersion, population: str, now:
 
 def content_digest(bundle: str, weights: str | None) -> str:
     """SHA-256 (hex) of what a device runs: a bundle, with its own weights (None) or others."""
+    # Canonical JSON: equal content must have an equal digest, by which it is found again.
     return hashlib.sha256(
         json.dumps({"bundle": bundle, "weights": weights}, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()
@@ -203,6 +205,7 @@ def _parent_in_task(session: Session, model: Model, task: Task, number: int) -> 
         .join(Version, Version.weights == ModelVersion.weights)
         .where(
             ModelVersion.model == model.name,
+            # Weights alone are not a version: it is the bundle that says what is done with them.
             ModelVersion.bundle == task.bundle,
             Version.task_id == task.task_id,
             Version.number < number,

@@ -118,6 +118,7 @@ def aggregate(services: Services, round_id: str) -> Outcome:
             decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
             layout.check_sum(decoded, collected.updates)
         except ProtocolError as error:
+            # Any survivor may have sent what spoils the sum: the server sees no single vector.
             raise SpoiledRoundError(str(error), collected.survivors, faults) from None
     else:
         decoded = total.total.decoded()
@@ -176,6 +177,7 @@ def _unmask(collected: Collected, total: Vector) -> tuple[Vector, dict[str, str]
     """The plain sum, and what devices did wrong without spoiling it."""
     if collected.cohort is None:
         raise ServerError("a secure round without a cohort")
+    # A copy: `_faults` compares the answers that are left with all of them.
     answers = dict(collected.answers)
     while True:
         try:
@@ -198,6 +200,8 @@ def _unmask(collected: Collected, total: Vector) -> tuple[Vector, dict[str, str]
             for device_id in blamed:
                 del answers[device_id]
         except ThresholdError as error:
+            # Too few from the start is nobody's fault. Otherwise those whose wrong shares were left out made them too
+            # few.
             if len(answers) == len(collected.answers):
                 raise
             raise SpoiledRoundError(str(error), collected.sharers) from None
@@ -238,6 +242,8 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
         evidence = endorsement(session, collected.current)
     weights = write_weights(moved)
     state_bytes = write_weights(state) if state else b""
+    # The blobs are stored before the caller's transaction names them, so a kill leaves files without a row, and never a
+    # row without its file.
     return NewVersion(
         weights=services.blobs.put(weights),
         weights_size=len(weights),

@@ -20,12 +20,14 @@ from archipel.protocol.policy import check_plan, colluders_of
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
 
+# The ids in plans that are made only to be checked.
 _NOWHERE = "0" * 32
 
 
 def smallest_threshold(manifest: Manifest, cohort: int) -> int:
     """The smallest threshold of secret sharing that the privacy policy allows: its ratio, and more than half of the
     cohort and the colluders together."""
+    # Exact, as the devices compute it (policy.check_plan): 0.56 * 25 in floating point is above 14.
     ratio = Fraction(str(manifest.privacy.threshold))
     return max(math.ceil(ratio * cohort), (cohort + colluders_of(manifest.privacy, cohort)) // 2 + 1)
 
@@ -121,10 +123,12 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
     _check_kind(request, manifest)
     if request.mode == "asynchronous":
         _check_asynchronous(request, manifest)
+    # Only for its errors, which reach the author here.
     parse_eligibility(request.eligibility)
     layout = layout_of(request, manifest)
     if request.kind == "analytics":
         _check_counts(request, manifest, layout)
+    # The devices make the same check of each plan. A task that fails it would wait for devices that all refuse.
     plan = make_plan(request, manifest, round_id=_NOWHERE, task_id=_NOWHERE, number=1, weights=request.bundle)
     check_plan(plan, manifest.privacy, layout)
     size = update_size(request, manifest, plan)
@@ -192,6 +196,7 @@ def _check_hyperparameters(request: TaskRequest, manifest: Manifest) -> None:
     }
     own = server_hyperparameters(request, manifest)
     for name, value in request.hyperparameters.items():
+        # The hyperparameters of the server's own half have no bounds that would refuse a NaN.
         if not math.isfinite(value):
             raise ServerError(f"hyperparameter {name!r}: {value} is not a finite number")
         port = ports.get(name)

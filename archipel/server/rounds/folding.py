@@ -112,6 +112,7 @@ def load(spool: UpdateSpool, current: Round, plan: RoundPlan, layout: Layout) ->
         return MaskedSum(np.zeros(layout.length, np.uint32), plan.modulus_bits)
     if len(data) != 4 * layout.length:
         raise ServerError(f"round {current.round_id}: its running sum has {len(data)} bytes, not 4 x {layout.length}")
+    # `astype` copies, because updates are added in place and the bytes are read-only.
     return MaskedSum(np.frombuffer(data, "<u4").astype(np.uint32), plan.modulus_bits)
 
 

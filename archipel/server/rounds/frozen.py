@@ -73,6 +73,7 @@ class FrozenRounds:
         self._entries = entries
         self._tree_bytes = tree_bytes
         self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        # `_lock` guards `_kept` and is held for moments, `_growing` for as long as trees grow.
         self._lock = threading.Lock()
         self._growing = threading.Lock()
 
@@ -136,6 +137,8 @@ class FrozenRounds:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]  # type: ignore[no-any-return]
+        # Without the lock: it reads the database, and other rounds need not wait for that. If two threads make the same
+        # value, either is right, since what is settled does not change.
         made = make()
         with self._lock:
             self._kept[key] = made
@@ -143,6 +146,7 @@ class FrozenRounds:
                 self._kept.popitem(last=False)
             cohorts = [key for key in self._kept if key[0] == "cohort"]
             taken = sum(self._kept[key].size for key in cohorts)
+            # Not the last one, whatever its size: its round would grow the trees again for every request.
             for oldest in cohorts[:-1]:
                 if taken > self._tree_bytes:
                     taken -= self._kept.pop(oldest).size

@@ -115,8 +115,10 @@ def make_first_version(services: Services, write: Write, task: Task) -> None:
     now = services.clock()
     with write() as session:
         stored = session.get_one(Task, task.task_id, with_for_update=True)
+        # Merged: another task of this bundle may have stored the same bytes.
         session.merge(Blob(digest=digest, kind="weights", size=len(weights), created=now))
         reach.extend(session, stored.population, stored.task_id, digest)
+        # Without `reach`: devices get what `broadcast` makes of the state, and not the state itself.
         if state_digest is not None:
             session.merge(Blob(digest=state_digest, kind="state", size=len(state_bytes), created=now))
         if request.kind == "training":
@@ -151,6 +153,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
         raise ServerError(f"task {task.task_id} has no model yet")
     check_validity(manifest, task.population, now)
     request = request_of(task)
+    # A round's blobs, too, are stored before the transaction that names them.
     broadcast, broadcast_size = _store_broadcast(services, task, manifest) if task.kind == "training" else (None, 0)
     listed = b"" if revoked is None else encode(seal("revocations", revoked, services.settings.private_key))
     revocations = services.blobs.put(listed) if listed else None

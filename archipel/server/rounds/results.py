@@ -56,6 +56,7 @@ def evaluation(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: 
     clamped = {name.removeprefix(CLAMPED): share for name, share in means.items() if name.startswith(CLAMPED)}
     return RoundResult(
         devices=devices,
+        # A device uploads its number of examples as a share of `max_examples`.
         examples=weight * plan.max_examples,
         metrics={name: value for name, value in means.items() if not name.startswith(CLAMPED)},
         clamped={name: share for name, share in clamped.items() if share > 0},
@@ -93,8 +94,10 @@ def quantile(counts: NDArray[np.float64], edges: Sequence[float], share: float) 
 
     `counts` [edges + 1]: below the first edge, between each two, from the last on.
     """
+    # The devices' noise can make counts negative, and `searchsorted` needs sums that do not fall.
     cumulative = np.cumsum(np.maximum(counts, 0))
     at = share * cumulative[-1]
+    # The first bin that reaches `at`, so the sum before it is smaller, and the division below is not by 0.
     place = int(np.searchsorted(cumulative, at, side="left"))
     if place == 0:
         return float(edges[0])

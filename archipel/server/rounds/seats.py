@@ -68,6 +68,7 @@ class Seat:
             GoneError: The phase or the round is over, or the device is out of it.
         """
         stored = self.answers.get(phase)
+        # A seat in a buffer outlives its round; `_require_time` says how long.
         if self.buffer_ends is None:
             self._require_live()
         # Before all other checks: a device that lost the answer to its request repeats it, maybe in a later phase.
@@ -82,6 +83,7 @@ class Seat:
             # The phase of a buffered round does not matter: the update goes into whichever buffer is open.
             self._require_time()
             return True
+        # Too early is a conflict, after which the device asks again; too late is gone, after which it gives up.
         if ORDER[self.phase] < ORDER[phase]:
             raise ConflictError(f"too early: the round is in phase {self.phase}, this belongs to {phase}")
         if ORDER[self.phase] > ORDER[phase]:

@@ -70,6 +70,7 @@ def read_history(session: Session, task_id: str) -> History:
     rows = session.execute(
         select(Round.step_norm, Round.state_norm)
         .where(Round.task_id == task_id, Round.phase == "committed", Round.step_norm.is_not(None))
+        # `limit` depends on the order. Rounds of an asynchronous task can end at the same moment; then the id decides.
         .order_by(Round.ended, Round.round_id)
     ).all()
     return History([row.step_norm for row in rows], [row.state_norm for row in rows if row.state_norm is not None])
@@ -139,6 +140,7 @@ def _norm(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> 
 
 def _shorten(before: Mapping[str, np.ndarray], after: Tensors, scale: float) -> Tensors:
     return {
+        # In float64, and rounded once, when it is stored.
         name: (before[name] + scale * (array.astype(np.float64) - before[name])).astype(array.dtype)
         for name, array in after.items()
     }

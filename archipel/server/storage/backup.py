@@ -55,6 +55,7 @@ def back_up(settings: Settings, target: Path) -> BackedUp:
     """
     target = target.absolute()
     data = Path(settings.folder).resolve()
+    # There it would be lost together with the original.
     if target.resolve().is_relative_to(data):
         raise ServerError(f"{target}: lies in the data folder {data}; a backup belongs elsewhere")
     with _made_whole(target) as folder:
@@ -87,6 +88,7 @@ def restore(backup: Path, folder: Path) -> BackedUp:
             shutil.copy(backup / name, made / name)
         (made / "server.key").chmod(0o600)
         save_public_key(load_private_key(made / "server.key"), made / PUBLIC_KEY_FILE)
+        # Without the environment, whose variables may name the database and files of a running server.
         source = load_settings(backup, environment={}, blobs=FILES, database="")
         target = load_settings(made, environment={}, blobs=FILES, database="")
         files, size, missing = _copy_files(source, target)
@@ -117,6 +119,7 @@ def _copy_database(source: Path, target: Path) -> None:
     try:
         with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
             old.backup(new, pages=1000)
+            # The pages are copied as they are, and damage should show now, not when the backup is needed.
             integrity = new.execute("PRAGMA integrity_check").fetchone()[0]
             # One file instead of a database with its write-ahead log beside it.
             new.execute("PRAGMA journal_mode = DELETE")

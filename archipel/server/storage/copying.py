@@ -37,6 +37,7 @@ def copy_files(settings: Settings, blobs: str) -> Copied:
     Raises:
         ServerError: The server is running, a file is damaged, or one of the stores cannot be used.
     """
+    # A server that runs would go on storing into the old store, and the copy would lack that.
     with only_one(settings.path(LOCK_FILE)):
         target_settings = load_settings(settings.folder, blobs=blobs)
         source, target = open_storage(settings), open_storage(target_settings)

@@ -45,6 +45,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
     with services.database.read() as session:
         bundle = reach.find_bundle(session, call.identity, call.body.bundle)
         weights = call.body.weights
+        # Devices take only weights that the log of their bundle has.
         if weights is not None and not is_logged(session, call.body.population, call.body.bundle, weights):
             raise refuse(
                 422,
@@ -54,6 +55,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         _check_devices_of(session, call.body)
     if bundle is None:
         raise refuse(422, f"no bundle {call.body.bundle}; upload it first")
+    # Outside of the writing transaction, which on SQLite keeps all other writers waiting.
     smallest = services.settings.smallest_answer
     try:
         check_enough(call.body.eligibility, call.body.min_cohort, "min_cohort", smallest)
@@ -76,6 +78,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         proposed=proposed,
     )
     with services.database.write() as session:
+        # The id is made of the idempotency key, so a repeated request finds its task.
         known = session.get(Task, key.id, with_for_update=True)
         if known is not None:
             key.require_same(known.request_digest)
@@ -162,6 +165,7 @@ def resume_task(call: Call[None], task_id: str) -> TaskInfo:
 def _switch(call: Call[None], task_id: str, state: str, action: str) -> TaskInfo:
     with call.services.database.write() as session:
         task = find_task(session, call.identity, task_id, lock=True)
+        # An operator may stop any task from asking devices, and may start again only what an operator may start.
         if state == "running" or call.identity.role not in OPERATOR:
             _require_right(call.identity, task.kind)
         if not task.live:
