@@ -43,6 +43,7 @@ class ModelVersion(Base):
     reason: Mapped[str] = mapped_column(String(1024))
     created: Mapped[float] = mapped_column(Float)
     __table_args__ = (
+        # The same content is one version, even if two requests register it at the same moment.
         Unique("model", "digest"),
         ForeignKeyConstraint(["task_id", "task_version"], ["versions.task_id", "versions.number"]),
     )
@@ -99,6 +100,7 @@ class Rollout(Base):
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (
         Index(
+            # Unique: at most one rollout of a model is live, even if two requests begin one at the same moment.
             "ix_rollouts_live",
             "model",
             unique=True,

@@ -40,6 +40,7 @@ UPDATE_PHASES = ("masking", "updating")
 
 class Base(DeclarativeBase):
     metadata = MetaData(
+        # Migrations change and drop constraints by their names.
         naming_convention={
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
             "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -65,6 +66,7 @@ class Device(Base):
     chain: Mapped[bytes] = mapped_column(LargeBinary)
     enrolled: Mapped[float] = mapped_column(Float)
     revoked: Mapped[float | None] = mapped_column(Float)
+    # For pages of devices, of all populations and of one.
     __table_args__ = (Index(None, "enrolled", "device_id"), Index(None, "population", "enrolled", "device_id"))
 
 
@@ -100,8 +102,10 @@ class CheckInRow(Base):
     last_seen: Mapped[float] = mapped_column(Float, index=True)
     due: Mapped[float] = mapped_column(Float, server_default="0")
     attributes: Mapped[dict[str, Any]] = mapped_column(JSON)
+    # `none_as_null`: otherwise None would be the JSON text null, which IS NULL does not find.
     versions: Mapped[dict[str, int] | None] = mapped_column(JSON(none_as_null=True))
     round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), index=True)
+    # For the search of devices that a round may take now.
     __table_args__ = (Index(None, "population", "due"),)
 
 
@@ -127,6 +131,7 @@ class Blob(Base):
 
     __tablename__ = "blobs"
     digest: Mapped[str] = mapped_column(Digest, primary_key=True)
+    # Part of the key: equal bytes may be of a kind that devices read and of one that is for the server alone.
     kind: Mapped[str] = mapped_column(String(16), primary_key=True)
     size: Mapped[int] = mapped_column(BigInteger)
     created: Mapped[float] = mapped_column(Float)
@@ -245,6 +250,7 @@ class Round(Base):
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (
         Index(
+            # Only of live rounds: the coordinator asks for them in every step, and those that have ended are ever more.
             "ix_rounds_live",
             "round_id",
             sqlite_where=text("ended IS NULL"),
@@ -312,6 +318,7 @@ class Share(Base):
     sender: Mapped[str] = mapped_column(Id, primary_key=True)
     ciphertext: Mapped[bytes] = mapped_column(LargeBinary(512))
     signature: Mapped[bytes] = mapped_column(LargeBinary(64), server_default="")
+    # SQLite then stores the rows in the order of their key, so that a recipient's shares lie together.
     __table_args__ = {"sqlite_with_rowid": False}
 
 
@@ -324,6 +331,7 @@ class Version(Base):
     weights: Mapped[str] = mapped_column(Digest)
     strategy_state: Mapped[str | None] = mapped_column(Digest)
     parent: Mapped[str | None] = mapped_column(Digest)
+    # Unique: no round can make two versions, whatever a coordinator does.
     round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), unique=True)
     cohort: Mapped[int] = mapped_column(Integer)
     weight_sum: Mapped[float | None] = mapped_column(Float)
@@ -350,6 +358,7 @@ class AuditRow(Base):
     """One entry of the audit log; see archipel.server.audit.log. The database refuses UPDATE and DELETE."""
 
     __tablename__ = "audit"
+    # Counted by the log itself: a sequence of the database may leave gaps, which would look like removed entries.
     seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     time: Mapped[int] = mapped_column(BigInteger)
     actor: Mapped[str] = mapped_column(String(64))

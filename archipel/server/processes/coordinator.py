@@ -251,6 +251,7 @@ class Coordinator:
             reason = f"folding: {error}"
         with self._write() as session:
             current = session.get_one(Round, round_id, with_for_update=True)
+            # The round may have ended while the sum was computed; `recover` removes its files, this sum among them.
             if current.ended is not None:
                 return False
             if reason:

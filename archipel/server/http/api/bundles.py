@@ -45,6 +45,7 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
             ) from None
         populations = _target_populations(call, bundle.manifest, named)
         with services.database.read() as session:
+            # A bundle that is there keeps the file of its first upload, which its row names.
             stored = session.get(BundleRow, bundle.digest)
         # The file is in place before a row names it.
         if stored is None:

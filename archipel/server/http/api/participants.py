@@ -89,6 +89,7 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Sett
                 msgspec.structs.replace(p, device_id=pseudonym(settings.pseudonym_key, round_id, p.device_id))
                 for p in present
             ]
+            # Sorted anew: the order of the true ids would tell whose pseudonym is whose.
             participants[round_id] = sorted(renamed, key=lambda each: each.device_id)
         survivors = {
             of: sorted(pseudonym(settings.pseudonym_key, of, device) for device in ids) for of, ids in survivors.items()

@@ -140,6 +140,8 @@ def roll_back_model(call: Call[None], name: str) -> ModelInfo:
                 registry.take_back(session, model, now=now, actor=actor, **request)
             else:
                 rollouts.roll_back(session, live, "its model was rolled back by the operator", now=now, actor=actor)
+                # The baseline is promoted again by an entry with the same `below`, so that a further rollback goes back
+                # further.
                 below = session.get_one(Promotion, (name, model.promotion)).below
                 registry.set_promoted(
                     session, model, live.baseline, below=below, how="rollback", now=now, actor=actor,

@@ -33,6 +33,7 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
     key, now, request = keyed(call), call.services.clock(), call.body
     with call.services.database.write() as session:
         model = find_model(session, call.identity, request.model, lock=True, error=InvalidRequestError)
+        # Before all checks: a repeated request gets its rollout, whatever has changed since.
         known = session.get(Rollout, key.id)
         if known is not None:
             key.require_same(known.request_digest)

@@ -170,6 +170,7 @@ def send_shares(call: Call[Shares], round_id: str) -> Receipt:
     def store_shares(connection: Connection) -> None:
         connection.execute(insert(Share), rows)
 
+    # In the transaction of the answer: a device that counts as having shared has an envelope there for every peer.
     return store_answer(call.services, seat, "sharing", digest=digest, size=len(call.raw), also=store_shares)
 
 
@@ -226,6 +227,7 @@ def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
         return Receipt()
     with call.services.database.read() as session:
         frozen = call.services.frozen
+        # What the server has settled, not what most devices say: all confirmations that it stores are the same bytes.
         expected = Confirmation(
             round_id=round_id,
             plan=seat.plan_digest,
