@@ -279,6 +279,7 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
     if not publisher_keys:
         raise ServerError("at least one publisher key is needed, or no bundle could be accepted")
     token = secrets.token_urlsafe(32)
+    # A plain hash is enough for a token of 256 random bits, which nobody can find by trying.
     lines = [
         "# Settings of an archipel server. Environment variables ARCHIPEL_SERVER_NAME override them.",
         f'enrolment_key = "{enrolment_key.hex()}"',
@@ -289,6 +290,7 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise ServerError(f"{folder}: not empty; choose a new or an empty folder")
+        # `mkdir` leaves a folder that was there with the mode that it had.
         folder.chmod(0o700)
         own = generate_key()
         save_private_key(own, folder / SERVER_KEY_FILE)

@@ -250,7 +250,7 @@ class Round(Base):
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (
         Index(
-            # Only of live rounds: the coordinator asks for them in every step, and those that have ended are ever more.
+            # Only of live rounds: the coordinator asks for them in every step, and the ended ones only grow in number.
             "ix_rounds_live",
             "round_id",
             sqlite_where=text("ended IS NULL"),

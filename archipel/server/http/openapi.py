@@ -32,6 +32,7 @@ def document(resources: Mapping[str, Sequence[Route]], *, version: str) -> dict[
     kinds = [kind for route in routes for kind in (route.request, route.response, route.query) if kind is not None]
     schemas, components = msgspec.json.schema_components([*kinds, Problem], ref_template=_REFERENCE)
     _add_base64_pattern(components)
+    # msgspec returns the schemas in the order of the types.
     known = dict(zip([*kinds, Problem], schemas))
     paths: dict[str, dict[str, Any]] = {}
     for name, each in resources.items():

@@ -125,6 +125,7 @@ def _view(route: Route, door: Door) -> Callable[..., Response]:
     for kind in (route.query, route.response):
         # msgspec examines a type on its first use, which must happen before there are threads: see protocol.sealed.
         msgspec.json.Decoder(kind)
+    # Sorted keys: the same answer is the same bytes, however often a request is repeated.
     encoder = msgspec.json.Encoder(order="sorted")
     what = re.sub(r"[^A-Za-z]+", " ", getattr(route.request, "__name__", "")).strip()
 
@@ -133,6 +134,7 @@ def _view(route: Route, door: Door) -> Callable[..., Response]:
         try:
             response = serve(admitted.identity, arguments)
         except BaseException as error:
+            # There is no response that could free the place when it has been sent.
             admitted.leave()
             if isinstance(error, RefusalError):
                 door.note(error, admitted.source)

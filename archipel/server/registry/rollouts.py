@@ -374,6 +374,7 @@ def result_of(session: Session, task: Task) -> RoundResult | None:
 
 def _tasks(session: Session, stage: RolloutStage) -> list[Task]:
     ids = [each for each in (stage.candidate_task, stage.baseline_task) if each is not None]
+    # Tasks are locked last; archipel.server.registry.versions has the order.
     return [session.get_one(Task, task_id, with_for_update=True) for task_id in ids]
 
 

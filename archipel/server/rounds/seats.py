@@ -181,6 +181,7 @@ def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Sea
     row = rows[0]
     if row.device_id is None:
         raise ForbiddenError("this device is not in the round")
+    # The session may come from a cache that does not know yet that the device was revoked.
     require_active(device_id, row.revoked)
     return Seat(
         round_id=round_id,

@@ -67,6 +67,7 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
             answers = set(session.scalars(given))
         takes_part = has_part(row.phase, answers) if row.ends is None else (not answers and now < row.ends)
         takes_part = takes_part and row.left is None and row.excluded is None
+        # A device that has dropped out of its round gets no plan, and no other round takes it before that one ends.
         if takes_part or row.ends is None:
             plan = decode("plan", row.plan, Sealed) if takes_part else None
             wait = services.settings.retry_after
@@ -91,6 +92,7 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         population = services.database.together(
             lambda connection: _store(connection, device_id, report, now, wait, over)
         )
+        # A first check-in: the serial could not be looked up before the device's population was known.
         if row is None and report.versions is not None:
             with services.database.read() as session:
                 serial = session.scalar(_SERIAL, {"population": population})

@@ -32,6 +32,7 @@ def list_devices(call: Call[None]) -> DevicePage:
     if query.population is not None:
         call.identity.require(query.population)
     where = call.identity.visible(Device.population)
+    # Apart from `where`: the last device of a page may have left the choice when the next page is asked for.
     chosen: list[ColumnExpressionArgument[bool]] = []
     if query.population is not None:
         chosen.append(Device.population == query.population)

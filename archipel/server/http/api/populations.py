@@ -10,12 +10,11 @@ from sqlalchemy.orm import Session
 from archipel.protocol.operator.devices import PopulationInfo, PopulationPage, PopulationQuery, SearchInfo
 from archipel.server.callers import Identity
 from archipel.server.database.fault_tables import Quarantine, Search, Suspect
-from archipel.server.database.tables import CheckInRow, Device, Task
+from archipel.server.database.tables import LIVE, CheckInRow, Device, Task
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import READ, Call, Route
 
 _Counted = type[Device] | type[CheckInRow] | type[Task] | type[Quarantine] | type[Suspect]
-LIVE_TASKS = ("running", "paused")
 
 
 def list_populations(call: Call[None]) -> PopulationPage:
@@ -58,7 +57,7 @@ def _count(session: Session, names: Sequence[str], *, now: float, window: float)
     waiting = tally(
         CheckInRow, CheckInRow.round_id.is_(None), CheckInRow.due > now - window, CheckInRow.due <= now + window
     )
-    tasks = tally(Task, Task.state.in_(LIVE_TASKS))
+    tasks = tally(Task, Task.state.in_(LIVE))
     set_aside = tally(Quarantine, Quarantine.until > now)
     searches = {row.population: row for row in session.scalars(select(Search).where(Search.population.in_(names)))}
     suspects = tally(Suspect) if searches else {}

@@ -111,6 +111,7 @@ def promote_version(call: Call[PromotionRequest], name: str) -> ModelInfo:
     with call.services.database.write() as session:
         # The model's lock comes first: a repeated request waits here, and then finds the entry of the first one.
         model = find_model(session, call.identity, name, lock=True)
+        # A request that was served changes nothing when it is repeated, whatever is promoted by then.
         if not _is_done(session, key):
             version = find_version(session, model, call.body.version, error=InvalidRequestError)
             _require_no_rollout(session, name)

@@ -116,6 +116,7 @@ def _check_devices_of(session: Session, request: TaskRequest) -> None:
         return
     earlier = session.get(Round, request.devices_of)
     of = None if earlier is None else session.get_one(Task, earlier.task_id)
+    # One answer for both, so that nobody learns of another population's rounds.
     if earlier is None or of is None or of.population != request.population:
         raise refuse(422, f"devices_of: no round {request.devices_of} in population {request.population!r}")
     if earlier.phase != "committed":
