@@ -62,6 +62,7 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
         _refuse(f"min_contributors {plan.min_contributors} is below the policy's {policy.min_contributors}")
     if plan.count_adoption and (plan.kind, plan.privacy) != ("evaluation", "secure"):
         _refuse(f"adoption is counted in secure evaluations only, this is a round of kind {plan.kind}, {plan.privacy}")
+    # Exactly the policy's number: with a smaller one the checks below would ask for fewer devices.
     if plan.colluders != (colluders := colluders_of(policy, plan.max_cohort) if plan.privacy == "secure" else 0):
         _refuse(f"colluders {plan.colluders} of max_cohort {plan.max_cohort}: the policy withstands {colluders}")
     _check_floors(plan, policy)
@@ -72,6 +73,7 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
     _check_updates(policy, layout)
     if plan.kind == "training":
         _check_weighting(policy, layout)
+    # A sum that overflows would be decoded to other numbers, without an error.
     if not layout.fits(plan.modulus_bits, plan.max_cohort):
         _refuse(f"a modulus of {plan.modulus_bits} bits can overflow with max_cohort {plan.max_cohort}")
 

@@ -49,6 +49,7 @@ def client_context(
     """
     if certificate is None and key is not None:
         raise TlsError(f"{key}: a client key needs its certificate")
+    # With an authority of its own a client trusts that alone, and not the system's besides it.
     context = ssl.create_default_context() if authority is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = OLDEST
     if authority is not None:

@@ -114,10 +114,12 @@ def metric_arrays(
     weight = min(examples, max_examples) / max_examples
     entries = {EXAMPLES: weight}
     for name, bound in ranges.items():
+        # Without examples there is no mean, and with a weight of 0 any value counts for nothing.
         value = metrics.get(name, float("nan")) if examples else 0.0
         if not np.isfinite(value):
             raise ProtocolError(f"metric {name!r}: is {value} on this device; it cannot be summed")
         entries[name] = min(max(value, -bound), bound) * weight
+        # Weighted like the means, so that its mean is the share of the examples on devices that clamped.
         entries[CLAMPED + name] = weight if abs(value) > bound else 0.0
     return {**{name: np.array(value, np.float32) for name, value in entries.items()}, **contribution(examples)}
 

@@ -45,6 +45,7 @@ class Tally:
             if not self._counts:
                 self._begun = now
             counts = self._counts.setdefault(kind, Counter())
+            # Bounded, because somebody may come from ever new addresses.
             counts[source if source in counts or len(counts) < MOST_SOURCES else OTHERS] += 1
 
     def flush(self, database: Database, now: float, *, whole: bool = False) -> None:
@@ -58,6 +59,7 @@ class Tally:
                 return
             counts, begun = self._counts, self._begun
             self._counts = {}
+        # Written without the lock, so that requests are counted meanwhile.
         minute = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(begun))
         try:
             with database.write() as session:

@@ -88,6 +88,7 @@ class Pages:
         for parent, _, names in os.walk(self._folder):
             for name in names:
                 path = Path(parent, name)
+                # A link could lead out of the folder, to any file of this machine.
                 if not path.is_symlink() and path.is_file():
                     paths[path.relative_to(self._folder).as_posix()] = path
         return paths

@@ -105,6 +105,7 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
         contributors = request.min_contributors or manifest.privacy.min_contributors
     elif request.min_contributors is not None:
         raise ServerError("min_contributors: belongs to evaluations and analyses; training has min_cohort")
+    # They are stored with the task, so that all its rounds have the same ones.
     request = msgspec.structs.replace(request, threshold=threshold, min_contributors=contributors)
     if contributors is not None and request.rounds > manifest.privacy.queries:
         raise ServerError(

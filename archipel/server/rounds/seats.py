@@ -147,6 +147,7 @@ _SEAT = (
         Answer.digest.label("answer"),
     )
     .join(Task, Task.task_id == Round.task_id)
+    # Outer joins: there is a row also for a device without a seat, and for one that has sent nothing.
     .outerjoin(
         Participant, and_(Participant.round_id == Round.round_id, Participant.device_id == bindparam("seat_device"))
     )

@@ -108,6 +108,7 @@ def read(session: Session, population: str, bundle: str, after: int) -> WeightsL
         .order_by(WeightsEntry.number)
         .limit(MAX_ENTRIES)
     )
+    # Of the whole log: it tells a device how much is still to come, and whether entries that it knows are gone.
     newest = session.scalar(select(func.max(WeightsEntry.number)).where(*where))
     return WeightsLog(entries=[decode("weights", row, Sealed) for row in rows], newest=newest or 0)
 

@@ -38,6 +38,7 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
     written = services.blobs.receive(body_chunks(length))
     try:
         try:
+            # Verified before it is kept: no other file becomes a blob of the server.
             bundle = open_bundle(written.temporary, services.settings.trusted_keys, services.settings.bundle_folder)
         except BundleError as error:
             raise refuse(
@@ -65,6 +66,7 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
     with services.database.write() as session:
         known = session.get(BundleRow, bundle.digest)
         bound = [each for each in populations if reach.is_bound(session, row.digest, each)]
+        # Nothing is new, neither the bundle nor a population that may read it.
         if known is not None and (len(bound) == len(populations) or not populations):
             return _info(known), 200
         if known is None:

@@ -49,6 +49,7 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Sett
     left: dict[tuple[str, str], bool] = {}
     assigned = select(Participant.round_id, Participant.device_id, Participant.left)
     for row in session.execute(assigned.where(Participant.round_id.in_(shown)).order_by(Participant.device_id)):
+        # A phase in which nothing is sent, so there is no answer for it; every participant has reached it.
         phases[row.round_id, row.device_id] = {"assigning"}
         left[row.round_id, row.device_id] = row.left is not None
     if task.buffered:  # the survivors are those whose updates are in the buffer, whichever round they were sent for

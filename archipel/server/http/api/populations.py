@@ -21,6 +21,7 @@ def list_populations(call: Call[None]) -> PopulationPage:
     """Populations by name."""
     limit = call.query.limit
     with call.services.database.read() as session:
+        # One more than the page shows tells whether there is a next page.
         names = session.scalars(_names(call.identity, after=call.query.after).limit(limit + 1)).all()
         shown = names[:limit]
         items = _count(session, shown, now=call.services.clock(), window=call.services.settings.check_in_window)
@@ -60,6 +61,7 @@ def _count(session: Session, names: Sequence[str], *, now: float, window: float)
     tasks = tally(Task, Task.state.in_(LIVE))
     set_aside = tally(Quarantine, Quarantine.until > now)
     searches = {row.population: row for row in session.scalars(select(Search).where(Search.population.in_(names)))}
+    # Only a search has suspects, and mostly there is none.
     suspects = tally(Suspect) if searches else {}
     return [
         PopulationInfo(

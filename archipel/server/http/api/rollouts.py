@@ -43,6 +43,7 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
             _check_stages(request)
             fewest = request.gate.min_devices if isinstance(request.gate, Gate) else None
             smallest = call.services.settings.smallest_answer
+            # Without a gate nothing depends on a number of devices, and this only checks the expression.
             check_enough(request.eligibility, smallest if fewest is None else fewest, "gate: min_devices", smallest)
             most = call.services.settings.max_update_bytes
             rollouts.check_expiry(session, model, version.number, now)

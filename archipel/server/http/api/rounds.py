@@ -141,6 +141,7 @@ _LEAVE = (
 def cohort(call: Call[None], round_id: str) -> bytes:
     """U1: everybody who advertised keys, with proofs of who they are, and the keys for this device's envelopes."""
     device_id = call.identity.device_id
+    # First: before this phase U1 may still grow, and `frozen` would remember a part of it as the whole.
     find_seat(call.services, round_id, device_id).may_read("sharing")
     with call.services.database.read() as session:
         return call.services.frozen.cohort(session, round_id).message(device_id)
