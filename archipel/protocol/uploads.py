@@ -75,7 +75,7 @@ def upload_layout(
         return Layout.of(program)
     made = Layout.of(program) if kind == "analytics" else _evaluation_layout(manifest, program, metrics or {})
     counts = (CONTRIBUTORS, *((DECIDED, TOOK) if count_adoption else ()))
-    # Two entries of one name would be one array, and a device's count what the program computed.
+    # A program's entry of the same name could stand in for the device's count.
     for port in made.updates:
         if taken := {port.name, port.tensor} & set(counts):
             raise ProtocolError(f"bundle {manifest.name!r}: the name {min(taken)!r} is not for programs to use")

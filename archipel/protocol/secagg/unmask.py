@@ -102,6 +102,7 @@ class _Recovery:
         self._answerers = sorted(answers)
         # Interpolation hashes it. It holds every share, so no device can choose its shares to pass the check.
         challenge = b"".join(encode(answers[device]) for device in self._answerers)
+        # The answerers' positions are the same for every secret, so one interpolation serves all of them.
         self._interpolation = Interpolation([peers[d].position for d in self._answerers], plan.threshold, challenge)
         self._seeds = [{s.device: s.share for s in answers[d].self_seeds} for d in self._answerers]
         self._mask_keys = [{s.device: s.share for s in answers[d].mask_keys} for d in self._answerers]

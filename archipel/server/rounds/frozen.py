@@ -168,6 +168,7 @@ def read_cohort(session: Session, round_id: str) -> Cohort:
 
 def _read_members(session: Session, round_id: str) -> tuple[Cohort, dict[str, bytes]]:
     """U1, and its members' envelope keys by device id."""
+    # The end of a round deletes the bodies and keeps the rows.
     rows = session.execute(
         select(Device.device_id, Device.chain, Answer.body)
         .join(Device, Device.device_id == Answer.device_id)

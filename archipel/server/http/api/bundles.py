@@ -38,7 +38,7 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
     written = services.blobs.receive(body_chunks(length))
     try:
         try:
-            # Verified before it is kept: no other file becomes a blob of the server.
+            # Verified before it is kept: an upload that is no bundle never becomes a blob.
             bundle = open_bundle(written.temporary, services.settings.trusted_keys, services.settings.bundle_folder)
         except BundleError as error:
             raise refuse(

@@ -151,6 +151,7 @@ def send_shares(call: Call[Shares], round_id: str) -> Receipt:
     """Send encrypted secret shares, one for every other member of U1, each of them signed."""
     digest = _digest(call)
     seat = find_seat(call.services, round_id, call.identity.device_id)
+    # Before the signatures of as many envelopes as the cohort has members: a repeated message costs no check.
     if not seat.may_send("sharing", digest):
         return Receipt()
     with call.services.database.read() as session:

@@ -149,6 +149,7 @@ def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
             task.ended = call.services.clock()
             session.flush()
             audit.append(session, task.ended, call.identity.actor, "task.cancel", task_id)
+            # The devices of a buffered task keep their seats when a round ends, so nothing else would release them.
             let_go(session, task)
         return _info(call, session, task)
 
