@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 import archipel.server.processes.coordinator as coordinating
 import archipel.server.registry.rollout_steps as steps
@@ -36,7 +37,7 @@ class Doomed(Coordinator):
         self.at, self.after, self.everything, self.writes = at, after, everything, 0
 
     @contextmanager
-    def write_and_die(self) -> Iterator[Any]:
+    def write_and_die(self) -> Iterator[Session]:
         self.writes += 1
         with super()._write() as session:
             yield session
@@ -46,7 +47,7 @@ class Doomed(Coordinator):
             raise Killed
 
     @contextmanager
-    def _write(self) -> Iterator[Any]:
+    def _write(self) -> Iterator[Session]:
         with self.write_and_die() if self.everything else super()._write() as session:
             yield session
 
@@ -63,7 +64,7 @@ def mortal(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
             world.restart_coordinator()
             whole()
 
-    def step_rollouts(services: Any, write: Any) -> bool:
+    def step_rollouts(services: Services, write: Any) -> bool:
         doomed = write.__self__
         only_here = isinstance(doomed, Doomed) and not doomed.everything
         return steps.step_rollouts(services, doomed.write_and_die if only_here else write)
@@ -214,7 +215,7 @@ def test_what_the_operator_did_meanwhile_counts(world: World, fleet: Fleet) -> N
     world.clock.now = fleet.show(rollout)["state_ends"]
 
     @contextmanager
-    def write() -> Iterator[Any]:
+    def write() -> Iterator[Session]:
         fleet.post(f"rollouts/{rollout['rollout_id']}/abort")
         with world.services.database.write() as session:
             yield session
