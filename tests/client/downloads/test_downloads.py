@@ -151,7 +151,7 @@ def test_a_damaged_file_of_the_cache_is_no_source(
 class Liar:
     """The agent's session, but for what it says of pieces."""
 
-    def __init__(self, session: DeviceSession, says: Callable[[Pieces], Any]) -> None:
+    def __init__(self, session: DeviceSession, says: Callable[[Pieces], Pieces | bytes]) -> None:
         self._session = session
         self._says = says
         self.fetched = 0
@@ -192,7 +192,7 @@ def changed(**changes: Any) -> Callable[[Pieces], Pieces]:
     return change
 
 
-LIES: dict[str, Callable[[Pieces], Any]] = {
+LIES: dict[str, Callable[[Pieces], Pieces | bytes]] = {
     "in another place": moved,
     "shorter than it is": changed(size=70_000),
     "longer than it is": changed(size=3_000_000),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from tests.support.federation import Federation
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes with limits need Linux")
 
 
-def over(federation: Federation, task: TaskInfo) -> Any:
+def over(federation: Federation, task: TaskInfo) -> Callable[[], bool]:
     return lambda: federation.operator.tasks.get(task.task_id).state != "running"
 
 
@@ -114,7 +115,7 @@ def test_a_child_that_dies_costs_the_round_and_nothing_else(
     kept = IsolatedRuntime.local_round
 
     def killed(self: IsolatedRuntime, *arguments: Any, **options: Any) -> Any:
-        def kill(progress: Any) -> None:
+        def kill(progress: object) -> None:
             assert self.pid is not None
             os.kill(self.pid, signal.SIGKILL)
 
