@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from archipel import bundle as b
+from archipel.operator import OperatorClient
 from archipel.server import load_settings
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
@@ -181,7 +182,7 @@ def test_the_client_walks_all_pages(archipel: Command, digits: Path, monkeypatch
         assert list(client.tasks.metrics(_task(client))) == []
 
 
-def _task(client: Any) -> str:
+def _task(client: OperatorClient) -> str:
     from archipel.operator import TaskRequest
 
     bundle = client.models.version("digits", 1).bundle
