@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -13,6 +12,7 @@ from gradient_cases.case import Case
 from gradient_cases.reference import evaluator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
 
 from archipel import Model
 from archipel.autodiff import RULES, vjp
@@ -91,7 +91,12 @@ def check_case(case: Case) -> None:
 
 
 def against_finite_differences(
-    forward: Any, targets: list, inputs: dict, cotangents: list, gradients: dict, rng: np.random.Generator
+    forward: ReferenceEvaluator,
+    targets: list,
+    inputs: dict,
+    cotangents: list,
+    gradients: dict,
+    rng: np.random.Generator,
 ) -> None:
     for name, gradient in gradients.items():
         for _ in range(2):
