@@ -33,7 +33,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found: dict[str, Path] = {"key": folder / "key.pub"}
     for name, factor, tested in (("two", 2, 2), ("three", 3, 3), ("wrong", 4, 5)):
         w = np.full(2, factor, np.float32)
-        ports: Any = {"dtype": "float32", "shape": ("n", 2)}
+        ports: dict[str, Any] = {"dtype": "float32", "shape": ("n", 2)}
         b.write_bundle(
             folder / name,
             name=name,

@@ -156,7 +156,7 @@ class Liar:
         self._says = says
         self.fetched = 0
 
-    def call(self, method: str, path: str, kind: Any) -> Any:
+    def call(self, method: str, path: str, kind: type[Pieces]) -> Pieces:
         said = self._says(self._session.call(method, path, kind))
         # As over the wire.
         return said if isinstance(said, Pieces) else decode("pieces", said, Pieces)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archipel.lite_runtime import IsolatedRuntime
+from archipel.lite_runtime import IsolatedRuntime, LocalUpdate
 from archipel.protocol.operator.tasks import TaskInfo
 from tests.support.federation import Federation
 
@@ -114,7 +114,7 @@ def test_a_child_that_dies_costs_the_round_and_nothing_else(
 ) -> None:
     kept = IsolatedRuntime.local_round
 
-    def killed(self: IsolatedRuntime, *arguments: Any, **options: Any) -> Any:
+    def killed(self: IsolatedRuntime, *arguments: Any, **options: Any) -> LocalUpdate:
         def kill(progress: object) -> None:
             assert self.pid is not None
             os.kill(self.pid, signal.SIGKILL)

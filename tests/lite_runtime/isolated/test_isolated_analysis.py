@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,9 @@ def test_only_the_fields_that_the_program_reads_go_to_the_child(
     sent: list[list[str]] = []
     ask = there._requests.ask
 
-    def spy(what: str, body: Any, arrays: Any, *more: Any) -> Any:
+    def spy(
+        what: str, body: Request, arrays: Mapping[str, np.ndarray], *more: Any
+    ) -> tuple[Reply, dict[str, np.ndarray]]:
         sent.append(sorted(arrays))
         return ask(what, body, arrays, *more)
 

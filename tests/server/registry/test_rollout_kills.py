@@ -16,6 +16,7 @@ from archipel.errors import LeaseLostError
 from archipel.server.database.tables import AuditRow, LeaseRow
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.processes.lease import Lease
+from archipel.server.registry import rollouts
 from archipel.server.services import Services
 from tests.support.devices import Device
 from tests.support.fleet import MODEL, Fleet
@@ -184,7 +185,7 @@ def test_who_was_replaced_after_it_looked_changes_nothing(
     world.clock.now = fleet.show(rollout)["state_ends"]
     whole, replaced = steps.next_step, []
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any) -> rollouts.Step:
         found = whole(*arguments)
         if not replaced:
             # The process was stopped here for longer than its lease; the other one does what is due.
