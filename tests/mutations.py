@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from collections.abc import Iterator
 
 OTHER_VALUES = (None, True, 0, -1, 1e308, 2**70, "", "x" * 5000, "\ud83d\ude00", [], {}, [[]], "0" * 32, "0" * 64)
 
 
-def mutations(seed: bytes, generator: random.Random) -> Any:
+def mutations(seed: bytes, generator: random.Random) -> Iterator[bytes]:
     """Endlessly: broken bytes, and well-formed JSON with something else in one place."""
     while True:
         if generator.random() < 0.5:

@@ -9,7 +9,7 @@ import msgspec
 import urllib3
 
 from archipel.client import Agent
-from archipel.protocol.operator.tasks import TokenRequest
+from archipel.protocol.operator.tasks import AccessRole, TokenRequest
 from tests.support.federation import Federation
 
 
@@ -20,7 +20,7 @@ class Caller:
     url: str
     token: str
 
-    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """Status and body, decoded where it is JSON."""
         data = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
@@ -29,7 +29,7 @@ class Caller:
         return answer.status, msgspec.json.decode(answer.data) if parsed else answer.data
 
 
-def person(federation: Federation, *populations: str, role: Any = "operator") -> Caller:
+def person(federation: Federation, *populations: str, role: AccessRole = "operator") -> Caller:
     """An operator or auditor of these populations alone."""
     made = federation.operator.tokens.create(TokenRequest(name="bound", role=role, populations=list(populations)))
     return Caller(federation.url, made.token)

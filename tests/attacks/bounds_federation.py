@@ -14,7 +14,6 @@ from archipel.bundle import Bundle, PrivacyPolicy, pack, read_weights
 from archipel.converter import Signing, Training, convert
 from archipel.datasets import digits_by_writer, split_writers
 from archipel.lite_runtime import Runtime
-from archipel.protocol.operator.tasks import TaskInfo
 from archipel.protocol.vector import Layout
 from archipel.training import losses, optimizers
 from tests.support.devices import Device, Keys
@@ -71,7 +70,7 @@ class Digits:
         self.owners = [digits.of([writer]) for writer in split_writers(digits, devices=DEVICES, seed=0).devices]
         self.devices = world.add_devices(DEVICES)
 
-    def begin(self, task: TaskInfo) -> list[np.ndarray]:
+    def begin(self, task: dict[str, Any]) -> list[np.ndarray]:
         """Open a round; every device trains. Returns what they would send."""
         self.world.start_round(self.devices)
         parameters = self.weights(self.devices[0].plan.weights)  # type: ignore[union-attr]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
 from tests.support.tiny_bundle import LENGTH
 from tests.support.world import World
 
-Misbehaves = Callable[[Any, str], bool]
+Misbehaves = Callable[[Device, str], bool]
 """Of a device and a phase: whether it did something else there, so that it does not answer as it should."""
 
 
@@ -35,7 +34,7 @@ def upload_noise(device: Device) -> None:
     device.upload(pack(numbers & modulus, device.plan.modulus_bits))
 
 
-def noise_from(*spoilers: Any) -> Misbehaves:
+def noise_from(*spoilers: Device) -> Misbehaves:
     """They send random numbers in every round."""
 
     def misbehaves(device: Device, phase: str) -> bool:
@@ -56,7 +55,7 @@ def play(world: World, task_id: str, devices: Sequence[Device], misbehaves: Misb
     raise AssertionError(f"the task did not end within {rounds} rounds")
 
 
-def play_round(world: World, devices: Sequence[Device], misbehaves: Misbehaves) -> list[Any]:  # noqa: F811
+def play_round(world: World, devices: Sequence[Device], misbehaves: Misbehaves) -> list[Device]:  # noqa: F811
     """One round, and who was in it. Where too few wait for a whole cohort it begins at its deadline."""
     for device in devices:
         device.check_in()

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -35,7 +34,7 @@ look (float[n, 4] x{input}) => (float[{entries}] places) {{
     flat = Constant <value_ints = [{entries}]> ()
     places = Reshape(placed, flat)
 }}"""
-WAYS: Mapping[str, tuple[str, str, Any]] = {
+WAYS: Mapping[str, tuple[str, str, roles.Seed | roles.Noise | None]] = {
     # name: (one more input of the graph, how a slot is chosen, that input's port)
     "seed": (
         ", uint32 seed",

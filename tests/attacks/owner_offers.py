@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Listening(Scripted):
     def offer(self, *offers: Offer) -> None:
         self.offers = [seal("offer", each, self.key) for each in offers]
 
-    def reply(self, method: str, path: str, body: bytes, headers: Any) -> Reply | bytes | None:
+    def reply(self, method: str, path: str, body: bytes, headers: Message) -> Reply | bytes | None:
         with self.lock:
             self.at.append(time.monotonic())
             if not path.startswith(("/v1/sessions", "/v1/challenges", "/v1/devices")):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -97,7 +96,7 @@ def device_key(folder: Path) -> Path:
     return path
 
 
-def _value(name: str, dtype: int, shape: Any) -> onnx.ValueInfoProto:
+def _value(name: str, dtype: int, shape: Sequence[int | str]) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import onnxruntime
@@ -16,8 +16,10 @@ from archipel.autodiff import vjp
 DATA = 1.0 + np.random.default_rng(0).random((40, 30))
 COTANGENT = np.random.default_rng(1).standard_normal(DATA.shape)
 
+Run = Callable[[bytes, list[str], dict[str, np.ndarray]], list[np.ndarray]]
 
-def runtime(model: bytes, outputs: list[str], feed: dict[str, Any]) -> list[np.ndarray]:
+
+def runtime(model: bytes, outputs: list[str], feed: dict[str, np.ndarray]) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -26,7 +28,7 @@ def runtime(model: bytes, outputs: list[str], feed: dict[str, Any]) -> list[np.n
     return found
 
 
-def reference(model: bytes, outputs: list[str], feed: dict[str, Any]) -> list[np.ndarray]:
+def reference(model: bytes, outputs: list[str], feed: dict[str, np.ndarray]) -> list[np.ndarray]:
     return list(evaluator(model).run(outputs, feed))
 
 
@@ -34,7 +36,7 @@ def reference(model: bytes, outputs: list[str], feed: dict[str, Any]) -> list[np
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 0.5])
 @pytest.mark.parametrize("fixed", [True, False], ids=["constants", "at run time"])
-def test_gradient_passes_where_nothing_was_dropped(run: Any, outputs: int, ratio: float, fixed: bool) -> None:
+def test_gradient_passes_where_nothing_was_dropped(run: Run, outputs: int, ratio: float, fixed: bool) -> None:
     # The seed keeps the reference to one mask; ONNX Runtime's is the one of its run either way.
     case = Case(
         "Dropout",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from archipel.autodiff import gradient, vjp
 
 RNG = np.random.default_rng(5)
 SHAPE = (4, 6, 5)
-CASES: dict[str, tuple[dict[str, Any], int, Any]] = {
+CASES: dict[str, tuple[dict[str, Any], int, Callable[..., torch.Tensor]]] = {
     "BatchNormalization": ({"training_mode": 1}, 6, lambda x, s, b: F.batch_norm(x, None, None, s, b, True)),
     "InstanceNormalization": ({}, 6, lambda x, s, b: F.instance_norm(x, None, None, s, b)),
     "GroupNormalization": ({"num_groups": 2}, 6, lambda x, s, b: F.group_norm(x, 2, s, b)),

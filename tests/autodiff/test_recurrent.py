@@ -55,7 +55,9 @@ def model(op_type: str, given: dict[str, np.ndarray], free: bool = False, **attr
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def run(proto: onnx.ModelProto | bytes, feed: dict[str, np.ndarray], outputs: list[str] | None = None) -> list[Any]:
+def run(
+    proto: onnx.ModelProto | bytes, feed: dict[str, np.ndarray], outputs: list[str] | None = None
+) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     content = proto if isinstance(proto, bytes) else proto.SerializeToString()

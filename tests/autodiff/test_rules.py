@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from gradient_cases.case import Case
 from gradient_cases.reference import evaluator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
 
 from archipel import Model
 from archipel.autodiff import RULES, vjp
@@ -27,7 +28,7 @@ def relative(found: np.ndarray, expected: np.ndarray, rounding: float = 0.0) -> 
     return max(float(np.max(np.abs(found.astype(np.float64) - expected), initial=0.0)) - rounding, 0.0) / scale
 
 
-def rounding(case: Any, of: int) -> float:
+def rounding(case: Case, of: int) -> float:
     """What float32 alone may be off by in the gradient of input number `of`, for operators that have no float64.
 
     The gradient of a scale or zero point (input 1 on) is a sum of differences of numbers as large as the inputs, of
@@ -55,14 +56,14 @@ def test_rule(key: tuple[str, str], times: int, gradient_cases: dict) -> None:
         suppress_health_check=list(HealthCheck),
     )
     @given(data=st.data())
-    def check(data: Any) -> None:
+    def check(data: st.DataObject) -> None:
         case = data.draw(gradient_cases[key])
         check_case(case)
 
     check()
 
 
-def check_case(case: Any) -> None:
+def check_case(case: Case) -> None:
     rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
     names = [case.names[i] for i in case.wrt]
     precise = np.float32 if case.single else np.float64
@@ -90,7 +91,12 @@ def check_case(case: Any) -> None:
 
 
 def against_finite_differences(
-    forward: Any, targets: list, inputs: dict, cotangents: list, gradients: dict, rng: Any
+    forward: ReferenceEvaluator,
+    targets: list,
+    inputs: dict,
+    cotangents: list,
+    gradients: dict,
+    rng: np.random.Generator,
 ) -> None:
     for name, gradient in gradients.items():
         for _ in range(2):
@@ -113,7 +119,7 @@ def torch_tensor(value: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.asarray(value) if value.dtype.kind != "V" else value.astype(np.int64))
 
 
-def torch_gradients(case: Any, cotangents: list[np.ndarray]) -> list[np.ndarray]:
+def torch_gradients(case: Case, cotangents: list[np.ndarray]) -> list[np.ndarray]:
     tensors = [
         None if value is None else torch_tensor(value).requires_grad_(i in case.wrt)
         for i, value in enumerate(case.inputs)
@@ -125,7 +131,7 @@ def torch_gradients(case: Any, cotangents: list[np.ndarray]) -> list[np.ndarray]
     return [g.numpy() for g in torch.autograd.grad(ys, wanted, seeds)]
 
 
-def against_onnx_runtime(case: Any, feed: dict, outputs: list[str], expected: list[np.ndarray]) -> None:
+def against_onnx_runtime(case: Case, feed: dict, outputs: list[str], expected: list[np.ndarray]) -> None:
     names = [case.names[i] for i in case.wrt]
     model = vjp(Model.from_proto(case.model(np.float32)), of=case.targets, wrt=names)
     options = onnxruntime.SessionOptions()

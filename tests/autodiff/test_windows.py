@@ -15,7 +15,7 @@ from archipel.errors import MissingRuleError
 
 
 def model(
-    op_type: str, shapes: dict[str, list[Any]], constants: dict[str, np.ndarray] | None = None, **attributes: Any
+    op_type: str, shapes: dict[str, list[int | str]], constants: dict[str, np.ndarray] | None = None, **attributes: Any
 ) -> Model:
     """One node; inputs in the order of `shapes`, then those of `constants`."""
     constants = constants or {}

@@ -7,7 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -33,11 +32,11 @@ def test_a_result_is_made_once_and_again_for_another_key(study: ModuleType, tmp_
 
     made: list[int] = []
 
-    def make() -> dict[str, Any]:
+    def make() -> dict[str, int]:
         made.append(1)
         return {"value": len(made)}
 
-    def stopped() -> dict[str, Any]:
+    def stopped() -> dict[str, int]:
         raise KeyboardInterrupt
 
     said: list[str] = []
@@ -184,7 +183,7 @@ def test_a_scheme_that_trains_must_keep_within_its_limit_against_both(study: Mod
 def test_what_is_kept_has_a_stamp_and_what_is_missing_is_not_made(study: ModuleType, tmp_path: Path) -> None:
     from cells import Cells, Missing
 
-    def make() -> dict[str, Any]:
+    def make() -> dict[str, int]:
         return {"value": 1}
 
     with pytest.raises(Missing, match=r"^b$"):

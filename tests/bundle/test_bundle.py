@@ -71,7 +71,7 @@ def zip64(file: Path, members: int, plain_members: int, *, place: int = 0) -> No
 
 
 def test_a_zip64_record_cannot_hide_how_many_members_there_are(
-    folder: Path, key: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, key: Ed25519PrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b.pack(folder, tmp_path / "true.bundle")
     with zipfile.ZipFile(tmp_path / "true.bundle") as archive:
@@ -90,7 +90,7 @@ def test_a_zip64_record_cannot_hide_how_many_members_there_are(
         file.seek(-2, os.SEEK_END)
         file.write(b"\x01\x00c")
 
-    def not_before(*_: Any) -> None:
+    def not_before(*_: object) -> None:
         raise AssertionError("zipfile reads the whole directory into memory")
 
     monkeypatch.setattr(zipfile, "ZipFile", not_before)
@@ -201,7 +201,9 @@ def archive_with(path: Path, members: list[tuple[str, bytes]], compression: int 
         ([("manifest.json", b"{}"), ("manifest.sig", b"0" * 64)], 0, SignatureError, "trusted"),
     ],
 )
-def test_hostile_archives(tmp_path: Path, members: Any, compression: int, error: type, text: str) -> None:
+def test_hostile_archives(
+    tmp_path: Path, members: list[tuple[str, bytes]], compression: int, error: type, text: str
+) -> None:
     file = archive_with(tmp_path / "x.bundle", members, compression)
     with pytest.raises(error) as caught:
         b.open_bundle(file, [os.urandom(32)], cache=tmp_path / "cache")

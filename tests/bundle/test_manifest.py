@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_a_train_program_may_read_features(document: dict[str, Any]) -> None:
     assert b.decode_manifest(canonical(document)).programs["features"].kind == "features"
 
 
-def _self_tested(document: dict[str, Any], **change: Any) -> None:
+def _self_tested(document: dict[str, Any], **change: str | float) -> None:
     document["self_test"] = {"file": document["programs"]["predict"]["file"], "rtol": 1e-3, "atol": 0.0, **change}
 
 
@@ -204,7 +205,9 @@ def test_statistics(document: dict[str, Any]) -> None:
         (lambda d: d.update(name="a\nb"), ManifestError, "printable"),
     ],
 )  # fmt: skip
-def test_each_rule_has_its_own_error(document: dict[str, Any], change: Any, error: type, text: str) -> None:
+def test_each_rule_has_its_own_error(
+    document: dict[str, Any], change: Callable[[dict[str, Any]], object], error: type, text: str
+) -> None:
     change(document)
     with pytest.raises(error) as caught:
         b.decode_manifest(canonical(document))

@@ -8,7 +8,6 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
@@ -167,7 +166,7 @@ def test_a_missing_extra_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_one_line(
-    error: Any, text: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, text: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_: object, **__: object) -> None:
         raise error

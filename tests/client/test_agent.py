@@ -21,7 +21,7 @@ from tests.support.federation import Federation
 from tests.support.linear_bundle import local_data
 
 
-def ended(federation: Federation, task: TaskInfo) -> Any:
+def ended(federation: Federation, task: TaskInfo) -> Callable[[], bool]:
     return lambda: federation.operator.tasks.get(task.task_id).state != "running"
 
 
@@ -206,7 +206,7 @@ def test_stopping_leaves_the_round(federation: Federation) -> None:
 
 
 def test_an_error_of_the_owners_code_is_passed_on(federation: Federation) -> None:
-    def broken() -> Any:
+    def broken() -> dict[str, np.ndarray]:
         raise KeyError("no examples today")
 
     agent = federation.agent(0, examples=broken)

@@ -339,7 +339,7 @@ def test_what_onnxruntime_quantizes(form: str, tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.feeds = iter([{"x": x}])
 
-        def get_next(self) -> Any:
+        def get_next(self) -> dict[str, np.ndarray] | None:
             return next(self.feeds, None)
 
     ort.quantize_static(

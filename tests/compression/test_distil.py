@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from archipel import Model, training
 from archipel.autodiff import gradient
-from archipel.compression import CompressedModel, Examples, FineTune, Work
+from archipel.compression import CompressedModel, Examples, FineTune, Progress, Work
 from archipel.compression.distil import Distil
 from archipel.compression.distil.features import Hint, hints
 from archipel.compression.distil.loss import DistillationLoss
@@ -279,7 +279,7 @@ def test_a_run_goes_on_where_it_was_stopped(
     part = Distil(teacher=teacher_file, features=1.0, fine_tune=FineTune(steps=9, batch_size=16, lr=1e-2))
     whole = part.apply(CompressedModel.of(student), work(student, examples)).parameters
 
-    def stop(progress: Any) -> None:
+    def stop(progress: Progress) -> None:
         if progress.done == 4:
             raise KeyboardInterrupt
 

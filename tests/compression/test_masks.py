@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -19,8 +20,10 @@ from archipel.compression.layer_weights import layer_weights
 from archipel.compression.masks import PruneNM, PruneWeights, write_masks
 from archipel.compression.masks.n_of_m import pattern
 from archipel.compression.masks.scores import taylor
+from archipel.compression.part import Part
 from archipel.errors import CompressionError
 from archipel.graph import check_model
+from archipel.training.losses import Loss
 
 LOSS = training.losses.cross_entropy()
 
@@ -66,7 +69,7 @@ def examples(model: Model) -> Examples:
     return Examples({model.inputs[0].name: noise(192, 1, 9, 9)}, np.random.default_rng(1).integers(0, 5, 192))
 
 
-def apply(part: Any, model: Model, data: Examples | None = None, loss: Any = LOSS) -> tuple[CompressedModel, Work]:
+def apply(part: Part, model: Model, data: Examples | None = None, loss: Loss = LOSS) -> tuple[CompressedModel, Work]:
     work = Work(model, loss=loss, data=data, validation=data)
     return part.apply(CompressedModel.of(model), work), work
 
@@ -267,7 +270,7 @@ def work_dense(model: Model) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_recurrent_networks(cell: Any) -> None:
+def test_recurrent_networks(cell: Literal["lstm", "gru"]) -> None:
     """PyTorch's weights reach the operator sliced by gate and joined again; the mask is on the parameter itself."""
     model = Model.from_torch(models.char_rnn(0, cell, hidden=8, layers=1), torch.zeros(2, 5, dtype=torch.int64))
     small, work = apply(PruneWeights(0.7), model, loss=training.losses.cross_entropy(axis=-1))
@@ -281,7 +284,7 @@ def test_recurrent_networks(cell: Any) -> None:
     np.testing.assert_array_equal((two.parameters["recurrent.weight_hh_l0"].reshape(-1, 4) != 0).sum(1), 2)
 
 
-ZOO: dict[str, tuple[Any, tuple[int, ...]]] = {
+ZOO: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
     "lenet": (models.lenet, (1, 28, 28)),
     "digits_cnn": (models.digits_cnn, (1, 28, 28)),
     "fedavg_cnn": (models.fedavg_cnn, (1, 28, 28)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -112,7 +112,7 @@ def int8(model: Model) -> Deployment:
     return deploy(compress(model, [StaticInt8(narrow_convolutions="int8")], calibration=x)[0])
 
 
-def program(int8: Deployment, model: Model, trainable: Any = lambda name: True) -> Model:
+def program(int8: Deployment, model: Model, trainable: Callable[[str], bool] = lambda name: True) -> Model:
     """With the parameters that are trainable as such, and all running statistics as state."""
     parameters = {n: v for n, v in model.parameters.items() if "running" not in n and trainable(n)}
     state = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,7 +18,7 @@ g (float16[n, 2] x, float16[2, 3] w) => (float16[n, 3] y) <float16[2, 3] w = {1,
 { h = MatMul (x, w) z = com.example.Own (h) y = Cast <to = 10> (z) }"""
 
 
-def write(path: Path, text: str, change: Any = None) -> Path:
+def write(path: Path, text: str, change: Callable[[onnx.ModelProto], None] | None = None) -> Path:
     proto = parser.parse_model(text)
     if change is not None:
         change(proto)
@@ -75,7 +75,7 @@ def no_outputs(proto: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("change", [cyclic, outside, no_outputs])
-def test_what_is_no_model(change: Any, tmp_path: Path) -> None:
+def test_what_is_no_model(change: Callable[[onnx.ModelProto], None], tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(bytes(12))
     (tmp_path / "folder").mkdir()
     path = write(tmp_path / "folder" / "bad.onnx", HALF, change)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -62,7 +61,7 @@ def test_programs_ports_and_graphs_agree(bundle: b.Bundle) -> None:
 
 
 def test_every_tensor_is_stored_once(bundle: b.Bundle, model: Model) -> None:
-    seen: dict[tuple[Any, ...], str] = {}
+    seen: dict[tuple[np.dtype, tuple[int, ...], bytes], str] = {}
     for name, values in bundle.tensors.items():
         if values.nbytes >= 256:
             assert seen.setdefault((values.dtype, values.shape, values.tobytes()), name) == name

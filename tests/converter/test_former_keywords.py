@@ -84,7 +84,7 @@ def model() -> Model:
     return Model.from_proto(proto)
 
 
-def formerly(source: Any, path: Path, **arguments: Any) -> tuple[Bundle, str]:
+def formerly(source: Model, path: Path, **arguments: Any) -> tuple[Bundle, str]:
     """The bundle, and the one warning."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from archipel import Model, models
 from archipel.converter.limits import compute_limits
@@ -44,7 +45,7 @@ print(high() - before)
 def measured(model: Model, folder: Path, arena: bool) -> int:
     """Bytes that building the session and two runs with BATCH examples add to a process with its libraries loaded."""
     rng = np.random.default_rng(0)
-    feed: dict[str, Any] = {}
+    feed: dict[str, np.ndarray] = {}
     for port in model.inputs:
         shape = [d if isinstance(d, int) else BATCH for d in port.shape]
         feed[port.name] = rng.standard_normal(shape).astype(port.dtype)
@@ -83,7 +84,7 @@ def test_values_are_counted_exactly(name: str, tmp_path: Path) -> None:
     assert measured(model, tmp_path, arena=False) == pytest.approx(limit, rel=0.05, abs=400_000)
 
 
-NETWORKS: dict[str, Any] = {
+NETWORKS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     "cnn_1d": (lambda: models.cnn_1d(0), (6, 128)),
     "ds_cnn": (lambda: models.ds_cnn(0), (1, 49, 10)),
     "resnet8": (lambda: models.resnet8(0), (3, 32, 32)),

@@ -71,7 +71,7 @@ def test_the_program_itself_stays(model: Model) -> None:
     assert (once.to_bytes(), once.signature) == (before, signature)
 
 
-def write(folder: Any, programs: dict[str, Model]) -> b.Bundle:
+def write(folder: Path, programs: dict[str, Model]) -> b.Bundle:
     parameters = programs["train"].initial
     graphs, weights = share_weights(programs, parameters)
     return b.write_bundle(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
@@ -113,9 +113,7 @@ def test_a_model_with_a_damaged_weight_does_not_pass(
     assert answers == [True, True, False, False]
 
 
-def onnx_tensor(array: np.ndarray, name: str) -> Any:
-    import onnx_ir as ir
-
+def onnx_tensor(array: np.ndarray, name: str) -> ir.TensorProtocol:
     return ir.tensor(array, name=name)
 
 

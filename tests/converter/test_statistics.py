@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from archipel import Model, convert
-from archipel.bundle import PrivacyPolicy, generate_key
+from archipel.bundle import Bundle, PrivacyPolicy, generate_key
 from archipel.converter import Analysis, Histogram, Mean, Quantiles, Signing, Sum
+from archipel.converter.statistics import AnyStatistic
 from archipel.errors import ConversionError
 from archipel.lite_runtime import Runtime
 from archipel.protocol.vector import Layout
@@ -27,7 +29,7 @@ class Brightness(torch.nn.Module):
         return picture.mean(dim=(1, 2)), picture.amax(dim=(1, 2))
 
 
-def bundle(folder: Path, statistics: list[Any], **more: Any) -> Any:
+def bundle(folder: Path, statistics: Sequence[AnyStatistic], **more: Any) -> Bundle:
     return convert(
         Brightness(), folder / "look", example=torch.rand(4, 3, 3), analysis=Analysis(statistics, **more),
         privacy=PRIVACY, signing=Signing(generate_key()),
@@ -105,7 +107,7 @@ def outputs_of() -> list[str]:
         (Histogram(name="a", edges=[0.5]), "of=''"),
     ],
 )
-def test_a_statistic_of_nothing_is_refused(tmp_path: Path, statistic: Any, words: str) -> None:
+def test_a_statistic_of_nothing_is_refused(tmp_path: Path, statistic: AnyStatistic, words: str) -> None:
     with pytest.raises(ConversionError, match=words):
         bundle(tmp_path, [statistic])
 

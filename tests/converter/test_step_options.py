@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,9 @@ from archipel import Model, lite_runtime, training
 from archipel.bundle import generate_key, role_of
 from archipel.converter import Signing, Training, convert
 from archipel.errors import ConversionError, TrainingError
+from archipel.graph.build import Builder
 from archipel.training import StepRunner, losses, optimizers, schedules, transforms
+from archipel.training.context import StepContext
 from archipel.training.step import StepOptions
 
 KEY = generate_key()
@@ -144,7 +148,9 @@ class Counting:
     def init(self) -> tuple[optimizers.StateSpec, ...]:
         return (optimizers.StateSpec("steps", 1),)
 
-    def update(self, op: Any, parameter: Any, gradient: Any, state: Any, context: Any) -> optimizers.Updated:
+    def update(
+        self, op: Builder, parameter: ir.Value, gradient: ir.Value, state: Mapping[str, ir.Value], context: StepContext
+    ) -> optimizers.Updated:
         moved = op.Sub(parameter, op.Mul(op.Div(gradient, state["steps"]), context.hyperparameters["rate"]))
         return optimizers.Updated(moved, {"steps": op.Add(state["steps"], 1.0)})
 

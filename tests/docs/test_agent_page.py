@@ -9,7 +9,6 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec.structs import fields
@@ -67,7 +66,7 @@ def test_a_device_s_settings(tmp_path: Path) -> None:
 
 def test_settings_are_those_of_the_agent() -> None:
     defaults = {each.name: each.default for each in fields(AgentConfig)}
-    words: dict[str, Any] = {
+    words: dict[str, object] = {
         "`False`": False, "`True`": True, "`True` on Linux": True, "any number": None, "any": None,
         "all three": ("training", "evaluation", "analytics"), "the pinned ones": (), "the token's": (),
     }  # fmt: skip

@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
 from archipel import durable
 from tests.durable.runs import Tree, tree
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_a_new_mode_is_that_of_the_new_file(tmp_path: Path, umask: Callable[[int
     assert mode(tmp_path / "key") == 0o600
 
 
-def interrupted(begun: AbstractContextManager[Any], work: Callable[[Any], object]) -> None:
+def interrupted(begun: AbstractContextManager[T], work: Callable[[T], object]) -> None:
     with begun as given:
         work(given)
         raise KeyboardInterrupt

@@ -15,9 +15,11 @@ import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 from archipel import durable
+
+R = TypeVar("R")
 
 CHANGING = ("open", "write", "pwrite", "fsync", "replace", "rename", "unlink", "mkdir", "rmdir")
 """Functions of `os` through which a process changes folders and files, or has them synced."""
@@ -30,7 +32,7 @@ def put(path: Path, data: bytes) -> None:
     os.close(handle)
 
 
-def in_two(file: Any) -> None:
+def in_two(file: IO[bytes]) -> None:
     """Write "new" in two parts; a kill may come between them."""
     file.write(b"ne")
     file.flush()
@@ -116,8 +118,8 @@ class Watched:
         for name in CHANGING:
             setattr(os, name, self._watched(name, getattr(os, name)))
 
-    def _watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
+    def _watched(self, name: str, real: Callable[..., R]) -> Callable[..., R]:
+        def call(*arguments: Any, **options: Any) -> R:
             if len(self.calls) == self._stop:
                 os.kill(os.getpid(), signal.SIGKILL)
             call = {"name": name, "path": self._name(arguments[0], options)}
@@ -134,7 +136,7 @@ class Watched:
 
         return call
 
-    def _name(self, what: Any, options: dict[str, Any]) -> str:
+    def _name(self, what: int | str | os.PathLike[str], options: dict[str, Any]) -> str:
         """Relative to the folder, of a path or an open handle."""
         if isinstance(what, int):
             path = Path(os.readlink(f"/proc/self/fd/{what}"))

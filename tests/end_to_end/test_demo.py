@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import psutil
@@ -20,6 +19,7 @@ from archipel.cli.start.demo.command import demo
 from archipel.cli.start.demo.fleet import vanish_plan
 from archipel.cli.start.demo.processes import Processes
 from archipel.cli.start.demo.report import print_results, write_report
+from archipel.cli.start.demo.results import Results
 from archipel.cli.start.demo.story import Options, Story
 from archipel.datasets import digits_by_writer
 
@@ -138,7 +138,7 @@ def defaults(seed: int) -> Options:
     return Options(rounds=options["rounds"], devices=options["devices"], seed=seed)
 
 
-def federated_is_better(results: Any) -> None:
+def federated_is_better(results: Results) -> None:
     """Reckoned here again from the scores of single writers, who are resampled as a whole."""
     interval = results.score("federated").interval
     assert interval is not None

@@ -22,6 +22,7 @@ from archipel.converter.request import DEFAULT_PRIVACY
 from archipel.datasets import DigitsByWriter
 from archipel.models import digits_cnn
 from archipel.protocol.identity import EnrolmentToken
+from archipel.protocol.messages import Complaints
 from archipel.protocol.operator.tasks import RoundInfo
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import Participant
@@ -65,7 +66,7 @@ def seen(few_writers: DigitsByWriter, tmp_path_factory: pytest.TempPathFactory) 
             seen.vectors[who.index] = vector.copy()
             return vector
 
-        def recording_mask(self: Participant, vector: np.ndarray, inbox: Any) -> np.ndarray:
+        def recording_mask(self: Participant, vector: np.ndarray, inbox: Complaints) -> np.ndarray:
             masked = mask(self, vector, inbox)
             seen.masked[who.index] = masked.copy()
             return masked
@@ -80,7 +81,7 @@ def seen(few_writers: DigitsByWriter, tmp_path_factory: pytest.TempPathFactory) 
     return seen
 
 
-def run_round(seen: Seen, who: Any, digits: DigitsByWriter, folder: Path, processes: Processes) -> None:
+def run_round(seen: Seen, who: threading.local, digits: DigitsByWriter, folder: Path, processes: Processes) -> None:
     key = generate_key()
     bundle = convert(
         digits_cnn(seed=0), folder / "digits", example=np.zeros((2, 1, 28, 28), np.float32),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -108,7 +108,7 @@ def test_stored_bytes(dtype: str, bits: int) -> None:
     assert Sizes(model.ir, 3).nbytes(model.ir.graph.inputs[0]) == math.ceil(3 * 7 * bits / 8)
 
 
-NETWORKS: dict[str, Any] = {
+NETWORKS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...] | None]] = {
     "cnn_1d": (lambda: models.cnn_1d(0), (6, 128)),
     "resnet8": (lambda: models.resnet8(0), (3, 32, 32)),
     "ds_cnn": (lambda: models.ds_cnn(0), (1, 49, 10)),
@@ -146,7 +146,7 @@ def test_quantization_changes_no_count(form: str, tmp_path: Path) -> None:
     class Reader(ortq.CalibrationDataReader):
         feeds = [{"input": np.random.default_rng(0).standard_normal((4, 1, 28, 28)).astype(np.float32)}]
 
-        def get_next(self) -> Any:
+        def get_next(self) -> dict[str, np.ndarray] | None:
             return self.feeds.pop() if self.feeds else None
 
     quantized = tmp_path / "int8.onnx"

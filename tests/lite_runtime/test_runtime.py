@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from archipel.errors import (
     SignatureError,
 )
 from archipel.lite_runtime import Progress, Runtime, load
-from tests.support.text_bundles import BundleMaker, Roles
+from tests.support.text_bundles import BundleMaker, Programs, Roles
 
 Make = Callable[..., Runtime]
 
@@ -72,7 +71,7 @@ REFRESH = """refresh (float[3, 2] w, float[2] b) => (float[3, 2] w2_new, float[2
 
 
 @pytest.fixture
-def programs(r: type[Roles]) -> dict[str, Any]:
+def programs(r: type[Roles]) -> Programs:
     w, b = r.parameter("w"), r.parameter("b")
     return {
         "predict": ("predict", PREDICT, {"x": r.example, "answer": r.output}),
@@ -102,7 +101,7 @@ def tensors() -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def rt(make: Make, programs: dict[str, Any], tensors: dict[str, np.ndarray]) -> Runtime:
+def rt(make: Make, programs: Programs, tensors: dict[str, np.ndarray]) -> Runtime:
     return make(programs, {"w": W0, "b": B0}, tensors)
 
 
@@ -169,7 +168,7 @@ def test_fit_is_plain_sgd_in_the_given_order(rt: Runtime) -> None:
     assert history.validation[0]["error"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_fit_shuffles_by_seed(make: Make, programs: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:
+def test_fit_shuffles_by_seed(make: Make, programs: Programs, tensors: dict[str, np.ndarray]) -> None:
     x, y = data(16)
     runs = []
     for seed in (1, 1, 2):
@@ -242,9 +241,7 @@ def test_evaluate_reduces_as_declared(rt: Runtime, batch_size: int) -> None:
     assert weighted["error"] == pytest.approx(np.average(rows, weights=u), rel=1e-4)
 
 
-def test_graphs_for_one_batch_size_get_padding_of_weight_zero(
-    make: Make, programs: dict[str, Any], r: type[Roles]
-) -> None:
+def test_graphs_for_one_batch_size_get_padding_of_weight_zero(make: Make, programs: Programs, r: type[Roles]) -> None:
     kind, text, roles = programs["evaluate"]
     fixed = text.replace("[n", "[8")
     train = """train (float[8, 3] x, float[8] u, float[3] s) => (float[3] s_new, float loss) {
@@ -276,7 +273,7 @@ def test_graphs_for_one_batch_size_get_padding_of_weight_zero(
         rt.fit(x, batch_size=7)
 
 
-def test_without_weights_a_fixed_batch_leaves_the_rest_out(make: Make, programs: dict[str, Any]) -> None:
+def test_without_weights_a_fixed_batch_leaves_the_rest_out(make: Make, programs: Programs) -> None:
     kind, text, roles = programs["train"]
     rt = make({"train": (kind, text.replace("[n", "[8"), roles)}, {"w": W0, "b": B0})
     x, y = data(21)
@@ -350,13 +347,15 @@ def test_personal_tensors_and_state_reach_predict_and_can_be_reset(make: Make, r
         (lambda rt, x, y: rt.reset("all"), "got 'all'"),
     ],
 )
-def test_wrong_input_is_named(rt: Runtime, call: Any, text: str) -> None:
+def test_wrong_input_is_named(
+    rt: Runtime, call: Callable[[Runtime, np.ndarray, np.ndarray], object], text: str
+) -> None:
     x, y = data()
     with pytest.raises(RuntimeInputError, match=text):
         call(rt, x, y)
 
 
-def test_what_a_bundle_lacks_is_named(make: Make, programs: dict[str, Any], r: type[Roles]) -> None:
+def test_what_a_bundle_lacks_is_named(make: Make, programs: Programs, r: type[Roles]) -> None:
     rt = make({"predict": programs["predict"]}, {"w": W0, "b": B0}, {"w2": 2 * W0, "b2": B0})
     x, y = data()
     with pytest.raises(RuntimeProgramError, match="no train program, so it cannot learn"):
@@ -382,7 +381,7 @@ def test_a_missing_broadcast_is_named(make: Make, r: type[Roles]) -> None:
     assert rt.fit(x, broadcast={"c": np.ones(3, np.float32)}).losses == [3.0]
 
 
-def test_a_round_needs_all_parameters(make: Make, programs: dict[str, Any], r: type[Roles]) -> None:
+def test_a_round_needs_all_parameters(make: Make, programs: Programs, r: type[Roles]) -> None:
     finish = "finish (float[3, 2] w) => (float[3, 2] d) { d = Identity(w) }"
     rt = make(
         {**programs, "finish": ("finish", finish, {"w": r.parameter("w"), "d": r.update("w")})},
@@ -404,9 +403,7 @@ def test_continuous_gaussian_noise_is_refused(make: Make, r: type[Roles]) -> Non
         make({"finish": ("finish", text, {"z": r.noise("gaussian", 1.0), "out": r.update("z", "value")})}, {"w": W0})
 
 
-def test_manifest_and_graph_must_agree(
-    make_bundle: BundleMaker, key: Ed25519PrivateKey, programs: dict[str, Any]
-) -> None:
+def test_manifest_and_graph_must_agree(make_bundle: BundleMaker, key: Ed25519PrivateKey, programs: Programs) -> None:
     folder = make_bundle(programs, {"w": W0, "b": B0}, {"w2": 2 * W0, "b2": B0})
     bundle = open_bundle(folder, [key.public_key().public_bytes_raw()])
     (folder / "predict.onnx").write_bytes((folder / "train.onnx").read_bytes())
@@ -417,9 +414,7 @@ def test_manifest_and_graph_must_agree(
         Runtime(bundle).predict(data()[0])
 
 
-def test_load_checks_signature_and_memory(
-    make_bundle: BundleMaker, key: Ed25519PrivateKey, programs: dict[str, Any]
-) -> None:
+def test_load_checks_signature_and_memory(make_bundle: BundleMaker, key: Ed25519PrivateKey, programs: Programs) -> None:
     folder: Path = make_bundle(programs, {"w": W0, "b": B0}, {"w2": 2 * W0, "b2": B0}, peak_bytes=5000)
     trusted = [key.public_key().public_bytes_raw()]
     with pytest.raises(SignatureError):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -149,7 +148,11 @@ def test_integers_and_truth_values(
     ],
 )
 def test_vectors_that_do_not_fit_are_refused(
-    linear: Callable[..., Path], add_test: AddTest, trusted: list[bytes], tensors: Any, error: str
+    linear: Callable[..., Path],
+    add_test: AddTest,
+    trusted: list[bytes],
+    tensors: dict[str, np.ndarray] | bytes,
+    error: str,
 ) -> None:
     with np.errstate(invalid="ignore"):
         runtime = load(add_test(linear(), tensors), trusted)

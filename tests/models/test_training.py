@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ class Task:
 
     network: Callable[[], torch.nn.Module]
     batch: Callable[[int], tuple[np.ndarray, np.ndarray]]
-    loss: Callable[[], Any]
+    loss: Callable[[], training.losses.Loss]
     torch_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     lr: float = 0.05
     batch_norm: str = "train"
@@ -64,7 +63,7 @@ def text(i: int, size: int = 4, length: int = 24) -> tuple[np.ndarray, np.ndarra
     return windows[:, :-1] % 80, windows[:, 1:] % 80
 
 
-def cross_entropy() -> Any:
+def cross_entropy() -> training.losses.Loss:
     return training.losses.cross_entropy()
 
 

@@ -67,7 +67,7 @@ def test_what_may_be_repeated_is(client: OperatorClient, served: Served, monkeyp
     again: list[tuple[str, bool]] = []
     request: Any = urllib3.PoolManager.request
 
-    def record(self: Any, method: str, url: str, **options: Any) -> Any:
+    def record(self: urllib3.PoolManager, method: str, url: str, **options: Any) -> urllib3.BaseHTTPResponse:
         again.append((f"{method} {url.removeprefix(served.url).partition('?')[0]}", bool(options["retries"])))
         return request(self, method, url, **options)
 

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 import onnx
@@ -136,7 +135,7 @@ class _Forward:
     def __init__(self, proto: onnx.ModelProto, model: Model, of: Sequence[str]) -> None:
         self.of = list(of)
         self._inputs = {value.name: _kind(value) for value in proto.graph.input}
-        self._ways: list[Callable[[], Any]] = [
+        self._ways: list[Callable[[], ReferenceEvaluator]] = [
             lambda: evaluator(model.to_bytes()), lambda: ReferenceEvaluator(proto), lambda: evaluator(proto)
         ]  # fmt: skip
 
@@ -149,7 +148,7 @@ class _Forward:
             self._ways.pop()
             return self.run(feed)
 
-    def _way(self) -> Any:
+    def _way(self) -> ReferenceEvaluator:
         made = self._ways[-1]()
         self._ways[-1] = lambda: made
         return made

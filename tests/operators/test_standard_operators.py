@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -32,7 +30,7 @@ def test_rules_emit_standard_operators(key: tuple[str, str], gradient_cases: dic
         suppress_health_check=list(HealthCheck),
     )
     @given(data=st.data())
-    def check(data: Any) -> None:
+    def check(data: st.DataObject) -> None:
         case = data.draw(gradient_cases[key])
         single = case.single or key in FLOAT32_ONLY
         for dtype in (np.float32,) if single else (np.float32, np.float64):

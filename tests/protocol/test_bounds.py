@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from archipel.bundle import write_weights
@@ -32,7 +33,7 @@ LAYOUT = Layout.of(Program(kind="finish", inputs=(), outputs=PORTS))
 GOOD = {"dw": [0.15, 0.2], "db": 0.0, "steps": 4.0, "c": [0.0, 2.0], "n": 0.5}
 
 
-def arrays(**changes: Any) -> dict[str, np.ndarray]:
+def arrays(**changes: npt.ArrayLike) -> dict[str, np.ndarray]:
     return {name: np.asarray(value, np.float32) for name, value in {**GOOD, **changes}.items()}
 
 
@@ -62,7 +63,9 @@ def test_an_update_at_every_bound_is_encoded() -> None:
 
 
 @pytest.mark.parametrize(("change", "words"), BEYOND)
-def test_the_device_refuses_an_update_beyond_what_its_manifest_states(change: Any, words: str) -> None:
+def test_the_device_refuses_an_update_beyond_what_its_manifest_states(
+    change: dict[str, npt.ArrayLike], words: str
+) -> None:
     for send in (encode, lambda values: encode_plain(LAYOUT, values)):
         with pytest.raises(BoundError, match=words):
             send(arrays(**change))
@@ -81,7 +84,7 @@ def told(words: str) -> str:
         ({"steps": 9.0}, "an entry of"),
     ],
 )
-def test_the_server_refuses_a_plain_update_beyond_it(change: Any, words: str) -> None:
+def test_the_server_refuses_a_plain_update_beyond_it(change: dict[str, npt.ArrayLike], words: str) -> None:
     with pytest.raises(MessageError, match=words):
         decode_plain(write_weights(arrays(**change)), LAYOUT)
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import random
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,14 @@ from hypothesis import strategies as st
 from archipel.errors import EligibilityError
 from archipel.protocol.eligibility import MAX_CHARACTERS, MAX_DEPTH, parse_eligibility
 
-PHONE = {"ram": 768.0 * 2**20, "charging": True, "app": "1.4", "os": "12.10", "country": "CH", "battery": 55.0}
+PHONE: dict[str, str | float | bool] = {
+    "ram": 768.0 * 2**20,
+    "charging": True,
+    "app": "1.4",
+    "os": "12.10",
+    "country": "CH",
+    "battery": 55.0,
+}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +159,7 @@ def expressions() -> st.SearchStrategy[str]:
 
 @settings(max_examples=300, derandomize=True, database=None)
 @given(expressions(), st.dictionaries(st.sampled_from(NAMES), NUMBERS))
-def test_three_valued_logic_is_that_of_sql(text: str, attributes: dict[str, Any]) -> None:
+def test_three_valued_logic_is_that_of_sql(text: str, attributes: dict[str, int]) -> None:
     with sqlite3.connect(":memory:") as database:
         columns = ", ".join(f"{attributes.get(name, 'NULL')} AS {name}" for name in NAMES)
         sql = text.replace("[", "(").replace("]", ")")
@@ -171,7 +177,12 @@ def test_whatever_is_asked_it_is_an_expression_or_an_error(cases: int) -> None:
     """Kept expressions with pieces cut out, doubled and put in: parsed or refused, and what is parsed can be asked."""
     kept = CORPUS.read_text(encoding="utf-8").splitlines()
     random_ = random.Random(7)
-    devices: list[dict[str, Any]] = [{}, PHONE, {"x": True, "y": "1.4", "ram": -1.0}, {"ram": float("nan"), "app": ""}]
+    devices: list[dict[str, str | float | bool]] = [
+        {},
+        PHONE,
+        {"x": True, "y": "1.4", "ram": -1.0},
+        {"ram": float("nan"), "app": ""},
+    ]
     parsed = 0
     for text in [*kept, *(mutated(random_.choice(kept), random_) for _ in range(cases))]:
         try:

@@ -23,6 +23,7 @@ from archipel.protocol.provenance import (
     check_endorsement,
     entry_hash,
 )
+from archipel.protocol.sealed import Sealed
 from tests.support.linear_bundle import make_bundle
 from tests.support.rounds import Round, fixed, signing_key
 
@@ -40,7 +41,7 @@ class Log:
         self.reader = LogReader(history, OWN, public_bytes(SERVER), lambda entry: STEP)
         self.previous, self.number = FIRST, 0
 
-    def sealed(self, kind: str, weights: str, **changes: Any) -> Any:
+    def sealed(self, kind: str, weights: str, **changes: Any) -> Sealed:
         fields: dict[str, Any] = {
             "population": POPULATION, "bundle": BUNDLE, "number": self.number + 1, "previous": self.previous,
             "kind": kind, "weights": weights, **changes,

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from archipel import strategies
 from archipel.bundle import Bundle, Manifest, role_of
 from archipel.errors import BoundError, PolicyError
+from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import check_plan
 from archipel.protocol.vector import DecodedSum, Layout
 from archipel.strategies.strategy import Strategy, storage_rounding
@@ -172,7 +173,7 @@ def test_the_server_rate_is_the_policys(finish_of: Callable[[str, str], Finish],
 
 @every
 def test_uniform_weights_where_the_policy_says_so(
-    finish_of: Callable[[str, str], Finish], make: Make, name: str, plan_of: Callable[..., Any]
+    finish_of: Callable[[str, str], Finish], make: Make, name: str, plan_of: Callable[[Layout], RoundPlan]
 ) -> None:
     here = finish_of(name, "uniform")
     assert {port.weighting for port in here.layout.updates} == {"uniform"}
@@ -189,9 +190,7 @@ def test_uniform_weights_where_the_policy_says_so(
 
 
 @pytest.fixture
-def plan_of() -> Callable[..., Any]:
-    from archipel.protocol.messages import RoundPlan
-
+def plan_of() -> Callable[[Layout], RoundPlan]:
     def make_plan(layout: Layout) -> RoundPlan:
         return RoundPlan(
             round_id="0" * 32, task_id="0" * 32, number=1, bundle="0" * 64, weights="0" * 64, privacy="secure",

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +57,7 @@ def run(federation: Federation, folder: Path, bundle: Bundle) -> dict[str, np.nd
             agent.enrol(decode("token", federation.mint(), EnrolmentToken))
             agent.run_forever(stop)
 
-    operator: Any = federation.operator
+    operator = federation.operator
     with ThreadPoolExecutor(4) as pool:
         running = [pool.submit(device, index) for index in range(4)]
         info = operator.bundles.upload(folder / "model.bundle")

@@ -69,8 +69,8 @@ def make_linear(folder: Path) -> Linear:
         graphs[f"{name}.onnx"] = model.SerializeToString()
     x = roles.Example(name="x", dtype="float32", shape=("n", 4))
     label = roles.Label(name="label", dtype="int64", shape=("n",))
-    parameter: Any = {"tensor": "w", "dtype": "float32", "shape": (4, 3)}
-    metric: Any = {"dtype": "float32", "shape": ()}
+    parameter: dict[str, Any] = {"tensor": "w", "dtype": "float32", "shape": (4, 3)}
+    metric: dict[str, Any] = {"dtype": "float32", "shape": ()}
     lr = roles.Hyperparameter(name="lr", dtype="float32", shape=(), default=0.01, minimum=0.0, maximum=1.0)
     derived = {
         "predict": ("predict", (x,), (roles.Output(name="y", dtype="float32", shape=("n", 3)),)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,12 +35,16 @@ class Fleet:
         self.bundles: list[str] = []
         self.told: set[tuple[str, str]] = set()
 
-    def post(self, path: str, body: object = None, status: int = 200, headers: dict[str, str] | None = None) -> Any:
+    def post(
+        self, path: str, body: object = None, status: int = 200, headers: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        answer: dict[str, Any]
         code, answer = self.world.operator("POST", f"/v1/{path}", body, headers)
         assert code == status, answer
         return answer
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str) -> dict[str, Any]:
+        answer: dict[str, Any]
         code, answer = self.world.operator("GET", f"/v1/{path}")
         assert code == 200, answer
         return answer
@@ -54,7 +58,7 @@ class Fleet:
             self.promote(promote)
         return self
 
-    def add_version(self, *, not_after: int = 0) -> Any:
+    def add_version(self, *, not_after: int = 0) -> dict[str, Any]:
         name = f"tiny{len(self.bundles) + 1}"
         file = make_bundle(self.world.settings.path("."), self.world.keys.publisher, name=name, not_after=not_after)
         status, answer = self.world.operator("POST", "/v1/bundles", file.read_bytes())
@@ -62,26 +66,26 @@ class Fleet:
         self.bundles.append(answer["digest"])
         return self.post(f"models/{MODEL}/versions", {"bundle": answer["digest"]}, 201)
 
-    def promote(self, number: int) -> Any:
+    def promote(self, number: int) -> dict[str, Any]:
         return self.post(f"models/{MODEL}/promote", {"version": number})
 
-    def model(self) -> Any:
+    def model(self) -> dict[str, Any]:
         return self.get(f"models/{MODEL}")
 
-    def begin(self, *, gate: Any = None, **settings: Any) -> Any:
+    def begin(self, *, gate: dict[str, Any] | Literal["none"] | None = None, **settings: Any) -> dict[str, Any]:
         """A rollout of version 2; `gate` changes the usual one."""
-        asked = gate if gate == "none" else {**GATE, **(gate or {})}
+        asked = gate if isinstance(gate, str) else {**GATE, **(gate or {})}
         return self.post("rollouts", {"model": MODEL, "version": 2, "stages": STAGES, "gate": asked, **settings}, 201)
 
-    def show(self, rollout: Any) -> Any:
+    def show(self, rollout: dict[str, Any]) -> dict[str, Any]:
         return self.get(f"rollouts/{rollout['rollout_id']}")
 
-    def place(self, rollout: Any, device: Device) -> float:
+    def place(self, rollout: dict[str, Any], device: Device) -> float:
         with self.world.services.database.read() as session:
             return place(session.get_one(Rollout, rollout["rollout_id"]).salt, device.id)
 
     def enrol(
-        self, rollout: Any, inside: int, outside: int = 0, percent: float = 50.0
+        self, rollout: dict[str, Any], inside: int, outside: int = 0, percent: float = 50.0
     ) -> tuple[list[Device], list[Device]]:
         """So many new devices whose place is below `percent`, and so many others. The rest never comes again."""
         found: tuple[list[Device], list[Device]] = ([], [])
@@ -126,7 +130,7 @@ class Fleet:
         return True
 
     @staticmethod
-    def arrays(device: Device, accuracy: float) -> dict[str, Any]:
+    def arrays(device: Device, accuracy: float) -> dict[str, np.ndarray]:
         """What a device uploads that has found this on its examples."""
         plan = device.plan
         assert plan is not None
@@ -134,13 +138,13 @@ class Fleet:
 
     def pass_stage(
         self,
-        rollout: Any,
+        rollout: dict[str, Any],
         devices: Sequence[Device],
         new: float,
         old: float,
         *,
         after_first: list[Device] | None = None,
-    ) -> Any:
+    ) -> dict[str, Any]:
         """Let the stage soak, and its devices find these accuracies of version 2 and version 1.
 
         With `after_first` one device, which is put there, is gone once it has evaluated version 2.
@@ -161,7 +165,7 @@ class Fleet:
         self.serve(devices, accuracy)
         return self.show(rollout)
 
-    def _heard(self, rollout: Any) -> str:
+    def _heard(self, rollout: dict[str, Any]) -> str:
         """The candidate's task, once it has a result."""
         shown = self.show(rollout)
         task = shown["stages"][shown["stage"] - 1]["candidate"]["task_id"]

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from flask import Flask
 from sqlalchemy.orm import Session
@@ -25,6 +25,9 @@ from archipel.server.processes.coordinator import Coordinator
 from archipel.server.rounds import folding
 from archipel.server.services import Services
 from archipel.server.settings import Settings
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Died(Exception):
@@ -51,7 +54,7 @@ class Server:
                 os._exit(1)
         theirs.close()
 
-    def ask(self, *what: Any) -> Any:
+    def ask(self, *what: object) -> Any:
         """Raises Died."""
         try:
             self._line.send(what)
@@ -105,8 +108,8 @@ def serve(line: Connection, settings: Settings, kill: int) -> None:
 def watch(point: Callable[[], None]) -> None:
     """Make every durable operation of this process pass a point before and after it."""
 
-    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
+    def watched(function: Callable[P, R]) -> Callable[P, R]:
+        def call(*arguments: P.args, **named: P.kwargs) -> R:
             point()
             result = function(*arguments, **named)
             point()
@@ -123,11 +126,13 @@ def watch(point: Callable[[], None]) -> None:
         setattr(Database, name, _watched_transaction(getattr(Database, name), point))
 
 
-def _watched_transaction(transaction: Callable[..., Any], point: Callable[[], None]) -> Callable[..., Any]:
+def _watched_transaction(
+    transaction: Callable[[Database], AbstractContextManager[R]], point: Callable[[], None]
+) -> Callable[[Database], AbstractContextManager[R]]:
     """A point before its commit and one after it."""
 
     @contextmanager
-    def call(database: Database) -> Iterator[Any]:
+    def call(database: Database) -> Iterator[R]:
         with transaction(database) as opened:
             yield opened
             if isinstance(opened, Session):

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import msgspec
 import pytest
 
 from archipel.operator import OperatorClient, RolloutRequest, TaskRequest, TokenRequest, VersionRequest
 from archipel.operator.connection import Resource
 
-SAMPLES: dict[str, Any] = {
+SAMPLES: dict[str, str | int] = {
     "task_id": "1" * 32,
     "round_id": "2" * 32,
     "device_id": "3" * 32,
@@ -24,7 +25,7 @@ SAMPLES: dict[str, Any] = {
     "number": 7,
     "reason": "worse",
 }
-REQUESTS: dict[type, Any] = {
+REQUESTS: dict[type, msgspec.Struct] = {
     TaskRequest: TaskRequest(name="t", population="pupils", bundle="6" * 64, rounds=1, min_cohort=3, cohort=5),
     VersionRequest: VersionRequest(bundle="6" * 64),
     RolloutRequest: RolloutRequest(model="digits", version=1, stages=[], gate="none"),
@@ -57,11 +58,11 @@ def method(client: OperatorClient, place: str) -> Callable[..., Any]:
     return found
 
 
-def arguments(call: Callable[..., Any], folder: Path) -> dict[str, Any]:
+def arguments(call: Callable[..., Any], folder: Path) -> dict[str, object]:
     """Something for each argument that a method must have."""
     needed = [name for name, each in inspect.signature(call).parameters.items() if each.default is each.empty]
     kinds = get_type_hints(call)
-    samples = {**SAMPLES, "path": folder / "some.bundle"}
+    samples: dict[str, object] = {**SAMPLES, "path": folder / "some.bundle"}
     (folder / "some.bundle").write_bytes(b"bytes")
     return {name: REQUESTS[kinds[name]] if name == "request" else samples[name] for name in needed}
 

@@ -77,12 +77,13 @@ class World:
         assert status in (200, 201), answer
         return str(answer["digest"])
 
-    def create_task(self, **settings: Any) -> Any:
+    def create_task(self, **settings: Any) -> dict[str, Any]:
         values = {
             "name": "digits", "population": POPULATION, "rounds": 1, "min_cohort": 3, "cohort": 5, "threshold": 3,
             **settings,
         }  # fmt: skip
         values.setdefault("bundle", self.publish())
+        answer: dict[str, Any]
         status, answer = self.operator("POST", "/v1/tasks", values)
         assert status == 201, answer
         return answer
@@ -97,11 +98,12 @@ class World:
         path = self.settings.blob_folder / key
         path.write_bytes(bytes(path.stat().st_size))
 
-    def task(self, task_id: str) -> Any:
-        return self.operator("GET", f"/v1/tasks/{task_id}")[1]
+    def task(self, task_id: str) -> dict[str, Any]:
+        shown: dict[str, Any] = self.operator("GET", f"/v1/tasks/{task_id}")[1]
+        return shown
 
-    def rounds(self, task_id: str) -> list[Any]:
-        found = self.operator("GET", f"/v1/tasks/{task_id}/rounds?limit=500")[1]["items"]
+    def rounds(self, task_id: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.operator("GET", f"/v1/tasks/{task_id}/rounds?limit=500")[1]["items"]
         # The clock may have stood still, and then the server's order is that of their ids.
         return sorted(found, key=lambda row: (row["started"], row["number"]))
 
@@ -159,7 +161,9 @@ NO_LIMITS = {"requests_per_second": 1e6, "anonymous_per_second": 1e6}
 """For tests that send whatever they can."""
 
 
-def open_world(folder: Path, token: str, keys: Keys, bundle_file: Path, empty_database: Path, **changes: Any) -> World:
+def open_world(
+    folder: Path, token: str, keys: Keys, bundle_file: Path, empty_database: Path, **changes: object
+) -> World:
     """On an initialised data folder."""
     shutil.copy(empty_database, folder / "archipel.db")
     # Tests have a handful of devices; those of the smallest answer itself say what it is.

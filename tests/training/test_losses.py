@@ -20,12 +20,12 @@ from archipel.graph.build import Builder
 from archipel.graph.passes import remove_dead_code, share_subexpressions
 from archipel.training import losses
 
-TYPES = {np.float32: 1e-5, np.float64: 1e-12}
+TYPES: dict[type[np.floating], float] = {np.float32: 1e-5, np.float64: 1e-12}
 CLASS_WEIGHTS = [0.5, 2.0, 0.0, 1.0, 3.0]
 Reference = Callable[..., torch.Tensor]
 
 
-def graph(loss: Any, shape: list, dtype: Any) -> ir.Model:
+def graph(loss: losses.Loss, shape: list, dtype: type[np.floating]) -> ir.Model:
     """Outputs: values, objective, gradient of the objective, counted and, where there is one, correct."""
     g = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="loss")
     op = Builder(g)
@@ -64,7 +64,7 @@ def run(model: ir.Model, feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 class Case:
     """A loss, and PyTorch's of (output, label) for each `reduction`."""
 
-    loss: Any
+    loss: losses.Loss
     torch: Reference
     label: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
     shapes: tuple[tuple[int, ...], ...] = ((6, 5), (1, 5), (3, 5, 2), (2, 5, 3, 2))
@@ -119,7 +119,7 @@ def divergence(log_target: bool, axis: int = 1) -> Case:
     return Case(losses.kl_divergence(log_target=log_target, axis=axis), reference, draw)
 
 
-def binary(pos_weight: Any = 1.0) -> Case:
+def binary(pos_weight: float | list[float] = 1.0) -> Case:
     def reference(x: torch.Tensor, label: torch.Tensor, reduction: str) -> torch.Tensor:
         weight = torch.tensor(pos_weight, dtype=x.dtype)
         return F.binary_cross_entropy_with_logits(x, label, pos_weight=weight, reduction=reduction)
@@ -132,7 +132,7 @@ def binary(pos_weight: Any = 1.0) -> Case:
     return Case(losses.binary_cross_entropy(pos_weight), reference, draw, ((7,), (6, 3), (2, 4, 3)))
 
 
-def regression(loss: Any, reference: Reference) -> Case:
+def regression(loss: losses.Loss, reference: Reference) -> Case:
     return Case(loss, reference, lambda rng, shape: 2 * rng.standard_normal(shape), ((7,), (6, 3), (2, 4, 3)))
 
 
@@ -166,7 +166,7 @@ CASES = {
 @pytest.mark.parametrize("free", [False, True], ids=["fixed", "symbolic"])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", CASES)
-def test_values_mean_and_gradient_are_pytorchs(name: str, dtype: Any, free: bool) -> None:
+def test_values_mean_and_gradient_are_pytorchs(name: str, dtype: type[np.floating], free: bool) -> None:
     case = CASES[name]
     rng = np.random.default_rng(0)
     for shape in case.shapes:
@@ -187,7 +187,7 @@ def test_values_mean_and_gradient_are_pytorchs(name: str, dtype: Any, free: bool
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", ["binary_cross_entropy", "cross_entropy", "cross_entropy, smoothed"])
-def test_large_logits_stay_finite(name: str, dtype: Any) -> None:
+def test_large_logits_stay_finite(name: str, dtype: type[np.floating]) -> None:
     case = CASES[name]
     x = np.array([[1e4, -1e4, 0.0], [-1e3, 80.0, 1e3]], dtype)
     label = np.array([1, 2]) if name.startswith("cross") else np.array([[0, 1, 0], [0, 1, 1]], dtype)
@@ -252,7 +252,7 @@ def test_distributions_are_counted_not_their_classes() -> None:
         (losses.kl_divergence(), ["batch", 3], (ir.DataType.DOUBLE, ["batch", 3])),
     ],
 )
-def test_labels_keep_symbolic_sizes(loss: Any, shape: list, expected: tuple) -> None:
+def test_labels_keep_symbolic_sizes(loss: losses.Loss, shape: list, expected: tuple) -> None:
     output = ir.Value(name="y", type=ir.TensorType(ir.DataType.DOUBLE), shape=ir.Shape(shape))
     dtype, sizes = loss.label(output)
     assert (dtype, list(sizes)) == expected
@@ -274,7 +274,7 @@ def test_labels_keep_symbolic_sizes(loss: Any, shape: list, expected: tuple) -> 
         (losses.huber(), "BOOL", ["n"], "huber: expected a floating-point output"),
     ],
 )
-def test_outputs_that_do_not_fit(loss: Any, dtype: str, shape: list, message: str) -> None:
+def test_outputs_that_do_not_fit(loss: losses.Loss, dtype: str, shape: list, message: str) -> None:
     output = ir.Value(name="y", type=ir.TensorType(ir.DataType[dtype]), shape=ir.Shape(shape))
     with pytest.raises(TrainingError, match=message):
         loss.label(output)
@@ -300,6 +300,6 @@ def test_outputs_that_do_not_fit(loss: Any, dtype: str, shape: list, message: st
         (lambda: losses.kl_divergence(axis="1"), "kl_divergence: axis must be a whole number, is '1'"),
     ],
 )
-def test_arguments_are_checked(make: Callable[[], Any], message: str) -> None:
+def test_arguments_are_checked(make: Callable[[], losses.Loss], message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         make()

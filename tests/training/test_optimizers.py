@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -41,7 +42,7 @@ class Context:
         raise AssertionError("no optimizer asks for an anchor")
 
 
-def step(optimizer: optimizers.Optimizer, dtype: Any, layers: int = 1) -> ir.Model:
+def step(optimizer: optimizers.Optimizer, dtype: npt.DTypeLike, layers: int = 1) -> ir.Model:
     """x @ w + b, with a squared error, `layers` times: outputs `<parameter>.next`, `<parameter>.<state>.next`."""
     kind = ir.DataType.from_numpy(np.dtype(dtype))
     g = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="step")
@@ -72,17 +73,17 @@ def step(optimizer: optimizers.Optimizer, dtype: Any, layers: int = 1) -> ir.Mod
     return model
 
 
-def batches(dtype: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+def batches(dtype: npt.DTypeLike) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(1)
     return [(rng.standard_normal((8, 4)).astype(dtype), rng.standard_normal((8, 4)).astype(dtype)) for _ in range(20)]
 
 
-def first(dtype: Any) -> dict[str, np.ndarray]:
+def first(dtype: npt.DTypeLike) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(2)
     return {"w0": rng.standard_normal((4, 4)).astype(dtype), "b0": rng.standard_normal(4).astype(dtype)}
 
 
-def ours(optimizer: optimizers.Optimizer, dtype: Any) -> list[dict[str, np.ndarray]]:
+def ours(optimizer: optimizers.Optimizer, dtype: npt.DTypeLike) -> list[dict[str, np.ndarray]]:
     session = onnxruntime.InferenceSession(ir.to_proto(step(optimizer, dtype)).SerializeToString())
     inputs = {port.name: port.shape for port in session.get_inputs()}
     tensors = first(dtype)
@@ -101,7 +102,9 @@ def ours(optimizer: optimizers.Optimizer, dtype: Any) -> list[dict[str, np.ndarr
     return found
 
 
-def theirs(make: Callable[..., Any], dtype: Any, scheduler: Callable | None = None) -> list[dict[str, np.ndarray]]:
+def theirs(
+    make: Callable[..., torch.optim.Optimizer], dtype: npt.DTypeLike, scheduler: Callable | None = None
+) -> list[dict[str, np.ndarray]]:
     tensors = {name: torch.from_numpy(value).requires_grad_() for name, value in first(dtype).items()}
     optimizer = make(tensors.values())
     schedule = None if scheduler is None else scheduler(optimizer)
@@ -160,7 +163,9 @@ def assert_same(found: list[dict], expected: list[dict], tolerance: float) -> No
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-6), (np.float32, 1e-5)], ids=["float64", "float32"])
 @pytest.mark.parametrize(("name", "arguments"), CASES, ids=lambda part: str(part))
-def test_twenty_steps_follow_pytorch(name: str, arguments: dict[str, Any], dtype: Any, tolerance: float) -> None:
+def test_twenty_steps_follow_pytorch(
+    name: str, arguments: dict[str, Any], dtype: npt.DTypeLike, tolerance: float
+) -> None:
     optimizer = getattr(optimizers, name)(lr=RATE, **arguments)
     found = ours(optimizer, dtype)
     assert_same(found, theirs(lambda values: TORCH[name](values, lr=RATE, **arguments), dtype), tolerance)
@@ -179,7 +184,7 @@ def test_a_schedule_sets_the_rate_of_each_step(name: str) -> None:
     (spec,) = optimizer.hyperparameters
     assert (spec.name, spec.default) == ("lr", RATE)
 
-    def scheduler(o: Any) -> Any:
+    def scheduler(o: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         parts = [torch.optim.lr_scheduler.LinearLR(o, 0.25, total_iters=5), torch.optim.lr_scheduler.StepLR(o, 4, 0.5)]
         return torch.optim.lr_scheduler.SequentialLR(o, parts, [5])
 
@@ -240,7 +245,7 @@ class Still:
     def init(self) -> tuple:
         return ()
 
-    def update(self, op: Builder, parameter: ir.Value, gradient: ir.Value, *_: Any) -> optimizers.Updated:
+    def update(self, op: Builder, parameter: ir.Value, gradient: ir.Value, *_: object) -> optimizers.Updated:
         return optimizers.Updated(op.Neg(gradient), {})
 
 
@@ -263,6 +268,6 @@ class Still:
         (lambda: optimizers.rmsprop(momentum=-1), "rmsprop: momentum must be at least 0, is -1"),
     ],
 )
-def test_arguments_are_checked(make: Callable[[], Any], message: str) -> None:
+def test_arguments_are_checked(make: Callable[[], optimizers.Optimizer], message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         make()

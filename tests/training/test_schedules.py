@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -34,7 +33,10 @@ def factors(schedule: Schedule, steps: int = STEPS) -> np.ndarray:
     return np.array(found, np.float64)
 
 
-def rates(make: Callable[[Any], Any], lr: float, steps: int = STEPS) -> list[float]:
+MakeScheduler = Callable[[torch.optim.Optimizer], lrs.LRScheduler]
+
+
+def rates(make: MakeScheduler, lr: float, steps: int = STEPS) -> list[float]:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
     scheduler = make(optimizer)
     found = []
@@ -45,7 +47,7 @@ def rates(make: Callable[[Any], Any], lr: float, steps: int = STEPS) -> list[flo
     return found
 
 
-CASES: dict[str, tuple[Schedule, Callable[[Any], Any]]] = {
+CASES: dict[str, tuple[Schedule, MakeScheduler]] = {
     "constant": (schedules.constant(0.5), lambda o: lrs.ConstantLR(o, factor=1.0)),
     "step_decay": (schedules.step_decay(0.5, 7, 0.8), lambda o: lrs.StepLR(o, 7, 0.8)),
     "step_decay, gamma 0.1": (schedules.step_decay(0.5, 30), lambda o: lrs.StepLR(o, 30)),
@@ -135,6 +137,6 @@ def test_a_power_keeps_its_digits_over_many_steps() -> None:
         (lambda: schedules.one_cycle(0.1, 10, anneal="exp"), "one_cycle: anneal must be 'cos' or 'linear', is 'exp'"),
     ],
 )
-def test_arguments_are_checked(make: Callable[[], Any], message: str) -> None:
+def test_arguments_are_checked(make: Callable[[], Schedule], message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         make()

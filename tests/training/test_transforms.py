@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +19,9 @@ from archipel.graph.passes import remove_dead_code, share_subexpressions
 from archipel.training import transforms
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (3, 4), "b": (4,), "scale": ()}
-TYPES = {np.float32: 1e-6, np.float64: 1e-7}
+TYPES: dict[type[np.floating], float] = {np.float32: 1e-6, np.float64: 1e-7}
+Types = dict[str, type[np.floating]]
+"""Of the tensors, by name."""
 
 
 @dataclass
@@ -39,7 +41,7 @@ class Context:
 def run(
     chain: Sequence[transforms.Transform],
     tensors: dict[str, np.ndarray],
-    types: dict[str, Any],
+    types: Types,
     given: dict[str, float] | None = None,
 ) -> dict[str, np.ndarray]:
     """The gradients `<name>.g` of `tensors` after the transforms, each with its default number or the one `given`."""
@@ -69,7 +71,7 @@ def run(
     return dict(zip(SHAPES, found))
 
 
-def draw(types: dict[str, Any], size: float = 1.0) -> dict[str, np.ndarray]:
+def draw(types: Types, size: float = 1.0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     names = [f"{name}{suffix}" for name in SHAPES for suffix in ("", ".g", ".start", ".broadcast")]
     return {
@@ -78,7 +80,7 @@ def draw(types: dict[str, Any], size: float = 1.0) -> dict[str, np.ndarray]:
     }
 
 
-def clipped(clip: Callable[[list[torch.Tensor]], Any], tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def clipped(clip: Callable[[list[torch.Tensor]], object], tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     parameters = []
     for name in SHAPES:
         parameter = torch.from_numpy(np.array(tensors[name])).requires_grad_()
@@ -94,13 +96,13 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], t
 
 
 @pytest.fixture(params=TYPES, ids=["float32", "float64"])
-def types(request: pytest.FixtureRequest) -> dict[str, Any]:
+def types(request: pytest.FixtureRequest) -> Types:
     return dict.fromkeys(SHAPES, request.param)
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3, 0.0])
 @pytest.mark.parametrize("limit", [0.5, 4.0])
-def test_clip_by_norm(types: dict[str, Any], size: float, limit: float) -> None:
+def test_clip_by_norm(types: Types, size: float, limit: float) -> None:
     tensors = draw(types, size)
     expected = clipped(lambda p: torch.nn.utils.clip_grad_norm_(p, limit), tensors)
     found = run([transforms.clip_by_norm(limit)], tensors, types)
@@ -110,14 +112,14 @@ def test_clip_by_norm(types: dict[str, Any], size: float, limit: float) -> None:
 
 
 def test_the_norm_of_gradients_of_several_types() -> None:
-    types = {"w": np.float32, "b": np.float64, "scale": np.float32}
+    types: Types = {"w": np.float32, "b": np.float64, "scale": np.float32}
     tensors = draw(types)
     expected = clipped(lambda p: torch.nn.utils.clip_grad_norm_(p, 0.5), tensors)
     assert_same(run([transforms.clip_by_norm(0.5)], tensors, types), expected, 1e-6)
 
 
 @pytest.mark.parametrize("limit", [0.25, 1e6])
-def test_clip_by_value(types: dict[str, Any], limit: float) -> None:
+def test_clip_by_value(types: Types, limit: float) -> None:
     tensors = draw(types)
     expected = clipped(lambda p: torch.nn.utils.clip_grad_value_(p, limit), tensors)
     assert_same(run([transforms.clip_by_value(limit)], tensors, types), expected, 0.0)
@@ -136,14 +138,14 @@ def penalized(
     return expected
 
 
-def test_weight_decay(types: dict[str, Any]) -> None:
+def test_weight_decay(types: Types) -> None:
     tensors = draw(types)
     expected = penalized(tensors, lambda name, p: 0.125 / 2 * (p**2).sum())
     assert_same(run([transforms.weight_decay(0.125)], tensors, types), expected, TYPES[types["w"]])
 
 
 @pytest.mark.parametrize("anchor", ["start", "broadcast"])
-def test_proximal(types: dict[str, Any], anchor: Any) -> None:
+def test_proximal(types: Types, anchor: Literal["start", "broadcast"]) -> None:
     tensors = draw(types)
 
     def pull(name: str, p: torch.Tensor) -> torch.Tensor:
@@ -152,7 +154,7 @@ def test_proximal(types: dict[str, Any], anchor: Any) -> None:
     assert_same(run([transforms.proximal(0.375, anchor)], tensors, types), penalized(tensors, pull), 1e-6)
 
 
-def test_transforms_follow_one_another(types: dict[str, Any]) -> None:
+def test_transforms_follow_one_another(types: Types) -> None:
     tensors = draw(types)
     chain = [transforms.clip_by_value(0.5), transforms.weight_decay(0.25), transforms.clip_by_norm(1.0)]
     once = {**tensors, **{f"{k}.g": v for k, v in run(chain[:1], tensors, types).items()}}
@@ -161,7 +163,7 @@ def test_transforms_follow_one_another(types: dict[str, Any]) -> None:
     assert_same(run(chain, tensors, types), expected, TYPES[types["w"]])
 
 
-def test_numbers_are_hyperparameters(types: dict[str, Any]) -> None:
+def test_numbers_are_hyperparameters(types: Types) -> None:
     tensors = draw(types)
     chain = [
         transforms.clip_by_value(1.0),
@@ -193,6 +195,6 @@ def test_numbers_are_hyperparameters(types: dict[str, Any]) -> None:
         (lambda: transforms.proximal(0.1, "end"), "proximal: anchor must be 'start' or 'broadcast', is 'end'"),
     ],
 )
-def test_arguments_are_checked(make: Callable[[], Any], message: str) -> None:
+def test_arguments_are_checked(make: Callable[[], transforms.Transform], message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         make()

@@ -30,7 +30,7 @@ class Case:
     network: Callable[[], torch.nn.Module]
     shape: tuple[int, ...]
     text: bool = False
-    optimizer: Callable[[], Any] = lambda: training.optimizers.sgd(momentum=0.9)
+    optimizer: Callable[[], training.optimizers.Optimizer] = lambda: training.optimizers.sgd(momentum=0.9)
     options: dict[str, Any] = field(default_factory=dict)
 
     def batch(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +38,7 @@ class Case:
             return rng.integers(0, 80, self.shape), rng.integers(0, 80, self.shape)
         return rng.standard_normal(self.shape, np.float32), rng.integers(0, 6, self.shape[0])
 
-    def loss(self) -> Any:
+    def loss(self) -> training.losses.Loss:
         return training.losses.cross_entropy(axis=-1 if self.text else 1)
 
 

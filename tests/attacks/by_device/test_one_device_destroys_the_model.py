@@ -8,8 +8,8 @@ manifest says what ten devices that keep to their program can sum to, and a sum 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from tests.attacks.bounds_federation import DEVICES, LARGEST, TASK, Digits, make
 from tests.support.devices import Keys
 from tests.support.world import World
 
-Attack = Any
+Attack = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def entries_beyond_the_range(mine: np.ndarray, others: np.ndarray) -> np.ndarray:

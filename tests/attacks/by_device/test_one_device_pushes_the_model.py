@@ -8,14 +8,15 @@ five of them: the model moves a little further than it would, not forty times as
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
+from sqlalchemy.orm import Session
 
 from archipel.bundle import Bundle
 from archipel.protocol.bounds import step
-from archipel.protocol.operator.tasks import TaskInfo
+from archipel.server.database.tables import Round, Task
+from archipel.server.processes.coordinator import Coordinator
+from archipel.server.rounds.aggregation import Outcome
 from archipel.server.rounds.steps import limit
 from tests.attacks.bounds_federation import *  # noqa: F403
 from tests.attacks.bounds_federation import CLIP, DEVICES, TASK, Digits
@@ -71,7 +72,8 @@ def test_the_step_is_the_same_when_the_sum_is_made_again_after_a_crash(
     vectors[0] = pushed(digits, vectors[0], sum(vectors[1:]))
     made: list[str] = []
 
-    def lost(self: Any, session: Any, current: Any, task: TaskInfo, outcome: Any, now: float) -> None:
+    def lost(self: Coordinator, session: Session, current: Round, task: Task, outcome: Outcome, now: float) -> None:
+        assert outcome.version is not None
         made.append(outcome.version.weights)
         raise KeyboardInterrupt
 

@@ -7,10 +7,9 @@ again, because the server may be the one who lies.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.errors import ProtocolError
 from archipel.protocol import messages, seal
@@ -31,7 +30,7 @@ PLACES = ("cipher_key", "mask_key", "envelope key")
 
 
 def with_small_key(
-    good: AdvertiseRequest, place: str, point: bytes, at: int, leaves: int, identity: Any
+    good: AdvertiseRequest, place: str, point: bytes, at: int, leaves: int, identity: Ed25519PrivateKey
 ) -> AdvertiseRequest:
     """The advertisement of a device that signs whatever it likes."""
     body = msgspec.json.decode(good.advertisement.body, type=Advertisement)

@@ -33,7 +33,7 @@ from tests.support.devices import Device
 from tests.support.world import World
 
 
-def shown(world: World, device: Device) -> Any:  # noqa: F811
+def shown(world: World, device: Device) -> dict[str, Any]:  # noqa: F811
     return world.operator("GET", f"/v1/devices/{device.id}")[1]
 
 

@@ -29,7 +29,7 @@ TASK = {"name": "count", "population": "pupils", "rounds": 1, "cohort": 20, "thr
 
 
 @pytest.fixture
-def server_settings() -> dict[str, Any]:
+def server_settings() -> dict[str, object]:
     return {"smallest_answer": TEN}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,7 +65,7 @@ def test_the_operators_token_stays_here(
     tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("ARCHIPEL_TOKEN", "t" * 43)
-    there: dict[str, Any] = {"code": 1}
+    there: dict[str, int] = {"code": 1}
     _, err = archipel("task", "list", "--server", "http://federation.example", **there)
     assert err.startswith("archipel: --server or ARCHIPEL_SERVER: plain http:// to federation.example")
     # With it the address is taken: what fails is the connection, in a network without that name.

@@ -11,10 +11,10 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
+from archipel.protocol.operator.tasks import TaskInfo
 from archipel.server.database.tables import Reach, Task
 from archipel.server.rounds.reach import AFTER_SECONDS
 from tests.attacks.borders_world import Caller, device, person
@@ -30,10 +30,10 @@ class Borders:
 
     federation: Federation
     bundle: str
-    task: Any
+    task: TaskInfo
     weights: str
     round_id: str
-    running: Any
+    running: TaskInfo
     doctor: Caller
     patient: Caller
 

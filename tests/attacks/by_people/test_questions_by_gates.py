@@ -6,8 +6,6 @@ are withdrawn with the rollout.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.server.http.test_query_rights import token
@@ -23,7 +21,7 @@ from tests.support.world import World
 
 
 @pytest.fixture
-def server_settings() -> dict[str, Any]:
+def server_settings() -> dict[str, object]:
     return {"query_approval": True}
 
 

@@ -59,7 +59,7 @@ class Owned:
             return agent.run_once().kind
 
     @property
-    def lines(self) -> list[tuple[Any, Any]]:
+    def lines(self) -> list[tuple[str | float, str | float]]:
         """What the owner is told of refusals."""
         return [(each.detail["limit"], each.detail["reason"]) for each in self.events if each.name == "refused"]
 

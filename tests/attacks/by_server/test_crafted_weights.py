@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
 
 from archipel.bundle import Bundle, PrivacyPolicy, pack, write_weights
+from archipel.client import Agent
 from archipel.errors import RefusedError
 from archipel.protocol.messages import Endorsement, WeightsStatement
 from archipel.protocol.operator.tasks import TaskInfo
@@ -24,17 +26,19 @@ from archipel.protocol.sealed import Sealed, decode, encode, seal
 from archipel.server.database.tables import Blob, Task, WeightsEntry
 from archipel.server.http.api import tasks as api_tasks
 from archipel.server.rounds.reach import extend
+from archipel.server.services import Services
 from tests.support.federation import Federation
 from tests.support.fixtures.federation import federation as federation
 from tests.support.fixtures.federation import server_host as server_host
 from tests.support.fixtures.strategies import make as make
 from tests.support.simulation import clients
 
+Attack = Callable[[Services, Session, Task], None]
 SCAFFOLD = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=2.0, max_bits=24, colluders=0.0)
 TRAP = np.array([300.0, -300.0, 300.0], np.float32)
 
 
-def store(services: Any, session: Any, task: Task) -> str:
+def store(services: Services, session: Session, task: Task) -> str:
     """The trap, where devices of the task may fetch it."""
     digest = services.blobs.put(write_weights({"w": TRAP}))
     session.merge(Blob(digest=digest, kind="weights", size=100, created=0.0))
@@ -42,11 +46,11 @@ def store(services: Any, session: Any, task: Task) -> str:
     return str(digest)
 
 
-def entries(session: Any) -> list[WeightsEntry]:
+def entries(session: Session) -> list[WeightsEntry]:
     return list(session.scalars(select(WeightsEntry).order_by(WeightsEntry.number)))
 
 
-def rewrite(services: Any, session: Any, row: WeightsEntry, **changes: Any) -> None:
+def rewrite(services: Services, session: Session, row: WeightsEntry, **changes: Any) -> None:
     """Sign entry `row` anew with these fields changed, as the server's owner can."""
     import msgspec
 
@@ -57,12 +61,12 @@ def rewrite(services: Any, session: Any, row: WeightsEntry, **changes: Any) -> N
     session.flush()
 
 
-def only_the_model(services: Any, session: Any, task: Task) -> None:
+def only_the_model(services: Services, session: Session, task: Task) -> None:
     """The next plan names the trap; the log says nothing of it."""
     task.model = store(services, session, task)
 
 
-def a_step_without_a_round(services: Any, session: Any, task: Task) -> None:
+def a_step_without_a_round(services: Services, session: Session, task: Task) -> None:
     """A further entry, signed by the server, of a round that never was."""
     last = entries(session)[-1]
     copy = WeightsEntry(
@@ -78,7 +82,7 @@ def a_step_without_a_round(services: Any, session: Any, task: Task) -> None:
     task.model = digest
 
 
-def another_step_of_the_round(services: Any, session: Any, task: Task) -> None:
+def another_step_of_the_round(services: Services, session: Session, task: Task) -> None:
     """The round that was makes a second step, from the same parent."""
     last = entries(session)[-1]
     copy = WeightsEntry(
@@ -91,14 +95,14 @@ def another_step_of_the_round(services: Any, session: Any, task: Task) -> None:
     task.model = digest
 
 
-def a_lie_about_the_step(services: Any, session: Any, task: Task) -> None:
+def a_lie_about_the_step(services: Services, session: Session, task: Task) -> None:
     """The round that was, with its genuine evidence, is said to have led to the trap."""
     digest = store(services, session, task)
     rewrite(services, session, entries(session)[-1], weights=digest)
     task.model = digest
 
 
-def a_start_elsewhere(services: Any, session: Any, task: Task) -> None:
+def a_start_elsewhere(services: Services, session: Session, task: Task) -> None:
     """The training is said to have begun with the trap."""
     digest = store(services, session, task)
     first, *others = entries(session)
@@ -108,7 +112,7 @@ def a_start_elsewhere(services: Any, session: Any, task: Task) -> None:
     task.model = digest
 
 
-def too_few_signatures(services: Any, session: Any, task: Task) -> None:
+def too_few_signatures(services: Services, session: Session, task: Task) -> None:
     """The evidence lacks one signature of those that the threshold asks for."""
     import msgspec
 
@@ -117,17 +121,17 @@ def too_few_signatures(services: Any, session: Any, task: Task) -> None:
     last.evidence = encode(msgspec.structs.replace(found, endorsers=found.endorsers[:-1]))
 
 
-def another_past(services: Any, session: Any, task: Task) -> None:
+def another_past(services: Services, session: Session, task: Task) -> None:
     """The last entry, genuine in all else, follows another one than devices have seen."""
     rewrite(services, session, entries(session)[-1], previous="f" * 64)
 
 
-def back_to_the_start(services: Any, session: Any, task: Task) -> None:
+def back_to_the_start(services: Services, session: Session, task: Task) -> None:
     """The next plan names weights that are in the log, but older than those that devices have trained with."""
     task.model = entries(session)[0].weights
 
 
-def forgotten_entries(services: Any, session: Any, task: Task) -> None:
+def forgotten_entries(services: Services, session: Session, task: Task) -> None:
     """The log ends before what a device has seen, and goes on with the trap from the start."""
     digest = store(services, session, task)
     for row in entries(session)[1:]:
@@ -135,7 +139,7 @@ def forgotten_entries(services: Any, session: Any, task: Task) -> None:
     task.model = digest
 
 
-ATTACKS: dict[Callable[[Any, Any, Task], None], str] = {
+ATTACKS: dict[Attack, str] = {
     only_the_model: "not in the server's log",
     a_step_without_a_round: "another round",
     another_step_of_the_round: "has made a step already",
@@ -148,7 +152,7 @@ ATTACKS: dict[Callable[[Any, Any, Task], None], str] = {
 }
 
 
-def trained_twice(federation: Federation, agents: Any) -> Any:
+def trained_twice(federation: Federation, agents: list[Agent]) -> TaskInfo:
     """A task of which two rounds were committed, and no third is opened."""
     task = federation.task(rounds=4, cohort=3)
 
@@ -162,7 +166,7 @@ def trained_twice(federation: Federation, agents: Any) -> Any:
     return task
 
 
-def all_refuse(federation: Federation, task: TaskInfo, reasons: dict[Any, str]) -> None:
+def all_refuse(federation: Federation, task: TaskInfo, reasons: dict[Agent, str]) -> None:
     """Go on with the task: each of these agents refuses its next round for that reason, and none computes anything."""
     federation.events.clear()
     if federation.operator.tasks.get(task.task_id).state == "paused":
@@ -181,21 +185,21 @@ def all_refuse(federation: Federation, task: TaskInfo, reasons: dict[Any, str]) 
     federation.operator.tasks.cancel(task.task_id)
 
 
-def attacked(federation: Federation, task: TaskInfo, attack: Any) -> None:
+def attacked(federation: Federation, task: TaskInfo, attack: Attack) -> None:
     services = federation.server._services
     with services.database.write() as session:
         attack(services, session, session.get_one(Task, task.task_id))
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_devices_refuse_weights_that_no_round_has_made(federation: Federation, attack: Any) -> None:
+def test_devices_refuse_weights_that_no_round_has_made(federation: Federation, attack: Attack) -> None:
     agents = [federation.agent(number) for number in range(3)]
     task = trained_twice(federation, agents)
     attacked(federation, task, attack)
     all_refuse(federation, task, dict.fromkeys(agents, ATTACKS[attack]))
 
 
-FROM_THE_BUNDLE = {
+FROM_THE_BUNDLE: dict[Attack, str] = {
     a_start_elsewhere: "a training starts with the bundle's own weights",
     a_lie_about_the_step: "away from weights that this device knows, where 3 rounds",
     too_few_signatures: "the threshold is 3",
@@ -203,7 +207,7 @@ FROM_THE_BUNDLE = {
 
 
 @pytest.mark.parametrize("attack", FROM_THE_BUNDLE, ids=lambda attack: attack.__name__)
-def test_a_device_that_comes_new_refuses_as_well(federation: Federation, attack: Any) -> None:
+def test_a_device_that_comes_new_refuses_as_well(federation: Federation, attack: Attack) -> None:
     """It has seen no weights but those that its publisher signed, and reads the log from its start."""
     agents = [federation.agent(number) for number in range(3)]
     task = trained_twice(federation, agents)
@@ -226,7 +230,7 @@ def test_what_is_broadcast_beside_the_weights_is_bounded_too(
     ]
     task = trained_twice(federation, agents)  # with the control that honest rounds make
 
-    def craft(services: Any, session: Any, row: Task) -> None:
+    def craft(services: Services, session: Session, row: Task) -> None:
         control = services.blobs.read_weights(row.strategy_state)
         first = next(iter(control))
         data = write_weights({**control, first: np.full_like(control[first], 300.0)})

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from archipel.client import Agent
 from archipel.client.versions.adoption import Adoption
 from archipel.client.versions.offer_book import RETRY_SECONDS
 from archipel.client.versions.running import RunningModels
+from archipel.protocol.messages import Offer
 from tests.attacks.owner_offers import LOOK, Listening, Watched, opposite_data
 from tests.support.in_thread import in_thread
 from tests.support.registry import MODEL
@@ -33,7 +34,7 @@ RIGHT, WRONG = (1.0, -1.0, 2.0), (-1.0, 1.0, -2.0)
 
 
 @contextmanager
-def devices(tmp_path: Path) -> Any:
+def devices(tmp_path: Path) -> Iterator[list[Watched]]:
     """Two devices whose data differ, each at a server of its own that does the same."""
     watched = []
     with ExitStack() as stack:
@@ -48,7 +49,7 @@ def devices(tmp_path: Path) -> Any:
         yield watched
 
 
-def shape(server: Listening, bundles: list[str]) -> list[Any]:
+def shape(server: Listening, bundles: list[str]) -> list[tuple[str, str, bytes, str]]:
     """Every request, digests by the order in which this server made its versions: keys differ, nothing else may."""
 
     def plain(text: str) -> str:
@@ -59,7 +60,7 @@ def shape(server: Listening, bundles: list[str]) -> list[Any]:
     return [(method, plain(path), body, rng) for method, path, body, rng in server.heard]
 
 
-Script = Callable[[Watched, Any, list[float]], list[str]]
+Script = Callable[[Watched, Agent, list[float]], list[str]]
 
 
 def offers_and_clock(each: Watched, agent: Agent, now: list[float]) -> list[str]:
@@ -110,14 +111,14 @@ def test_every_request_is_the_same_whatever_runs(tmp_path: Path) -> None:
         assert runs[0] != runs[1]  # on the devices themselves it was not the same
 
 
-def gaps(each: Watched, offers: list[list[Any]]) -> list[float]:
+def gaps(each: Watched, offers: list[list[Offer]]) -> list[float]:
     """Seconds between the check-ins of an agent that runs by itself; the k-th is answered with `offers[k]`."""
     server, stop = each.server, threading.Event()
     asked = itertools.count()
     times: list[float] = []
     kept = server._check_in
 
-    def check_in(body: bytes) -> Any:
+    def check_in(body: bytes) -> msgspec.Struct:
         number = next(asked)
         times.append(time.monotonic())
         if number >= len(offers):

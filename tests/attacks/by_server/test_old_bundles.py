@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archipel import lite_runtime as lite
-from archipel.bundle import Manifest, decode_manifest, encode_manifest, generate_key, open_bundle, pack
+from archipel.bundle import Bundle, Manifest, decode_manifest, encode_manifest, generate_key, open_bundle, pack
 from archipel.client.downloads import publisher_book
 from archipel.client.downloads.publisher_book import PublisherBook
 from archipel.errors import ClientError, ManifestError, PolicyError
@@ -126,7 +126,7 @@ def test_sequences_are_of_one_publisher_and_one_name(tmp_path: Path) -> None:
     book = PublisherBook(tmp_path / "book")
     keys = generate_key(), generate_key()
 
-    def bundle(number: int, key: Ed25519PrivateKey, sequence: int) -> Any:
+    def bundle(number: int, key: Ed25519PrivateKey, sequence: int) -> Bundle:
         folder = tmp_path / f"{number}"
         make_bundle(folder, key)
         signed_anew(folder, key, sequence=sequence)

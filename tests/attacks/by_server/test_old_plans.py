@@ -9,10 +9,9 @@ disk, and a time after which it is good no longer; of tasks that are forgotten t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +21,7 @@ from archipel.client.memory import journal, plan_book
 from archipel.client.memory.plan_book import PlanBook
 from archipel.errors import ClientError
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.sealed import Sealed
 from tests.client.answers.world import World
 from tests.support.scripted_server import Reply, scripted
 
@@ -34,12 +34,12 @@ def world(tmp_path: Path) -> Iterator[World]:
         made.agent.close()
 
 
-def dated(seconds: float) -> Any:
+def dated(seconds: float) -> Callable[[Reply], Reply]:
     """The right answer, by a server whose clock says that."""
     return lambda reply: Reply(reply.status, reply.body, {**reply.headers, "Date": formatdate(seconds, usegmt=True)})
 
 
-def replayed(world: World, recorded: Any) -> str:
+def replayed(world: World, recorded: tuple[RoundPlan | None, Sealed]) -> str:
     """The outcome of showing the agent a recorded plan, and the requests that it made for its round."""
     world.server.forget()
     world.server.plan, world.server.sealed = recorded

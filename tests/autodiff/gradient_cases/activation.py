@@ -49,7 +49,9 @@ def hard_sigmoid(draw: Draw) -> Case:
     return Case("HardSigmoid", [x], given, free=free, torch=lambda x: torch.clamp(a * x + b, 0.0, 1.0))
 
 
-def selu(x: torch.Tensor, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875) -> Any:
+def selu(
+    x: torch.Tensor, alpha: float = 1.67326319217681884765625, gamma: float = 1.05070102214813232421875
+) -> torch.Tensor:
     return gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Array = np.ndarray
@@ -32,7 +34,7 @@ class Case:
     attributes: dict[str, Any] = field(default_factory=dict)
     constants: frozenset[int] = frozenset()
     free: dict[int, set[int]] = field(default_factory=dict)
-    torch: Callable[..., Any] | None = None
+    torch: Callable[..., Tensor | tuple[Tensor, ...]] | None = None
     outputs: int = 1
     rank: int | None = None
     of: tuple[int, ...] = (0,)
@@ -61,7 +63,7 @@ class Case:
             if value is not None and i not in self.constants and value.dtype.kind == "f"
         ]
 
-    def arrays(self, dtype: Any) -> dict[str, Array]:
+    def arrays(self, dtype: npt.DTypeLike) -> dict[str, Array]:
         """What the model is fed with."""
         return {
             name: self._cast(value, dtype)
@@ -69,7 +71,7 @@ class Case:
             if value is not None and i not in self.constants
         }
 
-    def model(self, dtype: Any) -> onnx.ModelProto:
+    def model(self, dtype: npt.DTypeLike) -> onnx.ModelProto:
         """A model of one node, outputs `y`, `y1`, ..., with float inputs of this type."""
         inputs, initializers = [], []
         for i, (name, value) in enumerate(zip(self.names, self.inputs)):
@@ -93,7 +95,7 @@ class Case:
         graph = helper.make_graph([node], "case", inputs, results, initializers)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
-    def _cast(self, value: Array, dtype: Any) -> Array:
+    def _cast(self, value: Array, dtype: npt.DTypeLike) -> Array:
         # What is in float32 here is so in ONNX, whatever the type of the data: scales of Resize.
         return np.asarray(value, dtype) if value.dtype == np.float64 else np.asarray(value)
 
@@ -102,7 +104,7 @@ class Case:
         return f"Case({self.op_type}, {shapes}, {self.attributes}, free={self.free})"
 
 
-def _cast_target(dtype: Any) -> int:
+def _cast_target(dtype: npt.DTypeLike) -> int:
     # To the other floating-point type; both have kernels everywhere.
     return int(TensorProto.FLOAT if np.dtype(dtype) == np.float64 else TensorProto.DOUBLE)
 

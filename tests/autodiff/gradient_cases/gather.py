@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from gradient_cases.case import Array, Case, Draw, distinct, free_axes, normal, shapes
@@ -72,7 +70,7 @@ def gather_nd(draw: Draw) -> Case:
     lead, index = positions(draw, shape, batch, depth, unique=False)
     sizes = np.array(shape[batch : batch + depth])
 
-    def function(x: torch.Tensor, _: Any) -> torch.Tensor:
+    def function(x: torch.Tensor, _: object) -> torch.Tensor:
         where = [torch.from_numpy(np.indices(lead)[i]) for i in range(batch)]
         return x[(*where, *torch.from_numpy(index).unbind(-1))]
 
@@ -100,7 +98,7 @@ def scatter_elements(draw: Draw) -> Case:
         picked[axis] = draw(st.integers(1, 5))
         index = rng.integers(0, shape[axis], picked)
 
-    def function(x: torch.Tensor, _: Any, updates: torch.Tensor) -> torch.Tensor:
+    def function(x: torch.Tensor, _: object, updates: torch.Tensor) -> torch.Tensor:
         where = torch.from_numpy(index)
         if reduction == "none":
             return x.scatter(axis, where, updates)
@@ -128,7 +126,7 @@ def scatter_nd(draw: Draw) -> Case:
     picked = [*lead, *shape[depth:]]
     data, updates = values(draw, reduction, shape, picked)
 
-    def function(x: torch.Tensor, _: Any, updates: torch.Tensor) -> torch.Tensor:
+    def function(x: torch.Tensor, _: object, updates: torch.Tensor) -> torch.Tensor:
         flat = torch.tensor(np.ravel_multi_index(tuple(np.moveaxis(index, -1, 0)), shape[:depth])).reshape(-1)
         rest = int(np.prod(shape[depth:]))
         rows, new = x.reshape(-1, rest), updates.reshape(-1, rest)

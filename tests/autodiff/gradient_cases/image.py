@@ -44,7 +44,7 @@ def resize(draw: Draw) -> Case:
         listed = draw(st.permutations(over))
         attributes["axes"] = [axis - draw(st.sampled_from([0, rank])) for axis in listed]
     x = normal(draw, *shape)
-    inputs: list[Any] = [x, None, np.array([scales[axis] for axis in listed], np.float32)]
+    inputs: list[np.ndarray | None] = [x, None, np.array([scales[axis] for axis in listed], np.float32)]
     by_size = draw(st.booleans())
     lengths = [int(size * scale) for size, scale in zip(shape, scales)]
     if by_size:
@@ -94,7 +94,7 @@ def interpolate(
         return None
     name = "bicubic" if mode == "cubic" else {4: "bilinear", 5: "trilinear"}[rank]
 
-    def function(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    def function(x: torch.Tensor, *_: object) -> torch.Tensor:
         return F.interpolate(x, size=lengths[2:], mode=name, align_corners=coordinates == "align_corners")
 
     return function

@@ -31,7 +31,7 @@ def concat(draw: Draw) -> Case:
 def split(draw: Draw) -> Case:
     shape = draw(shapes(1, 3))
     axis = draw(st.integers(0, len(shape) - 1))
-    inputs: list[Any] = []
+    inputs: list[np.ndarray] = []
     attributes: dict[str, int] = {"axis": axis - len(shape) * draw(st.booleans())}
     if draw(st.booleans()):
         sizes = draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
@@ -78,7 +78,7 @@ def slice_(draw: Draw) -> Case:
         inputs += [None] * (4 - len(inputs)) + [np.array(steps, kind)]
     at_runtime = [i for i, value in enumerate(inputs) if i and value is not None]
 
-    def function(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    def function(x: torch.Tensor, *_: object) -> torch.Tensor:
         for axis, start, end, step in zip(axes, starts, ends, steps):
             x = x.index_select(axis, torch.tensor(sliced(shape[axis], start, end, step), dtype=torch.int64))
         return x
@@ -117,7 +117,7 @@ def pad(draw: Draw) -> Case:
     if at_runtime[1:] and 3 not in constants and draw(st.booleans()):
         inputs[3] = inputs[3].astype(np.int32)  # which ONNX's inference refuses in an initializer
 
-    def function(x: torch.Tensor, _: Any, value: Any = None, *__: Any) -> torch.Tensor:
+    def function(x: torch.Tensor, _: object, value: torch.Tensor | None = None, *__: object) -> torch.Tensor:
         around = [0] * (2 * n)
         for axis, b, a in zip(axes, before, after):
             around[2 * (n - 1 - axis) : 2 * (n - axis)] = [b, a]

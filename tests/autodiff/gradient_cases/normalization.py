@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import torch
 from gradient_cases.case import Case, Draw, away_from_zero, free_axes, normal, positive
@@ -128,7 +129,7 @@ def group_normalization(draw: Draw) -> Case:
 class WithStatistics(Case):
     """LayerNormalization's statistics are float32 whatever X is (stash_type 1)."""
 
-    def model(self, dtype: Any) -> onnx.ModelProto:
+    def model(self, dtype: npt.DTypeLike) -> onnx.ModelProto:
         proto = super().model(dtype)
         for value in proto.graph.output:
             if value.name != "y":

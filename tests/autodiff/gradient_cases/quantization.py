@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import onnx
 import torch
 from gradient_cases.case import Array, Case, Draw, free_axes, shapes
@@ -18,7 +18,7 @@ KINDS = [np.int8, np.uint8, np.int16, np.uint16, ml_dtypes.int4, ml_dtypes.uint4
 class Quantized(Case):
     """QuantizeLinear, then DequantizeLinear; `inputs`: x, scale, zero point or None, and the second one's own scale."""
 
-    def model(self, dtype: Any) -> onnx.ModelProto:
+    def model(self, dtype: npt.DTypeLike) -> onnx.ModelProto:
         proto = super().model(dtype)
         first = proto.graph.node[0]
         names = list(first.input)
@@ -95,7 +95,9 @@ def quantize(draw: Draw) -> Case:
         # The scale's gradient is a difference of numbers near 2^15, whose rounding in float32 is most of what is left.
         constants |= {1} if other is None else {1, 3}
 
-    def function(x: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None = None, t: Any = None) -> torch.Tensor:
+    def function(
+        x: torch.Tensor, s: torch.Tensor, z: torch.Tensor | None = None, t: torch.Tensor | None = None
+    ) -> torch.Tensor:
         zero = 0 if z is None else grid.spread(z).double()
         ratio = x / grid.spread(s)
         rounded = ratio + (torch.round(ratio) - ratio).detach()
@@ -143,7 +145,7 @@ def dequantize(draw: Draw) -> Case:
 class Dynamic(Case):
     """DynamicQuantizeLinear, then a DequantizeLinear with what it found."""
 
-    def model(self, dtype: Any) -> onnx.ModelProto:
+    def model(self, dtype: npt.DTypeLike) -> onnx.ModelProto:
         proto = super().model(dtype)
         proto.graph.node[0].output[:] = ["q", "s", "z"]
         proto.graph.node.append(helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], name="back"))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from gradient_cases.case import Case, Draw, free_axes, normal, shapes
@@ -74,11 +72,11 @@ def space_to_depth(draw: Draw) -> Case:
 def trilu(draw: Draw) -> Case:
     shape = draw(shapes(2, 4, 4))
     upper, k = draw(st.sampled_from([None, 0, 1])), draw(st.sampled_from([None, -5, -2, -1, 0, 1, 2, 5]))
-    inputs: list[Any] = [normal(draw, *shape)]
+    inputs: list[np.ndarray | None] = [normal(draw, *shape)]
     if k is not None or draw(st.booleans()):
         inputs.append(k if k is None else np.array(k, np.int64))
 
-    def function(x: torch.Tensor, _: Any = None) -> torch.Tensor:
+    def function(x: torch.Tensor, _: object = None) -> torch.Tensor:
         return torch.tril(x, k or 0) if upper == 0 else torch.triu(x, k or 0)
 
     return Case(
@@ -99,7 +97,7 @@ def cum_sum(draw: Draw) -> Case:
     attributes = {name: flag for name, flag in zip(("exclusive", "reverse"), flags) if flag is not None}
     given = np.array(axis - len(shape) * draw(st.booleans()), draw(st.sampled_from([np.int64, np.int32])))
 
-    def function(x: torch.Tensor, _: Any) -> torch.Tensor:
+    def function(x: torch.Tensor, _: object) -> torch.Tensor:
         x = x.flip(axis) if flags[1] else x
         total = x.cumsum(axis) - (x if flags[0] else 0)
         return total.flip(axis) if flags[1] else total

@@ -47,7 +47,7 @@ class Layer(OpRun):
     states = 1
     defaults: tuple[str, ...] = ("Tanh",)
 
-    def _run(self, x: Any, w: Any, r: Any, *others: Any, **given: Any) -> tuple[Array, ...]:
+    def _run(self, x: Array, w: Array, r: Array, *others: Array | None, **given: Any) -> tuple[Array, ...]:
         bias, lengths, *initial, peepholes = [*others, *[None] * (5 - len(others))]
         given = {name: value for name, value in given.items() if value is not None}
         if given.get("layout"):
@@ -175,7 +175,7 @@ class Scan(ForwardScan):
         forward.attribute.extend(kept)
         super().__init__(forward, params)
 
-    def _run(self, *values: Any, **given: Any) -> tuple[Array, ...]:
+    def _run(self, *values: Array, **given: Any) -> tuple[Array, ...]:
         carried = len(values) - self.num_scan_inputs
         items = [v[::-1] if back else v for v, back in zip(values[carried:], self.inputs_back or [0] * len(values))]
         given.pop("scan_input_directions", None)

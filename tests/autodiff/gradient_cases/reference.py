@@ -11,7 +11,7 @@ broadcasting, and its NegativeLogLikelihoodLoss counts labels of -1 that are to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -54,7 +54,7 @@ def evaluator(model: onnx.ModelProto | bytes) -> ReferenceEvaluator:
 class ConvTranspose(OpRun):
     op_domain = ""
 
-    def _run(self, x: Any, w: Any, b: Any = None, **given: Any) -> tuple[np.ndarray]:
+    def _run(self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, **given: Any) -> tuple[np.ndarray]:
         n = x.ndim - 2
         full = TRANSPOSED[n](
             torch.tensor(x),
@@ -89,7 +89,7 @@ def transposed_padding(spatial: list[int], kernel: list[int], given: dict[str, A
 class MaxPool(OpRun):
     op_domain = ""
 
-    def _run(self, x: Any, **given: Any) -> tuple[np.ndarray, ...]:
+    def _run(self, x: np.ndarray, **given: Any) -> tuple[np.ndarray, ...]:
         kernel, strides, dilations, before, after = sliding(x, given)
         n = len(kernel)
         value = F.pad(torch.tensor(x), around(before, after), value=-float("inf"))
@@ -104,7 +104,7 @@ class MaxPool(OpRun):
 class AveragePool(OpRun):
     op_domain = ""
 
-    def _run(self, x: Any, **given: Any) -> tuple[np.ndarray]:
+    def _run(self, x: np.ndarray, **given: Any) -> tuple[np.ndarray]:
         kernel, strides, dilations, before, after = sliding(x, given)
         n = len(kernel)
         extra = [s - 1 if given.get("ceil_mode") else 0 for s in strides]
@@ -123,7 +123,7 @@ class AveragePool(OpRun):
 class GlobalMaxPool(OpRun):
     op_domain = ""
 
-    def _run(self, x: Any) -> tuple[np.ndarray]:
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
 
 
@@ -132,7 +132,14 @@ class Resize(Resampling):
 
     op_domain = ""
 
-    def _run(self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, **given: Any) -> tuple[np.ndarray]:
+    def _run(
+        self,
+        x: np.ndarray,
+        roi: np.ndarray | None = None,
+        scales: np.ndarray | None = None,
+        sizes: np.ndarray | None = None,
+        **given: Any,
+    ) -> tuple[np.ndarray]:
         plain = given["mode"] == "nearest" and given["coordinate_transformation_mode"] == "asymmetric"
         if plain and given["nearest_mode"] == "floor" and not given.get("axes"):
             return super()._run(x, roi, scales, sizes, **given)
@@ -190,7 +197,7 @@ def around(before: list[int], after: list[int]) -> list[int]:
 class GatherElements(OpRun):
     op_domain = ""
 
-    def _run(self, data: Any, indices: Any, axis: int | None = None) -> tuple[np.ndarray]:
+    def _run(self, data: np.ndarray, indices: np.ndarray, axis: int | None = None) -> tuple[np.ndarray]:
         axis = axis or 0
         positive = np.where(indices < 0, indices + data.shape[axis], indices).astype(np.int64)
         return (torch.gather(torch.tensor(data), axis, torch.tensor(positive)).numpy(),)
@@ -199,7 +206,14 @@ class GatherElements(OpRun):
 class Pad(OpRun):
     op_domain = ""
 
-    def _run(self, x: Any, pads: Any, value: Any = None, axes: Any = None, mode: Any = None) -> tuple[np.ndarray]:
+    def _run(
+        self,
+        x: np.ndarray,
+        pads: np.ndarray,
+        value: np.ndarray | None = None,
+        axes: Sequence[int] | np.ndarray | None = None,
+        mode: Any | None = None,
+    ) -> tuple[np.ndarray]:
         axes = range(x.ndim) if axes is None else [int(axis) % x.ndim for axis in axes]
         width = [(0, 0)] * x.ndim
         for axis, before, after in zip(axes, pads, pads[len(axes) :]):
@@ -215,7 +229,14 @@ class Pad(OpRun):
 class Slice(OpRun):
     op_domain = ""
 
-    def _run(self, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> tuple[np.ndarray]:
+    def _run(
+        self,
+        x: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        axes: np.ndarray | None = None,
+        steps: np.ndarray | None = None,
+    ) -> tuple[np.ndarray]:
         for i, axis in enumerate(range(len(starts)) if axes is None else axes):
             step = 1 if steps is None else int(steps[i])
             x = np.take(x, sliced(x.shape[axis], int(starts[i]), int(ends[i]), step), axis)
@@ -233,7 +254,9 @@ def sliced(size: int, start: int, end: int, step: int) -> list[int]:
 class ReduceLogSumExp(OpRun):
     op_domain = ""
 
-    def _run(self, x: Any, axes: Any = None, keepdims: Any = 1, noop_with_empty_axes: Any = 0) -> tuple[np.ndarray]:
+    def _run(
+        self, x: Any, axes: np.ndarray | None = None, keepdims: int = 1, noop_with_empty_axes: int = 0
+    ) -> tuple[np.ndarray]:
         over = [int(axis) for axis in ([] if axes is None else axes)]
         if not over and not noop_with_empty_axes:
             over = list(range(x.ndim))
@@ -241,7 +264,7 @@ class ReduceLogSumExp(OpRun):
 
 
 def by_torch(op_type: str, function: Callable[..., torch.Tensor]) -> type[OpRun]:
-    def run(self: OpRun, *inputs: Any, **given: Any) -> tuple[np.ndarray]:
+    def run(self: OpRun, *inputs: np.ndarray, **given: Any) -> tuple[np.ndarray]:
         return (function(*map(torch.tensor, inputs), **given).numpy(),)
 
     return type(op_type, (OpRun,), {"op_domain": "", "_run": run})
@@ -271,7 +294,13 @@ class GroupNormalization(OpRun):
     op_domain = ""
 
     def _run(
-        self, x: Any, scale: Any, bias: Any, epsilon: Any = None, num_groups: Any = None, stash_type: Any = None
+        self,
+        x: np.ndarray,
+        scale: np.ndarray,
+        bias: np.ndarray,
+        epsilon: Any = None,
+        num_groups: Any = None,
+        stash_type: int | None = None,
     ) -> tuple[np.ndarray]:
         tensors = [torch.tensor(value) for value in (x, scale, bias)]
         return (F.group_norm(tensors[0], num_groups, *tensors[1:], eps=epsilon).numpy(),)
@@ -280,5 +309,5 @@ class GroupNormalization(OpRun):
 class LpNormalization(OpRun):
     op_domain = ""
 
-    def _run(self, x: Any, axis: int | None = None, p: int | None = None) -> tuple[np.ndarray]:
+    def _run(self, x: np.ndarray, axis: int | None = None, p: int | None = None) -> tuple[np.ndarray]:
         return (F.normalize(torch.tensor(x), p=p, dim=axis, eps=1e-300).numpy(),)

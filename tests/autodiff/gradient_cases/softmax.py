@@ -48,7 +48,9 @@ def label_loss(draw: Draw, op_type: str) -> Case:
     if of == (1,):
         constants |= {2} & set(range(len(inputs)))  # which reads no weights
 
-    def function(scores: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None = None) -> Any:
+    def function(
+        scores: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
         logs = torch.log_softmax(scores, 1) if softmax else scores
         kept = labels != (-999 if ignored is None else ignored)
         index = torch.where(kept, labels, 0).long()

@@ -83,7 +83,9 @@ def test_named_delegates_are_reported(
         ({"x": np.array([[object()] * 4])}, "nothing is unpickled"),
     ],
 )
-def test_errors_name_file_and_entry(linear: Linear, archipel: Command, tmp_path: Path, arrays: Any, text: str) -> None:
+def test_errors_name_file_and_entry(
+    linear: Linear, archipel: Command, tmp_path: Path, arrays: dict[str, np.ndarray], text: str
+) -> None:
     path = tmp_path / "bad.npz"
     np.savez(path, **arrays)
     _, err = archipel("run", *linear.arguments, "--input", str(path), code=1)
@@ -100,7 +102,7 @@ def test_errors_name_file_and_entry(linear: Linear, archipel: Command, tmp_path:
     ],
 )
 def test_options_that_make_no_sense(
-    linear: Linear, archipel: Command, data: dict[str, np.ndarray], tmp_path: Path, options: Any, text: str
+    linear: Linear, archipel: Command, data: dict[str, np.ndarray], tmp_path: Path, options: list[str], text: str
 ) -> None:
     _, err = archipel("run", *linear.arguments, "--input", str(tmp_path / "x.npy"), *options, code=1)
     assert text in err

@@ -24,16 +24,16 @@ predict (float[n, 2] x, float[2] w) => (float[n, 2] y) { y = Mul(x, w) }"""
 
 
 @pytest.fixture(scope="module")
-def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def device(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two bundles (times 2, times 3), one whose self-test is wrong, and the key's public half."""
     folder = tmp_path_factory.mktemp("models")
     key = b.generate_key()
     b.save_public_key(key, folder / "key.pub")
     graph = parser.parse_model(GRAPH).SerializeToString()
-    found: dict[str, Any] = {"key": folder / "key.pub"}
+    found: dict[str, Path] = {"key": folder / "key.pub"}
     for name, factor, tested in (("two", 2, 2), ("three", 3, 3), ("wrong", 4, 5)):
         w = np.full(2, factor, np.float32)
-        ports: Any = {"dtype": "float32", "shape": ("n", 2)}
+        ports: dict[str, Any] = {"dtype": "float32", "shape": ("n", 2)}
         b.write_bundle(
             folder / name,
             name=name,
@@ -71,7 +71,7 @@ def run(*arguments: object, code: int = 0) -> str:
     return result.output
 
 
-def test_the_life_of_a_model(device: dict[str, Any], tmp_path: Path) -> None:
+def test_the_life_of_a_model(device: dict[str, Path], tmp_path: Path) -> None:
     folder, key = tmp_path / "slots", ("--key", device["key"])
     assert "no such folder; `archipel slots install` makes one" in run("show", folder, code=1)
     assert run("install", folder, device["two"], *key).startswith("slot a: staged 'two', digest ")
@@ -94,7 +94,7 @@ def test_the_life_of_a_model(device: dict[str, Any], tmp_path: Path) -> None:
     assert "nothing to return to" in run("rollback", folder, *key, code=1)
 
 
-def test_errors_are_one_line(device: dict[str, Any], tmp_path: Path) -> None:
+def test_errors_are_one_line(device: dict[str, Path], tmp_path: Path) -> None:
     folder, key = tmp_path / "slots", ("--key", device["key"])
     assert "no slot is staged; install a bundle first" in run("switch", folder, *key, code=1)
     assert "no slot is active" in run("confirm", folder, code=1)
@@ -112,7 +112,7 @@ def test_errors_are_one_line(device: dict[str, Any], tmp_path: Path) -> None:
     run("show", folder)  # without a key nothing is verified
 
 
-def test_a_crash_while_switching_by_hand_counts(device: dict[str, Any], tmp_path: Path) -> None:
+def test_a_crash_while_switching_by_hand_counts(device: dict[str, Path], tmp_path: Path) -> None:
     folder, key = tmp_path / "slots", ("--key", device["key"])
     run("install", folder, device["two"], *key)
     code = (

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from archipel import bundle as b
+from archipel.operator import OperatorClient
 from archipel.server import load_settings
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
@@ -176,12 +177,12 @@ def test_the_client_walks_all_pages(archipel: Command, digits: Path, monkeypatch
         for number in (2, 1):
             client.models.promote("digits", number)
         assert [each.version for each in client.models.promotions("digits")] == [1, 2, 1]
-        made: Any = json.loads(archipel("rollout", "create", str(digits / "rollout.toml"), "--json")[0])
+        made: dict[str, Any] = json.loads(archipel("rollout", "create", str(digits / "rollout.toml"), "--json")[0])
         assert [each.rollout_id for each in client.rollouts.list()] == [made["rollout_id"]]
         assert list(client.tasks.metrics(_task(client))) == []
 
 
-def _task(client: Any) -> str:
+def _task(client: OperatorClient) -> str:
     from archipel.operator import TaskRequest
 
     bundle = client.models.version("digits", 1).bundle

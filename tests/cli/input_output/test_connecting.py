@@ -7,7 +7,6 @@ import socket
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -130,7 +129,7 @@ def test_enrolment_tokens_that_would_be_none(
 ) -> None:
     monkeypatch.chdir(served)
     before = sorted(served.rglob("*"))
-    options: dict[str, Any] = {"--server": "http://127.0.0.1:8470", "--population": "pupils", **changes}
+    options: dict[str, str] = {"--server": "http://127.0.0.1:8470", "--population": "pupils", **changes}
     _, err = archipel("token", *TOKEN, *sum(options.items(), ()), "tokens", code=code)
     assert said in err
     assert sorted(served.rglob("*")) == before

@@ -173,7 +173,7 @@ def missing_file(folder: Path) -> None:
     (folder / "weights.safetensors").unlink()
 
 
-def test_a_signed_bundle_with_an_unsafe_graph(archipel: Any, again: Any, made: Path) -> None:
+def test_a_signed_bundle_with_an_unsafe_graph(archipel: Command, again: Callable[..., list[str]], made: Path) -> None:
     """Its publisher signed a graph of another vendor's operators."""
     arguments = again()
     folder = Path(arguments[1])
@@ -205,7 +205,7 @@ def test_a_signed_bundle_with_an_unsafe_graph(archipel: Any, again: Any, made: P
     ],
 )
 def test_what_was_changed_after_signing(
-    archipel: Command, again: Callable[..., list[str]], change: Any, check: str, text: str
+    archipel: Command, again: Callable[..., list[str]], change: Callable[[Path], None], check: str, text: str
 ) -> None:
     arguments = again()
     change(Path(arguments[1]))

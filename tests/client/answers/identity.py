@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 
@@ -64,7 +63,8 @@ def _(world: World) -> None:
     world.agent.run_once()
     world.agent.run_once()
     assert world.asked("session") == 1
-    session: Any = world.agent._session
+    session = world.agent._session
+    assert session is not None
     session._renew_at -= 81  # of the 100 s by the server's clock
     world.agent.run_once()
     assert world.asked("session") == 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from archipel.protocol import messages as m
@@ -59,9 +57,9 @@ def _(world: World) -> None:
 @case("in a round", "410 after that")
 def _(world: World) -> None:
     for step in STEPS[STEPS.index("confirmation") :]:
-        end = "committed"
+        end: m.Phase = "committed"
 
-        def over(reply: Reply, end: Any = end) -> Reply | bytes | None:
+        def over(reply: Reply, end: m.Phase = end) -> Reply | bytes | None:
             world.server.phase = end
             return refused(410)(reply)
 

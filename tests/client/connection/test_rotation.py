@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -213,7 +213,7 @@ def test_killed_again_and_again(federation: Federation) -> None:
 
 def test_a_request_that_is_delivered_long_after_its_answer_was_given_up(federation: Federation) -> None:
     """The server answers to the next key from one moment to the next, while the device goes on with the old one."""
-    late: list[Any] = []
+    late: list[Forward] = []
 
     def hold(handler: Handler, forward: Forward) -> None:
         late.append(forward)
@@ -223,7 +223,7 @@ def test_a_request_that_is_delivered_long_after_its_answer_was_given_up(federati
         late.pop()()
         handler.answer(*forward())
 
-    def fault(method: str, path: str) -> Any:
+    def fault(method: str, path: str) -> Callable[[Handler, Forward], None] | None:
         if path.endswith("/key") and len(held) < 2:
             held.append(path)
             return hold

@@ -18,10 +18,9 @@ from archipel.client import AgentConfig
 from archipel.client.connection.transport import Transport
 from archipel.errors import ClientError, RefusedError, UnreachableError
 from archipel.protocol.messages import Receipt
-from tests.support.faults import Handler
 from tests.support.in_thread import in_thread
 
-Answer = bytes | Callable[[Any], None]
+Answer = bytes | Callable[[BaseHTTPRequestHandler], None]
 
 STORED = b'{"stored":true}'
 
@@ -50,7 +49,7 @@ class Script(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def handle_error(self, request: pytest.FixtureRequest, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         pass
 
 
@@ -71,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = _answer
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args: object) -> None:
         pass
 
 
@@ -101,15 +100,15 @@ def make(script: Script, tmp_path: Path, pauses: list[float]) -> Iterator[Callab
         each.close()
 
 
-def close_before_answering(handler: Handler) -> None:
+def close_before_answering(handler: BaseHTTPRequestHandler) -> None:
     handler.connection.shutdown(socket.SHUT_RDWR)
 
 
-def hang(handler: Handler) -> None:
+def hang(handler: BaseHTTPRequestHandler) -> None:
     time.sleep(0.8)
 
 
-def drip(handler: Handler) -> None:
+def drip(handler: BaseHTTPRequestHandler) -> None:
     handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n")
     for byte in STORED:
         handler.wfile.write(bytes([byte]))
@@ -232,7 +231,7 @@ def test_retry_after_as_a_date(script: Script, make: Callable[..., Transport], p
 
 
 def test_size_is_limited_before_and_while_reading(script: Script, make: Callable[..., Transport]) -> None:
-    def endless(handler: Handler) -> None:
+    def endless(handler: BaseHTTPRequestHandler) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
         for _ in range(1000):
             handler.wfile.write(b"x" * 65536)
@@ -285,7 +284,7 @@ def test_the_servers_clock_is_known_from_its_answers(script: Script, make: Calla
 DATA = bytes(range(256)) * 1000
 
 
-def ranged(handler: Handler) -> None:
+def ranged(handler: BaseHTTPRequestHandler) -> None:
     wanted = handler.headers.get("Range")
     if wanted is None:
         handler.wfile.write(ok(DATA))
@@ -299,7 +298,7 @@ def ranged(handler: Handler) -> None:
     handler.wfile.write(ok(DATA[first:stop], "206 Partial Content", Content_Range=span))
 
 
-def cut_off(handler: Handler) -> None:
+def cut_off(handler: BaseHTTPRequestHandler) -> None:
     handler.wfile.write(ok(DATA)[:100_000])
 
 

@@ -151,12 +151,12 @@ def test_a_damaged_file_of_the_cache_is_no_source(
 class Liar:
     """The agent's session, but for what it says of pieces."""
 
-    def __init__(self, session: DeviceSession, says: Callable[[Pieces], Any]) -> None:
+    def __init__(self, session: DeviceSession, says: Callable[[Pieces], Pieces | bytes]) -> None:
         self._session = session
         self._says = says
         self.fetched = 0
 
-    def call(self, method: str, path: str, kind: Any) -> Any:
+    def call(self, method: str, path: str, kind: type[Pieces]) -> Pieces:
         said = self._says(self._session.call(method, path, kind))
         # As over the wire.
         return said if isinstance(said, Pieces) else decode("pieces", said, Pieces)
@@ -192,7 +192,7 @@ def changed(**changes: Any) -> Callable[[Pieces], Pieces]:
     return change
 
 
-LIES: dict[str, Callable[[Pieces], Any]] = {
+LIES: dict[str, Callable[[Pieces], Pieces | bytes]] = {
     "in another place": moved,
     "shorter than it is": changed(size=70_000),
     "longer than it is": changed(size=3_000_000),

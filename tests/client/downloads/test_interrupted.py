@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import pytest
 from archipel import bundle as b
 from archipel.client import Agent, AgentConfig
 from archipel.client.downloads.cache import Cache
+from archipel.client.downloads.piece_index import Place
 from archipel.client.downloads.pieces import PieceDownload
+from archipel.protocol.messages import Piece
 from tests.support.faults import MENDED, Fault, Forward, Handler, Proxy, running
 from tests.support.federation import Federation
 from tests.support.pieces import LIMIT, model, received
@@ -73,8 +75,8 @@ def test_a_source_that_goes_while_it_is_copied(
     find = cache.index.find
     for cut in (None, 1_000_000):
 
-        def found(*arguments: Any, cut: int | None = cut) -> Any:
-            places = find(*arguments)
+        def found(wanted: Iterable[Piece], cut: int | None = cut) -> dict[str, Place]:
+            places = find(wanted)
             source.unlink() if cut is None else os.truncate(source, cut)
             return places
 

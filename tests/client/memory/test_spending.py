@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
@@ -21,6 +21,8 @@ from archipel.protocol.sealed import encode
 from tests.client.memory.test_journal import begin
 
 TASK = "1" * 32
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def entry(number: int, **changes: Any) -> Entry:
@@ -88,8 +90,8 @@ def steps_of(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None], stop: in
     """Do `work` up to its change number `stop` of the file system. Returns how many it got to."""
     done = 0
 
-    def counting(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
+    def counting(real: Callable[P, R]) -> Callable[P, R]:
+        def call(*args: P.args, **options: P.kwargs) -> R:
             nonlocal done
             if done == stop:
                 raise Killed

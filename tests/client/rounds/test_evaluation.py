@@ -16,6 +16,7 @@ from archipel.client import Agent
 from archipel.converter import Signing, Training, convert
 from archipel.errors import RefusedError
 from archipel.protocol.measures import measured, measures
+from archipel.protocol.operator.tasks import RoundResult
 from archipel.training import losses, optimizers
 from tests.support.federation import Federation
 
@@ -36,7 +37,7 @@ def examples(number: int) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture
-def fleet(federation: Federation, network: nn.Module) -> tuple[Any, list[Any]]:
+def fleet(federation: Federation, network: nn.Module) -> tuple[Federation, list[Agent]]:
     made = convert(
         network, federation.folder / "net", example=torch.zeros(2, 4),
         training=Training(losses.cross_entropy(), optimizers.sgd(lr=0.1), strategy="fedavg"),
@@ -59,17 +60,18 @@ def fleet(federation: Federation, network: nn.Module) -> tuple[Any, list[Any]]:
     return federation, agents
 
 
-def evaluate(federation: Federation, agents: list[Agent], metrics: dict[str, float], privacy: str) -> Any:
+def evaluate(federation: Federation, agents: list[Agent], metrics: dict[str, float], privacy: str) -> RoundResult:
     task = federation.task(kind="evaluation", metrics=metrics, privacy=privacy, threshold=None, cohort=3, min_cohort=3)
     federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     [info] = federation.rounds(task)
     assert info.phase == "committed", info
+    assert info.result is not None
     return info.result
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
 def test_loss_and_accuracy_are_those_of_all_examples_together(
-    fleet: tuple[Any, list[Any]], network: nn.Module, privacy: str
+    fleet: tuple[Federation, list[Agent]], network: nn.Module, privacy: str
 ) -> None:
     result = evaluate(*fleet, {"loss": 8.0, "accuracy": 1.0}, privacy)
     all_of = [np.concatenate([examples(number)[key] for number in range(3)]) for key in ("input", "label")]
@@ -82,7 +84,7 @@ def test_loss_and_accuracy_are_those_of_all_examples_together(
     assert result.examples == pytest.approx(sum(SIZES), abs=0.01)
 
 
-def test_it_is_told_how_much_was_beyond_the_range(fleet: tuple[Any, list[Any]], network: nn.Module) -> None:
+def test_it_is_told_how_much_was_beyond_the_range(fleet: tuple[Federation, list[Agent]], network: nn.Module) -> None:
     with torch.no_grad():
         means = [
             float(functional.cross_entropy(network(torch.from_numpy(x)), torch.from_numpy(y)))
@@ -94,7 +96,7 @@ def test_it_is_told_how_much_was_beyond_the_range(fleet: tuple[Any, list[Any]], 
     assert result.clamped == {"loss": pytest.approx(beyond, rel=1e-3)}
 
 
-def test_what_can_be_asked_for_is_named(fleet: tuple[Any, list[Any]]) -> None:
+def test_what_can_be_asked_for_is_named(fleet: tuple[Federation, list[Agent]]) -> None:
     federation, _ = fleet
     with pytest.raises(RefusedError, match=r"metric 'correct': .* computes \['accuracy', 'loss'\]"):
         federation.task(kind="evaluation", metrics={"correct": 1.0})

@@ -9,19 +9,20 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from archipel.lite_runtime import IsolatedRuntime
+from archipel.lite_runtime import IsolatedRuntime, LocalUpdate
 from archipel.protocol.operator.tasks import TaskInfo
 from tests.support.federation import Federation
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="child processes with limits need Linux")
 
 
-def over(federation: Federation, task: TaskInfo) -> Any:
+def over(federation: Federation, task: TaskInfo) -> Callable[[], bool]:
     return lambda: federation.operator.tasks.get(task.task_id).state != "running"
 
 
@@ -113,8 +114,8 @@ def test_a_child_that_dies_costs_the_round_and_nothing_else(
 ) -> None:
     kept = IsolatedRuntime.local_round
 
-    def killed(self: IsolatedRuntime, *arguments: Any, **options: Any) -> Any:
-        def kill(progress: Any) -> None:
+    def killed(self: IsolatedRuntime, *arguments: Any, **options: Any) -> LocalUpdate:
+        def kill(progress: object) -> None:
             assert self.pid is not None
             os.kill(self.pid, signal.SIGKILL)
 

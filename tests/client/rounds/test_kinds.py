@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ def plain(federation: Federation, bundle_maker: Callable[..., Path]) -> Federati
     return federation
 
 
-def until_ended(federation: Federation, task: TaskInfo, agents: list[Agent]) -> Any:
+def until_ended(federation: Federation, task: TaskInfo, agents: list[Agent]) -> TaskInfo:
     federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
     return federation.operator.tasks.get(task.task_id)
 

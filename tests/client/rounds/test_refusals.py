@@ -18,7 +18,7 @@ from archipel import bundle as b
 from archipel.client import Agent
 from archipel.protocol import messages as m
 from archipel.protocol.identity import EnrolmentToken, mint_token, verify_chain
-from archipel.protocol.sealed import decode, encode, public_bytes, seal
+from archipel.protocol.sealed import Sealed, decode, encode, public_bytes, seal
 from tests.support.in_thread import in_thread
 
 WEIGHTS = b.write_weights({"w": np.array([0.1, 0.2, 0.3], np.float32)})
@@ -32,11 +32,11 @@ class Rogue(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.key, self.enrolment_key = b.generate_key(), b.generate_key()
-        self.plan: Any = None
+        self.plan: Sealed | None = None
         self.files: dict[str, bytes] = {}
         self.requests: list[str] = []
 
-    def answer(self, path: str, body: bytes) -> tuple[int, Any]:
+    def answer(self, path: str, body: bytes) -> tuple[int, bytes | msgspec.Struct]:
         self.requests.append(path)
         if path == "/v1/devices":
             chain = decode("enrolment", body, m.EnrolmentRequest).chain
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = _answer
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args: object) -> None:
         pass
 
 

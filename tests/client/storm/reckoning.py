@@ -7,7 +7,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from sqlalchemy import select
@@ -53,7 +52,7 @@ class Reckoning:
         self.weights = cache(lambda digest: self.services.blobs.read_weights(digest)["w"])
 
     @property
-    def committed(self) -> list[Any]:
+    def committed(self) -> list[Round]:
         return [each for each in self.rounds.values() if each.phase == "committed"]
 
     def check_sums(self) -> None:
@@ -126,7 +125,7 @@ class Reckoning:
         sealed = decode("plan", self.rounds[round_id].plan, Sealed)
         return decode("plan", sealed.body, RoundPlan), plan_digest(sealed)
 
-    def _mean(self, current: Any, parent: np.ndarray, updates: list[Any]) -> np.ndarray:
+    def _mean(self, current: Round, parent: np.ndarray, updates: list[Answer]) -> np.ndarray:
         total, weight = np.zeros(3), 0.0
         task = self.tasks[current.task_id]
         for update in updates:
@@ -150,7 +149,7 @@ class Reckoning:
         assert current.step_scale == 1.0 or "scaled down" in current.reason, current.round_id
         return parent + current.step_scale * total / weight
 
-    def _errors(self, current: Any, device: str) -> np.ndarray:
+    def _errors(self, current: Round, device: str) -> np.ndarray:
         data = local_data(self.numbers[device])
         return data["x"] @ self.weights(current.weights_in) - data["y"]
 

@@ -14,15 +14,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from archipel import bundle as b
+from archipel.client.memory.entry import Entry
 from archipel.operator import OperatorClient, TaskRequest
 from archipel.protocol.sealed import encode, public_bytes
 from archipel.server import init_data_folder, load_settings
 from archipel.server.services import Services
+from archipel.server.settings import Settings
 from tests.client.storm import fleet
 from tests.client.storm.fleet import CALM, Berth, Ship
 from tests.client.storm.reckoning import Reckoning, journal
@@ -32,6 +34,7 @@ from tests.support.federation import Federation
 from tests.support.linear_bundle import POPULATION, make_bundle
 from tests.support.serving import SERVE, Server
 
+T = TypeVar("T")
 AGENTS = 50
 PER_SHIP = (17, 15, 3, 3, 3, 3, 3, 3)
 """Agents in each process; those with few of them are killed."""
@@ -68,7 +71,7 @@ TASKS: dict[str, dict[str, Any]] = {
 class Processes(Server):
     """Supervisor, gunicorn and coordinator on one port over all restarts."""
 
-    settings: Any
+    settings: Settings
     port = 0
 
     def begin(self) -> None:
@@ -178,7 +181,7 @@ class Storm:
         self.weather.calm()
         (self.folder / CALM).touch()
 
-    def answered(self, ask: Callable[[], Any]) -> Any:
+    def answered(self, ask: Callable[[], T]) -> T:
         """`ask` of the operator, again until the server is there."""
         deadline = time.monotonic() + 60
         while True:
@@ -193,7 +196,7 @@ class Storm:
         """Rounds of the task, once the server answers."""
         return int(self.answered(lambda: self.operator.tasks.get(task)).rounds_committed)
 
-    def shown(self) -> Any:
+    def shown(self) -> object:
         """What the server says about rounds that are not over."""
         live = [
             info
@@ -205,9 +208,9 @@ class Storm:
         rows = [(info.phase, info.reason, [each.furthest for each in info.participants]) for info in live]
         return waiting, rows
 
-    def unsettled(self) -> list[Any]:
+    def unsettled(self) -> list[int | tuple[int, Entry]]:
         """What is not over: agents that are not enrolled, and rounds that are not closed."""
-        found: list[Any] = []
+        found: list[int | tuple[int, Entry]] = []
         for number in range(AGENTS):
             folder = self.agent_folder(number)
             if not (folder / "device.json").exists():
@@ -215,7 +218,7 @@ class Storm:
             found += [(number, entry) for entry in journal(folder) if entry.step != "closed"]
         return found
 
-    def wait_until(self, what: Callable[[], Any], seconds: float, why: Callable[[], Any]) -> None:
+    def wait_until(self, what: Callable[[], object], seconds: float, why: Callable[[], object]) -> None:
         deadline = time.monotonic() + seconds
         while not what():
             for ship in self.ships:

@@ -83,7 +83,7 @@ def test_an_old_offer_that_is_sent_again(
     heard: list[Sealed] = []
     kept = Adoption.consider
 
-    def listen(self: Adoption, offers: Any, *more: Any) -> None:
+    def listen(self: Adoption, offers: list[Sealed], *more: Any) -> None:
         heard.extend(offers)
         kept(self, offers, *more)
 
@@ -185,7 +185,7 @@ def test_a_server_that_goes_away_while_it_sends(
     agent = registry.device()
     from archipel.client.connection.session import DeviceSession
 
-    def gone(*_: Any) -> None:
+    def gone(*_: object) -> None:
         raise UnreachableError("the server did not answer")
 
     with monkeypatch.context() as patch:

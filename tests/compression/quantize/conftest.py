@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from archipel.compression import CompressedModel, Examples
+from archipel.compression.part import Part
 from archipel.compression.work import Work
 from archipel.graph import Model
-from archipel.training.losses import cross_entropy
+from archipel.training.losses import Loss, cross_entropy
 from tests.support.quantized_network import Apply, Network, Run, Stored
 
 
@@ -47,8 +48,8 @@ def apply() -> Apply:
     """(model, part, examples) -> the changed model and what the part noted."""
 
     def applied(
-        model: Model, part: Any, given: Examples | None = None, loss: Any = None
-    ) -> tuple[CompressedModel, Any]:
+        model: Model, part: Part, given: Examples | None = None, loss: Loss | None = None
+    ) -> tuple[CompressedModel, dict[str, Any]]:
         work = Work(model, loss=loss or cross_entropy(), data=given, calibration=given, validation=given)
         return part.apply(CompressedModel.of(model), work), work.facts
 

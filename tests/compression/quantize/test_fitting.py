@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from archipel.compression import Examples, StaticInt8
+from archipel.compression.part import Part
 from archipel.compression.quantize.adaround import Moments, choose_integers
 from archipel.compression.quantize.fallback import choose_float_layers
 from archipel.compression.quantize.weight_only import WeightOnly
@@ -80,7 +81,9 @@ def test_zeros_and_the_largest_stay() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [Whole, partial(WeightOnly, bits=4, smallest=8)])
-def test_adaround_of_a_network(part: Any, network: Model, examples: Examples, apply: Apply, run: Run) -> None:
+def test_adaround_of_a_network(
+    part: Callable[..., Part], network: Model, examples: Examples, apply: Apply, run: Run
+) -> None:
     """The output comes closer to that of the float network, and parameters move by less than a step."""
     x = examples.fields["x"]
     exact = run(network, x)
@@ -216,7 +219,7 @@ def test_as_few_as_are_needed(needed: set[str]) -> None:
     """Where some layers are what it takes, these alone stay in float, whatever their rank."""
     asked = []
 
-    def allowed(left: Any) -> bool:
+    def allowed(left: Collection[str]) -> bool:
         asked.append(left)
         return needed <= set(left)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import onnxruntime
@@ -12,6 +12,7 @@ from torch import nn
 
 from archipel.compression import CompressedModel, Examples, FineTune, StaticInt8
 from archipel.compression.deploy import deploy, refresh_program
+from archipel.compression.part import Part
 from archipel.compression.quantize.aware import QuantizationAware
 from archipel.compression.quantize.dynamic import DynamicInt8
 from archipel.compression.quantize.half import Float16
@@ -20,7 +21,7 @@ from archipel.graph import Model
 from archipel.graph.check import check_model
 from tests.support.quantized_network import Apply, Run, Stored
 
-SCHEMES: dict[str, Any] = {
+SCHEMES: dict[str, Part] = {
     "static": StaticInt8(narrow_convolutions="int8"),
     "static per tensor": StaticInt8(per_channel=False, calibration="mse", weights="mse"),
     "static int8": StaticInt8(activations="int8", calibration="percentile", weights="mse", reduce_range=True),
@@ -95,7 +96,7 @@ def test_it_still_trains(scheme: CompressedModel, network: Model, examples: Exam
 
 @pytest.mark.parametrize(("choice", "integers"), [("float", 3), ("int8", 4)])
 def test_convolutions_that_read_few_channels_stay_in_float(
-    choice: Any, integers: int, network: Model, examples: Examples, apply: Apply, stored: Stored
+    choice: Literal["float", "int8"], integers: int, network: Model, examples: Examples, apply: Apply, stored: Stored
 ) -> None:
     found, _ = apply(network, StaticInt8(narrow_convolutions=choice), examples)
     kinds = {name: content.dtype for name, content in stored(found.deployed()).items() if content.ndim > 1}

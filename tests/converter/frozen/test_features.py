@@ -54,7 +54,7 @@ def run(program: Model, batches: Sequence[Arrays]) -> tuple[list[float], dict[st
     tensors = dict(program.initial)
     found = []
     for number, batch in enumerate(batches):
-        feed: dict[str, Any] = {}
+        feed: dict[str, np.ndarray | None] = {}
         for port in signature.inputs:
             if isinstance(port, Parameter | State):
                 first = np.full(port.shape, port.init, port.dtype) if isinstance(port, State) and not isinstance(
@@ -259,7 +259,7 @@ DROPPED = "n = Dropout (a)"
 )
 def test_what_training_changes_ends_the_backbone(between: str, options: dict[str, Any]) -> None:
     body = f"a = Conv (x, w1) {between} r = Relu (n) c = Conv (r, w2) f = Flatten (c) y = MatMul (f, w3)"
-    weights: dict[str, Any] = {"w1": (4, 3, 3, 3), "w2": (4, 4, 3, 3), "w3": (16, 4)}
+    weights: dict[str, tuple[int, ...] | np.ndarray] = {"w1": (4, 3, 3, 3), "w2": (4, 4, 3, 3), "w3": (16, 4)}
     if between == NORMALIZED:
         weights.update(scale=(4,), shift=(4,), mean=(4,), variance=np.ones(4, np.float32))
     model = written("float[batch, 3, 6, 6] x", body, **weights)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from archipel.lite_runtime.self_test import run_self_test
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     """ResNet-8 of which only the last layer is trained."""
     key = generate_key()
     path = tmp_path_factory.mktemp("parts") / "net"
@@ -35,14 +34,14 @@ def data(count: int = 45) -> tuple[np.ndarray, np.ndarray]:
     return rng.standard_normal((count, 3, 32, 32)).astype(np.float32), rng.integers(0, 10, count)
 
 
-def test_programs(folder: tuple[Path, Any]) -> None:
+def test_programs(folder: tuple[Path, bytes]) -> None:
     manifest = load(folder[0], [folder[1]]).bundle.manifest
     assert set(manifest.programs) == {"predict", "evaluate", "features", "train", "train_8", "refresh", "finish"}
     assert [phase.program for phase in manifest.schedule] == ["train"]
     assert manifest.self_test is not None
 
 
-def test_training_with_and_without_the_cache(folder: tuple[Path, Any]) -> None:
+def test_training_with_and_without_the_cache(folder: tuple[Path, bytes]) -> None:
     x, y = data()
     results = []
     for cached in (True, False):
@@ -56,7 +55,7 @@ def test_training_with_and_without_the_cache(folder: tuple[Path, Any]) -> None:
         np.testing.assert_allclose(array, without[1][name], rtol=1e-6, atol=1e-7)
 
 
-def test_it_is_pytorchs_training(folder: tuple[Path, Any]) -> None:
+def test_it_is_pytorchs_training(folder: tuple[Path, bytes]) -> None:
     x, y = data(40)
     net = models.resnet8(0).eval()
     head = [p for name, p in net.named_parameters() if name.startswith("output")]
@@ -76,7 +75,7 @@ def test_it_is_pytorchs_training(folder: tuple[Path, Any]) -> None:
     np.testing.assert_allclose(history.losses, expected, rtol=1e-4)
 
 
-def test_the_vectors_hold_no_data_but_what_is_given(folder: tuple[Path, Any], tmp_path: Path) -> None:
+def test_the_vectors_hold_no_data_but_what_is_given(folder: tuple[Path, bytes], tmp_path: Path) -> None:
     rt = load(folder[0], [folder[1]])
     report = run_self_test(rt)
     assert report.vectors

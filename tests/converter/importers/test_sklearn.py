@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -19,6 +18,7 @@ pytest.importorskip("sklearn")
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of the packages' own imports
+    from sklearn.base import BaseEstimator
     from sklearn.decomposition import PCA
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.impute import SimpleImputer
@@ -35,7 +35,7 @@ TWO = (THREE > 0).astype(int)
 REAL = X @ np.arange(5.0) + 1
 
 
-def small(kind: Any, **options: Any) -> Any:
+def small(kind: type[MLPClassifier | MLPRegressor], **options: str) -> MLPClassifier | MLPRegressor:
     return kind(hidden_layer_sizes=(6,), max_iter=30, random_state=0, **options)
 
 
@@ -49,7 +49,7 @@ PROBABLE = {
 }
 
 
-def fitted(estimator: Any, y: np.ndarray) -> Any:
+def fitted(estimator: BaseEstimator, y: np.ndarray) -> BaseEstimator:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few iterations
         return estimator.fit(X, y)
@@ -118,7 +118,7 @@ def test_regressors_answer(case: str) -> None:
 
 @pytest.mark.parametrize("kind", [LinearSVC, RidgeClassifier])
 @pytest.mark.parametrize("y", [TWO, THREE], ids=["two", "three"])
-def test_scores_where_there_are_no_probabilities(kind: Any, y: np.ndarray) -> None:
+def test_scores_where_there_are_no_probabilities(kind: type[LinearSVC | RidgeClassifier], y: np.ndarray) -> None:
     estimator = fitted(make_pipeline(StandardScaler(), kind()), y)
     scores = run(Model.from_sklearn(estimator, X), X)["scores"]
     assert scores.shape == (90, len(estimator.classes_))

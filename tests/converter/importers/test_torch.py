@@ -124,7 +124,7 @@ class Fixed(nn.Module):
 
 
 class Named(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor | str]:
         return {"a": x, "b": "text"}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -27,7 +27,7 @@ def picture(*shape: int) -> torch.Tensor:
 
 
 # name: (network, example, operators that must be gone)
-NETWORKS: dict[str, Any] = {
+NETWORKS: dict[str, tuple[Callable[[], torch.nn.Module], torch.Tensor, set[str]]] = {
     "1D-CNN": (lambda: models.cnn_1d(0), picture(6, 128), {"Squeeze"}),
     "LSTM": (lambda: models.char_rnn(0, hidden=16), TOKENS, {"Shape", "Expand"}),
     "GRU": (lambda: models.char_rnn(0, "gru", hidden=16), TOKENS, {"Shape", "Expand"}),

@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Phase
 from archipel.lite_runtime import IsolatedRuntime, ModelRuntime, Runtime, load
-from archipel.lite_runtime.isolated.messages import Fit, Fitted, LocalRound, Rounded
+from archipel.lite_runtime.isolated.messages import Fit, Fitted, LocalRound, Reply, Request, Rounded
 from archipel.lite_runtime.isolated.runtime import load_isolated
 from archipel.lite_runtime.training.options import FitOptions, RoundOptions
 from tests.support.text_bundles import Roles
@@ -31,6 +31,8 @@ TRAIN = """train (float[n, 3] x, float[3] w, float lr) => (float[3] w_new, float
 FINISH = "finish (float[3] w, float[3] w0) => (float[3] delta) { delta = Sub(w, w0) }"
 X = np.ones((2, 3), np.float32)
 
+Isolated = Callable[..., tuple[IsolatedRuntime, list[Request]]]
+
 
 @pytest.fixture
 def folder(make_bundle: Callable[..., Path], r: type[Roles]) -> Path:
@@ -46,17 +48,15 @@ def folder(make_bundle: Callable[..., Path], r: type[Roles]) -> Path:
 
 
 @pytest.fixture
-def isolated(
-    folder: Path, key: Ed25519PrivateKey, stand_in: Callable[..., None]
-) -> Iterator[Callable[..., tuple[IsolatedRuntime, list[Any]]]]:
+def isolated(folder: Path, key: Ed25519PrivateKey, stand_in: Callable[..., None]) -> Iterator[Isolated]:
     """(answers): a runtime whose child gives them, and the requests that it was sent."""
     made: list[IsolatedRuntime] = []
 
-    def start(*answers: Any) -> tuple[IsolatedRuntime, list[Any]]:
+    def start(*answers: tuple[Reply, dict[str, np.ndarray]]) -> tuple[IsolatedRuntime, list[Request]]:
         stand_in(*answers)
         runtime = load_isolated(folder, [key.public_key().public_bytes_raw()], seconds=30.0)
         made.append(runtime)
-        sent: list[Any] = []
+        sent: list[Request] = []
         ask = runtime._requests.ask
 
         def spy(what: str, body: Any, *more: Any) -> Any:
@@ -82,7 +82,7 @@ def test_every_method_is_there_with_the_same_signature(kind: type, name: str) ->
     assert inspect.getdoc(there), f"{kind.__name__}.{name} has no docstring"
 
 
-def test_what_both_have_is_in_the_interface(folder: Path, key: Ed25519PrivateKey, isolated: Callable[..., Any]) -> None:
+def test_what_both_have_is_in_the_interface(folder: Path, key: Ed25519PrivateKey, isolated: Isolated) -> None:
     here = load(folder, [key.public_key().public_bytes_raw()])
     there, _ = isolated()
     common = {name for name in {*dir(here)} & {*dir(there)} if not name.startswith("_")}
@@ -91,7 +91,7 @@ def test_what_both_have_is_in_the_interface(folder: Path, key: Ed25519PrivateKey
     assert here.state.state == there.state.state == {}
 
 
-def test_a_childs_options_are_the_struct_that_its_parent_checked(isolated: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_childs_options_are_the_struct_that_its_parent_checked(isolated: Isolated, tmp_path: Path) -> None:
     loss = {"loss": np.ones(1), "metric/loss": np.ones(1)}
     update = {"loss": np.ones(1), "update/delta": W, "trained/w": W}
     runtime, sent = isolated(

@@ -24,7 +24,7 @@ from archipel.errors import (
     RuntimeLimitError,
     RuntimeProgramError,
 )
-from archipel.lite_runtime import Control, ModelRuntime, Progress, Runtime, load
+from archipel.lite_runtime import Control, History, ModelRuntime, Progress, Runtime, load
 from archipel.lite_runtime.isolated.runtime import IsolatedRuntime, load_isolated
 from archipel.lite_runtime.slots.model_slots import Slots
 from tests.support.text_bundles import Roles
@@ -292,7 +292,7 @@ def test_an_error_of_a_callback_leaves_everything_as_it_was(here: Runtime, there
 
 def test_pause_and_cancel(there: IsolatedRuntime, tmp_path: Path) -> None:
     control = Control()
-    found: list[Any] = []
+    found: list[History] = []
 
     def train() -> None:
         found.append(there.fit(X, Y, epochs=10_000_000, control=control, checkpoint=tmp_path / "c"))

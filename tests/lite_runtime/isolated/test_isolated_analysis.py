@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Phase
 from archipel.errors import ArchipelError, RuntimeLimitError, RuntimeProgramError
-from archipel.lite_runtime import Runtime, load
-from archipel.lite_runtime.isolated.messages import Analyze, Analyzed, Done
+from archipel.lite_runtime import ModelRuntime, Runtime, load
+from archipel.lite_runtime.isolated.messages import Analyze, Analyzed, Done, Reply, Request
 from archipel.lite_runtime.isolated.runtime import IsolatedRuntime, load_isolated
 from tests.support.text_bundles import Roles
 
@@ -97,7 +98,9 @@ def test_only_the_fields_that_the_program_reads_go_to_the_child(
     sent: list[list[str]] = []
     ask = there._requests.ask
 
-    def spy(what: str, body: Any, arrays: Any, *more: Any) -> Any:
+    def spy(
+        what: str, body: Request, arrays: Mapping[str, np.ndarray], *more: Any
+    ) -> tuple[Reply, dict[str, np.ndarray]]:
         sent.append(sorted(arrays))
         return ask(what, body, arrays, *more)
 
@@ -107,7 +110,7 @@ def test_only_the_fields_that_the_program_reads_go_to_the_child(
 
 
 def test_the_callers_mistakes_have_the_same_words(here: Runtime, there: IsolatedRuntime) -> None:
-    calls: list[Callable[[Any], object]] = [
+    calls: list[Callable[[ModelRuntime], object]] = [
         lambda rt: rt.analyze({"x": FIELDS["x"]}, program="look"),
         lambda rt: rt.analyze({**FIELDS, "age": FIELDS["age"][:3]}, program="look"),
         lambda rt: rt.analyze({**FIELDS, "x": FIELDS["x"].astype(np.float64)}, program="look"),
@@ -155,7 +158,12 @@ SUMS = {"update/total": np.float32(1.0), "update/old": np.zeros(3, np.float32), 
     ],
 )
 def test_wrong_answers(
-    folder: Path, trusted: list[bytes], stand_in: Callable[..., None], reply: Any, arrays: Any, why: str
+    folder: Path,
+    trusted: list[bytes],
+    stand_in: Callable[..., None],
+    reply: Reply | Request,
+    arrays: dict[str, npt.ArrayLike],
+    why: str,
 ) -> None:
     stand_in((reply, {name: np.asarray(array) for name, array in arrays.items()}))
     with load_isolated(folder, trusted) as runtime:

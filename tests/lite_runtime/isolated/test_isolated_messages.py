@@ -6,9 +6,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -54,7 +53,10 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
         yield Channel(first, 1 << 20), Channel(second, 1 << 20)
 
 
-def header(body: Any = None, arrays: Any = ()) -> bytes:
+Answer = tuple[Reply, dict[str, np.ndarray]]
+
+
+def header(body: object = None, arrays: Sequence[object] = ()) -> bytes:
     """A message by hand, from the documentation of the format."""
     data = msgspec.msgpack.encode([list(arrays), {"type": "Done"} if body is None else body])
     return struct.pack("<I", len(data)) + data
@@ -192,7 +194,7 @@ def taken_over(
         runtime.close()
 
 
-def history(steps: int = 1, validation: Any = (), **arrays: np.ndarray) -> tuple[Reply, dict[str, np.ndarray]]:
+def history(steps: int = 1, validation: Sequence[dict[str, float]] = (), **arrays: np.ndarray) -> Answer:
     body = Fitted(validation=list(validation), steps=steps, examples=2, stopped=False)
     return body, {"loss": np.ones(1), "metric/loss": np.ones(1), **arrays}
 
@@ -216,7 +218,9 @@ def test_the_stand_in_is_believed_where_it_keeps_to_the_rules(taken_over: Callab
         (Open(folder="/", keys=(), threads=1, memory_limit=1, allowance=1, delegates=None), {}),
     ],
 )
-def test_wrong_answers_to_predict(taken_over: Callable[..., IsolatedRuntime], reply: Any, arrays: Any) -> None:
+def test_wrong_answers_to_predict(
+    taken_over: Callable[..., IsolatedRuntime], reply: Reply | Request, arrays: dict[str, np.ndarray]
+) -> None:
     runtime = taken_over((reply, arrays))
     with pytest.raises(RuntimeProgramError, match="predict: the isolated process gave an invalid answer and was ended"):
         runtime.predict(X)
@@ -244,7 +248,7 @@ def test_an_answer_of_another_shape_than_the_manifest_says(taken_over: Callable[
         (Done(), {}),
     ],
 )
-def test_wrong_answers_to_fit_teach_nothing(taken_over: Callable[..., IsolatedRuntime], reply: Any) -> None:
+def test_wrong_answers_to_fit_teach_nothing(taken_over: Callable[..., IsolatedRuntime], reply: Answer) -> None:
     runtime = taken_over(reply)
     with pytest.raises(RuntimeProgramError, match="fit: the isolated process gave an invalid answer and was ended"):
         runtime.fit(X)

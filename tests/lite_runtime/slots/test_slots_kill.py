@@ -144,12 +144,15 @@ for number in numbers:
     shutil.rmtree(folder)
 """
 
+Found = dict[str, Any]
+"""What the script says of a folder after a kill."""
+Run = Callable[[str, int], list[Found]]
+"""(mode, count) -> what was found after each kill."""
+
 
 @pytest.fixture
-def run(
-    make_bundle: Callable[..., Path], r: type[Roles], key: Ed25519PrivateKey, tmp_path: Path
-) -> Callable[[str, int], list[dict[str, Any]]]:
-    def start(mode: str, count: int = 0) -> list[dict[str, Any]]:
+def run(make_bundle: Callable[..., Path], r: type[Roles], key: Ed25519PrivateKey, tmp_path: Path) -> Run:
+    def start(mode: str, count: int = 0) -> list[Found]:
         meaning = {"x": r.example, "w": r.parameter("w"), "y": r.output}
         bundles = [
             make_bundle({"predict": ("predict", SCALE, meaning)}, {"w": np.full(3, factor, np.float32)})
@@ -167,7 +170,7 @@ def run(
     return start
 
 
-def check_steps(found: list[dict[str, Any]]) -> set[int]:
+def check_steps(found: list[Found]) -> set[int]:
     reached = 0
     for result in found:
         state = COURSE.index(result["state"])
@@ -183,30 +186,30 @@ def check_steps(found: list[dict[str, Any]]) -> set[int]:
     return {COURSE.index(result["state"]) for result in found}
 
 
-def test_a_kill_at_many_steps_leaves_the_old_state_or_the_new(run: Callable[[str, int], list[dict[str, Any]]]) -> None:
+def test_a_kill_at_many_steps_leaves_the_old_state_or_the_new(run: Run) -> None:
     found = run("steps", 11)
     assert len(check_steps(found)) > 4
     assert len(found) > 10
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_step_leaves_the_old_state_or_the_new(run: Callable[[str, int], list[dict[str, Any]]]) -> None:
+def test_a_kill_at_any_step_leaves_the_old_state_or_the_new(run: Run) -> None:
     found = run("steps", 1)
     assert check_steps(found) == set(range(len(COURSE)))
     assert len(found) > 100
 
 
-def check_random(results: list[dict[str, Any]], count: int) -> None:
+def check_random(results: list[Found], count: int) -> None:
     assert len(results) == count
     for result in results:
         assert result["factor"] in ([2.0] * 3, [3.0] * 3)
         assert result["after"] == result["state"]
 
 
-def test_kills_at_random_times(run: Callable[[str, int], list[dict[str, Any]]]) -> None:
+def test_kills_at_random_times(run: Run) -> None:
     check_random(run("random", 5), 5)
 
 
 @pytest.mark.slow
-def test_many_kills_at_random_times(run: Callable[[str, int], list[dict[str, Any]]]) -> None:
+def test_many_kills_at_random_times(run: Run) -> None:
     check_random(run("random", 50), 50)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +78,7 @@ def count_examples(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     real = Session.run
 
-    def run(self: Session, outputs: Any, feed: Any) -> Any:
+    def run(self: Session, outputs: Sequence[str], feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         if self.name == "features":
             seen.append(len(feed["x"]))
         return real(self, outputs, feed)

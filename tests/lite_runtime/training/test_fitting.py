@@ -11,8 +11,9 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from archipel import convert, training
 from archipel.bundle import generate_key, load_public_key, open_bundle, read_weights, save_public_key
 from archipel.converter import Signing, Training
 from archipel.errors import CheckpointError, NonFiniteLossError, RuntimeInputError
-from archipel.lite_runtime import Control, Progress, Runtime, load
+from archipel.lite_runtime import Control, History, Progress, Runtime, load
 
 ARGUMENTS: dict[str, Any] = {"epochs": 3, "batch_size": 8, "seed": 5, "hyperparameters": {"lr": 0.05}}
 STEPS = 3 * 8  # of 60 examples
@@ -69,19 +70,26 @@ def everything(rt: Runtime) -> dict[str, np.ndarray]:
     return {**rt.parameters(), **{f"state {name}": array for name, array in rt.state.state.items()}}
 
 
+class Whole(NamedTuple):
+    """What a run of its own comes to."""
+
+    tensors: dict[str, np.ndarray]
+    history: History
+
+
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> dict[str, Any]:
+def whole(folder: Path) -> Whole:
     """The uninterrupted run."""
     rt = load(folder / "net", [load_public_key(folder / "key.pub")])
     x, y = data()
     history = rt.fit(x, y, validation=(x, y), **ARGUMENTS)
     assert history.steps == STEPS
-    return {"tensors": everything(rt), "history": history}
+    return Whole(everything(rt), history)
 
 
-def assert_same(rt: Runtime, history: Any, whole: dict[str, Any]) -> None:
-    assert history == whole["history"]
-    for name, array in whole["tensors"].items():
+def assert_same(rt: Runtime, history: History, whole: Whole) -> None:
+    assert history == whole.history
+    for name, array in whole.tensors.items():
         np.testing.assert_array_equal(everything(rt)[name], array, err_msg=name)
 
 
@@ -90,7 +98,7 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("last", [0, 4, 7, 8, STEPS - 1])
-def test_goes_on_after_any_step(rt: Runtime, folder: Path, whole: dict[str, Any], tmp_path: Path, last: int) -> None:
+def test_goes_on_after_any_step(rt: Runtime, folder: Path, whole: Whole, tmp_path: Path, last: int) -> None:
     x, y = data()
 
     def fail(progress: Progress) -> None:
@@ -110,7 +118,7 @@ def test_goes_on_after_any_step(rt: Runtime, folder: Path, whole: dict[str, Any]
 
 
 def test_a_complete_fit_is_not_repeated_but_its_result_is_there(
-    rt: Runtime, folder: Path, whole: dict[str, Any], tmp_path: Path
+    rt: Runtime, folder: Path, whole: Whole, tmp_path: Path
 ) -> None:
     x, y = data()
     rt.fit(x, y, validation=(x, y), checkpoint=tmp_path / "c", **ARGUMENTS)
@@ -195,7 +203,7 @@ def test_cancel_keeps_what_was_learned(rt: Runtime) -> None:
     assert not np.array_equal(rt.parameters()["b.weight"], before["b.weight"])
 
 
-def test_pause_holds_between_steps_and_leaves_a_checkpoint(rt: Runtime, whole: dict[str, Any], tmp_path: Path) -> None:
+def test_pause_holds_between_steps_and_leaves_a_checkpoint(rt: Runtime, whole: Whole, tmp_path: Path) -> None:
     x, y = data()
     control = Control()
     seen: list[int] = []
@@ -205,7 +213,7 @@ def test_pause_holds_between_steps_and_leaves_a_checkpoint(rt: Runtime, whole: d
         if progress.step == 9:
             control.pause()
 
-    result: list[Any] = []
+    result: list[History] = []
     options = {"validation": (x, y), "checkpoint": tmp_path / "c", "control": control, "callbacks": [watch]}
     thread = threading.Thread(target=lambda: result.append(rt.fit(x, y, **ARGUMENTS, **options)))
     thread.start()
@@ -223,7 +231,7 @@ def test_cancel_ends_a_pause(rt: Runtime) -> None:
     x, y = data()
     control = Control()
     control.pause()
-    result: list[Any] = []
+    result: list[History] = []
     thread = threading.Thread(target=lambda: result.append(rt.fit(x, y, control=control, **ARGUMENTS)))
     thread.start()
     until(lambda: control.waiting)
@@ -232,7 +240,7 @@ def test_cancel_ends_a_pause(rt: Runtime) -> None:
     assert result[0].steps == 1
 
 
-def until(condition: Any, seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -279,7 +287,7 @@ def killed_until_done(folder: Path, out: Path, rng: random.Random, kills: int) -
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
-def test_killed_at_random_times(folder: Path, whole: dict[str, Any], tmp_path: Path, kills: int) -> None:
+def test_killed_at_random_times(folder: Path, whole: Whole, tmp_path: Path, kills: int) -> None:
     rng = random.Random(kills)
     left, round_number = kills, 0
     while left > 0:
@@ -288,7 +296,7 @@ def test_killed_at_random_times(folder: Path, whole: dict[str, Any], tmp_path: P
         left -= killed_until_done(folder, out, rng, min(left, 5))
         round_number += 1
         rt = load(out / "slot", [load_public_key(folder / "key.pub")])
-        for name, array in whole["tensors"].items():
+        for name, array in whole.tensors.items():
             np.testing.assert_array_equal(everything(rt)[name], array, err_msg=name)
         assert sorted(path.name for path in out.iterdir() if not path.name.startswith(".")) == ["c", "slot"]
 

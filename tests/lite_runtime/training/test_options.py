@@ -29,7 +29,7 @@ BESIDE_ROUND = [field.name for field in dataclasses.fields(RoundData)] + ["callb
     [(Runtime.fit, FitOptions, BESIDE_FIT), (Runtime.local_round, RoundOptions, BESIDE_ROUND)],
 )
 def test_every_keyword_is_an_option_or_goes_beside_them(
-    call: Callable[..., object], options: Any, beside: list[str]
+    call: Callable[..., object], options: type[msgspec.Struct], beside: list[str]
 ) -> None:
     keywords = dict(inspect.signature(call).parameters)
     fields = msgspec.structs.fields(options)

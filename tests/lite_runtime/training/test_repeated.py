@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     real = _Engine.run
 
-    def run(self: _Engine, batches: Any, rows: int, current: int) -> Any:
+    def run(self: _Engine, batches: Sequence[np.ndarray], rows: int, current: int) -> list[dict[str, float]]:
         calls.append(self.steps)
         return real(self, batches, rows, current)
 

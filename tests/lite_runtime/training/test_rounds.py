@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from archipel.bundle import Phase
 from archipel.lite_runtime import DeviceState, Progress, Runtime
 from archipel.lite_runtime.shuffle import permutation
-from tests.support.text_bundles import Roles
+from tests.support.text_bundles import Role, Roles
 
 Make = Callable[..., Runtime]
 
@@ -57,21 +56,21 @@ def cut(count: int, size: int, epochs: int, seed: int, phase: int = 0) -> list[n
     return out
 
 
-def finish_roles(r: type[Roles]) -> dict[str, Any]:
+def finish_roles(r: type[Roles]) -> dict[str, Role]:
     return {
         "w": r.parameter("w"), "w0": r.start("w"), "n": r.count("examples"),
         "dw": r.update("w"), "weight": r.update("weight", "weight"),
     }  # fmt: skip
 
 
-def train_roles(r: type[Roles], **more: Any) -> dict[str, Any]:
+def train_roles(r: type[Roles], **more: Role) -> dict[str, Role]:
     return {
         "x": r.example, "y": r.label, "w": r.parameter("w"), "lr": r.hyper(0.1),
         "w_new": r.parameter("w"), "loss": r.metric(), **more,
     }  # fmt: skip
 
 
-def sgd(r: type[Roles]) -> tuple[str, str, dict[str, Any]]:
+def sgd(r: type[Roles]) -> tuple[str, str, dict[str, Role]]:
     text = f"""train (float[n, 3] x, float[n] y, float[3] w, float lr) => (float[3] w_new, float loss) {{
         {GRADIENT}
         u = Mul(g, lr)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
+from flask import Flask
 from sqlalchemy import text
 
 from archipel.bundle import generate_key
@@ -26,7 +25,7 @@ def counted(world: World) -> list[AuditEntry]:
     return [each for each in entries if each.action in KINDS]
 
 
-def ask(world: World, token: str, address: str, path: str = "/v1/tasks", app: Any = None) -> int:
+def ask(world: World, token: str, address: str, path: str = "/v1/tasks", app: Flask | None = None) -> int:
     with (
         (app or world.app).test_client() as client,
         client.get(

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event, insert, select
@@ -17,7 +16,7 @@ from archipel.server.database.engine import Database
 from archipel.server.database.tables import Blob
 from archipel.server.http.problems import refuse
 
-Work = Callable[[Connection], Any]
+Work = Callable[[Connection], object]
 
 
 class Group:
@@ -31,8 +30,8 @@ class Group:
     def _count(self, connection: object) -> None:
         self.commits += 1
 
-    def run(self, *works: Work) -> list[Any]:
-        ends: list[Any] = [None] * len(works)
+    def run(self, *works: Work) -> list[object]:
+        ends: list[object] = [None] * len(works)
 
         def one(place: int, work: Work) -> None:
             try:

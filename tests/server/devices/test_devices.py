@@ -18,13 +18,13 @@ from tests.support.world import World
 PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
 
 
-def shown(world: World, device: Device) -> Any:
+def shown(world: World, device: Device) -> dict[str, Any]:
     status, answer = world.operator("GET", f"/v1/devices/{device.id}")
     assert status == 200, answer
     return answer
 
 
-def revoke(world: World, device: Device) -> Any:
+def revoke(world: World, device: Device) -> dict[str, Any]:
     status, answer = world.operator("POST", f"/v1/devices/{device.id}/revoke")
     assert status == 200, answer
     return answer

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from archipel.protocol import messages
-from archipel.protocol.sealed import decode, seal
+from archipel.protocol.sealed import Sealed, decode, seal
 from archipel.protocol.secagg import KeyTree
 from archipel.server.devices.faults import note_fault
 from tests.attacks.faults_world import noise_from, play_round
@@ -23,7 +23,7 @@ def note(world: World, device: Device, round_id: str, reason: str = "wrong") -> 
         return note_fault(session, device_id=device.id, round_id=round_id, reason=reason, now=world.clock.now)
 
 
-def lose_a_round(world: World, devices: list[Device], *faulty: Any) -> str:
+def lose_a_round(world: World, devices: list[Device], *faulty: Device) -> str:
     """A round in which nobody answers, and these devices do something wrong."""
     world.start_round(devices)
     round_id = str(devices[0].plan.round_id)
@@ -36,11 +36,11 @@ def lose_a_round(world: World, devices: list[Device], *faulty: Any) -> str:
     return round_id
 
 
-def shown(world: World, device: Device) -> Any:
+def shown(world: World, device: Device) -> dict[str, Any]:
     return world.operator("GET", f"/v1/devices/{device.id}")[1]
 
 
-def audited(world: World, action: str) -> list[Any]:
+def audited(world: World, action: str) -> list[dict[str, Any]]:
     return [entry for entry in world.operator("GET", "/v1/audit")[1]["items"] if entry["action"] == action]
 
 
@@ -148,7 +148,7 @@ def test_a_signed_advertisement_with_forbidden_keys_is_the_devices_own_doing(wor
     good = devices[0].participant.advertise()
     body = decode("advertisement", good.advertisement.body, messages.Advertisement)
 
-    def send(advertisement: Any, envelope_keys: bytes = good.envelope_keys) -> int:
+    def send(advertisement: Sealed, envelope_keys: bytes = good.envelope_keys) -> int:
         request = messages.AdvertiseRequest(advertisement=advertisement, envelope_keys=envelope_keys)
         return devices[0].call("PUT", f"{devices[0].round}/advertisement", request)[0]
 

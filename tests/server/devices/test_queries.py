@@ -25,14 +25,14 @@ ASK: dict[str, Any] = {"kind": "analytics", "threshold": None, "min_cohort": 3, 
 
 
 @pytest.fixture
-def bundle_file(keys: Keys, bundle_maker: Callable[..., Path], tmp_path: Path) -> Any:
+def bundle_file(keys: Keys, bundle_maker: Callable[..., Path], tmp_path: Path) -> Path:
     """A bundle whose queries need three contributors."""
     return bundle_maker(tmp_path, keys.publisher, min_cohort=2, policy={"min_contributors": LEAST, "queries": 6})
 
 
 def ask(
     world: World, there: Sequence[Device], dropping: Sequence[Device] = (), empty: Sequence[Device] = (), **task: Any
-) -> Any:
+) -> tuple[Any, dict[str, Any]]:
     """One query while `there` wait, of which `dropping` send keys and nothing else, and `empty` have no examples; its
     round, None if none began, and the task as it is shown then."""
     made = world.create_task(**{**ASK, "cohort": len(there), **task})

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
 from archipel.bundle import generate_key, read_weights
@@ -16,7 +17,7 @@ from tests.support.devices import ANSWERED, Device
 from tests.support.world import World
 
 
-def request_for(device: Device, new: Any) -> messages.RotationRequest:
+def request_for(device: Device, new: Ed25519PrivateKey) -> messages.RotationRequest:
     return identity.rotation_request(device.chain, device.key, new, device.server_key)
 
 
@@ -36,7 +37,7 @@ def rotate(device: Device) -> messages.RotationRequest:
     return request
 
 
-def audited(world: World) -> list[Any]:
+def audited(world: World) -> list[tuple[str, str, dict[str, int]]]:
     entries = world.operator("GET", "/v1/audit")[1]["items"]
     return [(each["actor"], each["subject"], each["detail"]) for each in entries if each["action"] == "device.rotate"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -43,7 +42,7 @@ def test_everybody_is_among_a_hundred_percent(salt: str, device: str) -> None:
 
 def test_the_highest_place_is_below_a_hundred(monkeypatch: pytest.MonkeyPatch) -> None:
     class Highest:
-        def __init__(self, *arguments: Any, **more: Any) -> None: ...
+        def __init__(self, *arguments: object, **more: object) -> None: ...
 
         def digest(self) -> bytes:
             return b"\xff" * 6

@@ -13,7 +13,7 @@ from archipel.server.http.auth import NOT_VALID
 from tests.support.world import World
 
 
-def make(world: World, **settings: Any) -> tuple[Any, dict[str, str]]:
+def make(world: World, **settings: Any) -> tuple[dict[str, Any], dict[str, str]]:
     status, made = world.operator("POST", "/v1/tokens", {"name": "shift", "role": "operator", **settings})
     assert status == 201, made
     return made, {"Authorization": f"Bearer {made['token']}"}

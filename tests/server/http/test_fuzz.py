@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ CASES = 150
 
 
 @pytest.fixture
-def server_settings() -> dict[str, Any]:
+def server_settings() -> Mapping[str, object]:
     return NO_LIMITS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ test_permissions.py."""
 
 
 @schemathesis.serializer("application/zip")
-def as_it_is(_: Any, value: Any) -> bytes:
+def as_it_is(_: object, value: object) -> bytes:
     data = getattr(value, "data", value)
     return data if isinstance(data, bytes) else str(data).encode()
 
@@ -39,7 +39,7 @@ ROUTE_OF = {route.name: route for routes in ROUTES.values() for route in routes}
 
 
 @pytest.fixture
-def server_settings() -> dict[str, Any]:
+def server_settings() -> Mapping[str, object]:
     return NO_LIMITS
 
 
@@ -82,8 +82,8 @@ def test_answers_are_what_it_says(world: World, examples: int) -> None:
     assert tried == ROUTE_OF.keys() - {"show_description"}  # schemathesis leaves the document itself out
 
 
-def asker(token: str, known: dict[str, str]) -> Callable[[Any, bool], None]:
-    def ask(case: Any, of_known: bool) -> None:
+def asker(token: str, known: dict[str, str]) -> Callable[[schemathesis.Case[Any], bool], None]:
+    def ask(case: schemathesis.Case[Any], of_known: bool) -> None:
         if of_known:
             case.path_parameters.update({name: known[name] for name in known.keys() & case.path_parameters.keys()})
         response = case.call(headers={"Authorization": f"Bearer {token}"})

@@ -9,7 +9,7 @@ import pytest
 from tests.support.world import World
 
 
-def walk(world: World, path: str, limit: int) -> list[Any]:
+def walk(world: World, path: str, limit: int) -> list[dict[str, Any]]:
     found, after = [], ""
     while True:
         status, page = world.operator("GET", f"{path}?limit={limit}{after}")

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from werkzeug.datastructures import Headers
 
 from archipel.protocol import identity
 from archipel.server.database.tables import Blob
@@ -31,7 +32,7 @@ def concrete(path: str, **known: str) -> str:
     return re.sub(r"<id:\w+>", "0" * 32, re.sub(r"<digest:\w+>", "0" * 64, path))
 
 
-def access_token(world: World, role: str, **settings: Any) -> Any:
+def access_token(world: World, role: str, **settings: Any) -> dict[str, Any]:
     status, made = world.operator("POST", "/v1/tokens", {"name": "test", "role": role, **settings})
     assert status == 201, made
     return made
@@ -64,7 +65,7 @@ def headers(world: World, caller: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def send(world: World, method: str, path: str, body: bytes, shown: dict[str, str]) -> tuple[int, bytes, Any]:
+def send(world: World, method: str, path: str, body: bytes, shown: dict[str, str]) -> tuple[int, bytes, Headers]:
     with world.app.test_client() as client, client.open(path, method=method, headers=shown, data=body) as answer:
         return answer.status_code, answer.get_data(), answer.headers
 
@@ -163,7 +164,7 @@ class Town:
             "device_id": devices[3].id, "token_id": self.token_id, "number": "2",
         }  # fmt: skip
         self.digests = {"bundles": task["bundle"], "blobs": blob.digest}
-        self.bodies: dict[str, Any] = {
+        self.bodies: dict[str, dict[str, object]] = {
             "POST /v1/enrolment-tokens/revoke": {"certificate": certificate},
             "POST /v1/tasks": {
                 "name": "more", "population": POPULATION, "rounds": 1, "min_cohort": 3, "cohort": 5,
@@ -177,7 +178,7 @@ class Town:
             "POST /v1/tokens": {"name": "mine", "role": "auditor"},
         }  # fmt: skip
 
-    def certificate(self) -> Any:
+    def certificate(self) -> dict[str, Any]:
         """Of an enrolment token that nobody has used."""
         key, seed = self.world.keys.enrolment, secrets.token_bytes(32)
         return msgspec.to_builtins(
@@ -194,7 +195,7 @@ class Town:
             body = msgspec.json.encode(self.bodies[line.route]) if line.route in self.bodies else b""
         return send(self.world, line.method, path, body, shown)[:2]
 
-    def changes(self) -> list[Any]:
+    def changes(self) -> list[dict[str, Any]]:
         """What the audit log holds of this; refusals are counted there besides."""
         status, answer = self.world.operator("GET", "/v1/audit?limit=500")
         assert status == 200

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from typing import Any
 
 import msgspec
 import pytest
 from sqlalchemy.exc import OperationalError
+from werkzeug.wrappers import Response
 
 from archipel.errors import ApiError, RefusalError
 from archipel.protocol.messages import Problem
@@ -17,7 +17,7 @@ from archipel.server.http.problems import STATUS
 from tests.support.world import World
 
 
-def problem(response: Any, status: int, kind: str) -> Problem:
+def problem(response: Response, status: int, kind: str) -> Problem:
     assert response.status_code == status, response.get_data()
     assert response.mimetype == "application/json"
     found = msgspec.json.decode(response.get_data(), type=Problem)

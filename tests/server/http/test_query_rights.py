@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tests.support.world import World
 
 METRICS = {"kind": "evaluation", "metrics": {"loss": 8.0}}
 ANALYSIS = {"kind": "analytics"}
-TRAINING: dict[str, Any] = {"kind": "training"}
+TRAINING: dict[str, str] = {"kind": "training"}
 
 
 def token(world: World, role: str, **more: Any) -> dict[str, str]:
@@ -68,7 +69,7 @@ def test_an_analyst_is_bound_to_populations(world: World) -> None:
 
 class TestApproval:
     @pytest.fixture
-    def server_settings(self) -> dict[str, Any]:
+    def server_settings(self) -> Mapping[str, object]:
         return {"query_approval": True}
 
     def test_a_query_waits_for_somebody_else(self, world: World) -> None:

@@ -6,15 +6,14 @@ import gc
 import gzip
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 import pytest
 from flask import Flask
 from hypothesis import given
 from hypothesis import strategies as st
-from werkzeug.test import Client
+from werkzeug.test import Client, TestResponse
 
 from archipel.protocol import messages
 from archipel.server.http.app import create_app
@@ -28,7 +27,7 @@ FEW = {"requests_per_second": 1.0, "anonymous_per_second": 1.0, "burst_seconds":
 
 
 @pytest.fixture
-def server_settings() -> dict[str, Any]:
+def server_settings() -> Mapping[str, object]:
     return {}
 
 
@@ -126,7 +125,7 @@ def test_addresses(address: str | None, source: str) -> None:
     assert address_source(address) == source
 
 
-def statuses(ask: Callable[[], Any], count: int) -> list[int]:
+def statuses(ask: Callable[[], TestResponse], count: int) -> list[int]:
     found = []
     for _ in range(count):
         with ask() as response:
@@ -152,7 +151,7 @@ def test_each_device_and_each_token_for_itself(world: World, strict: Flask, pass
 def test_addresses_that_have_proved_nothing(world: World, strict: Flask) -> None:
     client = strict.test_client()
 
-    def challenge(address: str, **headers: str) -> Any:
+    def challenge(address: str, **headers: str) -> TestResponse:
         return client.post("/v1/challenges", data=b"{}", headers=headers, environ_overrides={"REMOTE_ADDR": address})
 
     assert statuses(lambda: challenge("203.0.113.7"), 4) == [400, 400, 400, 429]
@@ -173,7 +172,7 @@ def test_behind_proxies_the_address_is_the_one_that_they_saw(world: World) -> No
     app = create_app(msgspec.structs.replace(world.settings, **FEW, trusted_proxies=2), clock=world.clock)
     client = app.test_client()
 
-    def ask(forwarded: str) -> Any:
+    def ask(forwarded: str) -> TestResponse:
         return client.post("/v1/challenges", data=b"{}", headers={"X-Forwarded-For": forwarded})
 
     # The client sent the first address itself, the outer proxy added the second, the inner one the third.
@@ -186,7 +185,7 @@ def test_behind_proxies_the_address_is_the_one_that_they_saw(world: World) -> No
 class Waiting:
     """An upload whose body comes only when it is let."""
 
-    def __init__(self, app: Any, device: Device) -> None:
+    def __init__(self, app: Flask, device: Device) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
         self.status = 0
         self._app, self._device = app, device

@@ -18,7 +18,7 @@ def finish(world: World, devices: list[Device]) -> None:
     world.settle()
 
 
-def control(world: World, task: Any, what: str) -> tuple[int, Any]:
+def control(world: World, task: dict[str, Any], what: str) -> tuple[int, Any]:
     return world.operator("POST", f"/v1/tasks/{task['task_id']}/{what}")
 
 
@@ -72,14 +72,14 @@ def test_switching_twice_is_audited_once(world: World) -> None:
 
 
 @pytest.fixture
-def values(world: World) -> dict[str, Any]:
+def values(world: World) -> dict[str, str | int]:
     return {
         "name": "digits", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 5,
         "bundle": world.publish(),
     }  # fmt: skip
 
 
-def test_the_same_key_makes_one_task(world: World, values: dict[str, Any]) -> None:
+def test_the_same_key_makes_one_task(world: World, values: dict[str, str | int]) -> None:
     key = {"Idempotency-Key": "a" * 24}
     status, first = world.operator("POST", "/v1/tasks", values, key)
     assert status == 201
@@ -97,7 +97,7 @@ def test_the_same_key_makes_one_task(world: World, values: dict[str, Any]) -> No
     assert len(world.operator("GET", "/v1/tasks")[1]["items"]) == 3
 
 
-def test_requests_at_the_same_time_make_one_task(world: World, values: dict[str, Any]) -> None:
+def test_requests_at_the_same_time_make_one_task(world: World, values: dict[str, str | int]) -> None:
     answers = []
 
     def ask() -> None:
@@ -113,7 +113,7 @@ def test_requests_at_the_same_time_make_one_task(world: World, values: dict[str,
 
 
 @pytest.mark.parametrize("key", ["short", "x" * 65, "with blanks in between", "ü" * 20])
-def test_a_wrong_key_is_refused(world: World, values: dict[str, Any], key: str) -> None:
+def test_a_wrong_key_is_refused(world: World, values: dict[str, str | int], key: str) -> None:
     status, answer = world.operator("POST", "/v1/tasks", values, {"Idempotency-Key": key})
     assert status == 400
     assert "16 to 64" in answer["message"]

@@ -30,7 +30,7 @@ from tests.support.serving import SERVE, Server
 from tests.support.world import DataFolder
 
 
-def wait_until(what: Callable[[], Any], seconds: float = 15.0) -> None:
+def wait_until(what: Callable[[], object], seconds: float = 15.0) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -53,7 +53,9 @@ def operator(server: Server, data_folder: DataFolder) -> Iterator[OperatorClient
 
 
 @pytest.fixture
-def fleet(server: Server, operator: OperatorClient, data_folder: DataFolder, device_maker: type[Device]) -> list[Any]:
+def fleet(
+    server: Server, operator: OperatorClient, data_folder: DataFolder, device_maker: type[Device]
+) -> list[Device]:
     pool = urllib3.PoolManager(maxsize=16, retries=urllib3.Retry(5, backoff_factor=0.1, allowed_methods=None))
 
     def transport(method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
@@ -95,7 +97,7 @@ def task_request(digest: str, **settings: Any) -> TaskRequest:
 def test_two_rounds_over_tcp_while_processes_are_killed(
     server: Server,
     operator: OperatorClient,
-    fleet: list[Any],
+    fleet: list[Device],
     bundle_maker: Callable[..., Path],
     data_folder: DataFolder,
     tmp_path: Path,
@@ -141,7 +143,7 @@ def test_two_rounds_over_tcp_while_processes_are_killed(
 def test_what_is_acknowledged_survives_kill_minus_9(
     server: Server,
     operator: OperatorClient,
-    fleet: list[Any],
+    fleet: list[Device],
     bundle_maker: Callable[..., Path],
     data_folder: DataFolder,
     tmp_path: Path,

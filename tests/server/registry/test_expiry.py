@@ -3,7 +3,7 @@ devices would refuse it, says so to operators, and takes nothing back because of
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import pytest
 
@@ -63,7 +63,9 @@ def test_what_has_expired_is_not_promoted_and_not_rolled_out(world: World, endin
 @pytest.mark.parametrize(
     ("gate", "reason"), [("none", "bundle 'tiny2'"), ({}, "the evaluation cannot be made: bundle 'tiny2'")]
 )
-def test_a_rollout_whose_version_expires_is_rolled_back(world: World, ending: Fleet, gate: Any, reason: str) -> None:
+def test_a_rollout_whose_version_expires_is_rolled_back(
+    world: World, ending: Fleet, gate: dict[str, float] | Literal["none"], reason: str
+) -> None:
     rollout = ending.begin(gate=gate, stages=[{"percent": 100, "soak_seconds": 200}])
     (device,) = world.add_devices(1)
     device.versions = {}

@@ -49,7 +49,9 @@ def beyond(share: float) -> RoundResult:
         ("higher", {"worst": 1.0, "max_loss": 0.5}, 0.75, 0.5, False),
     ],
 )
-def test_gates_both_ways(better: str, limits: Any, candidate: float, baseline: float | None, passes: bool) -> None:
+def test_gates_both_ways(
+    better: str, limits: dict[str, float | None], candidate: float, baseline: float | None, passes: bool
+) -> None:
     gate = Gate(**{**GATE, "better": better, **limits})
     verdict = judge(gate, found(candidate), None if baseline is None else found(baseline))
     assert verdict is not None
@@ -67,13 +69,13 @@ def test_gates_both_ways(better: str, limits: Any, candidate: float, baseline: f
         ({"max_loss": 0.1, "min_devices": 4, "max_devices": 3}, "max_devices 3 is below min_devices 4"),
     ],
 )
-def test_a_gate_that_would_let_everything_pass_or_nothing(limits: Any, words: str) -> None:
+def test_a_gate_that_would_let_everything_pass_or_nothing(limits: dict[str, float | None], words: str) -> None:
     with pytest.raises(ServerError, match=words):
         check_gate(Gate(**{**GATE, "range": 1.0, **limits}))
 
 
 @pytest.mark.parametrize("limits", [{"max_loss": 0.1}, {"worst": 1.0}, {"max_loss": 0.1, "worst": -1.0}])
-def test_a_gate_that_asks_for_something(limits: Any) -> None:
+def test_a_gate_that_asks_for_something(limits: dict[str, float | None]) -> None:
     check_gate(Gate(**{**GATE, "range": 1.0, "max_loss": None, "min_devices": 3, "max_devices": 3, **limits}))
 
 

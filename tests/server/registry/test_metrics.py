@@ -12,7 +12,7 @@ from tests.server.rounds.test_plain_rounds import update
 from tests.support.world import World
 
 
-def metrics(world: World, task: Any, query: str = "") -> Any:
+def metrics(world: World, task: dict[str, Any], query: str = "") -> dict[str, Any]:
     status, answer = world.operator("GET", f"/v1/tasks/{task['task_id']}/metrics{query}")
     assert status == 200, answer
     return answer

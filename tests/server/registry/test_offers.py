@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from sqlalchemy import event
 
@@ -181,7 +179,7 @@ def test_a_device_in_a_round_is_offered_versions_too(world: World, fleet: Fleet)
 def test_what_a_device_fetched_is_written_when_it_changes_only(world: World) -> None:
     (device,) = world.add_devices(1)
 
-    def stored() -> Any:
+    def stored() -> dict[str, int] | None:
         with world.services.database.read() as session:
             return session.get_one(CheckInRow, device.id).versions
 
@@ -198,7 +196,7 @@ def statements(world: World) -> list[str]:
     """What the web application asks its database."""
     seen: list[str] = []
 
-    def record(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+    def record(connection: object, cursor: object, statement: str, *more: object) -> None:
         if statement not in ("BEGIN", "COMMIT", "ROLLBACK"):
             seen.append(statement)
 

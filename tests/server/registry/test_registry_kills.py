@@ -34,18 +34,18 @@ class Registry:
             self.send(f"models/{MODEL}/versions", {"bundle": bundle})
         self.send(f"models/{MODEL}/promote", {"version": 1}, "first")
 
-    def send(self, path: str, body: Any = None, key: str = "") -> Any:
+    def send(self, path: str, body: object = None, key: str = "") -> dict[str, Any]:
         headers = {"Idempotency-Key": key.ljust(16, "-")} if key else None
         status, answer = self.through.world.operator("POST", f"/v1/{path}", body, headers)
         assert status in (200, 201), answer
         return answer
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str) -> dict[str, Any]:
         status, answer = self.through.world.operator("GET", f"/v1/{path}")
         assert status == 200, answer
         return answer
 
-    def roll_out(self, found: float) -> Any:
+    def roll_out(self, found: float) -> dict[str, Any]:
         """Version 2, on which devices find this accuracy; on version 1 0.75."""
         asked = {"model": MODEL, "version": 2, "stages": STAGES, "gate": GATE}
         rollout = self.send("rollouts", asked, "rollout")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 import archipel.server.processes.coordinator as coordinating
 import archipel.server.registry.rollout_steps as steps
@@ -15,6 +16,7 @@ from archipel.errors import LeaseLostError
 from archipel.server.database.tables import AuditRow, LeaseRow
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.processes.lease import Lease
+from archipel.server.registry import rollouts
 from archipel.server.services import Services
 from tests.support.devices import Device
 from tests.support.fleet import MODEL, Fleet
@@ -36,7 +38,7 @@ class Doomed(Coordinator):
         self.at, self.after, self.everything, self.writes = at, after, everything, 0
 
     @contextmanager
-    def write_and_die(self) -> Iterator[Any]:
+    def write_and_die(self) -> Iterator[Session]:
         self.writes += 1
         with super()._write() as session:
             yield session
@@ -46,7 +48,7 @@ class Doomed(Coordinator):
             raise Killed
 
     @contextmanager
-    def _write(self) -> Iterator[Any]:
+    def _write(self) -> Iterator[Session]:
         with self.write_and_die() if self.everything else super()._write() as session:
             yield session
 
@@ -63,7 +65,7 @@ def mortal(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
             world.restart_coordinator()
             whole()
 
-    def step_rollouts(services: Any, write: Any) -> bool:
+    def step_rollouts(services: Services, write: Any) -> bool:
         doomed = write.__self__
         only_here = isinstance(doomed, Doomed) and not doomed.everything
         return steps.step_rollouts(services, doomed.write_and_die if only_here else write)
@@ -183,7 +185,7 @@ def test_who_was_replaced_after_it_looked_changes_nothing(
     world.clock.now = fleet.show(rollout)["state_ends"]
     whole, replaced = steps.next_step, []
 
-    def interrupted(*arguments: Any) -> Any:
+    def interrupted(*arguments: Any) -> rollouts.Step:
         found = whole(*arguments)
         if not replaced:
             # The process was stopped here for longer than its lease; the other one does what is due.
@@ -214,7 +216,7 @@ def test_what_the_operator_did_meanwhile_counts(world: World, fleet: Fleet) -> N
     world.clock.now = fleet.show(rollout)["state_ends"]
 
     @contextmanager
-    def write() -> Iterator[Any]:
+    def write() -> Iterator[Session]:
         fleet.post(f"rollouts/{rollout['rollout_id']}/abort")
         with world.services.database.write() as session:
             yield session

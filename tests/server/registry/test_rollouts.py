@@ -174,7 +174,7 @@ def test_without_a_gate_only_time_counts(world: World, fleet: Fleet) -> None:
     assert fleet.model()["promoted"] == 2
 
 
-def control(fleet: Fleet, rollout: Any, what: str, status: int = 200) -> Any:
+def control(fleet: Fleet, rollout: dict[str, Any], what: str, status: int = 200) -> dict[str, Any]:
     return fleet.post(f"rollouts/{rollout['rollout_id']}/{what}", None, status)
 
 
@@ -303,7 +303,7 @@ def test_the_same_key_is_one_rollout(fleet: Fleet) -> None:
     assert fleet.post("rollouts", asked, 200, key) == done
 
 
-def at_once(fleet: Fleet, requests: list[tuple[str, Any]]) -> list[int]:
+def at_once(fleet: Fleet, requests: list[tuple[str, dict[str, Any]]]) -> list[int]:
     statuses = []
     threads = [
         threading.Thread(

@@ -22,7 +22,7 @@ def empty(world: World) -> Fleet:
     return Fleet(world).create(0, promote=None)
 
 
-def train(world: World, rounds: int, bundle: str) -> Any:
+def train(world: World, rounds: int, bundle: str) -> dict[str, Any]:
     task = world.create_task(bundle=bundle, privacy="plain", threshold=None, cohort=3, rounds=rounds)
     devices = world.add_devices(3)
     for _ in range(rounds):
@@ -35,7 +35,7 @@ def train(world: World, rounds: int, bundle: str) -> Any:
     return task
 
 
-def versions(fleet: Fleet) -> list[Any]:
+def versions(fleet: Fleet) -> list[dict[str, Any]]:
     return list(fleet.get(f"models/{MODEL}/versions")["items"])
 
 
@@ -140,7 +140,7 @@ def test_evaluations_of_a_version_are_those_of_its_content_and_population(world:
         ({"task_id": "0" * 32}, "no task"),
     ],
 )
-def test_what_cannot_be_registered(empty: Fleet, asked: Any, words: str) -> None:
+def test_what_cannot_be_registered(empty: Fleet, asked: dict[str, str | int], words: str) -> None:
     assert words in empty.post(f"models/{MODEL}/versions", asked, 422)["message"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 M = TypeVar("M", bound=RuleBasedStateMachine)
 
 
-def run_machine(kind: type[M], *, examples: int, steps: int, derandomize: bool = False, **world: Any) -> type[M]:
+def run_machine(kind: type[M], *, examples: int, steps: int, derandomize: bool = False, **world: object) -> type[M]:
     """`examples` runs of at most `steps` steps. `world` become attributes of the class, which is returned.
 
     Without a database of failures: replaying one takes minutes here.

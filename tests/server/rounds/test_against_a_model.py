@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +41,7 @@ class Rounds(RuleBasedStateMachine):
         super().__init__()
         self.stack = ExitStack()
         folder, token, keys = self.stack.enter_context(temporary_folder(self.keys))
-        self.world: Any = open_world(folder, token, keys, self.bundle_file, self.empty_database)
+        self.world = open_world(folder, token, keys, self.bundle_file, self.empty_database)
         self.stack.callback(close_world, self.world)
         self.given: dict[tuple[str, str], tuple[dict[str, np.ndarray], int]] = {}
         self.state, self.unseen = "running", False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import pytest
@@ -12,8 +13,11 @@ from tests.server.rounds.test_secure_round import expected_parameters, give_upda
 from tests.support.devices import Device
 from tests.support.world import World
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def asynchronous(world: World, **settings: Any) -> Any:
+
+def asynchronous(world: World, **settings: Any) -> dict[str, Any]:
     return world.create_task(
         **{
             "privacy": "plain", "mode": "asynchronous", "threshold": None, "cohort": 3, "concurrency": 6, "rounds": 3,
@@ -22,7 +26,7 @@ def asynchronous(world: World, **settings: Any) -> Any:
     )  # fmt: skip
 
 
-def seats(world: World, devices: list[Device]) -> list[Any]:
+def seats(world: World, devices: list[Device]) -> list[Device]:
     """Check in, let the coordinator work, and return those that have a plan now."""
     for device in devices:
         device.check_in()
@@ -160,8 +164,8 @@ def test_a_killed_coordinator_loses_no_update(world: World, kill: int, monkeypat
 
     steps = 0
 
-    def counted(function: Any, after: bool) -> Any:
-        def wrapper(*args: Any, **named: Any) -> Any:
+    def counted(function: Callable[P, R], after: bool) -> Callable[P, R]:
+        def wrapper(*args: P.args, **named: P.kwargs) -> R:
             nonlocal steps
             steps += 1
             if steps == kill and not after:

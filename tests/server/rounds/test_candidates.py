@@ -10,10 +10,10 @@ import pytest
 from tests.support.devices import Device
 from tests.support.world import World
 
-PHONE = {"ram": 4 * 2.0**30, "charging": True, "app": "1.4"}
+PHONE: dict[str, str | float | bool] = {"ram": 4 * 2.0**30, "charging": True, "app": "1.4"}
 
 
-def phones(world: World, count: int, **attributes: Any) -> list[Any]:
+def phones(world: World, count: int, **attributes: str | float | bool) -> list[Device]:
     devices = world.add_devices(count)
     for device in devices:
         device.attributes = {**PHONE, **attributes}
@@ -29,7 +29,7 @@ def whole_round(world: World, devices: Sequence[Device]) -> None:
     world.settle()
 
 
-def members(world: World, task: Any) -> list[set[str]]:
+def members(world: World, task: dict[str, Any]) -> list[set[str]]:
     return [{each["device_id"] for each in made["participants"]} for made in world.rounds(task["task_id"])]
 
 
@@ -113,7 +113,9 @@ def test_a_device_rests(world: World) -> None:
         ({"rest_seconds": -1}, "rest_seconds"),
     ],
 )
-def test_what_cannot_be_is_refused_when_the_task_is_made(world: World, settings: Any, word: str) -> None:
+def test_what_cannot_be_is_refused_when_the_task_is_made(
+    world: World, settings: dict[str, str | int], word: str
+) -> None:
     values = {
         "name": "digits", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 5,
         "bundle": world.publish(), **settings,
@@ -123,7 +125,7 @@ def test_what_cannot_be_is_refused_when_the_task_is_made(world: World, settings:
     assert word in answer["message"] + answer.get("detail", "")
 
 
-def waits_for(world: World, task: Any) -> str:
+def waits_for(world: World, task: dict[str, Any]) -> str:
     [listed] = [each for each in world.operator("GET", "/v1/tasks")[1]["items"] if each["task_id"] == task["task_id"]]
     shown = world.task(task["task_id"])
     assert listed["waiting_for"] == shown["waiting_for"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tests.support.world import World
 RANGES = {"loss": 8.0, "accuracy": 1.0}
 
 
-def take_part(world: World, devices: list[Device], arrays: list[dict[str, Any]]) -> None:
+def take_part(world: World, devices: list[Device], arrays: Sequence[dict[str, Any]]) -> None:
     """Every device uploads its arrays, masked or as they are."""
     world.start_round(devices)
     plan = devices[0].plan
@@ -97,7 +98,9 @@ def test_an_analysis_is_the_sum_and_what_the_bundle_says_of_it(world: World, pri
         ((True, True, None, None), None),
     ],
 )
-def test_adoption_is_estimated_from_noisy_answers(world: Any, answers: tuple[bool | None, ...], expected: Any) -> None:
+def test_adoption_is_estimated_from_noisy_answers(
+    world: World, answers: tuple[bool | None, ...], expected: dict[str, object] | None
+) -> None:
     task = world.create_task(
         kind="evaluation", metrics={"loss": 8.0}, cohort=4, threshold=None, count_adoption=True, min_contributors=3
     )

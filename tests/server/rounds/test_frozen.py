@@ -52,7 +52,7 @@ def test_one_that_is_larger_than_all_may_take_is_kept_alone() -> None:
 def test_of_many_threads_one_grows_the_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, made = FrozenRounds(), list[str]()
 
-    def members(_: Session, round_id: str) -> Any:
+    def members(_: Session, round_id: str) -> FrozenCohort:
         return grown(made, round_id)()
 
     monkeypatch.setattr(frozen, "grow_cohort", members)

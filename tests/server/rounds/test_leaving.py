@@ -19,7 +19,7 @@ def leave(device: Device, reason: messages.LeaveReason | None = None) -> tuple[i
     return device.call("POST", f"{device.round}/leave", request)
 
 
-def shown(world: World, task: Any) -> dict[str, bool]:
+def shown(world: World, task: dict[str, Any]) -> dict[str, bool]:
     return {each["device_id"]: each["left"] for each in world.rounds(task["task_id"])[-1]["participants"]}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from archipel.protocol import messages
 from archipel.protocol.sealed import Sealed, encode, seal
 from archipel.protocol.secagg import survivors_digest
-from tests.support.devices import Device
+from tests.support.devices import Device, Transport
 from tests.support.world import World
 
 PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
@@ -37,7 +36,7 @@ class Recorder:
         for device in devices:
             device.transport = self._recording(device, device.transport)
 
-    def _recording(self, device: Device, transport: Any) -> Any:
+    def _recording(self, device: Device, transport: Transport) -> Transport:
         def record(method: str, path: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
             if method == "PUT":
                 self.sent[device.id, path.rsplit("/", 1)[1]] = (body or b"", headers)

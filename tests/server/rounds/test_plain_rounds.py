@@ -40,7 +40,7 @@ def mean(updates: list[Update], scales: list[float] | None = None) -> Update:
     }
 
 
-def parameters(world: World, task: Any) -> Update:
+def parameters(world: World, task: dict[str, Any]) -> Update:
     status, data = world.operator("GET", f"/v1/blobs/{world.task(task['task_id'])['model']}")
     assert status == 200
     return read_weights(data)

@@ -10,7 +10,6 @@ import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +26,9 @@ from tests.server.rounds.machine import run_machine
 from tests.support.devices import Device, Keys
 from tests.support.tiny_bundle import DELTA_STEP, WEIGHT_STEP
 from tests.support.world import close_world, open_world, temporary_folder
+
+Request = tuple[str, str, bytes | None, dict[str, str]]
+"""What a device's transport is called with: method, path, body, headers."""
 
 DEVICES, COHORT, MIN_COHORT, THRESHOLD, SECONDS = 5, 4, 3, 3, 20
 PHASES = ("advertising", "sharing", "complaining", "masking", "confirming", "unmasking")
@@ -51,7 +53,7 @@ class Modelled:
     phase: str = "advertising"
     answered: dict[str, set[str]] = field(default_factory=lambda: {phase: set() for phase in PHASES})
     updates: dict[str, np.ndarray] = field(default_factory=dict)
-    sent: dict[tuple[str, str], Any] = field(default_factory=dict)
+    sent: dict[tuple[str, str], Request] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
     spoilers: set[str] = field(default_factory=set)
     excluded: set[str] = field(default_factory=set)
@@ -140,7 +142,7 @@ class Rounds(RuleBasedStateMachine):
         super().__init__()
         self.stack = ExitStack()
         folder, token, keys = self.stack.enter_context(temporary_folder(self.keys))
-        self.world: Any = open_world(folder, token, keys, self.bundle_file, self.empty_database)
+        self.world = open_world(folder, token, keys, self.bundle_file, self.empty_database)
         self.stack.callback(close_world, self.world)
         self.rounds: dict[str, Modelled] = {}
         self.made = 0
@@ -229,7 +231,7 @@ class Rounds(RuleBasedStateMachine):
             values = np.append(generator.integers(-3000, 3000, 8), (1 + self.made % 3) * 4096).astype(np.int64)
             device.vector = (values % 2**device.plan.modulus_bits).astype(np.uint32)
             known.updates[device.id] = values
-        requests: list[Any] = []
+        requests: list[Request] = []
         whole, device.transport = device.transport, lambda *request: requests.append(request) or whole(*request)
         try:
             device.answer(known.phase)  # fails unless it is taken

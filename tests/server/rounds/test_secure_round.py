@@ -35,7 +35,7 @@ def expected_parameters(updates: list[np.ndarray]) -> tuple[np.ndarray, np.ndarr
     return mean[:6].reshape(3, 2).astype(np.float32), mean[6:].astype(np.float32)
 
 
-def new_parameters(world: World, task: Any) -> dict[str, np.ndarray]:
+def new_parameters(world: World, task: dict[str, Any]) -> dict[str, np.ndarray]:
     status, data = world.operator("GET", f"/v1/blobs/{world.task(task['task_id'])['model']}")
     assert status == 200
     return read_weights(data)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -155,7 +154,7 @@ class Course:
     ],
     indirect=["place"],
 )
-def test_killed_at_every_step(place: Any, tmp_path: Path, kind: str, every: int) -> None:
+def test_killed_at_every_step(place: Place, tmp_path: Path, kind: str, every: int) -> None:
     """Or at one of `every` so many, others for each commit."""
     course = Course(place, kind, tmp_path / "acknowledged")
     # Once before, so that all folders are there in each run, as on a server.

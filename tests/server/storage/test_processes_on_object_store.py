@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +24,7 @@ from tests.server.processes.test_processes import (  # noqa: F401 - its fixtures
     task_request,
     wait_until,
 )
+from tests.support.devices import Device
 from tests.support.moto_process import TestBucket
 from tests.support.world import DataFolder
 
@@ -39,7 +39,7 @@ def on_bucket(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> TestBucket
 def test_a_secure_round_while_a_web_process_and_the_coordinator_are_killed(
     server: Server,  # noqa: F811
     operator: OperatorClient,  # noqa: F811
-    fleet: list[Any],  # noqa: F811
+    fleet: list[Device],  # noqa: F811
     bundle_maker: Callable[..., Path],
     data_folder: DataFolder,
     tmp_path: Path,

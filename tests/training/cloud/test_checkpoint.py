@@ -134,7 +134,7 @@ def test_other_data_networks_and_optimizers_are_other_fits(tmp_path: Path) -> No
 
 
 class Harmful:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
         return (open, ("/nonexistent/harmful", "w"))
 
 

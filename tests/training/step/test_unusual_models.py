@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from archipel.errors import NotDifferentiableError, TrainingError
 from archipel.graph import check_model
 from archipel.training import StepRunner, losses, optimizers, transforms
 
-Make = Callable[[Any], torch.optim.Optimizer]
+Make = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
 
 
 def follow(
@@ -25,7 +26,7 @@ def follow(
     batches: list[tuple[np.ndarray, np.ndarray]],
     ours: optimizers.Optimizer,
     theirs: Make,
-    loss: Any = None,
+    loss: losses.Loss | None = None,
     torch_loss: Callable = functional.cross_entropy,
     tolerance: float = 1e-5,
     **options: Any,
@@ -54,7 +55,9 @@ def follow(
         np.testing.assert_allclose(runner.tensors[name], value, atol=10 * tolerance, err_msg=name)
 
 
-def rows(count: int, width: int, classes: int, dtype: Any = np.float32) -> list[tuple[np.ndarray, np.ndarray]]:
+def rows(
+    count: int, width: int, classes: int, dtype: npt.DTypeLike = np.float32
+) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
     return [(rng.standard_normal((count, width)).astype(dtype), rng.integers(0, classes, count)) for _ in range(4)]
 
@@ -186,7 +189,7 @@ def test_names_with_odd_characters() -> None:
         assert set(step.initial) == {name}
 
 
-DOUBLES = {
+DOUBLES: dict[str, tuple[losses.Loss, Callable[..., torch.Tensor]]] = {
     "huber": (losses.huber(), functional.huber_loss),
     "l1": (losses.l1(), functional.l1_loss),
     "binary": (losses.binary_cross_entropy(), functional.binary_cross_entropy_with_logits),

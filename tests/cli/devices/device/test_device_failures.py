@@ -99,7 +99,9 @@ def test_nothing_to_start_with(archipel: Command, device_of: Callable[[int], Dev
         ({"x": np.array(["a"], dtype=object)}, "expected numbers or bools; nothing is unpickled"),
     ],
 )
-def test_examples_that_cannot_be_read(archipel: Command, enrolled: Device, arrays: Any, said: str) -> None:
+def test_examples_that_cannot_be_read(
+    archipel: Command, enrolled: Device, arrays: dict[str, np.ndarray] | None, said: str
+) -> None:
     (enrolled.place / "data.npz").unlink()
     if arrays is not None:
         np.savez(enrolled.place / "data.npz", **arrays)

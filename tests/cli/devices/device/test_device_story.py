@@ -20,7 +20,7 @@ from tests.support.federation import Federation
 from tests.support.linear_bundle import local_data
 
 
-def status(archipel: Command, device: Device) -> Any:
+def status(archipel: Command, device: Device) -> dict[str, Any]:
     return json.loads(archipel("device", "status", str(device.config), "--json")[0])
 
 

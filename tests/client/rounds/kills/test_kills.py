@@ -15,7 +15,7 @@ from sqlalchemy import select
 from archipel.client import Agent, Entry
 from archipel.client.connection.identity import RECORD_FILE
 from archipel.protocol.messages import DeviceId
-from archipel.protocol.operator.tasks import TaskInfo
+from archipel.protocol.operator.tasks import RoundInfo, TaskInfo
 from archipel.protocol.sealed import decode, encode
 from archipel.server.database.tables import UPDATE_PHASES, Answer
 from tests.client.rounds.kills.victim import Victim
@@ -114,7 +114,7 @@ def check(federation: Federation, task: TaskInfo, others: list[Agent], folder: P
     CHECKS[task.kind](federation, task, info, numbers)
 
 
-def check_sum(federation: Federation, task: TaskInfo, info: Any, numbers: dict[str, int]) -> None:
+def check_sum(federation: Federation, task: TaskInfo, info: RoundInfo, numbers: dict[str, int]) -> None:
     start = federation.operator.weights.read(info.weights_in)["w"]
     made = federation.operator.weights.read(info.weights_out)["w"]
     survivors = [(Named(federation, device, numbers[device]), numbers[device]) for device in info.survivors]
@@ -122,7 +122,7 @@ def check_sum(federation: Federation, task: TaskInfo, info: Any, numbers: dict[s
     np.testing.assert_allclose(made, expected, rtol=1e-6, atol=1e-4 if task.privacy == "plain" else 0)
 
 
-def check_metrics(federation: Federation, task: TaskInfo, info: Any, numbers: dict[str, int]) -> None:
+def check_metrics(federation: Federation, task: TaskInfo, info: RoundInfo, numbers: dict[str, int]) -> None:
     w = federation.operator.weights.read(info.weights_in)["w"]
     data = [federation.data(numbers[device]) for device in info.survivors]
     errors = np.concatenate([fields["x"] @ w - fields["y"] for fields in data])

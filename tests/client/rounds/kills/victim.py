@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from archipel.client import Agent, AgentConfig
 from archipel.errors import RefusedError, UnreachableError
@@ -20,6 +20,8 @@ from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.sealed import decode
 from tests.support.linear_bundle import local_data
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["tests.client.rounds.kills.victim"])
 DURABLE = ("fsync", "replace", "rename", "unlink", "rmdir", "mkdir")
@@ -59,8 +61,8 @@ class Victim:
 def watch(point: Callable[[], None]) -> None:
     """Make every durable operation of this process pass a point before and after it."""
 
-    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
+    def watched(function: Callable[P, R]) -> Callable[P, R]:
+        def call(*arguments: P.args, **named: P.kwargs) -> R:
             point()
             result = function(*arguments, **named)
             point()

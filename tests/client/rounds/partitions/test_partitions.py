@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from archipel.client import Agent, Event
-from archipel.protocol.operator.tasks import TaskInfo
+from archipel.protocol.operator.tasks import RoundInfo, TaskInfo
 from tests.client.rounds.partitions.namespaces import Namespace, Network, UnsupportedError
 from tests.support.federation import Federation
 
@@ -89,13 +89,13 @@ class Devices:
         self.told = told
         return cut
 
-    def wait_until(self, what: Callable[[], Any], seconds: float) -> None:
+    def wait_until(self, what: Callable[[], object], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not what():
             assert time.monotonic() < deadline, [self.federation.names(agent) for agent in self.agents]
             time.sleep(0.02)
 
-    def check_sum(self, info: Any, task: TaskInfo) -> None:
+    def check_sum(self, info: RoundInfo, task: TaskInfo) -> None:
         federation = self.federation
         survivors = [(agent, n) for n, agent in enumerate(self.agents) if agent.device_id in info.survivors]
         expected = federation.expected_weights(federation.operator.weights.read(info.weights_in)["w"], survivors, task)
@@ -115,7 +115,7 @@ class Devices:
         return all(entry.step == "closed" for entry in self.alone.rounds)
 
 
-def cases(*quick: tuple[str, str]) -> Any:
+def cases(*quick: tuple[str, str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         ("way", "event"),
         [

@@ -30,7 +30,7 @@ def proxy(federation: Federation) -> Iterator[Proxy]:
         yield made
 
 
-def run(federation: Federation, proxy: Proxy, *, rounds: int = 1, **config: Any) -> tuple[Any, list[Agent]]:
+def run(federation: Federation, proxy: Proxy, *, rounds: int = 1, **config: Any) -> tuple[TaskInfo, list[Agent]]:
     """Three devices, the first behind the proxy; until the task has ended."""
     options = {"read_timeout": 2.0, **config}
     agents = [federation.agent(0, server=proxy.url, **options), federation.agent(1), federation.agent(2)]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
 
 from archipel.bundle import generate_key
 from archipel.protocol import identity, messages
 from archipel.protocol.sealed import Sealed, unseal
+from tests.support.devices import Device
 from tests.support.world import World
 
 
@@ -21,7 +22,7 @@ def test_nothing_fails_or_blocks_and_nobody_who_was_revoked_is_taken(world: Worl
     errors: list[BaseException] = []
     stop = threading.Event()
 
-    def in_thread(work: Any) -> threading.Thread:
+    def in_thread(work: Callable[[], object]) -> threading.Thread:
         def run() -> None:
             try:
                 work()
@@ -36,7 +37,7 @@ def test_nothing_fails_or_blocks_and_nobody_who_was_revoked_is_taken(world: Worl
         while not stop.is_set():
             world.coordinator.step()
 
-    def check_in(some: list[Any]) -> None:
+    def check_in(some: list[Device]) -> None:
         generator = random.Random(some[0].id)
         for _ in range(12):
             device = generator.choice(some)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -235,6 +234,7 @@ def test_only_one_coordinator_per_data_folder(coordinator_process: CoordinatorPr
     with pytest.raises(ServerError, match="another server is running on this data folder"):
         run_coordinator(world.settings)
     coordinator_process.stop(signal.SIGTERM)
+    assert coordinator_process.process is not None
     assert coordinator_process.process.returncode == 0
 
 
@@ -243,7 +243,7 @@ class CoordinatorProcess:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.process: Any = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         ready, told = os.pipe()
@@ -256,6 +256,7 @@ class CoordinatorProcess:
         os.close(ready)
 
     def stop(self, number: int) -> None:
+        assert self.process is not None
         self.process.send_signal(number)
         self.process.wait(10)
 

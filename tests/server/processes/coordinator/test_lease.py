@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from archipel.server.database.tables import LeaseRow
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop
+from archipel.server.rounds.aggregation import Outcome
 from archipel.server.services import Services
 from tests.support.world import World
 
@@ -81,7 +82,7 @@ def test_who_is_started_again_in_the_same_place_need_not_wait(world: World, riva
         first.fence(session)
 
 
-def to_aggregating(world: World, coordinator: Any) -> Any:
+def to_aggregating(world: World, coordinator: Coordinator) -> dict[str, Any]:
     task = world.create_task(cohort=3)
     devices = world.add_devices(3)
     world.coordinator = coordinator
@@ -100,7 +101,7 @@ def test_who_was_replaced_in_the_middle_of_aggregating_commits_nothing(
     task = to_aggregating(world, first)
     whole = module.aggregate
 
-    def interrupted(services: Any, round_id: str) -> Any:
+    def interrupted(services: Services, round_id: str) -> Outcome:
         made = whole(services, round_id)
         if services is first._services:
             # The process was stopped here for longer than its lease; the other one goes on, and finishes.
@@ -168,7 +169,7 @@ def test_who_was_replaced_while_it_cleans_up_deletes_nothing_of_a_later_round(
         for device in devices:
             device.masking()
 
-    def slow_listing(folder: str, whole: Any = storage.folders) -> list[str]:
+    def slow_listing(folder: str, whole: Callable[[str], list[str]] = storage.folders) -> list[str]:
         if when == "before it lists":
             meanwhile()
         found = whole(folder)
@@ -205,7 +206,7 @@ def test_a_long_step_keeps_the_lease_and_a_clean_end_gives_it_back(
     rival = Lease(services.database, B, clock=time.time, seconds=1.0)
     stop, begun = Stop(), threading.Event()
 
-    def slow(self: Any) -> bool:
+    def slow(self: Coordinator) -> bool:
         begun.set()
         time.sleep(2.5)
         return False

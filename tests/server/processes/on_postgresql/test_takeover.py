@@ -9,11 +9,11 @@ import sys
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from archipel.server.processes import children
+from archipel.server.settings import Settings
 from tests.support.devices import Device
 from tests.support.world import World
 
@@ -21,7 +21,7 @@ from tests.support.world import World
 class Process:
     """A coordinator as the supervisor starts it, on a data folder of its own."""
 
-    def __init__(self, settings: Any, folder: Path) -> None:
+    def __init__(self, settings: Settings, folder: Path) -> None:
         folder.mkdir()
         (folder / "server.key").write_bytes(Path(settings.path(settings.server_key)).read_bytes())
         (folder / "server.key").chmod(0o600)

@@ -24,6 +24,7 @@ from archipel import bundle as b
 from archipel.client import Agent
 from archipel.lite_runtime import Runtime
 from archipel.operator import OperatorClient, TaskRequest
+from archipel.protocol.operator.tasks import RoundInfo
 from archipel.protocol.sealed import public_bytes
 from archipel.protocol.vector import Layout
 from archipel.server import init_data_folder, load_settings
@@ -84,7 +85,9 @@ class Processes(Server):
         self._services.database.dispose()
 
 
-def reference(federation: Federation, agents: dict[str, int], info: Any, start: np.ndarray, plain: bool) -> np.ndarray:
+def reference(
+    federation: Federation, agents: dict[str, int], info: RoundInfo, start: np.ndarray, plain: bool
+) -> np.ndarray:
     """The mean of what the named devices must have sent, in fixed point where the round was secure."""
     runtime = Runtime(b.open_bundle(federation.folder / "linear", [public_bytes(federation.publisher_key)]))
     layout = Layout.of(runtime.bundle.program("finish"))

@@ -24,6 +24,7 @@ from archipel.protocol.sealed import public_bytes
 from archipel.protocol.tls import client_context, server_context
 from archipel.server import load_settings
 from archipel.server.processes.tls import WebTls
+from archipel.server.settings import Settings
 from tests.server.processes.tls.authority import Authority
 from tests.support.serving import SERVE, Server
 from tests.support.world import DataFolder
@@ -255,7 +256,7 @@ def test_files_that_cannot_be_used_are_named_before_anything_starts(
     assert not (data_folder[0] / "archipel.db").exists()
 
 
-def as_dict(settings: Any) -> dict[str, Any]:
+def as_dict(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__struct_fields__}
 
 

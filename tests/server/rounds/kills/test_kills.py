@@ -39,7 +39,7 @@ class Through:
         for device in self.devices:
             device.transport = self.request
 
-    def ask(self, *what: Any) -> Any:
+    def ask(self, *what: object) -> Any:
         try:
             return self.server.ask(self.world.clock.now, *what)
         except Died:
@@ -149,7 +149,7 @@ SCENARIOS: dict[str, Callable[[Through], None]] = {
 }  # fmt: skip
 
 
-def check(through: Through, task_id: str, expected: Any, versions: int = 1) -> None:
+def check(through: Through, task_id: str, expected: dict[str, np.ndarray] | None, versions: int = 1) -> None:
     world = through.world
     task = world.task(task_id)
     assert (task["state"], task["rounds_committed"]) == ("completed", versions), task

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -77,7 +76,7 @@ def answering(bucket: TestBucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
     made.stop()
 
 
-def calls(folder: Path) -> list[Callable[[Bucket], Any]]:
+def calls(folder: Path) -> list[Callable[[Bucket], object]]:
     """Everything that is asked of a store; what they give is looked at below."""
     (folder / "small").write_bytes(b"hello")
     (folder / "parts").write_bytes(bytes(120))
@@ -94,7 +93,7 @@ def calls(folder: Path) -> list[Callable[[Bucket], Any]]:
     ]
 
 
-def error_of(call: Callable[[Bucket], Any], bucket: Bucket) -> Exception | None:
+def error_of(call: Callable[[Bucket], object], bucket: Bucket) -> Exception | None:
     try:
         call(bucket)
     except (StorageUnreachableError, FileNotFoundError, ServerError) as error:

@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,7 +51,7 @@ def refused(folder: Path, blobs: str) -> str:
         ("s3://models/a/b/c/", ("models", "a/b/c")),
     ],
 )
-def test_what_the_setting_may_be(tmp_path: Path, text: str, parts: Any) -> None:
+def test_what_the_setting_may_be(tmp_path: Path, text: str, parts: tuple[str, str] | None) -> None:
     settings = settings_of(tmp_path, text)
     assert settings.bucket == parts
     if parts is None:
