@@ -187,9 +187,6 @@ class Rooms:
     def _run_process(self, name: str, command: Sequence[str], limit: float | None = None) -> Ended:
         """Run it, and show each line as it comes, after the name."""
         environment = {**os.environ, "COVERAGE_FILE": str(ROOT / f".coverage.{name.replace(os.sep, '-')}")}
-        # PyTorch's threads wait for each other in a busy loop of 300,000 turns, which takes the processor from the room
-        # beside this one: its training then needs twice the processor time. After a short loop they sleep.
-        environment.setdefault("GOMP_SPINCOUNT", "2000")
         started = time.monotonic()
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, text=True, encoding="utf-8", errors="replace",

@@ -15,6 +15,10 @@ from tests.commits import in_sample
 # Their assertions tell the values too, as those of tests do.
 pytest.register_assert_rewrite("tests.support")
 
+# PyTorch reads it when it is loaded. Its threads wait for each other in a busy loop: beside other work on the same
+# processor, training a small network with two of them takes four times as long as with one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Hypothesis fails an example that takes longer than 200 ms, which on a busy machine is any. `@settings(...)` of a test
 # begins with this profile, so that none has to say it again; tests/api/test_property_tests.py looks at each.
 settings.register_profile("archipel", deadline=None)

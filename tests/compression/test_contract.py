@@ -108,7 +108,6 @@ RECIPES = {
 def network(name: str) -> tuple[Model, Fields]:
     """Untrained, but normalized by statistics of its data: with those it begins with, deep networks answer next to
     nothing, and their gradients are below what a weight can be moved by."""
-    torch.set_num_threads(1)
     make, data = ZOO[name]
     fields, module = data(), make()
     norms = [each for each in module.modules() if isinstance(each, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d)]

@@ -35,7 +35,6 @@ def network() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    torch.set_num_threads(1)
     return Model.from_torch(network(), torch.zeros(2, 4))
 
 

@@ -22,7 +22,6 @@ class Setting:
     """A network that learned a few kinds of noisy pictures, and pictures of a device, which are brighter."""
 
     def __init__(self, module: torch.nn.Module, shape: tuple[int, ...], classes: int) -> None:
-        torch.set_num_threads(1)
         self._rng = np.random.default_rng(0)
         self._kinds = self._rng.standard_normal((classes, *shape), np.float32)
         x, y = self.draw(192, 0.0)

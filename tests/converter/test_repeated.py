@@ -26,7 +26,6 @@ KEY = b.generate_key()
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    torch.set_num_threads(1)
     return Model.from_torch(models.lenet(0, classes=4), torch.zeros(2, 1, 28, 28))
 
 

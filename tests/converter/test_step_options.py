@@ -28,7 +28,6 @@ LOSS = losses.cross_entropy(label_smoothing=0.1)
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Dropout(0.4), nn.Linear(108, 4)

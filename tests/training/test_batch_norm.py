@@ -25,7 +25,6 @@ SGD = optimizers.sgd(momentum=0.9, lr=0.1)
 
 @pytest.fixture(scope="module")
 def module() -> nn.Module:
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Conv2d(1, 4, 3, bias=False),

@@ -20,7 +20,6 @@ CLIP = 1.8
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    torch.set_num_threads(1)
     return Model.from_torch(convolutional(), torch.zeros(2, 1, 8, 8))
 
 

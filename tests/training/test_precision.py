@@ -22,7 +22,6 @@ LOSS = losses.cross_entropy()
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 4)

@@ -21,7 +21,6 @@ from tests.support.quantized_network import Apply, Network, Run, Stored
 @pytest.fixture(scope="package")
 def module() -> Network:
     torch.manual_seed(0)
-    torch.set_num_threads(1)
     network = Network()
     for part in network.modules():
         if isinstance(part, nn.BatchNorm2d):

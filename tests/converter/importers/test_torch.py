@@ -36,7 +36,6 @@ class Shared(nn.Module):
 
 @pytest.fixture(scope="module")
 def shared() -> tuple[nn.Module, tuple[torch.Tensor, ...], Model]:
-    torch.set_num_threads(1)
     module, example = Shared(), (torch.randn(3, 6), torch.rand(3, 1))
     return module, example, Model.from_torch(module, example)
 

@@ -40,7 +40,6 @@ def run(model: Model, x: torch.Tensor) -> np.ndarray:
 @pytest.mark.parametrize("mode", [pytest.param("eval", marks=pytest.mark.slow), "train"])
 def test_a_file_keeps_batch_norm_and_dropout(mode: str, tmp_path: Path) -> None:
     """Exported for one batch size, in either mode: what comes in is for evaluation, of any batch, and trainable."""
-    torch.set_num_threads(1)
     net, x = Net(), torch.randn(2, 1, 5, 5)
     program = torch.export.export(net.train(mode == "train"), (x,))
     torch.export.save(program, tmp_path / "net.pt2")

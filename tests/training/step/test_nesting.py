@@ -20,7 +20,6 @@ Batches = list[tuple[np.ndarray, np.ndarray]]
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4))
     return Model.from_torch(module, torch.zeros(2, 1, 8, 8))

@@ -37,7 +37,6 @@ def network() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def module() -> nn.Module:
-    torch.set_num_threads(1)
     return network()
 
 

@@ -32,7 +32,6 @@ def follow(
     **options: Any,
 ) -> None:
     """The losses and all tensors of a few steps are PyTorch's."""
-    torch.set_num_threads(1)
     model = Model.from_torch(module, torch.from_numpy(batches[0][0]))
     step = training.step_graph(model, loss or losses.cross_entropy(), ours, **options)
     check_model(step.ir)

@@ -22,7 +22,6 @@ LOSS = losses.cross_entropy()
 
 @pytest.fixture(scope="module")
 def module() -> nn.Module:
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
 
