@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
-from archipel.compression.arguments import check_choices
+from archipel.compression.arguments import check_choices, check_whole
 from archipel.compression.part import Need
 from archipel.errors import CompressionError
 from archipel.training.optimizers import Optimizer, adam, adamw, sgd
@@ -48,9 +48,7 @@ class FineTune:
     batch_norm: BatchNorm = "train"
 
     def __post_init__(self) -> None:
-        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size), ("steps", self.steps)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise CompressionError(f"FineTune: {name} must be a whole number from 1, is {value!r}")
+        check_whole(self, "epochs", "batch_size", *(() if self.steps is None else ("steps",)))
         if not self.lr > 0:
             raise CompressionError(f"FineTune: lr must be above 0, is {self.lr!r}")
         check_choices(

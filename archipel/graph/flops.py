@@ -67,7 +67,7 @@ def _flops(node: ir.Node, sizes: Sizes) -> int:
     if node.op_type in _PRODUCTS:
         return 2 * _products(node, sizes)
     if node.op_type == "Einsum":
-        return 2 * _contractions(node, sizes)
+        return 2 * einsum_products(node, sizes)
     if node.op_type in ("LSTM", "GRU", "RNN"):
         # Each step of each example multiplies the input by W and the state by R, of all directions.
         weights = math.prod(sizes(node.inputs[1])) + math.prod(sizes(node.inputs[2]))
@@ -87,8 +87,11 @@ def _products(node: ir.Node, sizes: Sizes) -> int:
     return max(out * a[0 if flipped[0] else -1], math.prod(a) * columns)
 
 
-def _contractions(node: ir.Node, sizes: Sizes) -> int:
-    """Multiplications of an Einsum that joins its operands one after the other; none for a single operand."""
+def einsum_products(node: ir.Node, sizes: Sizes) -> int:
+    """Multiplications of an Einsum that joins its operands one after the other; none for a single operand.
+
+    `sizes` gives the shape of a value.
+    """
     equation = node.attributes.get_string("equation", "").replace(" ", "")
     left, arrow, right = equation.partition("->")
     terms, size = [], dict[str, int]()

@@ -12,17 +12,17 @@ import click
 from archipel.cli.devices.device_examples import LocalExamples, examples
 from archipel.cli.devices.device_owner import erase, pause, resume, status
 from archipel.cli.devices.device_process import Log, Stop, Supervisor, fail_if_unmendable
+from archipel.cli.input_output.enrolment_tokens import read_token
 from archipel.client import Agent, AgentConfig
 from archipel.client.rounds.exchange import LATER
 from archipel.client.settings import load_device_settings
 from archipel.durable import write_durably
-from archipel.errors import CertificateError, CommandError, MessageError, RefusedError
+from archipel.errors import CertificateError, CommandError, RefusedError
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.messages import TokenCertificate
 from archipel.protocol.moments import moment
-from archipel.protocol.sealed import decode, unseal
+from archipel.protocol.sealed import unseal
 
-MAX_TOKEN_BYTES = 64 << 10
 _CONFIG = click.argument("config", type=click.Path(path_type=Path))
 
 
@@ -75,7 +75,7 @@ def enroll(config: Path, token_file: Path) -> None:
     publishers. The token cannot be used again. A device that is enrolled already stays as it is.
     """
     settings = load_device_settings(config)
-    token = _token(token_file)
+    token = read_token(token_file)
     with _agent(settings.config) as agent:
         if agent.device_id:
             click.echo(f"device {agent.enrol(token)}: enrolled already")
@@ -167,23 +167,6 @@ def rotate(config: Path) -> None:
 
 def _agent(config: AgentConfig) -> Agent:
     return Agent(config, examples=dict)
-
-
-def _token(file: Path) -> EnrolmentToken:
-    try:
-        with open(file, "rb") as opened:
-            content = opened.read(MAX_TOKEN_BYTES + 1)
-        if len(content) > MAX_TOKEN_BYTES:
-            raise MessageError(f"more than {MAX_TOKEN_BYTES} bytes")
-        return decode("token", content, EnrolmentToken)
-    except OSError as error:
-        raise CommandError(f"{file}: cannot be read ({error.strerror}); give the token file of this device") from None
-    except MessageError as error:
-        # The file may hold another secret, such as a private key, so the message does not show its content.
-        raise CommandError(
-            f"{file}: expected an enrolment token, got none or a damaged one ({error}); "
-            "copy the file of `archipel token` again"
-        ) from None
 
 
 def _expiry(token: EnrolmentToken) -> str:

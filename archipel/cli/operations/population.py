@@ -6,16 +6,12 @@ from pathlib import Path
 
 import click
 
+from archipel.cli.input_output.enrolment_tokens import read_token
 from archipel.cli.input_output.remote import remote
 from archipel.cli.input_output.tables import as_json, show, table
-from archipel.errors import CommandError
 from archipel.operator import OperatorClient
-from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.devices import DeviceInfo, DeviceState, PopulationInfo
-from archipel.protocol.sealed import decode
-
-MAX_TOKEN_BYTES = 64 << 10
 
 
 @click.group()
@@ -143,7 +139,7 @@ def revoke_token(client: OperatorClient, tokens: tuple[str, ...], as_json: bool)
         if key is not None:
             ended.append(client.enrolment_tokens.revoke(token_key=key))
         else:
-            ended.append(client.enrolment_tokens.revoke(certificate=_read_token(Path(token)).certificate))
+            ended.append(client.enrolment_tokens.revoke(certificate=read_token(Path(token)).certificate))
     lines = (f"{each.token_id} revoked {moment(each.revoked)}" for each in ended)
     show(ended, as_json, lines)
 
@@ -223,12 +219,3 @@ def _key_bytes(text: str) -> bytes | None:
         return bytes.fromhex(text) if len(text) == 64 else None
     except ValueError:
         return None
-
-
-def _read_token(path: Path) -> EnrolmentToken:
-    with open(path, "rb") as file:
-        # One byte beyond the limit tells a file that is too large, of any size, from one that just fits.
-        data = file.read(MAX_TOKEN_BYTES + 1)
-    if len(data) > MAX_TOKEN_BYTES:
-        raise CommandError(f"{path}: expected an enrolment token, got more than {MAX_TOKEN_BYTES} bytes")
-    return decode(str(path), data, EnrolmentToken)

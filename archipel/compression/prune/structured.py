@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from archipel.compression.arguments import check_choices
+from archipel.compression.arguments import check_choices, check_whole
 from archipel.compression.fine_tune import FineTune
 from archipel.compression.layer_weights import find_mask, refuse_quantized
 from archipel.compression.part import Need
@@ -80,11 +80,7 @@ class PruneChannels:
         if not 0 < self._share < 1:
             raise CompressionError(f"PruneChannels: {given[0]} must lie between 0 and 1, is {self._share!r}")
         check_choices(self, criterion=get_args(Criterion), scope=get_args(Scope))
-        for name in ("iterations", "round_to", "examples"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise CompressionError(
-                    f"PruneChannels: {name} must be a whole number from 1, is {getattr(self, name)!r}"
-                )
+        check_whole(self, "iterations", "round_to", "examples")
         if not 0 <= self.keep <= 1:
             raise CompressionError(f"PruneChannels: keep must lie between 0 and 1, is {self.keep!r}")
 

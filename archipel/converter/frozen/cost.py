@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from archipel.bundle.roles import DType
 from archipel.converter.frozen.computations import Frozen, Result
+from archipel.graph.flops import einsum_products
 from archipel.graph.shapes import constant_array, dims, dtype_of, is_static
 
 KEPT_BYTE = 8
@@ -65,9 +66,7 @@ def _products(node: ir.Node) -> int:
     if node.op_type == "MatMul":
         return _size(out) * _size(shapes[0][-1:])
     if node.op_type == "Einsum":
-        # Every combination of the letters' values is one product.
-        terms = node.attributes.get_string("equation", "").replace(" ", "").partition("->")[0].split(",")
-        return _size(list({letter: d for term, shape in zip(terms, shapes) for letter, d in zip(term, shape)}.values()))
+        return einsum_products(node, lambda value: [d if isinstance(d, int) else 1 for d in dims(value)])
     if node.op_type in ("LSTM", "GRU", "RNN"):
         # In each time step all weights, those of the input and those of the state.
         return _size(shapes[0][:1]) * (_size(shapes[1]) + _size(shapes[2]))

@@ -37,10 +37,9 @@ def count_candidates(session: Session, task: Task, *, now: float, window: float)
     return sum(target.takes(row.device_id, row.attributes) for row in rows)
 
 
-def is_waiting(population: str, now: float, window: float) -> list[ColumnElement[bool]]:
+def is_waiting(now: float, window: float) -> list[ColumnElement[bool]]:
     """Conditions on a check-in: its device is in no round, and is due at most `window` seconds before or after now."""
     return [
-        CheckInRow.population == population,
         # A device that is later than this is probably gone.
         CheckInRow.due > now - window,
         # A device that comes only in an hour would learn of its round when that is over.
@@ -68,7 +67,7 @@ def target_of(task: Task) -> Target:
 def _conditions(task: Task, now: float, window: float) -> list[ColumnElement[bool]]:
     """What the database can decide about a check-in; the eligibility is evaluated here, row by row."""
     request = request_of(task)
-    where = is_waiting(task.population, now, window)
+    where = [CheckInRow.population == task.population, *is_waiting(now, window)]
     where.append(CheckInRow.device_id.not_in(set_aside_now(task.population, now)))
     if request.max_contributions is not None:
         where.append(CheckInRow.device_id.not_in(have_given(task)))

@@ -109,8 +109,8 @@ def _why_none_is_eligible(session: Session, task: Task) -> list[str]:
 
 def _waiting_devices(session: Session, task: Task, candidates: int, now: float, window: float) -> str:
     """How many of the waiting devices may take part, and why the others may not, as far as one reason explains it."""
-    query = select(CheckInRow.device_id, CheckInRow.attributes).where(*is_waiting(task.population, now, window))
-    here = session.execute(query.limit(MOST)).all()
+    query = select(CheckInRow.device_id, CheckInRow.attributes).where(CheckInRow.population == task.population)
+    here = session.execute(query.where(*is_waiting(now, window)).limit(MOST)).all()
     if not here:
         return "no device is waiting"
     target = target_of(task)

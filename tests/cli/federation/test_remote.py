@@ -252,8 +252,11 @@ def test_tokens_that_nobody_has_used(archipel: Command, served: Path, tokens: li
     # The token itself stays where it is: the private half is not for the server.
     assert token.seed not in (served / "server" / "archipel.db").read_bytes()
     junk = served / "junk"
-    junk.write_bytes(b"x" * 100_000)
-    assert "expected an enrolment token" in archipel("population", "revoke-token", str(junk), code=1)[1]
+    for content in (b"x" * 100_000, b"-----BEGIN PRIVATE KEY-----\nsecret"):
+        junk.write_bytes(content)
+        said = archipel("population", "revoke-token", str(junk), code=1)[1]
+        assert said.startswith(f"archipel: {junk}: expected an enrolment token")
+        assert "secret" not in said
     assert "No such file" in archipel("population", "revoke-token", "z" * 64, code=1)[1]
 
 

@@ -245,6 +245,10 @@ def test_errors(digits: tuple) -> None:
         PruneChannels(flops=0.5, criterion="random")  # type: ignore[arg-type]
     with pytest.raises(CompressionError, match="iterations must be a whole number from 1, is 0"):
         PruneChannels(flops=0.5, iterations=0)
+    with pytest.raises(CompressionError, match="PruneChannels: iterations must be a whole number from 1, is True"):
+        PruneChannels(flops=0.5, iterations=True)
+    with pytest.raises(CompressionError, match="FineTune: steps must be a whole number from 1, is True"):
+        PruneChannels(flops=0.5, fine_tune=FineTune(steps=True))
     with pytest.raises(CompressionError, match="cannot be reached: with keep=0"):
         PruneChannels(flops=0.5, criterion="l1", keep=0.9).apply(model, work_of(digits))
     with pytest.raises(CompressionError, match=r"exclude 'ghost\*' matches no parameter"):

@@ -13,6 +13,7 @@ from archipel.server.database.fault_tables import Quarantine, Search, Suspect
 from archipel.server.database.tables import LIVE, CheckInRow, Device, Task
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import READ, Call, Route
+from archipel.server.rounds.candidates import is_waiting
 
 _Counted = type[Device] | type[CheckInRow] | type[Task] | type[Quarantine] | type[Suspect]
 
@@ -55,9 +56,7 @@ def _count(session: Session, names: Sequence[str], *, now: float, window: float)
     enrolled = tally(Device, Device.revoked.is_(None))
     revoked = tally(Device, Device.revoked.is_not(None))
     in_rounds = tally(CheckInRow, CheckInRow.round_id.is_not(None))
-    waiting = tally(
-        CheckInRow, CheckInRow.round_id.is_(None), CheckInRow.due > now - window, CheckInRow.due <= now + window
-    )
+    waiting = tally(CheckInRow, *is_waiting(now, window))
     tasks = tally(Task, Task.state.in_(LIVE))
     set_aside = tally(Quarantine, Quarantine.until > now)
     searches = {row.population: row for row in session.scalars(select(Search).where(Search.population.in_(names)))}
