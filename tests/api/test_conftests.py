@@ -1,8 +1,13 @@
-"""What tests share is in tests/support: a conftest.py only makes fixtures of it, and nothing imports from one."""
+"""What tests share is in tests/support: a conftest.py only makes fixtures of it, and nothing imports from one.
+
+A file that runs the tests of others in another place (`from tests.room.test_file import *`) loses none of them.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -35,3 +40,35 @@ def test_what_would_be_found() -> None:
     assert borrowed("from tests.server import conftest")
     assert borrowed("def test():\n    from .conftest import World")
     assert not borrowed("from tests.support.world import World")
+
+
+def starred(text: str) -> list[str]:
+    """The modules all of whose names a file imports."""
+    imports = [node for node in ast.parse(text).body if isinstance(node, ast.ImportFrom)]
+    return [node.module or "" for node in imports if any(alias.name == "*" for alias in node.names)]
+
+
+def replaced(texts: Iterable[str]) -> list[str]:
+    """Tests and fixtures that more than one of the files defines, so that only the last one's are found."""
+    definitions = [node for text in texts for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    names = Counter(
+        node.name
+        for node in definitions
+        if node.name.startswith("test_") or any("fixture" in ast.unparse(mark) for mark in node.decorator_list)
+    )
+    return sorted(name for name, count in names.items() if count > 1)
+
+
+def test_tests_that_run_in_two_places_do_not_replace_each_other() -> None:
+    for path in TESTS.rglob("test_*.py"):
+        modules = starred(path.read_text())
+        files = [TESTS.parent.joinpath(*module.split(".")).with_suffix(".py") for module in modules]
+        assert not replaced(file.read_text() for file in files), path
+
+
+def test_what_would_be_replaced() -> None:
+    assert starred("from tests.a import *\nfrom tests.b import c") == ["tests.a"]
+    first, second = "def test_a(): ...\ndef helper(): ...", "def helper(): ...\ndef test_a(): ..."
+    assert replaced([first, second]) == ["test_a"]
+    fixture = "@pytest.fixture(scope='module')\ndef made(): ..."
+    assert replaced([fixture, fixture]) == ["made"]

@@ -6,6 +6,7 @@ from tests.support.fixtures.server import (  # noqa: F401
     bundle_file,
     bundle_maker,
     data_folder,
+    device,
     device_maker,
     empty_database,
     keys,

@@ -84,6 +84,10 @@ class Device:
         assert status in (200, 201), (method, path, status, answer)
         return cast("Answer", answer) if isinstance(answer, bytes) else msgspec.convert(answer, kind)
 
+    def ask_to_enrol(self) -> tuple[int, Any]:
+        """The status and the body of the server's answer."""
+        return self.call("POST", "/v1/devices", identity.enrolment_request(self.enrolment_token, self.key))
+
     def enrol(self) -> Device:
         request = identity.enrolment_request(self.enrolment_token, self.key)
         assert self.ask("POST", "/v1/devices", messages.EnrolmentResponse, request).device_id == self.id

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 import msgspec
-import pytest
 
 from archipel.bundle import generate_key
 from archipel.protocol import identity, messages
@@ -15,53 +13,44 @@ from tests.support.devices import Device
 from tests.support.world import World
 
 
-@pytest.fixture
-def device(world: World, device_maker: type[Device]) -> Device:
-    return device_maker(world.transport, world.keys, world.settings.public_key)
-
-
-def enrol(device: Device) -> tuple[int, Any]:
-    return device.call("POST", "/v1/devices", identity.enrolment_request(device.enrolment_token, device.key))
-
-
 def test_a_token_enrols_one_device_and_again_the_same(world: World, device: Device) -> None:
-    assert enrol(device) == (200, {"device_id": device.id})
+    assert device.ask_to_enrol() == (200, {"device_id": device.id})
     # The answer was lost, and by the time the device asks again the token has expired.
     world.clock.now += 2e6
-    assert enrol(device) == (200, {"device_id": device.id})
+    assert device.ask_to_enrol() == (200, {"device_id": device.id})
     device.key = generate_key()
-    status, answer = enrol(device)
+    status, answer = device.ask_to_enrol()
     assert (status, answer["type"]) == (403, "forbidden")
     world.clock.now -= 2e6
-    status, answer = enrol(device)
+    status, answer = device.ask_to_enrol()
     assert (status, answer["type"]) == (409, "conflict")
     assert "used by another device" in answer["message"]
 
 
 def test_a_device_enrols_once(world: World, device: Device, device_maker: type[Device]) -> None:
-    enrol(device)
+    device.ask_to_enrol()
     second = device_maker(world.transport, world.keys, world.settings.public_key)
     second.key = device.key
-    status, answer = enrol(second)
+    status, answer = second.ask_to_enrol()
     assert (status, answer["type"]) == (409, "conflict")
     assert "with another token" in answer["message"]
 
 
 def test_an_expired_token(world: World, device: Device) -> None:
     world.clock.now += 1e6 + 1
-    status, answer = enrol(device)
+    status, answer = device.ask_to_enrol()
     assert (status, answer["type"]) == (403, "forbidden")
     assert "expired" in answer["message"]
 
 
 def test_a_token_of_another_enrolment_key(world: World, device_maker: type[Device]) -> None:
     foreign = type(world.keys)(publisher=world.keys.publisher)
-    status, answer = enrol(device_maker(world.transport, foreign, world.settings.public_key))
+    status, answer = device_maker(world.transport, foreign, world.settings.public_key).ask_to_enrol()
     assert (status, answer["type"]) == (403, "forbidden")
 
 
 def test_a_proof_for_another_server(world: World, device_maker: type[Device]) -> None:
-    status, answer = enrol(device_maker(world.transport, world.keys, public_bytes(generate_key())))
+    status, answer = device_maker(world.transport, world.keys, public_bytes(generate_key())).ask_to_enrol()
     assert (status, answer["type"]) == (403, "forbidden")
 
 

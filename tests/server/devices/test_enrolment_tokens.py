@@ -14,15 +14,6 @@ from tests.support.devices import Device
 from tests.support.world import World
 
 
-@pytest.fixture
-def device(world: World, device_maker: type[Device]) -> Device:
-    return device_maker(world.transport, world.keys, world.settings.public_key)
-
-
-def enrol(device: Device) -> tuple[int, Any]:
-    return device.call("POST", "/v1/devices", identity.enrolment_request(device.enrolment_token, device.key))
-
-
 def revoke(world: World, headers: dict[str, str] | None = None, **body: Any) -> tuple[int, Any]:
     return world.operator("POST", "/v1/enrolment-tokens/revoke", body, headers)
 
@@ -47,7 +38,7 @@ def test_nobody_enrols_with_a_revoked_token(world: World, device: Device, by: st
         "token_id": name, "token_key": base64.b64encode(key).decode(), "revoked": world.clock.now,
         "population": "pupils" if by == "certificate" else None,
     }  # fmt: skip
-    status, answer = enrol(device)
+    status, answer = device.ask_to_enrol()
     assert (status, answer["message"]) == (403, "this enrolment token was revoked; ask for a new one")
     world.clock.now += 5
     assert revoke(world, **sent) == (200, made)
@@ -57,11 +48,11 @@ def test_nobody_enrols_with_a_revoked_token(world: World, device: Device, by: st
 
 
 def test_a_token_that_was_used_is_not_revoked_but_its_device(world: World, device: Device) -> None:
-    enrol(device)
+    device.ask_to_enrol()
     status, answer = revoke(world, certificate=device.enrolment_token.certificate)
     assert (status, answer["type"]) == (409, "conflict")
     assert answer["message"] == f"the token was used by device {device.id}; revoke the device"
-    assert enrol(device)[0] == 200
+    assert device.ask_to_enrol()[0] == 200
 
 
 def test_what_is_no_token(world: World, device: Device) -> None:
