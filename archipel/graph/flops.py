@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import onnx_ir as ir
 
@@ -87,7 +88,7 @@ def _products(node: ir.Node, sizes: Sizes) -> int:
     return max(out * a[0 if flipped[0] else -1], math.prod(a) * columns)
 
 
-def einsum_products(node: ir.Node, sizes: Sizes) -> int:
+def einsum_products(node: ir.Node, sizes: Callable[[ir.Value | None], tuple[int, ...]]) -> int:
     """Multiplications of an Einsum that joins its operands one after the other; none for a single operand.
 
     `sizes` gives the shape of a value.

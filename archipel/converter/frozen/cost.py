@@ -66,11 +66,15 @@ def _products(node: ir.Node) -> int:
     if node.op_type == "MatMul":
         return _size(out) * _size(shapes[0][-1:])
     if node.op_type == "Einsum":
-        return einsum_products(node, lambda value: [d if isinstance(d, int) else 1 for d in dims(value)])
+        return einsum_products(node, _shape)
     if node.op_type in ("LSTM", "GRU", "RNN"):
         # In each time step all weights, those of the input and those of the state.
         return _size(shapes[0][:1]) * (_size(shapes[1]) + _size(shapes[2]))
     return 0
+
+
+def _shape(value: ir.Value | None) -> tuple[int, ...]:
+    return () if value is None else tuple(d if isinstance(d, int) else 1 for d in dims(value))
 
 
 def _size(shape: Sequence[int | str | None]) -> int:
