@@ -37,6 +37,7 @@ def fit(
     patience: int = 6,
     max_epochs: int = 60,
     augment: Augment | None = None,
+    threads: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
     on_batch: OnBatch | None = None,
@@ -57,6 +58,8 @@ def fit(
         patience: after how many epochs without a lower validation loss training ends, 1 or more.
         max_epochs: the most epochs, 1 or more.
         augment: applied to every training batch, never to validation.
+        threads: how many PyTorch uses on the CPU for this fit, 1 or more; None for as many as it uses otherwise. A
+            network with small steps is often trained fastest by one, above all where other work runs.
         checkpoint: a file, written after every epoch. If it exists, the fit continues from it.
         on_epoch: called after every epoch. An exception in it, or in `on_batch`, ends the training.
         on_batch: called after every batch with the epoch's number, the number of batches done in the epoch, and the
@@ -76,7 +79,7 @@ def fit(
     """
     move_to_device(module)
     check_examples((inputs, targets), validation)
-    check_counts(batch_size=batch_size, patience=patience, max_epochs=max_epochs)
+    check_counts(batch_size=batch_size, patience=patience, max_epochs=max_epochs, threads=threads)
 
     import torch
 
@@ -88,6 +91,7 @@ def fit(
         rate=None,
         settings={"optimizer": "Adam", "learning rate": learning_rate},
         augment=augment,
+        threads=threads,
         checkpoint=as_path(checkpoint),
         on_epoch=on_epoch,
         on_batch=on_batch,

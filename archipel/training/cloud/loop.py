@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +59,7 @@ class Loop:
 
     rate       the learning rate after a share (0..1) of all steps; None leaves the optimizer's own
     patience   epochs without a lower validation loss after which training ends; None trains all of `epochs`
+    threads    of PyTorch on the CPU during the fit; None for as many as it uses otherwise
     settings   the settings, besides data and network, that must be equal for a fit to continue from a checkpoint
     """
 
@@ -68,6 +70,7 @@ class Loop:
     rate: Callable[[float], float] | None
     settings: Mapping[str, Setting]
     augment: Augment | None
+    threads: int | None
     checkpoint: Path | None
     on_epoch: Callable[[Epoch], None] | None
     on_batch: OnBatch | None
@@ -76,6 +79,12 @@ class Loop:
         self, module: nn.Module, optimizer: torch.optim.Optimizer, train: Examples, validation: Examples
     ) -> FitResult:
         """Train `module`, which is on its device, in place. Raises TrainingError and CheckpointError."""
+        with _threads(self.threads):
+            return self._run(module, optimizer, train, validation)
+
+    def _run(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, train: Examples, validation: Examples
+    ) -> FitResult:
         import torch
 
         layout = _memory_format(module, train[0])
@@ -192,15 +201,28 @@ def check_examples(train: Examples, validation: Examples) -> None:
             )
 
 
-def check_counts(**counts: int) -> None:
-    """Refuse a number of epochs, examples, ... below 1. Raises TrainingError."""
+def check_counts(**counts: int | None) -> None:
+    """Refuse a number of epochs, examples, ... below 1; None is no number. Raises TrainingError."""
     for name, value in counts.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise TrainingError(f"fit expects {name} of 1 or more, got {value}")
 
 
 def as_path(path: str | os.PathLike[str] | None) -> Path | None:
     return None if path is None else Path(path)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Let PyTorch use so many threads on the CPU, if there is a count, and as many as before afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _memory_format(module: nn.Module, inputs: NDArray[np.float32]) -> torch.memory_format:

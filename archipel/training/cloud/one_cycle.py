@@ -41,6 +41,7 @@ def fit_one_cycle(
     warm_up: float = 0.25,
     weight_decay: float = 5e-4,
     augment: Augment | None = None,
+    threads: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
     on_batch: OnBatch | None = None,
@@ -65,7 +66,7 @@ def fit_one_cycle(
     """
     move_to_device(module)
     check_examples((inputs, targets), validation)
-    check_counts(batch_size=batch_size, epochs=epochs)
+    check_counts(batch_size=batch_size, epochs=epochs, threads=threads)
     if not 0 < warm_up < 1:
         raise TrainingError(f"fit_one_cycle expects warm_up between 0 and 1, got {warm_up}")
 
@@ -89,6 +90,7 @@ def fit_one_cycle(
             "weight_decay": weight_decay,
         },
         augment=augment,
+        threads=threads,
         checkpoint=as_path(checkpoint),
         on_epoch=on_epoch,
         on_batch=on_batch,

@@ -91,6 +91,15 @@ def test_same_seed_same_weights() -> None:
     assert not torch.equal(weights(4), weights(5))
 
 
+def test_threads_are_those_of_the_fit_alone() -> None:
+    before = torch.get_num_threads()
+    used: set[int] = set()
+    data = blobs(0, 40)
+    fit(linear(), *data, data, seed=0, max_epochs=2, threads=2, on_epoch=lambda _: used.add(torch.get_num_threads()))
+    assert used == {2}
+    assert torch.get_num_threads() == before
+
+
 def test_the_callback_sees_every_epoch_and_may_end_the_training() -> None:
     x, y = blobs(0, 60)
     seen: list[Epoch] = []
@@ -123,6 +132,7 @@ def test_a_loss_that_is_not_finite_is_an_error() -> None:
         ({"batch_size": 0}, "batch_size of 1 or more, got 0"),
         ({"patience": 0}, "patience"),
         ({"max_epochs": 0}, "max_epochs"),
+        ({"threads": 0}, "threads of 1 or more, got 0"),
     ],
 )
 def test_unusable_arguments_are_named(change: dict[str, object], message: str) -> None:

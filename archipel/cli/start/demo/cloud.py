@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,33 +49,20 @@ def train(
     Returns the network of the best epoch as a Model, and a row for each epoch.
     """
     staff, validation = digits.of(split.cloud_train), digits.of(split.cloud_validation)
-    network = digits_cnn(seed)
-    with _one_thread():
-        result = fit(
-            network,
-            staff.inputs(),
-            staff.targets(),
-            (validation.inputs(), validation.targets()),
-            seed=seed,
-            # Shifted digits make the cloud's model stronger, so that the devices have something real to beat.
-            augment=random_shift(2),
-            on_epoch=on_epoch,
-        )
+    result = fit(
+        digits_cnn(seed),
+        staff.inputs(),
+        staff.targets(),
+        (validation.inputs(), validation.targets()),
+        seed=seed,
+        # Shifted digits make the cloud's model stronger, so that the devices have something real to beat.
+        augment=random_shift(2),
+        # The steps are so small that several threads would mostly wait for each other.
+        threads=1,
+        on_epoch=on_epoch,
+    )
     rows = [EpochRow(e.number, e.train_loss, e.validation_loss, e.validation_accuracy, e.best) for e in result.history]
     return Model.from_torch(result.module, np.zeros((2, 1, 28, 28), np.float32)), rows
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let PyTorch compute in one thread: the steps are so small that several would mostly wait for each other."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def publish(
