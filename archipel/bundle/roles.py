@@ -66,6 +66,15 @@ class Feature(Port, frozen=True, kw_only=True, tag="feature"):
     """
 
 
+class Prediction(Port, frozen=True, kw_only=True, tag="prediction"):
+    """What `predict` answers for the batch, in its output `output`.
+
+    `evaluate` reads answers and no parameters, so it can only measure the program that the device predicts with.
+    """
+
+    output: str
+
+
 class Parameter(Port, frozen=True, kw_only=True, tag="parameter"):
     """A tensor of the global model; as an output, its new value."""
 
@@ -191,6 +200,7 @@ Input = (
     | Label
     | ExampleWeight
     | Feature
+    | Prediction
     | Parameter
     | Start
     | Personal
@@ -213,7 +223,7 @@ _MODEL = {"parameter", "personal", "state"}
 ALLOWED: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     # kind: (roles of inputs, roles of outputs)
     "predict": (frozenset({"example", *_MODEL, "hyperparameter"}), frozenset({"output"})),
-    "evaluate": (frozenset({*_DATA, *_MODEL, "hyperparameter"}), frozenset({"metric"})),
+    "evaluate": (frozenset({"prediction", "label", "example_weight", "hyperparameter"}), frozenset({"metric"})),
     "features": (frozenset({"example"}), frozenset({"feature"})),
     "train": (
         frozenset(

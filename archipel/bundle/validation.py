@@ -17,6 +17,7 @@ from archipel.bundle.roles import (
     Parameter,
     Personal,
     Port,
+    Prediction,
     Program,
     State,
     Update,
@@ -60,6 +61,7 @@ def validate_manifest(manifest: Manifest) -> None:
         _validate_program(name, program, manifest.files, parameters, declared)
         _validate_bounds(f"program {name!r}", program, trains=bool(manifest.strategy))
     _validate_features(manifest.programs)
+    _validate_predictions(manifest.programs)
     for name, program in manifest.programs.items():
         if program.repeats:
             _validate_repeats(name, program, manifest.programs)
@@ -194,6 +196,30 @@ def _validate_features(programs: dict[str, Program]) -> None:
                     f"program {name!r}: feature {port.name!r} is {port.dtype}{list(shape)}, the features program "
                     f"makes {source.dtype}{list(source.shape)}"
                 )
+
+
+def _validate_predictions(programs: dict[str, Program]) -> None:
+    makers = [program for program in programs.values() if program.kind == "predict"]
+    answers = {port.name: port for port in makers[0].outputs} if len(makers) == 1 else {}
+    for name, program in programs.items():
+        ports = [port for port in program.inputs if isinstance(port, Prediction)]
+        if program.kind == "evaluate" and not ports:
+            raise ManifestError(f"program {name!r}: an evaluate program reads at least one prediction")
+        for port in ports:
+            answer = answers.get(port.output)
+            if answer is None:
+                raise ManifestError(f"program {name!r}: {port.output!r} is no output of the one predict program")
+            if (answer.dtype, len(answer.shape)) != (port.dtype, len(port.shape)) or not _agree(answer, port):
+                raise ManifestError(
+                    f"program {name!r}: prediction {port.name!r} is {port.dtype}{list(port.shape)}, predict answers "
+                    f"{answer.dtype}{list(answer.shape)}"
+                )
+
+
+def _agree(answer: Port, port: Port) -> bool:
+    # The size of a symbolic axis is known only when the programs run.
+    sizes = zip(answer.shape, port.shape, strict=True)
+    return all(a == b for a, b in sizes if isinstance(a, int) and isinstance(b, int))
 
 
 def _validate_repeats(name: str, program: Program, programs: dict[str, Program]) -> None:

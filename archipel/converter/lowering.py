@@ -20,7 +20,7 @@ from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.graph.parameters import trainable_names
 from archipel.strategies.device import DeviceHalf
-from archipel.training import evaluate_graph
+from archipel.training import evaluate_graph, score_graph
 from archipel.training.batch_norm import prepared
 from archipel.training.folding import is_batch_norm
 
@@ -57,14 +57,14 @@ def lower(model: Model, training: Training | None) -> Lowered:
     trained = lower_training(model, training)
     adapted, division = trained.adapted, trained.division
     batch_norm = training.step_options.get("batch_norm", "train")
-    evaluate = evaluate_graph(adapted.model, training.loss, trainable=adapted.trained, batch_norm=batch_norm)
-    programs["evaluate"] = assign_roles(evaluate, division, copies=division.copied)
+    measured = evaluate_graph(adapted.model, training.loss, trainable=adapted.trained, batch_norm=batch_norm)
+    programs["evaluate"] = score_graph(programs["predict"], training.loss)
     programs.update(trained.programs)
     # `refresh` makes anew every initializer of `predict` that derives from a tensor that training moves.
     refresh = refresh_program(
         deployment,
         {name: model.parameters[name] for name in adapted.derived},
-        _predicted_statistics(evaluate),
+        _predicted_statistics(measured),
     )
     if adapted.adapters:
         # `predict` has the full weights: they are merged with their adapters before anything is derived from them.

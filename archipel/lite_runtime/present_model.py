@@ -40,13 +40,19 @@ class PresentModel:
                 self.predictor = self.new_predictor(sessions)
             return self.predictor
 
-    def new_predictor(self, sessions: Sessions) -> Predictor:
-        """A new predictor that runs in `sessions`. Raises RuntimeProgramError without a predict program."""
+    def new_predictor(self, sessions: Sessions, values: Values | None = None) -> Predictor:
+        """A new predictor that runs in `sessions`, of the present model, or of `values` in the middle of a fit.
+
+        Raises RuntimeProgramError without a predict program.
+        """
         name = need_program(self.bundle, "predict", "predict")
         # Under the lock, because it reads parameters and state, of which another thread may change one after the other.
         with self._lock:
-            values = Values(self.bundle, self.parameters, self.state)
-            derived = self._derived(sessions, values)
+            if values is None:
+                values = Values(self.bundle, self.parameters, self.state)
+                derived = {} if self._is_published() else self._derived(sessions, values)
+            else:
+                derived = self._derived(sessions, values)
             session = sessions.open(name, derived) if derived else sessions.get(name)
             return Predictor(session, self.bundle.program(name), values)
 
@@ -142,17 +148,20 @@ class PresentModel:
                 raise RuntimeInputError(f"moves: {tensor!r} is not one that {program!r} writes: {', '.join(written)}")
         return tuple(names)
 
+    def _is_published(self) -> bool:
+        """Whether no input of `refresh` has changed since conversion, so that the graph's initializers are right."""
+        refresh = find_program(self.bundle, "refresh")
+        ports = () if refresh is None else self.bundle.program(refresh).inputs
+        return self._published and not any(
+            (isinstance(port, Personal) and port.tensor in self.state.personal)
+            or (isinstance(port, State) and port.tensor in self.state.state)
+            for port in ports
+        )
+
     def _derived(self, sessions: Sessions, values: Values) -> dict[str, np.ndarray]:
         refresh = find_program(self.bundle, "refresh")
         if refresh is None:
             return {}
         program = self.bundle.program(refresh)
-        if self._published and not any(
-            (isinstance(port, Personal) and port.tensor in self.state.personal)
-            or (isinstance(port, State) and port.tensor in self.state.state)
-            for port in program.inputs
-        ):
-            # No input of `refresh` has changed since conversion, so the initializers in the graph are right.
-            return {}
         outputs = run_once(sessions, self.bundle, refresh, values)
         return {port.tensor: outputs[port.name] for port in program.outputs if isinstance(port, Derived)}

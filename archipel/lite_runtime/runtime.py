@@ -16,6 +16,7 @@ from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.evaluation import evaluate
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned, write_slot
 from archipel.lite_runtime.noise import Randomness
+from archipel.lite_runtime.predictor import Predictor
 from archipel.lite_runtime.present_model import PresentModel
 from archipel.lite_runtime.sessions import Sessions
 from archipel.lite_runtime.training.calls import FitData, Hooks, Learning, RoundData
@@ -134,23 +135,23 @@ class Runtime(Learning):
     def evaluate(
         self, x: np.ndarray | Arrays, y: np.ndarray | None = None, *, batch_size: int = 256
     ) -> dict[str, float]:
-        """Measure the model with its present parameters on labelled examples.
+        """Measure what `predict` answers, with the present parameters, on labelled examples.
 
         Arguments:
-            x: `[examples, ...]` with the dtype and shape of the program's example field; where it has several fields,
-                a mapping from field name to such arrays, which may hold the labels too.
-            y: `[examples, ...]`, the program's label field.
+            x: `[examples, ...]` with the dtype and shape of the example field of `predict`; where it has several
+                fields, a mapping from field name to such arrays, which may hold the labels too.
+            y: `[examples, ...]`, the label field of `evaluate`.
             batch_size: examples at a time, at least 1; the result is that of all examples.
 
         Returns the bundle's metrics by name, each reduced over the batches as its role declares.
 
-        Raises RuntimeInputError for arrays that do not fit the program's fields, RuntimeProgramError for a bundle
-        without an `evaluate` program, or whose graph fails.
+        Raises RuntimeInputError for arrays that do not fit these fields, RuntimeProgramError for a bundle without an
+        `evaluate` program, or whose graph fails.
 
         Example:
             loss = runtime.evaluate(x, y)["loss"]
         """
-        return self._evaluate(self._values(), x, y, batch_size)
+        return self._evaluate(self._model.make_predictor(self._sessions), self._values(), x, y, batch_size)
 
     def analyze(
         self,
@@ -229,6 +230,12 @@ class Runtime(Learning):
             examples=fields.count,
         )
         validation, file = data.validation, checkpoint or checkpoint_file(options)
+
+        def validate() -> dict[str, float]:
+            assert validation is not None
+            predictor = self._model.new_predictor(self._sessions, values)
+            return self._evaluate(predictor, values, *validation, batch_size=256)
+
         fitting = Fitting(
             self._sessions,
             self.bundle,
@@ -237,7 +244,7 @@ class Runtime(Learning):
             fields,
             options,
             hooks,
-            validate=None if validation is None else lambda: self._evaluate(values, *validation, batch_size=256),
+            validate=None if validation is None else validate,
             checkpoint=open_checkpoint(file, self.bundle, phase, fields, self.state, values, options),
         )
         try:
@@ -329,7 +336,7 @@ class Runtime(Learning):
         )
 
     def _evaluate(
-        self, values: Values, x: np.ndarray | Arrays, y: np.ndarray | None, batch_size: int
+        self, predictor: Predictor, values: Values, x: np.ndarray | Arrays, y: np.ndarray | None, batch_size: int
     ) -> dict[str, float]:
-        name = need_program(self.bundle, "evaluate", "evaluate")
-        return evaluate(self._sessions.get(name), self.bundle.program(name), values, x, y, batch_size)
+        session = self._sessions.get(need_program(self.bundle, "evaluate", "evaluate"))
+        return evaluate(self.bundle, predictor, session, values, x, y, batch_size)

@@ -1,4 +1,4 @@
-"""Evaluation as a graph: a batch in, summed metrics and counts out."""
+"""Evaluation as graphs: a batch, or a model's answers for it, in; summed metrics and counts out."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from archipel.bundle.roles import Metric
-from archipel.graph.model import Model
+from archipel.bundle.roles import Label, Metric, Prediction, Program
+from archipel.graph.build import Builder
+from archipel.graph.functions import inline_functions
+from archipel.graph.model import Model, TensorInfo
+from archipel.graph.opset import IR_VERSION, OPSET
+from archipel.graph.passes import optimize
+from archipel.graph.shapes import dtype_of
 from archipel.training.arguments import check_part, check_trained_model
-from archipel.training.assembly import Assembly
+from archipel.training.assembly import LABEL, Assembly, port
 from archipel.training.batch_norm import BatchNorm, prepared, remember
 from archipel.training.dropout import deactivate
 from archipel.training.losses import LOSS_METHODS, Loss, counted, total
 
 LOSS, CORRECT, COUNT = "loss", "correct", "count"
+PREDICTION = "prediction"
 
 
 def evaluate_graph(
     model: Model, loss: Loss, trainable: str | Sequence[str] = "*", *, batch_norm: BatchNorm = "train"
 ) -> Model:
-    """Make an `evaluate` program: sums over the batch, so that batches of any size can be added up.
+    """Measure a model in its training form: sums over the batch, so that batches of any size can be added up.
+
+    Bundles have `score_graph`, which measures what their `predict` answers.
 
     Arguments:
         model: a model with parameters. It is not changed.
@@ -43,15 +51,48 @@ def evaluate_graph(
     if batch_norm == "train":
         remember(work)
     deactivate(work)
-    op = work.op
-    # Sums and a count: the mean of batches' means would weigh a smaller last batch like the others.
-    with op.scope("evaluate"):
-        values = loss.values(op, work.output, work.label)
-        metrics = {LOSS: total(op, values)}
-        correct = loss.correct(op, work.output, work.label)
-        if correct is not None:
-            metrics[CORRECT] = total(op, op.Cast(correct, to=int(ir.DataType.INT64)))
-        metrics[COUNT] = counted(op, values, loss.weights(op, work.output, work.label))
-    for name, value in metrics.items():
+    for name, value in _metrics(work.op, loss, work.output, work.label).items():
         work.add_result(Metric, name, value, reduction="sum")
     return work.finish("evaluate")
+
+
+def score_graph(predict: Model, loss: Loss) -> Model:
+    """Make the `evaluate` program of a bundle: metrics of what its `predict` answers, summed over the batch.
+
+    Arguments:
+        predict: the program or model whose first output is measured. It is not changed.
+        loss: one of training.losses.
+
+    Returns:
+        A Model with its signature. Inputs: `prediction`, the first output of `predict`, and `label`. Outputs, all
+        scalars: those of `evaluate_graph`.
+
+    Raises:
+        TrainingError: for an output that the loss does not fit.
+    """
+    check_part("score_graph", "losses", loss, LOSS_METHODS)
+    answer = predict.ir.graph.outputs[0]
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="evaluate")
+    op = Builder(graph)
+    prediction = op.input(PREDICTION, dtype_of(answer), TensorInfo.of(answer).shape)
+    dtype, shape = loss.label(prediction)
+    label = op.input(LABEL, dtype, shape)
+    inputs = (port(Prediction, prediction, output=answer.name), port(Label, label))
+    metrics = _metrics(op, loss, prediction, label)
+    outputs = tuple(port(Metric, op.name_output(value, name), reduction="sum") for name, value in metrics.items())
+    work = ir.Model(graph, ir_version=IR_VERSION)
+    inline_functions(work)
+    optimize(work)
+    return Model(work, signature=Program(kind="evaluate", inputs=inputs, outputs=outputs))
+
+
+def _metrics(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> dict[str, ir.Value]:
+    # Sums and a count: the mean of batches' means would weigh a smaller last batch like the others.
+    with op.scope("evaluate"):
+        values = loss.values(op, output, label)
+        metrics = {LOSS: total(op, values)}
+        correct = loss.correct(op, output, label)
+        if correct is not None:
+            metrics[CORRECT] = total(op, op.Cast(correct, to=int(ir.DataType.INT64)))
+        metrics[COUNT] = counted(op, values, loss.weights(op, output, label))
+    return metrics

@@ -175,8 +175,8 @@ def _fields(program: Program, path: Path | None, batch: int, kind: str) -> dict[
     if path is None:
         generator = np.random.default_rng(0)
         return {port.name: _random(port, rows, generator) for port in ports}
-    arrays = read_fields(path, program)
-    check_fields(path, program, arrays, *roles)
+    arrays = read_fields(path, program.inputs)
+    check_fields(path, program.inputs, arrays, *roles)
     if not all(len(arrays[port.name]) for port in ports):
         raise CommandError(f"{path}: no examples; give at least one")
     # `resize` repeats the examples where the file has fewer than are needed.

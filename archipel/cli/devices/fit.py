@@ -16,12 +16,13 @@ from types import FrameType
 import click
 import numpy as np
 
-from archipel.bundle.roles import Example, ExampleWeight, Label
+from archipel.bundle.roles import Example, ExampleWeight, Label, Port
 from archipel.cli.devices.run import DELEGATES, open_runtime
 from archipel.cli.input_output.arrays import check_fields, read_fields
 from archipel.cli.input_output.publisher_keys import publisher_keys
 from archipel.errors import CommandError
-from archipel.lite_runtime import Control, History, ModelRuntime, Progress
+from archipel.lite_runtime import Control, History, Progress
+from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.lite_runtime.training.driver import need_program
 
 
@@ -82,8 +83,8 @@ def fit(
     """
     with tempfile.TemporaryDirectory() as folder:
         runtime = open_runtime(bundle, key_files, folder, threads, delegates)
-        x = _fields(runtime, data, "train")
-        held_out = None if validation is None else (_fields(runtime, validation, "evaluate"), None)
+        x = _fields(data, runtime.bundle.program(need_program(runtime.bundle, "train", "train")).inputs)
+        held_out = None if validation is None else (_fields(validation, evaluation_fields(runtime.bundle)), None)
         control = _StopAtCheckpoint()
         started = time.perf_counter()
         with _catch_ctrl_c(control), _progress_line(len(next(iter(x.values()))), epochs, batch_size) as on_step:
@@ -183,10 +184,9 @@ def _progress_line(examples: int, epochs: int, batch_size: int) -> Iterator[Call
         click.echo(f"\r{'':<76}\r", nl=False, err=True)
 
 
-def _fields(runtime: ModelRuntime, path: Path, kind: str) -> dict[str, np.ndarray]:
-    program = runtime.bundle.program(need_program(runtime.bundle, kind, kind))
-    arrays = read_fields(path, program)
-    check_fields(path, program, arrays, Example, Label, ExampleWeight)
+def _fields(path: Path, ports: Sequence[Port]) -> dict[str, np.ndarray]:
+    arrays = read_fields(path, ports)
+    check_fields(path, ports, arrays, Example, Label, ExampleWeight)
     return arrays
 
 

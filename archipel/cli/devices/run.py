@@ -16,6 +16,7 @@ from archipel.cli.input_output.arrays import check_fields, read_fields, write_ar
 from archipel.cli.input_output.publisher_keys import publisher_keys
 from archipel.errors import CommandError, RuntimeInputError
 from archipel.lite_runtime import ModelRuntime, Runtime, load
+from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.lite_runtime.training.driver import need_program
 
 DELEGATES = click.option(
@@ -120,8 +121,8 @@ def predict(runtime: ModelRuntime, path: Path, batch_size: int) -> dict[str, np.
     """
     program = runtime.bundle.program(need_program(runtime.bundle, "predict", "predict"))
     ports = [port for port in program.inputs if isinstance(port, Example)]
-    arrays = read_fields(path, program)
-    check_fields(path, program, arrays, Example)
+    arrays = read_fields(path, ports)
+    check_fields(path, ports, arrays, Example)
     fields = {port.name: arrays[port.name] for port in ports}
     counts = {len(array) for array in fields.values()}
     if len(counts) != 1 or 0 in counts:
@@ -147,12 +148,12 @@ def _batches(fields: Mapping[str, np.ndarray], size: int) -> Iterator[dict[str, 
 
 
 def _metrics(runtime: ModelRuntime, path: Path, labels: Path | None, batch_size: int) -> dict[str, float]:
-    program = runtime.bundle.program(need_program(runtime.bundle, "evaluate", "evaluate"))
-    arrays = read_fields(path, program)
-    check_fields(path, program, arrays, Example, ExampleWeight)
+    ports = evaluation_fields(runtime.bundle)
+    arrays = read_fields(path, ports)
+    check_fields(path, ports, arrays, Example, ExampleWeight)
     if labels is not None:
-        arrays.update(read_fields(labels, program, Label))
-    check_fields(labels or path, program, arrays, Label)
+        arrays.update(read_fields(labels, ports, Label))
+    check_fields(labels or path, ports, arrays, Label)
     try:
         return runtime.evaluate(arrays, batch_size=batch_size)
     except RuntimeInputError as error:

@@ -6,13 +6,12 @@ import io
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
-from archipel.bundle import Program
 from archipel.bundle.roles import Example, ExampleWeight, Port
 from archipel.durable import write_durably
 from archipel.errors import CommandError
@@ -24,16 +23,16 @@ _KINDS = "biuf"
 _READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def read_fields(path: Path, program: Program, what: type[Port] = Example) -> dict[str, np.ndarray]:
+def read_fields(path: Path, ports: Sequence[Port], what: type[Port] = Example) -> dict[str, np.ndarray]:
     """The arrays of a file by field name: the entries of an .npz, or an .npy as the only field of role `what`.
 
     Arguments:
         path: the file.
-        program: the program that the arrays are for.
+        ports: the inputs that the arrays are for.
         what: the role of the fields that a single array may be, such as Label for a file of labels.
 
     Returns:
-        Arrays by name. `check_fields` checks whether they fit the program.
+        Arrays by name. `check_fields` checks whether they fit.
 
     Raises:
         CommandError: the file has one array and the program several fields, or `read_arrays` refuses the file.
@@ -41,7 +40,7 @@ def read_fields(path: Path, program: Program, what: type[Port] = Example) -> dic
     """
     data = read_arrays(path)
     if isinstance(data, np.ndarray):
-        names = [port.name for port in program.inputs if isinstance(port, what)]
+        names = [port.name for port in ports if isinstance(port, what)]
         if len(names) != 1:
             raise CommandError(
                 f"{path}: one array, but the program has the fields {', '.join(names) or 'none'}; "
@@ -86,12 +85,12 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     write_durably(path, buffer.getvalue(), mode=0o644)
 
 
-def check_fields(path: Path, program: Program, arrays: Mapping[str, np.ndarray], *roles: type[Port]) -> None:
+def check_fields(path: Path, ports: Sequence[Port], arrays: Mapping[str, np.ndarray], *roles: type[Port]) -> None:
     """Raise CommandError for a field of these roles that is missing or has another dtype or shape.
 
     The first axis, the examples, may have any length.
     """
-    for port in program.inputs:
+    for port in ports:
         if not isinstance(port, roles):
             continue
         expected = f"{port.dtype}[{', '.join(map(str, port.shape))}]"
