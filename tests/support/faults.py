@@ -67,7 +67,12 @@ class Handler(BaseHTTPRequestHandler):
     server: Proxy
 
     def _pass(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        length = int(self.headers.get("Content-Length", "0"))
+        body = self.rfile.read(length)
+        if len(body) < length:
+            # The agent was killed while it sent this. A part of a message is none, and no server answers it.
+            self.close_connection = True
+            return
 
         def forward() -> Answer:
             connection = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=10)

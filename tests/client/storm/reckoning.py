@@ -77,12 +77,13 @@ class Reckoning:
 
     def check_uploads(self, proxy: Proxy) -> None:
         """No device sent two different things for one step of a round, and the server has what the journal says."""
-        sent = defaultdict(set)
+        sent, sizes = defaultdict(set), defaultdict(list)
         for method, path, body in proxy.came:
             if method == "PUT" and "/rounds/" in path:
                 sent[path].add(hashlib.sha256(body).hexdigest())
+                sizes[path].append(len(body))
         assert sent
-        twice = [path for path, digests in sent.items() if len(digests) > 1]
+        twice = {path: sizes[path] for path, digests in sent.items() if len(digests) > 1}
         assert not twice, twice
         entries = {(entry.round_id, device): entry for device, journal in self.journals.items() for entry in journal}
         for update in self.updates:
