@@ -20,8 +20,9 @@ from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.graph.parameters import trainable_names
 from archipel.strategies.device import DeviceHalf
-from archipel.training import evaluate_graph, score_graph
+from archipel.training import evaluate_graph
 from archipel.training.batch_norm import prepared
+from archipel.training.evaluation import score_graph
 from archipel.training.folding import is_batch_norm
 
 

@@ -8,7 +8,6 @@ from archipel.training import transforms as transforms
 from archipel.training.driver import StepRunner as StepRunner
 from archipel.training.driver import run_steps as run_steps
 from archipel.training.evaluation import evaluate_graph as evaluate_graph
-from archipel.training.evaluation import score_graph as score_graph
 from archipel.training.per_example import per_example as per_example
 from archipel.training.precision import mixed as mixed
 from archipel.training.step import step_graph as step_graph
@@ -22,7 +21,6 @@ __all__ = [
     "per_example",
     "run_steps",
     "schedules",
-    "score_graph",
     "step_graph",
     "transforms",
 ]

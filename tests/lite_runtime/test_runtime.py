@@ -44,9 +44,8 @@ TRAIN = f"""train (float[n, 3] x, float[n, 2] y, float[3, 2] w, float[2] b, floa
     w_new = Sub(w, uw)
     b_new = Sub(b, ub)
 }}"""
-EVALUATE = f"""evaluate (float[n, 3] x, float[n, 2] y, float[n] u, float[3, 2] w, float[2] b)
-  => (float error, float worst, float seen) {{
-    {FORWARD}
+EVALUATE = """evaluate (float[n, 2] p, float[n, 2] y, float[n] u) => (float error, float worst, float seen) {
+    e = Sub(p, y)
     s = Mul(e, e)
     one = Constant <value_ints = [1]> ()
     rows = ReduceSum <keepdims = 0> (s, one)
@@ -55,7 +54,7 @@ EVALUATE = f"""evaluate (float[n, 3] x, float[n, 2] y, float[n] u, float[3, 2] w
     seen = ReduceSum <keepdims = 0> (u)
     error = Div(all, seen)
     worst = ReduceMax <keepdims = 0> (rows)
-}}"""
+}"""
 # Stands for an int8 predict: its initializers are not the parameters but derive from them.
 PREDICT = """predict (float[n, 3] x) => (float[n, 2] answer)
   <float[3, 2] w2 = {0, 0, 0, 0, 0, 0}, float[2] b2 = {0, 0}, float scale = {0.5}> {
@@ -88,7 +87,7 @@ def programs(r: type[Roles]) -> Programs:
             "evaluate",
             EVALUATE,
             {
-                "x": r.example, "y": r.label, "u": r.weight, "w": w, "b": b, "error": r.metric("mean"),
+                "p": r.prediction("answer"), "y": r.label, "u": r.weight, "error": r.metric("mean"),
                 "worst": r.metric("last"), "seen": r.metric("sum"),
             },
         ),
@@ -242,8 +241,11 @@ def test_evaluate_reduces_as_declared(rt: Runtime, batch_size: int) -> None:
 
 
 def test_graphs_for_one_batch_size_get_padding_of_weight_zero(make: Make, programs: Programs, r: type[Roles]) -> None:
-    kind, text, roles = programs["evaluate"]
-    fixed = text.replace("[n", "[8")
+    fixed = {
+        name: (kind, text.replace("[n", "[8"), roles)
+        for name, (kind, text, roles) in programs.items()
+        if name in ("predict", "evaluate")
+    }
     train = """train (float[8, 3] x, float[8] u, float[3] s) => (float[3] s_new, float loss) {
         one = Constant <value_ints = [1]> ()
         zero = Constant <value_ints = [0]> ()
@@ -256,12 +258,13 @@ def test_graphs_for_one_batch_size_get_padding_of_weight_zero(make: Make, progra
     s = r.parameter("s")
     rt = make(
         {
-            "evaluate": (kind, fixed, roles),
+            **fixed,
             "train": (
                 "train", train, {"x": r.example, "u": r.weight, "s": s, "s_new": s, "loss": r.metric("sum")}
             ),
         },
-        {"w": W0, "b": B0, "s": np.zeros(3, np.float32)},
+        {"s": np.zeros(3, np.float32)},
+        {"w2": 2 * W0, "b2": B0},
     )  # fmt: skip
     x, y = data(21)
     rows = ((x @ W0 + B0 - y) ** 2).sum(1)

@@ -42,9 +42,12 @@ finish (float[3] w, float[3] w0, float n) => (float[3] dw, float weight) {
     bounded = Clip(change, low, high)
     dw = Mul(bounded, weight)
 }"""
-EVALUATE = """<ir_version: 10, opset_import: ["": 21]>
-evaluate (float[n, 3] x, float[n] y, float[3] w) => (float mse) {
+PREDICT = """<ir_version: 10, opset_import: ["": 21]>
+predict (float[n, 3] x, float[3] w) => (float[n] p) {
     p = MatMul(x, w)
+}"""
+EVALUATE = """<ir_version: 10, opset_import: ["": 21]>
+evaluate (float[n] p, float[n] y) => (float mse) {
     e = Sub(p, y)
     squares = Mul(e, e)
     mse = ReduceMean <keepdims = 0> (squares)
@@ -108,10 +111,16 @@ def make_bundle(folder: Path, key: Ed25519PrivateKey, **policy: Any) -> Path:
     }
     x, y = programs["train"].inputs[:2]
     counted: dict[str, Any] = {"kind": "value", "weighting": "uniform", "range": 2.0**18 - 1, "bits": 19, **f32}
+    programs["predict"] = b.Program(
+        kind="predict",
+        file="predict.onnx",
+        inputs=(x, w),
+        outputs=(roles.Output(name="p", shape=("n",), **f32),),
+    )
     programs["evaluate"] = b.Program(
         kind="evaluate",
         file="evaluate.onnx",
-        inputs=(x, y, w),
+        inputs=(roles.Prediction(name="p", shape=("n",), output="p", **f32), y),
         outputs=(roles.Metric(name="mse", shape=(), reduction="mean", **f32),),
     )
     programs["look"] = b.Program(
@@ -144,7 +153,7 @@ def make_bundle(folder: Path, key: Ed25519PrivateKey, **policy: Any) -> Path:
         name="linear",
         programs=programs,
         graphs={f"{name}.onnx": parser.parse_model(text).SerializeToString() for name, text in
-                (("train", TRAIN), ("finish", FINISH), ("evaluate", EVALUATE), ("look", LOOK))},
+                (("train", TRAIN), ("finish", FINISH), ("predict", PREDICT), ("evaluate", EVALUATE), ("look", LOOK))},
         statistics=statistics,
         weights=b.write_weights({"w": W0}),
         parameters=b.parameter_specs({"w": W0}, ["w"]),

@@ -42,6 +42,10 @@ class Roles:
     output: Role = (roles.Output, {})
 
     @staticmethod
+    def prediction(output: str) -> Role:
+        return roles.Prediction, {"output": output}
+
+    @staticmethod
     def parameter(tensor: str) -> Role:
         return roles.Parameter, {"tensor": tensor}
 

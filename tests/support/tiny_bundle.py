@@ -20,7 +20,7 @@ from archipel.bundle import (
     write_bundle,
     write_weights,
 )
-from archipel.bundle.roles import Example, Hyperparameter, Metric, Parameter, Start, Update
+from archipel.bundle.roles import Example, Hyperparameter, Metric, Output, Parameter, Prediction, Start, Update
 
 # Chosen so that one step of the fixed-point encoding is a power of two, and sums come out exactly in float32.
 DELTA_RANGE, DELTA_STEP = 32767 / 256, 1 / 256
@@ -83,6 +83,8 @@ def make_bundle(
         Parameter(name="w", tensor="w", **w),
         Parameter(name="b", tensor="b", **b),
     )
+    answer = Output(name="hours", dtype="float32", shape=("batch", 2))
+    measured = Prediction(name="hours", dtype="float32", shape=("batch", 2), output="hours")
     metrics = (
         Metric(name="loss", dtype="float32", shape=(), reduction="mean"),
         Metric(name="accuracy", dtype="float32", shape=(), reduction="mean"),
@@ -101,7 +103,8 @@ def make_bundle(
     programs = {
         "train": train,
         "finish": finish,
-        "evaluate": Program(kind="evaluate", file="evaluate.onnx", inputs=data, outputs=metrics),
+        "predict": Program(kind="predict", file="predict.onnx", inputs=data, outputs=(answer,)),
+        "evaluate": Program(kind="evaluate", file="evaluate.onnx", inputs=(measured,), outputs=metrics),
         "look": Program(kind="analyze", file="look.onnx", inputs=data[:1], outputs=sums),
     }
     write_bundle(

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from archipel.bundle import PrivacyPolicy, pack, roles
+from archipel.bundle import PrivacyPolicy, pack
 from archipel.bundle.roles import Metric
 from archipel.client import Agent
 from archipel.converter import Signing, Training, convert
 from archipel.errors import RefusedError
+from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.protocol.measures import measured, measures
 from archipel.protocol.operator.tasks import RoundResult
 from archipel.training import losses, optimizers
@@ -49,7 +50,7 @@ def fleet(federation: Federation, network: nn.Module) -> tuple[Federation, list[
     )  # fmt: skip
     pack(federation.folder / "net", federation.folder / "net.bundle")
     federation.bundle_file = federation.folder / "net.bundle"
-    fields = [port.name for port in made.program("evaluate").inputs if isinstance(port, roles.Example | roles.Label)]
+    fields = [port.name for port in evaluation_fields(made)]
 
     def data(number: int) -> dict[str, np.ndarray]:
         return dict(zip(fields, examples(number).values(), strict=True))

@@ -12,10 +12,13 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel import Model, models, training
+from archipel.compression.deploy import deploy, refresh_program
+from archipel.converter.lowering import predict_program
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime import Progress, Runtime
 from archipel.lite_runtime.training.driver import find_repeated
 from archipel.lite_runtime.training.loop import _Engine
+from archipel.training.evaluation import score_graph
 from tests.lite_runtime.training import graphs
 
 K = 4
@@ -24,10 +27,13 @@ K = 4
 def build(folder: Path, key: Ed25519PrivateKey, **options: Any) -> Runtime:
     model = Model.from_torch(models.mlp(0), torch.zeros(2, 784))
     loss, optimizer = training.losses.cross_entropy(), training.optimizers.sgd(momentum=0.9)
+    deployment = deploy(model)
     programs = {
+        "predict": predict_program(deployment.predict),
         "train": training.step_graph(model, loss, optimizer, **options),
         "train.several": training.step_graph(model, loss, optimizer, steps=K, **options),
-        "evaluate": training.evaluate_graph(model, loss),
+        "evaluate": score_graph(deployment.predict, loss),
+        "refresh": refresh_program(deployment, model.parameters),
     }
     return Runtime(graphs.write(folder, programs, key, repeats={"train.several": "train"}))
 
