@@ -51,7 +51,6 @@ def test_statistics_are_state_and_no_parameters(bundle: b.Bundle) -> None:
     for name, ports in (
         ("train", programs["train"].inputs),
         ("train", programs["train"].outputs),
-        ("evaluate", programs["evaluate"].inputs),
         ("refresh", programs["refresh"].inputs),
     ):
         assert {port.tensor for port in ports if role_of(port) == "state"} == names, name

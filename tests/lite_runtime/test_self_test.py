@@ -209,8 +209,8 @@ def test_a_runtime_that_has_learned_is_refused(
 def test_a_bundle_without_predict_has_nothing_to_test(
     make_bundle: BundleMaker, add_test: AddTest, trusted: list[bytes], r: type[Roles]
 ) -> None:
-    graph = "evaluate (float[n] x) => (float y) { y = ReduceSum <keepdims = 0> (x) }"
-    folder = make_bundle({"evaluate": ("evaluate", graph, {"x": r.example, "y": r.metric()})}, {"w": W})
+    graph = "train (float[n] x) => (float y) { y = ReduceSum <keepdims = 0> (x) }"
+    folder = make_bundle({"train": ("train", graph, {"x": r.example, "y": r.metric()})}, {"w": W})
     with pytest.raises(RuntimeProgramError, match="no predict program, so it cannot be tested"):
         run_self_test(load(folder, trusted))
     with pytest.raises(ManifestError, match="no predict program to test"):

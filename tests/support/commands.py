@@ -19,9 +19,8 @@ GRAPHS = {
     "predict": """predict (float[n, 4] x) => (float[n, 3] y) <float[4, 3] w = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}> {
         y = MatMul(x, w)
     }""",
-    "evaluate": """evaluate (float[n, 4] x, int64[n] label, float[4, 3] w) => (float correct, float count) {
-        p = MatMul(x, w)
-        best = ArgMax <axis = 1, keepdims = 0> (p)
+    "evaluate": """evaluate (float[n, 3] y, int64[n] label) => (float correct, float count) {
+        best = ArgMax <axis = 1, keepdims = 0> (y)
         same = Equal(best, label)
         hits = Cast <to = 1> (same)
         correct = ReduceSum <keepdims = 0> (hits)
@@ -68,13 +67,14 @@ def make_linear(folder: Path) -> Linear:
                 tensor.external_data.add(key=field, value=str(value))
         graphs[f"{name}.onnx"] = model.SerializeToString()
     x = roles.Example(name="x", dtype="float32", shape=("n", 4))
+    prediction = roles.Prediction(name="y", dtype="float32", shape=("n", 3), output="y")
     label = roles.Label(name="label", dtype="int64", shape=("n",))
     parameter: dict[str, Any] = {"tensor": "w", "dtype": "float32", "shape": (4, 3)}
     metric: dict[str, Any] = {"dtype": "float32", "shape": ()}
     lr = roles.Hyperparameter(name="lr", dtype="float32", shape=(), default=0.01, minimum=0.0, maximum=1.0)
     derived = {
         "predict": ("predict", (x,), (roles.Output(name="y", dtype="float32", shape=("n", 3)),)),
-        "evaluate": ("evaluate", (x, label, roles.Parameter(name="w", **parameter)), (
+        "evaluate": ("evaluate", (prediction, label), (
             roles.Metric(name="correct", reduction="sum", **metric),
             roles.Metric(name="count", reduction="sum", **metric),
         )),

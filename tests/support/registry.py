@@ -33,9 +33,7 @@ FRAGILE = """predict (float[n, 3] x, float[3] w, float b) => (float[n] p) { q = 
     s = Sqrt(d)
     z = Sub(s, s)
     p = Add(r, z) }"""
-EVALUATE = """evaluate (float[n, 3] x, float[n] y, float[3] w, float b) => (float loss) { q = MatMul(x, w)
-    p = Add(q, b)
-    e = Sub(p, y)
+EVALUATE = """evaluate (float[n] p, float[n] y) => (float loss) { e = Sub(p, y)
     squares = Mul(e, e)
     loss = ReduceMean <keepdims = 0> (squares) }"""
 TRAIN = """train (float[n, 3] x, float[n] y, float[3] w, float b) => (float[3] w_new, float b_new, float loss) {
@@ -78,7 +76,7 @@ def make_model(
     update: dict[str, Any] = {"weighting": "examples", "range": 4.0, "bits": 20, **f32}
     programs = {
         "predict": ("predict", predict, (x, pw, pb), (roles.Output(name="p", shape=("n",), **f32),)),
-        "evaluate": ("evaluate", EVALUATE, (x, y, pw, pb), (loss,)),
+        "evaluate": ("evaluate", EVALUATE, (roles.Prediction(name="p", shape=("n",), output="p", **f32), y), (loss,)),
         "train": (
             "train",
             TRAIN,

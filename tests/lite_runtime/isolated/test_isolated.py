@@ -31,8 +31,8 @@ from tests.support.text_bundles import Roles
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0]], np.float32)
 PREDICT = "predict (float[n, 3] x, float[3, 2] w) => (float[n, 2] q) { q = MatMul(x, w) }"
-EVALUATE = """evaluate (float[n, 3] x, float[n, 2] y, float[3, 2] w) => (float error) {
-    q = MatMul(x, w) \n e = Sub(q, y) \n s = Mul(e, e) \n error = ReduceMean <keepdims = 0> (s)
+EVALUATE = """evaluate (float[n, 2] q, float[n, 2] y) => (float error) {
+    e = Sub(q, y) \n s = Mul(e, e) \n error = ReduceMean <keepdims = 0> (s)
 }"""
 # Least squares with momentum; `count` counts the rounds on the device, `p` is personal and follows the loss.
 TRAIN = """train (float[n, 3] x, float[n, 2] y, float[3, 2] w, float[3, 2] m, float[2] p, float lr)
@@ -76,7 +76,7 @@ def folder(make_bundle: MakeFolder, r: type[Roles]) -> Path:
     c = r.state("c", "device")
     programs = {
         "predict": ("predict", PREDICT, {"x": r.example, "w": w, "q": r.output}),
-        "evaluate": ("evaluate", EVALUATE, {"x": r.example, "y": r.label, "w": w, "error": r.metric()}),
+        "evaluate": ("evaluate", EVALUATE, {"q": r.prediction("q"), "y": r.label, "error": r.metric()}),
         "train": (
             "train",
             TRAIN,
