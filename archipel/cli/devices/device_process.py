@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import threading
@@ -20,6 +19,7 @@ from archipel.client import Event
 from archipel.client.rounds.exchange import LATER
 from archipel.errors import ArchipelError, CommandError, RefusedError, UnreachableError
 from archipel.protocol.moments import moment
+from archipel.readable import wait_readable
 
 UNMENDABLE = 78
 """Exit code EX_CONFIG of sysexits.h: settings, identity or files are wrong, and starting again would not mend that."""
@@ -75,7 +75,7 @@ class Stop(threading.Event):
             if left <= 0:
                 break
             # Nobody reads the byte out: the event stays set, and so does every later wait end at once.
-            select.select([self._read], [], [], left)
+            wait_readable(self._read, left)
         return self._asked
 
     def on_signals(self) -> None:

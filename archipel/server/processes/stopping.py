@@ -6,11 +6,12 @@ threading.Event cannot be used: a handler that interrupts the thread which holds
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+from archipel.readable import wait_readable
 
 
 class Stop:
@@ -38,7 +39,7 @@ class Stop:
     def wait(self, seconds: float) -> bool:
         """Sleep for `seconds`, or until the flag is raised. Returns whether it is raised."""
         if not self._raised:
-            select.select([self._reader], [], [], seconds)
+            wait_readable(self._reader, seconds)
         return self._raised
 
     @contextmanager

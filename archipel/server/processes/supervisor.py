@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import shutil
 import signal
 import socket
@@ -19,6 +18,7 @@ from typing import BinaryIO
 
 from archipel.errors import ServerError
 from archipel.protocol.backoff import Backoff
+from archipel.readable import wait_readable
 from archipel.server.processes import children
 from archipel.server.processes.stopping import Stop
 from archipel.server.processes.tls import WebTls
@@ -127,7 +127,7 @@ class _Child:
 
     def is_ready(self) -> bool:
         """Whether the child has written its byte. Does not wait."""
-        return bool(select.select([self.ready], [], [], 0)[0]) and os.read(self.ready, 1) == b"1"
+        return wait_readable(self.ready, 0) and os.read(self.ready, 1) == b"1"
 
     def exited(self) -> int | None:
         return None if self.process is None else self.process.poll()

@@ -27,6 +27,11 @@ class LogFile:
         self._lock = threading.Lock()
         self._handle = _open(path)
 
+    def __del__(self) -> None:
+        # The handle is a number, which nothing else would close. Without it the file could not be opened.
+        with suppress(AttributeError):
+            os.close(self._handle)
+
     def write(self, line: bytes) -> None:
         with self._lock:
             if not is_at(self._handle, self._path):  # renamed by another process

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+
+import pytest
 
 from archipel.server.storage.log_files import LogFile, bound
 
@@ -103,3 +106,14 @@ def test_a_file_that_children_hold_open(tmp_path: Path) -> None:
         "server.log.1": "cd",
         "server.log.2": "ab",
     }
+
+
+def test_a_file_that_nobody_writes_to_any_more_is_closed(tmp_path: Path) -> None:
+    log = LogFile(tmp_path / "log", most=0, kept=0)
+    handle = log._handle
+    assert os.path.samestat(os.fstat(handle), (tmp_path / "log").stat())
+    del log
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(handle)
+    with pytest.raises(FileNotFoundError):
+        LogFile(tmp_path / "missing" / "log", most=0, kept=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import threading
@@ -19,6 +20,16 @@ def test_waiting_ends_when_it_is_raised() -> None:
     assert stop.wait(10) is True
     assert time.monotonic() - started < 5
     assert stop.is_set()
+    assert stop.wait(10) is True
+
+
+def test_it_can_be_waited_for_in_a_process_with_many_open_files() -> None:
+    """`select` refuses file descriptors from 1,024 on."""
+    stop = Stop()
+    stop._reader = fcntl.fcntl(stop._reader, fcntl.F_DUPFD_CLOEXEC, 1500)
+    assert stop._reader >= 1500
+    assert stop.wait(0.01) is False
+    stop.set()
     assert stop.wait(10) is True
 
 
