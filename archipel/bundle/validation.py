@@ -7,17 +7,13 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from archipel.bundle.program_links import PER_STEP, validate_links
 from archipel.bundle.roles import (
     ALLOWED,
-    Feature,
     Hyperparameter,
-    Metric,
     Parameter,
     Personal,
     Port,
-    Prediction,
     Program,
     State,
     Update,
@@ -40,8 +36,6 @@ MAX_STEPS = 10_000_000
 MAX_WHOLE = 2**53 - 1
 MAX_POPULATIONS = 64
 
-_PER_STEP = ("example", "label", "example_weight", "feature", "noise")
-"""Roles of inputs that differ from step to step, so that a program of several steps reads one of them for each."""
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -60,11 +54,7 @@ def validate_manifest(manifest: Manifest) -> None:
     for name, program in manifest.programs.items():
         _validate_program(name, program, manifest.files, parameters, declared)
         _validate_bounds(f"program {name!r}", program, trains=bool(manifest.strategy))
-    _validate_features(manifest.programs)
-    _validate_predictions(manifest.programs)
-    for name, program in manifest.programs.items():
-        if program.repeats:
-            _validate_repeats(name, program, manifest.programs)
+    validate_links(manifest.programs)
     for index, phase in enumerate(manifest.schedule):
         _validate_phase(index, phase, manifest.programs)
     if len({statistic.name for statistic in manifest.statistics}) != len(manifest.statistics):
@@ -163,7 +153,7 @@ def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec], st
     steps_axis = (steps,) if steps > 1 else ()
     if role == "metric" and port.shape != steps_axis:
         raise ManifestError(f"{here}: must have shape {list(steps_axis)}, has {list(port.shape)}")
-    if role in _PER_STEP and port.shape[: len(steps_axis)] != steps_axis:
+    if role in PER_STEP and port.shape[: len(steps_axis)] != steps_axis:
         raise ManifestError(
             f"{here}: its first axis must be the program's {steps} steps, its shape is {list(port.shape)}"
         )
@@ -173,71 +163,6 @@ def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec], st
         raise ManifestError(f"{here}: scale must be above 0")
     if role == "noise" and not 0 <= getattr(port, "multiplier", 0.0) < math.inf:
         raise ManifestError(f"{here}: multiplier must be at least 0")
-
-
-def _validate_features(programs: dict[str, Program]) -> None:
-    sources: dict[str, Port] = {}
-    makers = [name for name, program in programs.items() if program.kind == "features"]
-    if len(makers) > 1:
-        raise ManifestError(f"programs {', '.join(map(repr, sorted(makers)))}: one features program at most")
-    for maker in makers:
-        sources.update({port.name: port for port in programs[maker].outputs})
-    for name, program in programs.items():
-        for port in program.inputs:
-            if not isinstance(port, Feature):
-                continue
-            source = sources.get(port.name)
-            if source is None:
-                raise ManifestError(f"program {name!r}: no features program makes {port.name!r}")
-            # Both shapes begin with the batch, whose size or name may differ from program to program.
-            shape = port.shape[1:] if program.steps > 1 else port.shape
-            if source.dtype != port.dtype or source.shape[1:] != shape[1:] or len(source.shape) != len(shape):
-                raise ManifestError(
-                    f"program {name!r}: feature {port.name!r} is {port.dtype}{list(shape)}, the features program "
-                    f"makes {source.dtype}{list(source.shape)}"
-                )
-
-
-def _validate_predictions(programs: dict[str, Program]) -> None:
-    makers = [program for program in programs.values() if program.kind == "predict"]
-    answers = {port.name: port for port in makers[0].outputs} if len(makers) == 1 else {}
-    for name, program in programs.items():
-        ports = [port for port in program.inputs if isinstance(port, Prediction)]
-        if program.kind == "evaluate" and not ports:
-            raise ManifestError(f"program {name!r}: an evaluate program reads at least one prediction")
-        for port in ports:
-            answer = answers.get(port.output)
-            if answer is None:
-                raise ManifestError(f"program {name!r}: {port.output!r} is no output of the one predict program")
-            if (answer.dtype, len(answer.shape)) != (port.dtype, len(port.shape)) or not _agree(answer, port):
-                raise ManifestError(
-                    f"program {name!r}: prediction {port.name!r} is {port.dtype}{list(port.shape)}, predict answers "
-                    f"{answer.dtype}{list(answer.shape)}"
-                )
-
-
-def _agree(answer: Port, port: Port) -> bool:
-    # The size of a symbolic axis is known only when the programs run.
-    sizes = zip(answer.shape, port.shape, strict=True)
-    return all(a == b for a, b in sizes if isinstance(a, int) and isinstance(b, int))
-
-
-def _validate_repeats(name: str, program: Program, programs: dict[str, Program]) -> None:
-    where = f"program {name!r}"
-    single = programs.get(program.repeats)
-    if single is None or single.kind != "train" or single.steps != 1:
-        raise ManifestError(f"{where}: repeats {program.repeats!r}, which is not a train program of 1 step")
-    for side, expected, ports in (
-        ("inputs", single.inputs, program.inputs),
-        ("outputs", single.outputs, program.outputs),
-    ):
-        if [_stacked(port, program.steps) for port in expected] != list(ports):
-            raise ManifestError(f"{where}: its {side} are not those of {program.repeats!r}, {program.steps} times")
-
-
-def _stacked(port: Port, steps: int) -> Port:
-    per_step = isinstance(port, Metric) or role_of(port) in _PER_STEP
-    return msgspec.structs.replace(port, shape=(steps, *port.shape)) if per_step else port
 
 
 def _validate_self_test(manifest: Manifest) -> None:

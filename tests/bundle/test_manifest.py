@@ -89,6 +89,34 @@ def test_a_train_program_may_read_features(document: dict[str, Any]) -> None:
     assert b.decode_manifest(canonical(document)).programs["features"].kind == "features"
 
 
+def _evaluated(document: dict[str, Any], **change: object) -> dict[str, Any]:
+    """Add an evaluate program of what `predict` answers; returns its input for the answers."""
+    programs = document["programs"]
+    answers = {
+        "role": "prediction", "name": "p", "output": "y", "dtype": "float32", "shape": ["batch", 3], **change,
+    }  # fmt: skip
+    label = next(port for port in programs["train"]["inputs"] if port["role"] == "label")
+    loss = {"role": "metric", "name": "loss", "dtype": "float32", "shape": [], "reduction": "sum"}
+    programs["evaluate"] = {
+        "kind": "evaluate", "file": programs["train"]["file"], "inputs": [answers, copy.deepcopy(label)],
+        "outputs": [loss],
+    }  # fmt: skip
+    return answers
+
+
+def _evaluated_with(document: dict[str, Any], role: str) -> None:
+    """An evaluate program that also reads what `train` reads in this role."""
+    _evaluated(document)
+    other = next(port for port in document["programs"]["train"]["inputs"] if port["role"] == role)
+    document["programs"]["evaluate"]["inputs"].append(copy.deepcopy(other))
+
+
+def test_an_evaluate_program_reads_what_predict_answers(document: dict[str, Any]) -> None:
+    _evaluated(document)
+    ports = b.decode_manifest(canonical(document)).programs["evaluate"].inputs
+    assert [type(port).__name__ for port in ports] == ["Prediction", "Label"]
+
+
 def _self_tested(document: dict[str, Any], **change: str | float) -> None:
     document["self_test"] = {"file": document["programs"]["predict"]["file"], "rtol": 1e-3, "atol": 0.0, **change}
 
@@ -177,6 +205,23 @@ def test_statistics(document: dict[str, Any]) -> None:
             lambda d: (_featured(d), d["programs"].update(more=d["programs"]["features"])),
             ManifestError,
             "one features program at most",
+        ),
+        # A program that measures something else than `predict` answers could call any model a good one.
+        (lambda d: _evaluated_with(d, "parameter"), ManifestError, "evaluate program cannot have 'parameter'"),
+        (lambda d: _evaluated_with(d, "example"), ManifestError, "evaluate program cannot have 'example'"),
+        (
+            lambda d: (_evaluated(d), d["programs"]["evaluate"]["inputs"].pop(0)),
+            ManifestError,
+            "at least one prediction",
+        ),
+        (lambda d: _evaluated(d, output="z"), ManifestError, "'z' is no output of the one predict program"),
+        (lambda d: _evaluated(d, shape=["batch", 4]), ManifestError, "predict answers float32['batch', 3]"),
+        (lambda d: _evaluated(d, shape=["batch"]), ManifestError, "predict answers float32['batch', 3]"),
+        (lambda d: _evaluated(d, dtype="float64"), ManifestError, "prediction 'p' is float64['batch', 3]"),
+        (
+            lambda d: (_evaluated(d), d["programs"].update(again=d["programs"]["predict"])),
+            ManifestError,
+            "no output of the one predict program",
         ),
         (lambda d: _self_tested(d, file="other.bin"), ManifestError, "'other.bin' is not among the bundle's files"),
         (lambda d: _self_tested(d, rtol=-1.0), ManifestError, "finite and not negative"),

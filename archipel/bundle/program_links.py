@@ -1,0 +1,87 @@
+"""The rules of a manifest about programs that read what others make, or repeat them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from archipel.bundle.roles import Feature, Metric, Port, Prediction, Program, role_of
+from archipel.errors import ManifestError
+
+PER_STEP = ("example", "label", "example_weight", "feature", "noise")
+"""Roles of inputs that differ from step to step, so that a program of several steps reads one of them for each."""
+
+
+def validate_links(programs: Mapping[str, Program]) -> None:
+    """Check features, predictions and repeated programs. Raises ManifestError."""
+    _validate_features(programs)
+    _validate_predictions(programs)
+    for name, program in programs.items():
+        if program.repeats:
+            _validate_repeats(name, program, programs)
+
+
+def _validate_features(programs: Mapping[str, Program]) -> None:
+    sources: dict[str, Port] = {}
+    makers = [name for name, program in programs.items() if program.kind == "features"]
+    if len(makers) > 1:
+        raise ManifestError(f"programs {', '.join(map(repr, sorted(makers)))}: one features program at most")
+    for maker in makers:
+        sources.update({port.name: port for port in programs[maker].outputs})
+    for name, program in programs.items():
+        for port in program.inputs:
+            if not isinstance(port, Feature):
+                continue
+            source = sources.get(port.name)
+            if source is None:
+                raise ManifestError(f"program {name!r}: no features program makes {port.name!r}")
+            # Both shapes begin with the batch, whose size or name may differ from program to program.
+            shape = port.shape[1:] if program.steps > 1 else port.shape
+            if source.dtype != port.dtype or source.shape[1:] != shape[1:] or len(source.shape) != len(shape):
+                raise ManifestError(
+                    f"program {name!r}: feature {port.name!r} is {port.dtype}{list(shape)}, the features program "
+                    f"makes {source.dtype}{list(source.shape)}"
+                )
+
+
+def _validate_predictions(programs: Mapping[str, Program]) -> None:
+    makers = [program for program in programs.values() if program.kind == "predict"]
+    answers = {port.name: port for port in makers[0].outputs} if len(makers) == 1 else {}
+    for name, program in programs.items():
+        ports = [port for port in program.inputs if isinstance(port, Prediction)]
+        if program.kind == "evaluate" and not ports:
+            raise ManifestError(f"program {name!r}: an evaluate program reads at least one prediction")
+        for port in ports:
+            answer = answers.get(port.output)
+            if answer is None:
+                raise ManifestError(f"program {name!r}: {port.output!r} is no output of the one predict program")
+            if (answer.dtype, len(answer.shape)) != (port.dtype, len(port.shape)) or not _agree(answer, port):
+                raise ManifestError(
+                    f"program {name!r}: prediction {port.name!r} is {port.dtype}{list(port.shape)}, predict answers "
+                    f"{answer.dtype}{list(answer.shape)}"
+                )
+
+
+def _agree(answer: Port, port: Port) -> bool:
+    # The size of a symbolic axis is known only when the programs run.
+    sizes = zip(answer.shape, port.shape, strict=True)
+    return all(a == b for a, b in sizes if isinstance(a, int) and isinstance(b, int))
+
+
+def _validate_repeats(name: str, program: Program, programs: Mapping[str, Program]) -> None:
+    where = f"program {name!r}"
+    single = programs.get(program.repeats)
+    if single is None or single.kind != "train" or single.steps != 1:
+        raise ManifestError(f"{where}: repeats {program.repeats!r}, which is not a train program of 1 step")
+    for side, expected, ports in (
+        ("inputs", single.inputs, program.inputs),
+        ("outputs", single.outputs, program.outputs),
+    ):
+        if [_stacked(port, program.steps) for port in expected] != list(ports):
+            raise ManifestError(f"{where}: its {side} are not those of {program.repeats!r}, {program.steps} times")
+
+
+def _stacked(port: Port, steps: int) -> Port:
+    per_step = isinstance(port, Metric) or role_of(port) in PER_STEP
+    return msgspec.structs.replace(port, shape=(steps, *port.shape)) if per_step else port
