@@ -9,7 +9,7 @@
 
 "cpu" in a list permits to fall back: with it a delegate that is missing or fails is left out, and the report says why;
 without it that is an error, and so is a node that no named delegate takes. A list is for every kind of program. "auto"
-uses delegates for predict, evaluate and features only: other programs run rarely, or (training steps) take new weights
+uses delegates for predict and features only: other programs run rarely, or (training steps) take new weights
 with every call, which accelerators do not expect.
 """
 
@@ -58,7 +58,7 @@ AUTO: dict[str, tuple[str, ...]] = {
     "darwin": ("webgpu",),
     "android": ("qnn",),
 }
-_AUTO_KINDS = ("predict", "evaluate", "features")
+_AUTO_KINDS = ("predict", "features")
 
 
 class Delegate(NamedTuple):
