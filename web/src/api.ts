@@ -54,6 +54,7 @@ export interface FitOptions {
 }
 
 export interface EvaluateOptions {
+  /** The example fields of `predict`; a record may hold the labels and weights of `evaluate` too. */
   readonly x: NdArray | Arrays;
   readonly y?: NdArray | null | undefined;
   readonly batchSize?: number | undefined;
@@ -89,6 +90,11 @@ export interface Runtime {
    * finite; any other error leaves the runtime as it was.
    */
   fit(options: FitOptions): Promise<History>;
+  /**
+   * Measure what `predict` answers on labelled examples, with the present parameters: the bundle's metrics by name.
+   *
+   * Rejects with RuntimeInputError for arrays that do not fit, RuntimeProgramError without an `evaluate` program.
+   */
   evaluate(options: EvaluateOptions): Promise<Record<string, number>>;
   /** One device's part of a federated round: `begin`, the bundle's schedule, `finish`. Parameters stay as they are. */
   localRound(options: RoundOptions): Promise<LocalUpdate>;

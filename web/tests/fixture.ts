@@ -27,7 +27,9 @@ export interface Numbers {
   losses: number[];
   examples: number;
   torch?: number[];
-  evaluate?: Record<string, number>;
+  evaluate: Record<string, number>;
+  /** What PyTorch measures with the learned weights in float, where `predict` has them in 4 bits. */
+  floatLoss?: number;
   round0?: Round;
   round1?: Round;
 }
@@ -49,7 +51,7 @@ export interface Fixture {
   };
 }
 
-export type FixtureName = "cnn" | "mlp" | "norm" | "personal" | "features";
+export type FixtureName = "cnn" | "mlp" | "norm" | "quantized" | "personal" | "features";
 
 export function fixture(name: FixtureName): Fixture {
   const file = (suffix: string): URL => new URL(`fixtures/${name}${suffix}`, import.meta.url);

@@ -24,6 +24,7 @@ LABEL: Role = (roles.Label, {})
 WEIGHT: Role = (roles.ExampleWeight, {})
 FEATURE: Role = (roles.Feature, {})
 OUTPUT: Role = (roles.Output, {})
+ANSWER: Role = (roles.Prediction, {"output": "answer"})
 MEAN: Role = (roles.Metric, {"reduction": "mean"})
 SUM: Role = (roles.Metric, {"reduction": "sum"})
 
@@ -88,10 +89,7 @@ def personal() -> tuple[Any, ...]:
         q = MatMul(x, w)
         answer = Add(q, bias)
     }"""
-    evaluate = """evaluate (float[n, 3] x, float[n] y, float[n] k, float[3] w, float bias)
-      => (float worst, float error) {
-        q = MatMul(x, w)
-        p = Add(q, bias)
+    evaluate = """evaluate (float[n] p, float[n] y, float[n] k) => (float worst, float error) {
         e = Sub(p, y)
         squares = Mul(e, e)
         kept = Mul(squares, k)
@@ -116,8 +114,7 @@ def personal() -> tuple[Any, ...]:
              "weight": delta("weight", "weight"), "made": (roles.Metric, {"reduction": "last"})},
         ),
         "predict": ("predict", predict, {**model, "x": EXAMPLE, "answer": OUTPUT}),
-        "evaluate": ("evaluate", evaluate, {**model, "x": EXAMPLE, "y": LABEL, "k": WEIGHT, "worst": SUM,
-                                            "error": MEAN}),
+        "evaluate": ("evaluate", evaluate, {"p": ANSWER, "y": LABEL, "k": WEIGHT, "worst": SUM, "error": MEAN}),
     }  # fmt: skip
     rng = np.random.default_rng(4)
     x = rng.standard_normal((22, 3)).astype(np.float32)
@@ -135,7 +132,7 @@ def personal() -> tuple[Any, ...]:
 
 
 def features() -> tuple[Any, ...]:
-    """A frozen layer whose results are kept; a train graph made for 4 rows, filled up with weight 0; exact noise."""
+    """A frozen layer whose results are kept; graphs made for 4 rows, filled up with weight 0; exact noise."""
     # The values are those of weights.safetensors; the text form asks for some.
     initializer = f"<float[6, 3] A = {{{', '.join(['0'] * 18)}}}>"
     backbone = f"""features (float[n, 6] x) => (float[n, 3] z) {initializer} {{
@@ -165,6 +162,14 @@ def features() -> tuple[Any, ...]:
         z = Tanh(h)
         answer = MatMul(z, w)
     }}"""
+    evaluate = """evaluate (float[4] p, float[4] y, float[4] k) => (float error) {
+        e = Sub(p, y)
+        kept = Mul(e, k)
+        squares = Mul(kept, e)
+        sum = ReduceSum <keepdims = 0> (squares)
+        total = ReduceSum <keepdims = 0> (k)
+        error = Div(sum, total)
+    }"""
     finish = """finish (float[3] w, float[3] w0, float[3] r) => (float[3] dw) {
         change = Sub(w, w0)
         dw = Add(change, r)
@@ -179,6 +184,7 @@ def features() -> tuple[Any, ...]:
             {"z": FEATURE, "y": LABEL, "k": WEIGHT, "w": w, "lr": LR, "w_new": w, "loss": MEAN},
         ),
         "predict": ("predict", predict, {"x": EXAMPLE, "w": w, "answer": OUTPUT}),
+        "evaluate": ("evaluate", evaluate, {"p": ANSWER, "y": LABEL, "k": WEIGHT, "error": MEAN}),
         "finish": ("finish", finish, {"w": w, "w0": named(roles.Start, "w"), "r": noise, "dw": delta("w")}),
     }
     rng = np.random.default_rng(5)

@@ -81,7 +81,7 @@ describe("mutations", () => {
     }
     const x = { dtype: "float32", dims: [1, 12], data: new Float32Array(12) };
     let passed = 0;
-    for (let round = 0; round < 40; round++) {
+    for (let round = 0; round < 100; round++) {
       const graph = mutated(FILES.get("predict.onnx") as Uint8Array, next);
       const file = await withFile(bundle, "predict.onnx", graph);
       const rt = await load(file, { trustedKeys: [numbers.publicKey], delegate: "wasm" }).catch((error: unknown) => {

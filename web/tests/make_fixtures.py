@@ -23,7 +23,8 @@ from make_vectors import byte_source
 
 from archipel import Model, convert, training
 from archipel import bundle as b
-from archipel.converter import Signing, Training
+from archipel.compression import WeightOnly
+from archipel.converter import Compression, Signing, Training
 from archipel.converter.repeated import repeated
 from archipel.graph.slim import slim
 from archipel.lite_runtime import Runtime, load
@@ -63,6 +64,15 @@ def norm() -> torch.nn.Module:
         torch.nn.Dropout(0.3),
         torch.nn.Linear(12, 3),
     )
+
+
+def uneven() -> torch.nn.Module:
+    network = mlp()
+    with torch.no_grad():
+        # One weight far above the others makes the steps of 4 bits so coarse that rounding moves the loss.
+        network[0].weight[0, 0] = 2.0
+        network[2].weight[:, 0] = 1.5
+    return network
 
 
 def torch_losses(
@@ -119,13 +129,23 @@ def expected(
     return arrays, numbers
 
 
-def converted(name: str, folder: Path, network: torch.nn.Module, x: np.ndarray, optimizer: Any, **more: Any) -> Path:
+def converted(
+    name: str, folder: Path, network: torch.nn.Module, x: np.ndarray, optimizer: Any, compression: Any = None,
+    **more: Any,
+) -> Path:  # fmt: skip
     path = folder / name
     convert(
-        network, path, example=torch.from_numpy(x[:4]),
+        network, path, example=torch.from_numpy(x[:4]), compression=compression,
         training=Training(training.losses.cross_entropy(), optimizer, **more), privacy=PRIVACY, signing=Signing(KEY),
     )  # fmt: skip
     return path
+
+
+def torch_loss(network: torch.nn.Module, parameters: Mapping[str, np.ndarray], x: np.ndarray, y: np.ndarray) -> float:
+    """The sum of the examples' losses of the network in float, which a quantized `predict` is not."""
+    network.load_state_dict({name: torch.tensor(array) for name, array in parameters.items()})
+    answers = network(torch.from_numpy(x))
+    return torch.nn.functional.cross_entropy(answers, torch.from_numpy(y), reduction="sum").item()
 
 
 def with_more(path: Path, network: torch.nn.Module, x: np.ndarray, steps: int) -> Path:
@@ -189,6 +209,15 @@ def main() -> None:
         path = converted("norm", folder, norm(), x, sgd(), batch_size=8)
         fit = {"epochs": 10, "batch_size": 8, "seed": 5, "hyperparameters": {"lr": 0.1}}
         keep("norm", path, *expected(path, {"input": x, "label": y}, fit, {"seed": 6}))
+
+        x, y = blobs(4, 60, (12,), 4)
+        coarse = Compression([WeightOnly(bits=4, block_size=None, smallest=16)])
+        path = converted("quantized", folder, uneven(), x, sgd(), compression=coarse, batch_size=6)
+        fit = {"epochs": 5, "batch_size": 6, "seed": 2, "hyperparameters": {"lr": 0.05}}
+        arrays, numbers = expected(path, {"input": x, "label": y}, fit, {"seed": 7})
+        learned = {name.removeprefix("parameter/"): a for name, a in arrays.items() if name.startswith("parameter/")}
+        numbers["floatLoss"] = torch_loss(uneven(), learned, x, y)
+        keep("quantized", path, arrays, numbers)
 
         for name, make in WRITTEN.items():
             programs, parameters, tensors, schedule, data, fit, round_ = make()

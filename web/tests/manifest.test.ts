@@ -21,6 +21,8 @@ async function refusal(file: Uint8Array): Promise<Error> {
 
 describe("manifest", () => {
   const program = (manifest: any): any => manifest.programs.train;
+  const prediction = (manifest: any): any =>
+    manifest.programs.evaluate.inputs.find((port: any) => port.role === "prediction");
   const canonical = Buffer.from(FILES.get("manifest.json") as Uint8Array).toString();
 
   test.each<[what: string, text: (canonical: string) => string, kind: new (m: string) => Error, message: RegExp]>([
@@ -139,6 +141,80 @@ describe("manifest", () => {
       (m) => void m.programs.predict.inputs.push({ dtype: "int64", name: "s", role: "example_weight", shape: [] }),
       errors.ManifestError,
       /predict program cannot have 'example_weight'/,
+    ],
+    [
+      "a parameter in an evaluation",
+      (m) => {
+        const parameter = program(m).inputs.find((p: any) => p.role === "parameter");
+        m.programs.evaluate.inputs.push(parameter);
+      },
+      errors.ManifestError,
+      /program "evaluate": a evaluate program cannot have 'parameter' among its inputs/,
+    ],
+    [
+      "an example in an evaluation",
+      (m) => void m.programs.evaluate.inputs.push(m.programs.predict.inputs[0]),
+      errors.ManifestError,
+      /cannot have 'example'/,
+    ],
+    [
+      "a prediction in a train program",
+      (m) => void program(m).inputs.push(prediction(m)),
+      errors.ManifestError,
+      /a train program cannot have 'prediction'/,
+    ],
+    [
+      "an evaluation of nothing",
+      (m) => {
+        m.programs.evaluate.inputs = m.programs.evaluate.inputs.filter((p: any) => p.role !== "prediction");
+      },
+      errors.ManifestError,
+      /program "evaluate": an evaluate program reads at least one prediction/,
+    ],
+    [
+      "a prediction of no output",
+      (m) => void delete prediction(m).output,
+      errors.ManifestError,
+      /"output" is missing/,
+    ],
+    [
+      "a prediction of an output that predict has not",
+      (m) => void (prediction(m).output = "probabilities"),
+      errors.ManifestError,
+      /program "evaluate": "probabilities" is no output of the one predict program/,
+    ],
+    [
+      "a prediction without predict",
+      (m) => {
+        delete m.programs.predict;
+        delete m.self_test;
+      },
+      errors.ManifestError,
+      /"output" is no output of the one predict program/,
+    ],
+    [
+      "a prediction of one of two",
+      (m) => void (m.programs.guess = m.programs.predict),
+      errors.ManifestError,
+      /"output" is no output of the one predict program/,
+    ],
+    [
+      "a prediction of another dtype",
+      (m) => void (prediction(m).dtype = "float16"),
+      errors.ManifestError,
+      /prediction "prediction" is float16\[batch,4\], predict answers float32\[batch,4\]/,
+    ],
+    [
+      "a prediction of another rank",
+      (m) => void prediction(m).shape.push(1),
+      errors.ManifestError,
+      /prediction "prediction" is float32\[batch,4,1\], predict answers/,
+    ],
+    [
+      "a prediction of another width",
+      (m) => void (prediction(m).shape[1] = 5),
+      errors.ManifestError,
+      /prediction "prediction" is float32\[batch,5\], predict answers/,
     ],
     ["a control character in a name", (m) => void (m.name = "a\u0007"), errors.ManifestError, /printable/],
     ["an empty name", (m) => void (m.name = ""), errors.ManifestError, /printable/],
@@ -295,6 +371,13 @@ describe("manifest", () => {
     expect((await refusal(without)).message).toMatch(/no features program makes "z"/);
     const wider = await withManifest(other, (m) => void (m.programs.features.outputs[0].shape[1] = 5));
     expect((await refusal(wider)).message).toMatch(/the features program makes float32\[n,5\]/);
+  });
+
+  test("with a prediction whose free axis has another name, or a size", async () => {
+    for (const dim of ["rows", 7]) {
+      const other = await withManifest(bundle, (m) => void (prediction(m).shape[0] = dim));
+      expect((await openBundle(other, KEYS)).manifest.programs.evaluate?.inputs[0]?.shape).toEqual([dim, 4]);
+    }
   });
 
   test("the unchanged text goes through", async () => {

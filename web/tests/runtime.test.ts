@@ -11,7 +11,7 @@ import { keyBytes } from "../src/source.js";
 import { byteSource, examples, expectArrays, expectClose, type Fixture, fixture, type FixtureName } from "./fixture.js";
 import { withoutProgram } from "./forge.js";
 
-const NAMES: FixtureName[] = ["cnn", "mlp", "norm", "personal", "features"];
+const NAMES: FixtureName[] = ["cnn", "mlp", "norm", "quantized", "personal", "features"];
 
 describe.each(NAMES)("%s", (name) => {
   const given: Fixture = fixture(name);
@@ -53,15 +53,18 @@ describe.each(NAMES)("%s", (name) => {
     expectArrays(await rt.predict(examples(rt, given.fit.x)), given.group("after"), 1e-3, 1e-4);
   });
 
-  test("evaluates if it has a program for that", async () => {
-    const found = rt.evaluate({ x: given.fit.x, batchSize: 16 });
+  test("measures what it predicts", async () => {
+    const found = await rt.evaluate({ x: given.fit.x, batchSize: 16 });
     const { evaluate } = given.numbers;
-    if (evaluate === undefined) {
-      await expect(found).rejects.toThrow(/bundle features has no evaluate program/);
-      return;
-    }
-    expect(Object.keys(await found)).toEqual(Object.keys(evaluate));
-    expectClose(Object.values(await found), Object.values(evaluate), 1e-3);
+    expect(Object.keys(found)).toEqual(Object.keys(evaluate));
+    expectClose(Object.values(found), Object.values(evaluate), 1e-3);
+    const answers = await rt.predict(examples(rt, given.fit.x));
+    const measured = measure(answers, given.fit.x);
+    expectClose(
+      Object.keys(found).map((metric) => measured[metric] as number),
+      Object.values(found),
+      1e-4,
+    );
   });
 
   test("takes part in rounds, the second with the state that the first one left", async () => {
@@ -216,15 +219,82 @@ describe("stopping", () => {
   });
 });
 
-test("validation after every epoch is what evaluate gives", async () => {
-  const given = fixture("mlp");
+test.each<FixtureName>(["mlp", "norm", "quantized", "personal", "features"])(
+  "validation of %s is what evaluate gives after as many epochs, while predict answers as before",
+  async (name) => {
+    const given = fixture(name);
+    const { x } = given.fit;
+    const rt = await given.load();
+    const first = await rt.predict(examples(rt, x));
+    const seen: EpochProgress[] = [];
+    const onEpoch = async (progress: EpochProgress): Promise<void> => {
+      seen.push(progress);
+      expectArrays(await rt.predict(examples(rt, x)), first, 0, 0);
+    };
+    const history = await rt.fit({ ...given.fit, epochs: 3, validation: { x }, onEpoch });
+    expect(seen.map(({ validation }) => validation)).toEqual(history.validation);
+    expect(new Set(history.validation.map((metrics) => JSON.stringify(metrics))).size).toBe(3);
+    for (const [index, metrics] of history.validation.entries()) {
+      const other = await given.load();
+      await other.fit({ ...given.fit, epochs: index + 1 });
+      expect(metrics).toEqual(await other.evaluate({ x }));
+      other.close();
+    }
+    rt.close();
+  },
+);
+
+test("of weights in 4 bits the loss is not that of the weights in float", async () => {
+  const given = fixture("quantized");
   const rt = await given.load();
-  const seen: EpochProgress[] = [];
-  const { x } = given.fit;
-  const history = await rt.fit({ ...given.fit, validation: { x }, onEpoch: (epoch) => void seen.push(epoch) });
-  expect(history.validation).toHaveLength(5);
-  expect(seen.map(({ validation }) => validation)).toEqual(history.validation);
-  expect(history.validation.at(-1)).toEqual(await rt.evaluate({ x }));
+  await rt.setParameters(given.group("parameter"));
+  const { loss } = await rt.evaluate({ x: given.fit.x });
+  expectClose([loss as number], [given.numbers.evaluate.loss as number], 1e-3);
+  const difference = Math.abs((loss as number) - (given.numbers.floatLoss as number));
+  expect(difference).toBeGreaterThan(0.1 * (given.numbers.floatLoss as number));
+});
+
+describe("an evaluation", () => {
+  test("needs its program, and the fields of predict and of evaluate", async () => {
+    const given = fixture("features");
+    const { x } = given.fit;
+    const bare = await withoutProgram(given.bundle, "evaluate");
+    const without = await loadCore(bare, { trustedKeys: keyBytes([given.numbers.publicKey]), delegate: "wasm" });
+    await expect(without.evaluate({ x })).rejects.toThrow(/bundle features has no evaluate program/);
+    const rt = await given.load();
+    const { x: asked, y } = x as { x: NdArray; y: NdArray };
+    await expect(rt.evaluate({ x: { y } })).rejects.toThrow(/evaluate: field 'x' \(float32\[n, 6\]\) is missing/);
+    await expect(rt.evaluate({ x: asked })).rejects.toThrow(/evaluate: field 'y' \(float32\[4\]\) is missing/);
+    expect(await rt.evaluate({ x: asked, y })).toEqual(await rt.evaluate({ x }));
+  });
+
+  test("in batches of any size is the same", async () => {
+    const given = fixture("personal");
+    const rt = await given.load();
+    const whole = await rt.evaluate({ x: given.fit.x });
+    for (const batchSize of [1, 5, 22]) {
+      const found = await rt.evaluate({ x: given.fit.x, batchSize });
+      expectClose(Object.values(found), Object.values(whole), 1e-5);
+    }
+    await expect(rt.evaluate({ x: given.fit.x, batchSize: 0 })).rejects.toThrow(/batch size must be at least 1, got 0/);
+  });
+
+  test("gives weight 0 to what fills up a batch of a fixed size", async () => {
+    const given = fixture("features");
+    const rt = await given.load();
+    const { x, y } = given.fit.x as { x: NdArray; y: NdArray };
+    // Two of four: the weights of those two are all that counts.
+    const two = (array: NdArray, width: number): NdArray => ({
+      ...array,
+      dims: [2, ...array.dims.slice(1)],
+      data: array.data.slice(0, 2 * width),
+    });
+    const k: NdArray = { dtype: "float32", dims: [2], data: Float32Array.of(1, 3) };
+    const fields = { x: two(x, 6), y: two(y, 1), k };
+    const { error } = await rt.evaluate({ x: fields });
+    const answers = await rt.predict({ x: fields.x });
+    expectClose([error as number], [measure(answers, fields).error as number], 1e-5);
+  });
 });
 
 test("an array alone is the only field of its role", async () => {
@@ -336,6 +406,31 @@ describe("arrays that do not fit", () => {
     await expect(rt.fit({ ...fixture("features").fit, batchSize: 5 })).rejects.toThrow(/made for batches of 4/);
   });
 });
+
+/** The metrics of the fixtures' bundles, written out: cross-entropy of logits, or the squared error. */
+function measure(answers: Record<string, NdArray>, fields: Record<string, NdArray>): Record<string, number> {
+  const [answer] = Object.values(answers) as [NdArray];
+  const labels = Array.from((fields.label ?? fields.y)?.data as Float32Array, Number);
+  if (fields.label === undefined) {
+    const weights = fields.k?.data as Float32Array | undefined;
+    let [worst, total] = [0, 0];
+    labels.forEach((label, row) => {
+      const weight = weights?.[row] ?? 1;
+      worst += weight * ((answer.data[row] as number) - label) ** 2;
+      total += weight;
+    });
+    return { worst, error: worst / total };
+  }
+  const width = answer.dims[1] as number;
+  let [loss, correct] = [0, 0];
+  labels.forEach((label, row) => {
+    const logits = Array.from(answer.data.subarray(row * width, (row + 1) * width) as Float32Array);
+    const chosen = logits[label] as number;
+    loss += Math.log(logits.reduce((sum, logit) => sum + Math.exp(logit - chosen), 0));
+    if (chosen === Math.max(...logits)) correct++;
+  });
+  return { loss, correct, count: labels.length };
+}
 
 function bytes(array: NdArray | undefined): Uint8Array {
   const { data } = array as NdArray;

@@ -77,7 +77,7 @@ test("everything is as without a worker", async () => {
   // The caller's arrays are still the caller's.
   expect(input.data.length).toBe(3800);
   expectArrays(await rt.parameters(), given.group("parameter"), 1e-3, 1e-5);
-  expectClose(Object.values(await rt.evaluate({ x: given.fit.x })), Object.values(given.numbers.evaluate ?? {}), 1e-3);
+  expectClose(Object.values(await rt.evaluate({ x: given.fit.x })), Object.values(given.numbers.evaluate), 1e-3);
   await rt.reset("parameters");
   const update = await rt.localRound({ x: given.fit.x, ...given.numbers.round });
   expectArrays(update.arrays, given.group("update0"), 1e-3, 1e-5);

@@ -66,6 +66,15 @@ export interface ExampleWeight extends Common {
 export interface Feature extends Common {
   readonly role: "feature";
 }
+/**
+ * What `predict` answers for the batch, in its output `output`.
+ *
+ * `evaluate` reads answers and no parameters, so it can only measure the program that the device predicts with.
+ */
+export interface Prediction extends Common {
+  readonly role: "prediction";
+  readonly output: string;
+}
 export interface Parameter extends Named {
   readonly role: "parameter";
 }
@@ -136,6 +145,7 @@ export type Port =
   | Label
   | ExampleWeight
   | Feature
+  | Prediction
   | Parameter
   | Start
   | Personal
@@ -181,7 +191,7 @@ const MODEL: readonly Role[] = ["parameter", "personal", "state"];
 /** Which roles each kind of program may read and write. */
 export const ALLOWED: Readonly<Record<ProgramKind, readonly [ReadonlySet<Role>, ReadonlySet<Role>]>> = {
   predict: [new Set<Role>(["example", ...MODEL, "hyperparameter"]), new Set<Role>(["output"])],
-  evaluate: [new Set<Role>([...DATA, ...MODEL, "hyperparameter"]), new Set<Role>(["metric"])],
+  evaluate: [new Set<Role>(["prediction", "label", "example_weight", "hyperparameter"]), new Set<Role>(["metric"])],
   features: [new Set<Role>(["example"]), new Set<Role>(["feature"])],
   train: [
     new Set<Role>([
@@ -234,6 +244,7 @@ const INPUTS: ReadonlyMap<string, Decoder<Port>> = new Map<string, Decoder<Port>
   ["label", port<Label>("label", COMMON)],
   ["example_weight", port<ExampleWeight>("example_weight", COMMON)],
   ["feature", FEATURE],
+  ["prediction", port<Prediction>("prediction", { ...COMMON, output: required(text) })],
   ["parameter", PARAMETER],
   ["start", port<Start>("start", NAMED)],
   ["personal", PERSONAL],

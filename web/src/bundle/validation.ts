@@ -51,6 +51,7 @@ export function validateManifest(manifest: Manifest): void {
     validateBounds(`program ${quoted(name)}`, program, manifest.strategy !== "");
   }
   validateFeatures(manifest.programs);
+  validatePredictions(manifest.programs);
   for (const [name, program] of Object.entries(manifest.programs)) {
     if (program.repeats) validateRepeats(name, program, manifest.programs);
   }
@@ -222,6 +223,39 @@ function validateFeatures(programs: Readonly<Record<string, Program>>): void {
       }
     }
   }
+}
+
+function validatePredictions(programs: Readonly<Record<string, Program>>): void {
+  const makers = Object.values(programs).filter((program) => program.kind === "predict");
+  const answers = new Map((makers.length === 1 ? (makers[0] as Program).outputs : []).map((port) => [port.name, port]));
+  for (const [name, program] of Object.entries(programs)) {
+    const ports = program.inputs.filter((port) => port.role === "prediction");
+    if (program.kind === "evaluate" && !ports.length) {
+      throw new ManifestError(`program ${quoted(name)}: an evaluate program reads at least one prediction`);
+    }
+    for (const port of ports) {
+      const answer = answers.get(port.output);
+      if (answer === undefined) {
+        throw new ManifestError(
+          `program ${quoted(name)}: ${quoted(port.output)} is no output of the one predict program`,
+        );
+      }
+      if (answer.dtype !== port.dtype || !mayAgree(answer.shape, port.shape)) {
+        throw new ManifestError(
+          `program ${quoted(name)}: prediction ${quoted(port.name)} is ${port.dtype}[${port.shape}], predict answers ` +
+            `${answer.dtype}[${answer.shape}]`,
+        );
+      }
+    }
+  }
+}
+
+/** Whether the ranks and the fixed sizes are equal; that of a symbolic axis is known only when the programs run. */
+function mayAgree(first: readonly Dim[], second: readonly Dim[]): boolean {
+  return (
+    first.length === second.length &&
+    first.every((dim, axis) => typeof dim === "string" || typeof second[axis] === "string" || dim === second[axis])
+  );
 }
 
 function validateRepeats(name: string, program: Program, programs: Readonly<Record<string, Program>>): void {

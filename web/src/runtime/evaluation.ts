@@ -1,23 +1,27 @@
-/** Metrics over a whole data set, batch by batch. */
+/** Metrics over a whole data set: `predict` answers batch by batch, `evaluate` compares with the labels. */
 
 import { fill, type NdArray, numberAt, zeros } from "../arrays.js";
 import { RuntimeInputError } from "../errors.js";
-import { type Arrays, collect, FIELD_ROLES, fixedRows } from "./fields.js";
+import { needProgram } from "./driver.js";
 import { exactSum } from "./exact_sum.js";
+import { type Arrays, collect, FIELD_ROLES, fixedRows } from "./fields.js";
+import type { Predictor } from "./predictor.js";
 import { metricsOf, MetricTable } from "./results.js";
 import { type Sessions, toArray } from "./sessions.js";
 import { breathe } from "./turn.js";
 import { fixedShape, type Values } from "./values.js";
 
 /**
- * Run the `evaluate` program `name` over all examples; each metric is reduced as its role declares.
+ * Predict all examples and measure the answers with the `evaluate` program `name`; each metric is reduced as its role
+ * declares.
  *
- * A graph made for batches of one size gets those, the last one filled up with examples of weight 0; without an
+ * Graphs made for batches of one size get those, the last one filled up with examples of weight 0; without an
  * example_weight input the number of examples must be a multiple of it. Raises RuntimeInputError.
  */
 export async function evaluate(
   sessions: Sessions,
   name: string,
+  predictor: Predictor,
   values: Values,
   x: NdArray | Arrays,
   y: NdArray | null | undefined,
@@ -28,11 +32,16 @@ export async function evaluate(
   }
   const program = sessions.bundle.program(name);
   const session = await sessions.get(name);
-  const ports = program.inputs.filter((port) => FIELD_ROLES.has(port.role));
+  const predicted = sessions.bundle.program(needProgram(sessions.bundle, "predict", "evaluate"));
+  const ports = [
+    ...predicted.inputs.filter((port) => port.role === "example"),
+    ...program.inputs.filter((port) => FIELD_ROLES.has(port.role)),
+  ];
+  const predictions = program.inputs.filter((port) => port.role === "prediction");
   const fields = collect("evaluate", ports, x, y);
   const constant = Object.fromEntries(
     program.inputs
-      .filter((port) => !ports.includes(port))
+      .filter((port) => !FIELD_ROLES.has(port.role) && port.role !== "prediction")
       .map((port) => [port.name, session.tensor(values.read(port))]),
   );
   const rows = fixedRows(ports);
@@ -46,6 +55,7 @@ export async function evaluate(
   for (let first = 0; first < fields.count; first += rows ?? batchSize) {
     const used = Math.min(rows ?? batchSize, fields.count - first);
     const feed = { ...constant };
+    const examples: Record<string, NdArray> = {};
     let total = used;
     for (const port of ports) {
       const source = fields.arrays.get(port.name);
@@ -60,8 +70,11 @@ export async function evaluate(
         // Any example does: its weight is 0.
         for (let at = used * width; at < array.data.length; at += width) array.data.copyWithin(at, 0, width);
       }
-      feed[port.name] = session.tensor(array);
+      if (port.role === "example") examples[port.name] = array;
+      else feed[port.name] = session.tensor(array);
     }
+    const answers = await predictor.many(examples);
+    for (const port of predictions) feed[port.name] = session.tensor(answers[port.output] as NdArray);
     const results = await session.run(
       feed,
       metrics.map((port) => port.name),

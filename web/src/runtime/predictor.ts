@@ -1,4 +1,4 @@
-/** Answers of the `predict` program for the present parameters. */
+/** Answers of the `predict` program for one set of parameters. */
 
 import type { NdArray } from "../arrays.js";
 import type { Program } from "../bundle/roles.js";
@@ -34,7 +34,7 @@ export class Predictor {
     }
     const [example, more] = this.examples;
     const [output, another] = this.program.outputs;
-    if (!isArray(x)) return this.run(x);
+    if (!isArray(x)) return this.many(x);
     if (example === undefined || output === undefined || more !== undefined || another !== undefined) {
       throw new RuntimeInputError(
         "predict: array in, array out needs one example field and one output; the program has " +
@@ -42,14 +42,11 @@ export class Predictor {
           "give and take records",
       );
     }
-    return (await this.run({ [example.name]: x }))[output.name] as NdArray;
+    return (await this.many({ [example.name]: x }))[output.name] as NdArray;
   }
 
-  async release(): Promise<void> {
-    if (this.owned) await this.session.release();
-  }
-
-  private async run(x: Arrays): Promise<Record<string, NdArray>> {
+  /** Arrays by field name in, arrays by output name out. Raises RuntimeInputError. */
+  async many(x: Arrays): Promise<Record<string, NdArray>> {
     const sizes = new Map<string, readonly [number, string]>();
     const feed: Feed = { ...this.constant };
     for (const port of this.examples) {
@@ -74,5 +71,9 @@ export class Predictor {
     const outputs: Record<string, NdArray> = {};
     for (const name of names) outputs[name] = await toArray(results[name] as never);
     return outputs;
+  }
+
+  async release(): Promise<void> {
+    if (this.owned) await this.session.release();
   }
 }

@@ -79,15 +79,15 @@ export class RuntimeCore implements Runtime {
   predict(x: Arrays): Promise<Record<string, NdArray>>;
   async predict(x: NdArray | Arrays): Promise<NdArray | Record<string, NdArray>> {
     this.open();
-    this.predictor ??= this.makePredictor();
-    return (await this.predictor).predict(x);
+    return (await this.presentPredictor()).predict(x);
   }
 
   evaluate(options: EvaluateOptions): Promise<Record<string, number>> {
     return this.exclusive(async () => {
       const name = needProgram(this.bundle, "evaluate", "evaluate");
       const batchSize = options.batchSize ?? VALIDATION_BATCH;
-      return evaluate(this.sessions, name, this.values(), options.x, options.y, batchSize);
+      const predictor = await this.presentPredictor();
+      return evaluate(this.sessions, name, predictor, this.values(), options.x, options.y, batchSize);
     });
   }
 
@@ -181,15 +181,16 @@ export class RuntimeCore implements Runtime {
       const validate =
         validation === undefined
           ? null
-          : async () =>
-              evaluate(
-                this.sessions,
-                needProgram(this.bundle, "evaluate", "be validated"),
-                values,
-                validation.x,
-                validation.y,
-                VALIDATION_BATCH,
-              );
+          : async () => {
+              const program = needProgram(this.bundle, "evaluate", "be validated");
+              const predictor = await this.newPredictor(values);
+              try {
+                const { x, y } = validation;
+                return await evaluate(this.sessions, program, predictor, values, x, y, VALIDATION_BATCH);
+              } finally {
+                await predictor.release();
+              }
+            };
       let checkpoint: Checkpoint | null = null;
       if (options.checkpoint !== undefined) {
         const groups = {
@@ -319,26 +320,39 @@ export class RuntimeCore implements Runtime {
     void old?.then((predictor) => predictor.release()).catch(() => undefined);
   }
 
-  private async makePredictor(): Promise<Predictor> {
+  private presentPredictor(): Promise<Predictor> {
+    this.predictor ??= this.newPredictor();
+    return this.predictor;
+  }
+
+  /** A predictor of the present model, or of `values` in the middle of a fit. The caller releases it. */
+  private async newPredictor(inTheMiddle?: Values): Promise<Predictor> {
     const name = needProgram(this.bundle, "predict", "predict");
     const program = this.bundle.program(name);
-    const values = this.values();
-    const derived = await this.derived(values);
+    const values = inTheMiddle ?? this.values();
+    // Nothing has changed since conversion: the graph's own initializers are right.
+    const same = inTheMiddle === undefined && this.isPublished();
+    const derived = same ? new Map<string, NdArray>() : await this.derived(values);
     if (!derived.size) return new Predictor(await this.sessions.get(name), program, values, false);
     return new Predictor(await this.sessions.open(name, derived), program, values, true);
+  }
+
+  /** Whether no input of `refresh` has changed since conversion. */
+  private isPublished(): boolean {
+    const refresh = findProgram(this.bundle, "refresh");
+    const ports = refresh === null ? [] : this.bundle.program(refresh).inputs;
+    const own = ports.some(
+      (port) =>
+        (port.role === "personal" && this.device.personal.has(port.tensor)) ||
+        (port.role === "state" && this.device.state.has(port.tensor)),
+    );
+    return this.published && !own;
   }
 
   private async derived(values: Values): Promise<Map<string, NdArray>> {
     const refresh = findProgram(this.bundle, "refresh");
     if (refresh === null) return new Map();
     const program = this.bundle.program(refresh);
-    const own = program.inputs.some(
-      (port) =>
-        (port.role === "personal" && this.device.personal.has(port.tensor)) ||
-        (port.role === "state" && this.device.state.has(port.tensor)),
-    );
-    // Nothing has changed since conversion: the graph's own initializers are right.
-    if (this.published && !own) return new Map();
     const outputs = await runOnce(this.sessions, refresh, values);
     return new Map(
       program.outputs.flatMap((port) =>
