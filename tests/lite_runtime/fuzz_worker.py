@@ -17,6 +17,7 @@ import numpy as np
 from archipel.bundle.roles import Example, Label
 from archipel.errors import ArchipelError
 from archipel.lite_runtime import Runtime, load
+from archipel.lite_runtime.evaluation import evaluation_fields
 
 MEMORY = 1 << 30
 """Bytes of writable memory beside what the libraries take."""
@@ -29,9 +30,10 @@ def use(path: Path, keys: list[bytes], cache: Path) -> str:
         for program in sorted(runtime.bundle.manifest.programs.values(), key=lambda p: p.kind == "finish"):
             if program.repeats:
                 continue  # it is run instead of the one that it repeats
+            ports = evaluation_fields(runtime.bundle) if program.kind == "evaluate" else program.inputs
             shapes = {
                 port: [dim if isinstance(dim, int) else 3 for dim in port.shape]
-                for port in program.inputs
+                for port in ports
                 if isinstance(port, Example | Label)
             }
             # The caller has no use for more; the runtime itself must not allocate it.
