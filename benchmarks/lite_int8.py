@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from lite_models import CASES, Files, quiet
 from lite_peers import DEFAULT_FOLDER, HERE, Peer, PeerError, clean_environment, python_of
 from lite_predict import apart, in_process, raw_run, raw_session, say, timed
-from measure import arguments, state_run
+from measure import Row, arguments, print_alone, state_run
 
 RECIPE = "the recipe"
 
@@ -97,8 +98,10 @@ def show_ways(files: Files, threads: int, rounds: int, folder: Path, as_json: bo
         ratio = statistics.median(a / b for a, b in zip(times[runner.name], times[RECIPE]))
         median, off = statistics.median(times[runner.name]), apart(runner.outputs(), truth)
         if as_json:
-            row = {"model": files.name, "way": runner.name, "us": median, "to_recipe": ratio, "off_float": off}
-            print(json.dumps(row), flush=True)
+            recipe = statistics.median(times[RECIPE])
+            case = f"{files.name}, {threads} threads, {runner.name}"
+            print(json.dumps(asdict(Row("lite_int8", case, median, recipe, RECIPE, ratio, "us"))), flush=True)
+            print_alone("lite_int8", case, distance_from_float_over_its_norm=off)
         else:
             print(f"  {runner.name:<31}{median:>8.1f}{ratio:>11.2f}{off:>11.3f}", flush=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
 import os
 import platform
 import statistics
@@ -30,6 +31,14 @@ class Row:
     peer_name: str
     ratio: float
     unit: str
+
+
+def print_alone(benchmark: str, case: str, **measured: float) -> None:
+    """Print measurements of a case that is compared with nothing: a JSON row for each unit, `peer` and `ratio` null."""
+    for unit, ours in measured.items():
+        # NaN, as of steps that nobody made, is no JSON.
+        row = {"benchmark": benchmark, "case": case, "ours": ours if math.isfinite(ours) else None, "peer": None}
+        print(json.dumps({**row, "peer_name": "", "ratio": None, "unit": unit.replace("_", " ")}), flush=True)
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:

@@ -9,17 +9,16 @@ complaints" is what the envelope keys, their paths, the signatures and the phase
 from __future__ import annotations
 
 import base64
-import json
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from measure import arguments, state_run
+from measure import arguments, print_alone, state_run
 
 from archipel.protocol import issue_identity, mint_token, plan_digest, public_bytes, seal
 from archipel.protocol.messages import (
@@ -65,7 +64,10 @@ def main() -> None:
         rows = [run(size) for _ in range(1 if options.quick else 3)]
         for row in map(_fastest, zip(*rows)):
             if options.json:
-                print(json.dumps(asdict(row)))
+                print_alone(
+                    "secagg", f"cohort of {row.cohort}, {row.step}", ms=row.milliseconds, bytes_sent=row.sent_bytes,
+                    bytes_received=row.received_bytes, bytes_for_complaints=row.bytes_for_complaints,
+                )  # fmt: skip
             else:
                 print(
                     f"{row.cohort:>6}  {row.step:<30}{row.milliseconds:>9.2f}{row.sent_bytes:>10}"

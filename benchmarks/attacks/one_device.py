@@ -22,17 +22,16 @@ is rejected: the sum is as large as its encoding holds, as before there were bou
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measure import arguments, state_run
+from measure import arguments, print_alone, state_run
 
 from archipel import convert, strategies
 from archipel.bundle import Bundle, PrivacyPolicy, generate_key
@@ -243,7 +242,7 @@ def main() -> None:
             print(f"{'one round':>28}{'step if nobody looked':>23}{'step now':>10}  verdict")
         for form in forms(federations[CLIP], 10):
             if options.json:
-                print(json.dumps(asdict(form)), flush=True)
+                print_alone("one_device", form.form, step_if_nobody_looked=form.unlooked, step=form.now)
             else:
                 print(f"{form.form:>28}{form.unlooked:>23.4g}{form.now:>10.4g}  {form.verdict}", flush=True)
         if options.forms:
@@ -254,7 +253,12 @@ def main() -> None:
         for clip, *case in cases(options.quick):
             row = run(federations[clip], *case)
             if options.json:
-                print(json.dumps(asdict(row)), flush=True)
+                print_alone(
+                    "one_device",
+                    f"{row.devices} devices, clip {row.clip:g}, {row.attack}, {row.when}, limits {row.limits}",
+                    accuracy_after_20_rounds=row.accuracy, worst_accuracy=row.worst, honest_step=row.honest_step,
+                    longest_step=row.longest_step, rounds_scaled=row.scaled,
+                )  # fmt: skip
             else:
                 print(f"{row.devices:>8}{row.clip:>6}{row.attack:>9}{row.when:>14}{row.limits:>8}{row.accuracy:>10.4f}"
                       f"{row.worst:>8.4f}{row.honest_step:>13.4f}{row.longest_step:>10.4g}{row.scaled:>8}",

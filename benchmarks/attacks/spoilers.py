@@ -12,17 +12,16 @@ rounds of one other device, to have that one set aside.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measure import state_run
+from measure import print_alone, state_run
 
 from archipel.server.devices.suspicion import PATIENCE, Score, accused, bet, draw
 
@@ -166,7 +165,15 @@ def main() -> None:
     with ProcessPoolExecutor() as pool:
         for setting in settings(options.quick):
             row = measure(setting, searches, most, pool)
-            print(json.dumps(asdict(row)) if options.json else _line(row), flush=True)
+            if options.json:
+                case = f"fleet {row.fleet}, {row.spoilers} spoil {row.share:.0%}{', ' if row.kind else ''}{row.kind}"
+                print_alone(
+                    "spoilers", case, rounds_until_found=row.rounds_median,
+                    rounds_until_found_of_90_percent=row.rounds_90, share_of_rounds_spoiled=row.spoiled_share, share_found=row.found,
+                    share_of_searches_with_an_honest_device_set_aside=row.honest_in,
+                )  # fmt: skip
+            else:
+                print(_line(row), flush=True)
 
 
 def _line(row: Row) -> str:

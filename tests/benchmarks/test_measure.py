@@ -78,3 +78,15 @@ def test_every_benchmark_says_what_it_is_a_run_of() -> None:
     assert len(scripts) >= 12
     for path in scripts:
         assert re.search(r"\bReport\(|\bstate_run\(", path.read_text()), path.name
+
+
+def test_what_is_compared_with_nothing_has_the_keys_of_a_row(
+    measure: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure.print_alone("secagg", "share", ms=1.5, bytes_sent=float("nan"))
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert all(set(row) == set(measure.Row.__dataclass_fields__) for row in rows)
+    assert [(row["ours"], row["peer"], row["ratio"], row["unit"]) for row in rows] == [
+        (1.5, None, None, "ms"),
+        (None, None, None, "bytes sent"),
+    ]
