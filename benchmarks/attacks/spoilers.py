@@ -169,7 +169,8 @@ def main() -> None:
                 case = f"fleet {row.fleet}, {row.spoilers} spoil {row.share:.0%}{', ' if row.kind else ''}{row.kind}"
                 print_alone(
                     "spoilers", case, rounds_until_found=row.rounds_median,
-                    rounds_until_found_of_90_percent=row.rounds_90, share_of_rounds_spoiled=row.spoiled_share, share_found=row.found,
+                    rounds_until_found_of_90_percent=row.rounds_90,
+                    share_of_rounds_spoiled=row.spoiled_share, share_found=row.found,
                     share_of_searches_with_an_honest_device_set_aside=row.honest_in,
                 )  # fmt: skip
             else:

@@ -61,11 +61,12 @@ def test_processors_of_one_name_are_told_apart(measure: ModuleType, tmp_path: Pa
     assert measure._processor(tmp_path / "cpuinfo") == "AMD EPYC (family 26, model 2, stepping 1)"
 
 
-def test_json_keeps_standard_output_for_rows() -> None:
+def test_json_keeps_standard_output_for_rows(measure: ModuleType) -> None:
     command = [sys.executable, FOLDER / "secagg.py", "--quick", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {row["cohort"] for row in rows} == {10, 50}
+    assert all(set(row) == set(measure.Row.__dataclass_fields__) for row in rows)
+    assert {row["case"].partition(",")[0] for row in rows} == {"cohort of 10", "cohort of 50"}
     assert done.stderr.startswith("run: ")
     assert "cryptography " in done.stderr
 
