@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 
 from tests.support.faults import Proxy, running
 
@@ -18,7 +17,5 @@ def test_what_a_killed_agent_had_sent_of_a_request_is_no_request() -> None:
         assert proxy.came == []
         with socket.create_connection(("127.0.0.1", proxy.server_port)) as agent:
             agent.sendall(head.encode() + b"x" * 100)
-            deadline = time.monotonic() + 10
-            while not proxy.came and time.monotonic() < deadline:
-                time.sleep(0.01)
+            assert agent.recv(1000) == b""  # closed, as nobody listens where the proxy passes it on to
         assert proxy.came == [("PUT", "/v1/rounds/1/update", b"x" * 100)]
