@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -13,7 +13,8 @@ from archipel.bundle.roles import Noise
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
 from archipel.lite_runtime.analysis import analyze
 from archipel.lite_runtime.device_state import DeviceState
-from archipel.lite_runtime.evaluation import evaluate
+from archipel.lite_runtime.evaluation import evaluate, evaluation_fields
+from archipel.lite_runtime.fields import collect
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned, write_slot
 from archipel.lite_runtime.noise import Randomness
 from archipel.lite_runtime.predictor import Predictor
@@ -229,13 +230,7 @@ class Runtime(Learning):
             seed=options.seed,
             examples=fields.count,
         )
-        validation, file = data.validation, checkpoint or checkpoint_file(options)
-
-        def validate() -> dict[str, float]:
-            assert validation is not None
-            predictor = self._model.new_predictor(self._sessions, values)
-            return self._evaluate(predictor, values, *validation, batch_size=256)
-
+        file = checkpoint or checkpoint_file(options)
         fitting = Fitting(
             self._sessions,
             self.bundle,
@@ -244,7 +239,7 @@ class Runtime(Learning):
             fields,
             options,
             hooks,
-            validate=None if validation is None else validate,
+            validate=None if data.validation is None else self._validator(values, *data.validation),
             checkpoint=open_checkpoint(file, self.bundle, phase, fields, self.state, values, options),
         )
         try:
@@ -334,6 +329,18 @@ class Runtime(Learning):
             seed=seed,
             examples=examples,
         )
+
+    def _validator(
+        self, values: Values, x: np.ndarray | Arrays, y: np.ndarray | None
+    ) -> Callable[[], dict[str, float]]:
+        """What measures the values of a fit on these examples. Raises as `evaluate`, now and not after an epoch."""
+        fields = collect("validation", evaluation_fields(self.bundle), x, y).arrays
+
+        def validate() -> dict[str, float]:
+            predictor = self._model.new_predictor(self._sessions, values)
+            return self._evaluate(predictor, values, fields, None, batch_size=256)
+
+        return validate
 
     def _evaluate(
         self, predictor: Predictor, values: Values, x: np.ndarray | Arrays, y: np.ndarray | None, batch_size: int

@@ -276,6 +276,23 @@ def test_graphs_for_one_batch_size_get_padding_of_weight_zero(make: Make, progra
         rt.fit(x, batch_size=7)
 
 
+def test_wrong_validation_data_are_told_before_the_first_step(rt: Runtime, make: Make, programs: Programs) -> None:
+    x, y = data()
+    steps: list[Progress] = []
+    for validation, error, text in (
+        ((x, None), RuntimeInputError, "validation: field 'y'"),
+        ((x[:, :2], y), RuntimeInputError, "validation: 'x' must be float32"),
+        ((x, y[:3]), RuntimeInputError, "'y' has 3 examples"),
+    ):
+        with pytest.raises(error, match=text):
+            rt.fit(x, y, validation=validation, callbacks=[steps.append])
+    without = make({"train": programs["train"]}, {"w": W0, "b": B0})
+    with pytest.raises(RuntimeProgramError, match="no evaluate program"):
+        without.fit(x, y, validation=(x, y), callbacks=[steps.append])
+    assert steps == []
+    np.testing.assert_array_equal(rt.parameters()["w"], W0)
+
+
 def test_without_weights_a_fixed_batch_leaves_the_rest_out(make: Make, programs: Programs) -> None:
     kind, text, roles = programs["train"]
     rt = make({"train": (kind, text.replace("[n", "[8"), roles)}, {"w": W0, "b": B0})

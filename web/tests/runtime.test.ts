@@ -260,6 +260,10 @@ describe("an evaluation", () => {
     const { x } = given.fit;
     const bare = await withoutProgram(given.bundle, "evaluate");
     const without = await loadCore(bare, { trustedKeys: keyBytes([given.numbers.publicKey]), delegate: "wasm" });
+    const begun: number[] = [];
+    const onStep = ({ step }: { step: number }): void => void begun.push(step);
+    await expect(without.fit({ ...given.fit, validation: { x }, onStep })).rejects.toThrow(/no evaluate program/);
+    expect(begun).toEqual([]);
     await expect(without.evaluate({ x })).rejects.toThrow(/bundle features has no evaluate program/);
     const rt = await given.load();
     const { x: asked, y } = x as { x: NdArray; y: NdArray };

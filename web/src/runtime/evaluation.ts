@@ -1,6 +1,8 @@
 /** Metrics over a whole data set: `predict` answers batch by batch, `evaluate` compares with the labels. */
 
 import { fill, type NdArray, numberAt, zeros } from "../arrays.js";
+import type { Bundle } from "../bundle/reader.js";
+import type { Port } from "../bundle/roles.js";
 import { RuntimeInputError } from "../errors.js";
 import { needProgram } from "./driver.js";
 import { exactSum } from "./exact_sum.js";
@@ -10,6 +12,16 @@ import { metricsOf, MetricTable } from "./results.js";
 import { type Sessions, toArray } from "./sessions.js";
 import { breathe } from "./turn.js";
 import { fixedShape, type Values } from "./values.js";
+
+/** The fields that an evaluation reads: examples for `predict`, labels and weights for `evaluate`. */
+export function evaluationFields(bundle: Bundle): Port[] {
+  const measured = bundle.program(needProgram(bundle, "evaluate", "evaluate"));
+  const predicted = bundle.program(needProgram(bundle, "predict", "evaluate"));
+  return [
+    ...predicted.inputs.filter((port) => port.role === "example"),
+    ...measured.inputs.filter((port) => FIELD_ROLES.has(port.role)),
+  ];
+}
 
 /**
  * Predict all examples and measure the answers with the `evaluate` program `name`; each metric is reduced as its role
@@ -32,11 +44,7 @@ export async function evaluate(
   }
   const program = sessions.bundle.program(name);
   const session = await sessions.get(name);
-  const predicted = sessions.bundle.program(needProgram(sessions.bundle, "predict", "evaluate"));
-  const ports = [
-    ...predicted.inputs.filter((port) => port.role === "example"),
-    ...program.inputs.filter((port) => FIELD_ROLES.has(port.role)),
-  ];
+  const ports = evaluationFields(sessions.bundle);
   const predictions = program.inputs.filter((port) => port.role === "prediction");
   const fields = collect("evaluate", ports, x, y);
   const constant = Object.fromEntries(

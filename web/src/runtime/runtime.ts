@@ -12,9 +12,9 @@ import { Control, type Run } from "./control.js";
 import type { Delegate, Engine } from "./delegates.js";
 import { type DeviceState, joinNames, splitNames } from "./device_state.js";
 import { collectData, findProgram, finish, needProgram, runBegin, runOnce, runPhases, Training } from "./driver.js";
-import { evaluate } from "./evaluation.js";
+import { evaluate, evaluationFields } from "./evaluation.js";
 import { DEFAULT_FEATURE_BUDGET } from "./features.js";
-import { type Arrays, checkArray } from "./fields.js";
+import { type Arrays, checkArray, collect } from "./fields.js";
 import { runFit } from "./fitting.js";
 import type { Randomness } from "./noise.js";
 import { Predictor } from "./predictor.js";
@@ -178,6 +178,8 @@ export class RuntimeCore implements Runtime {
       const fields = collectData(this.bundle, [phase], options.x, options.y);
       const { broadcast, hyperparameters, validation } = options;
       const values = this.values({ broadcast, hyperparameters, seed, examples: fields.count });
+      // An error in the validation's data comes now, and not after the first epoch.
+      if (validation !== undefined) collect("validation", evaluationFields(this.bundle), validation.x, validation.y);
       const validate =
         validation === undefined
           ? null
