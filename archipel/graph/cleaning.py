@@ -31,8 +31,8 @@ _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def clean(model: ir.Model) -> None:
-    """Weights that are Constants become initializers; Identity and casts to the same type go; shape arithmetic and other
-    constants are folded, as far as they are small. Changes `model`.
+    """Weights that are Constants become initializers; Identity and casts to the same type go; shape arithmetic and
+    other constants are folded, as far as they are small. Changes `model`.
 
     Weights keep their shapes: a Transpose or Reshape between a weight and its layer stays in the graph.
     """

@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from archipel.errors import ModelImportError
-from archipel.graph.batch import FixedBatchError, fixed_batch, free_batch
+from archipel.graph.batch import BATCH, STAYS, FixedBatchError, fixed_batch, free_batch
 from archipel.graph.check import refuse_foreign
 from archipel.graph.cleaning import clean
 from archipel.graph.comparison import HALF_TOLERANCE, TOLERANCE, CannotRunError, Reference, deviation
@@ -64,7 +64,7 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
     source, why = _run_source(proto, model)
     if source is None:
         report = report.with_notes(f"not compared with its source: {why}")
-    if dynamic_batch and fixed_batch(model) == 1:
+    if dynamic_batch and fixed_batch(model) is not None:
         model, report = _with_free_batch(model, source, tolerance, report)
     elif source is not None:
         report = _compare(model, source, tolerance, report)
@@ -128,46 +128,55 @@ def _with_free_batch(
 ) -> tuple[ir.Model, ImportReport]:
     """The model with a symbolic batch if samples show that examples are independent, else with its fixed one.
 
-    Two tests: with a batch of 1 it computes the same as the source, with a batch of 3 the same as the source does for
-    each of the three examples.
+    Two tests: with the batch of the source it computes the same as the source; with a larger one, and for an example
+    alone, the same as the source does for these examples.
     """
+    size = fixed_batch(model) or 1
+    together = _EXAMPLES if size == 1 else 2 * size
     try:
         free = free_batch(model)
         if source is None:
             raise FixedBatchError("it cannot be compared with its source")
         compared = _compare(free, source, tolerance, report)
-        apart = _batch_deviation(free, source)
+        apart = _batch_deviation(free, source, size, together)
         if not apart <= tolerance:
             raise FixedBatchError(f"examples of a batch influence each other ({apart:.2g} of the largest output)")
+        checked = f"{size} and {together}" if size == 1 else f"1, {size} and {together}"
         return free, replace(compared, deviation=max(apart, compared.deviation or 0.0)).with_notes(
-            "the batch, 1 in the source, is symbolic; checked with batches of 1 and 3"
+            f"the batch, {size} in the source, is symbolic; checked with batches of {checked}"
         )
     except (FixedBatchError, ModelImportError) as error:
-        why = f"the batch stays 1, as in the source: {error}"
+        why = f"{STAYS}{size}, as in the source: {error}"
     return model, (report if source is None else _compare(model, source, tolerance, report)).with_notes(why)
 
 
-def _batch_deviation(free: ir.Model, source: _Source) -> float:
-    """How far the results for a batch of several examples are from the source's for each example alone."""
+def _batch_deviation(free: ir.Model, source: _Source, size: int, together: int) -> float:
+    """How far the results for a larger batch, and for one example, are from the source's for batches of `size`."""
     try:
         runtime = Reference(_serialize(free))
-        return max(_differences(free, runtime, source.runtime))
+        return max(_differences(free, runtime, source.runtime, size, together))
     except CannotRunError as error:
-        raise FixedBatchError(f"ONNX Runtime does not run {_EXAMPLES} examples at once: {error}") from None
+        raise FixedBatchError(f"ONNX Runtime does not run another batch: {error}") from None
+    except ValueError as error:
+        raise FixedBatchError(f"a larger batch cannot be compared: {error}") from None
 
 
-def _differences(free: ir.Model, ours: Reference, theirs: Reference) -> Iterator[float]:
+def _differences(free: ir.Model, ours: Reference, theirs: Reference, size: int, together: int) -> Iterator[float]:
     batched = {value.name for value in free.graph.inputs if value.shape}
+
+    def rows(feed: dict[str, np.ndarray], start: int, count: int) -> dict[str, np.ndarray]:
+        return {name: array[start : start + count] if name in batched else array for name, array in feed.items()}
+
     for kind in KINDS[:2]:
-        feed = sample(free, kind, {"batch": _EXAMPLES}, seed=1)
-        singles = [
-            theirs.run({name: array[i : i + 1] if name in batched else array for name, array in feed.items()})
-            for i in range(_EXAMPLES)
-        ]
-        for value, together, *alone in zip(free.graph.outputs, ours.run(feed), *singles):
+        feed = sample(free, kind, {BATCH: together}, seed=1)
+        parts = [theirs.run(rows(feed, start, size)) for start in range(0, together, size)]
+        alone = [] if size == 1 else ours.run(rows(feed, 0, 1))
+        for place, (value, found, *expected) in enumerate(zip(free.graph.outputs, ours.run(feed), *parts)):
             # Outputs without a batch axis depend on no example: the source's first answer is the only one.
             carried = value.shape is not None and value.shape and not isinstance(value.shape[0], int)
-            yield deviation([together], [np.concatenate(alone)] if carried else alone[:1])
+            yield deviation([found], [np.concatenate(expected)] if carried else expected[:1])
+            if alone:
+                yield deviation([alone[place]], [expected[0][:1] if carried else expected[0]])
 
 
 def _serialize(model: ir.Model) -> bytes:
