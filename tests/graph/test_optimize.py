@@ -59,6 +59,12 @@ CASES = {
         }""",
         {"Gemm": 1},
     ),
+    "a weight behind a Transpose": (
+        """g (float[b, 3] x, float[5, 3] w, float[5] c) => (float[b, 5] y) {
+            t = Transpose (w)  m = MatMul (x, t)  y = Add (m, c)
+        }""",
+        {"Gemm": 1, "Add": 1},
+    ),
     "the transpose of a product that is read twice stays": (
         """g (float[3, b] x, float[b, 80] d) => (float[80, 3] y, float[3, 80] z) {
             product = MatMul (x, d)  y = Transpose (product)  z = Exp (product)

@@ -33,14 +33,17 @@ use_gemm = UseGemm()
 
 
 class TransposeProducts(LevelPass):
-    """The transpose of a product of two matrices becomes one Gemm of them in the other order: (A B)^T = B^T A^T.
+    """Products of two matrices of which the second, or the result, is transposed become one Gemm: (A B)^T = B^T A^T.
 
-    Such is the gradient of a weight that a layer reads behind a Transpose. The weight is as large as the gradient, so
-    each step would move it twice.
+    Such are a layer that reads its weight behind a Transpose, and this weight's gradient, which is as large. ONNX
+    Runtime joins a product with its Add first, and then no longer with the Transpose, which would run in each step.
     """
 
     def change_level(self, op: Builder) -> bool:
         modified = False
+        for node in list(op.graph):
+            if node.op_type == "MatMul" and node.domain == "":
+                modified |= _read_transposed(op, node)
         for node in list(op.graph):
             if _is_swap(node) and node.inputs[0] is not None:
                 modified |= _swap_factors(op, node, node.inputs[0])
@@ -48,6 +51,19 @@ class TransposeProducts(LevelPass):
 
 
 transpose_products = TransposeProducts()
+
+
+def _read_transposed(op: Builder, node: ir.Node) -> bool:
+    left, right = node.inputs
+    swap = None if right is None else right.producer()
+    if left is None or left.shape is None or rank(left) != 2 or swap is None or not _is_swap(swap):
+        return False
+    with op.after(node):
+        result = op.Gemm(left, swap.inputs[0], transB=1)
+    result.shape = node.outputs[0].shape
+    take_over(op, node.outputs[0], result)
+    op.graph.remove(node, safe=True)
+    return True
 
 
 def _swap_factors(op: Builder, node: ir.Node, product: ir.Value) -> bool:
