@@ -25,6 +25,7 @@ from archipel.graph.sources import read
 
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})
 _EXAMPLES = 3
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"  # what PyTorch's exporter writes about constants that it folded
 
 
 def load(path: str | os.PathLike[str], dynamic_batch: bool = True) -> ir.Model:
@@ -46,6 +47,7 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
     # Anybody may have written these into the file: only this import says what they are.
     for key in (NAMES_KEY, STATE_KEY, DEVIATION_KEY, REPORT_KEY):
         model.metadata_props.pop(key, None)
+    given = set(model.graph.initializers) | {str(n.outputs[0].name) for n in model.graph if n.op_type == "Constant"}
     try:
         for value in model.graph.initializers.values():
             if value.const_value is not None:
@@ -58,7 +60,7 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
         # Constant folding evaluates nodes in NumPy, which may raise anything for inputs that no runtime would accept.
         raise ModelImportError(f"a weight or constant of the graph cannot be computed: {error}") from error
     tolerance = HALF_TOLERANCE if notes else TOLERANCE
-    record_parameters(model, parameter_names(model))
+    record_parameters(model, [name for name in parameter_names(model) if not _is_computed_factor(model, name, given)])
     origin = " ".join(filter(None, (proto.producer_name, proto.producer_version)))
     report = ImportReport(f"ONNX ({origin})" if origin else "ONNX", opset_of(proto.opset_import), notes=tuple(notes))
     source, why = _run_source(proto, model)
@@ -70,6 +72,16 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
         report = _compare(model, source, tolerance, report)
     report.record(model)
     return model
+
+
+def _is_computed_factor(model: ir.Model, name: str, given: set[str]) -> bool:
+    """Whether this is one number that folding has computed, here or in the exporter, such as the factor of attention.
+
+    It stands for no tensor of the source, so training must not move it.
+    """
+    value = model.graph.initializers[name]
+    single = value.const_value is not None and value.const_value.size == 1
+    return single and (name not in given or _FOLDED in value.metadata_props)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from archipel import Model
 from archipel.bundle import generate_key
 from archipel.compression import CompressedModel
 from archipel.converter import Signing, Training, convert
+from archipel.converter.importers.torch_module import quiet
 from archipel.errors import GraphError
 from archipel.graph import source_state as states
 from archipel.graph.parameters import STATE_KEY
@@ -84,6 +85,39 @@ def test_there_and_back(network: nn.Module, model: Model, tmp_path: Path) -> Non
     expected = back(torch.from_numpy(x)).detach().numpy()
     np.testing.assert_allclose(device.predict(x), expected, rtol=1e-4, atol=1e-5)
     assert np.abs(expected - network(torch.from_numpy(x)).detach().numpy()).max() > 0.1  # it did learn something
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps = torch.cat([self.token.expand(len(x), -1, -1), x], 1).transpose(0, 1)
+        mixed: torch.Tensor = self.head(self.attention(steps, steps, steps, need_weights=False)[0][0])
+        return mixed
+
+
+def test_a_file_of_a_fixed_batch_there_and_back(tmp_path: Path) -> None:
+    """Exported for two examples, trained with sixteen. The factor of the attention, a constant, is not trained."""
+    torch.manual_seed(0)
+    network, path = Attention().eval(), tmp_path / "m.onnx"
+    with quiet():
+        torch.onnx.export(network, (torch.randn(2, 4, 8),), path, dynamo=True, optimize=False, verbose=False)
+    training = Training(losses.cross_entropy(), optimizers.sgd(lr=0.1))
+    device = Runtime(convert(path, tmp_path / "b", training=training, signing=Signing(generate_key())))
+    x = np.random.default_rng(0).standard_normal((40, 4, 8)).astype(np.float32)
+    device.fit(x, np.arange(40) % 3, epochs=5)
+    learned = device.parameters()
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    assert {name: array.shape for name, array in learned.items()} == shapes
+    back = Attention().eval()
+    back.load_state_dict({name: torch.tensor(array) for name, array in learned.items()}, strict=True)
+    expected = back(torch.from_numpy(x)).detach().numpy()
+    np.testing.assert_allclose(device.predict(x), expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(expected - network(torch.from_numpy(x)).detach().numpy()).max() > 0.01
 
 
 def test_what_is_too_large_is_named(network: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
