@@ -2,7 +2,8 @@
 
 Everything that depends on parameters alone (folded normalizations, masks, scales, rounding) is computed once: `predict`
 keeps the results as initializers, and the same computation, cut off as a graph of its own, becomes the `refresh`
-program. This is partial evaluation; nothing in it knows a compression scheme.
+program. This is partial evaluation; nothing in it knows a compression scheme. A parameter that is only laid out
+differently (Transpose, Reshape) keeps its name and shape.
 """
 
 from __future__ import annotations
