@@ -21,6 +21,7 @@ from archipel.graph.opset import opset_of
 from archipel.graph.parameters import NAMES_KEY, STATE_KEY, parameter_names, record_parameters
 from archipel.graph.report import DEVIATION_KEY, REPORT_KEY, ImportReport
 from archipel.graph.samples import KINDS, sample, sizes
+from archipel.graph.shapes import dims
 from archipel.graph.sources import read
 
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})
@@ -154,9 +155,12 @@ def _with_free_batch(
         if not apart <= tolerance:
             raise FixedBatchError(f"examples of a batch influence each other ({apart:.2g} of the largest output)")
         checked = f"{size} and {together}" if size == 1 else f"1, {size} and {together}"
-        return free, replace(compared, deviation=max(apart, compared.deviation or 0.0)).with_notes(
-            f"the batch, {size} in the source, is symbolic; checked with batches of {checked}"
-        )
+        notes = [f"the batch, {size} in the source, is symbolic; checked with batches of {checked}"]
+        before, after = model.graph.initializers, free.graph.initializers
+        cut = [name for name in parameter_names(free) if dims(before[name]) != dims(after[name])]
+        if cut:
+            notes.append(f"weights that were the same for each example have one row now: {', '.join(cut)}")
+        return free, replace(compared, deviation=max(apart, compared.deviation or 0.0)).with_notes(*notes)
     except (FixedBatchError, ModelImportError) as error:
         why = f"{STAYS}{size}, as in the source: {error}"
     return model, (report if source is None else _compare(model, source, tolerance, report)).with_notes(why)
