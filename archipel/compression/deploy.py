@@ -2,7 +2,8 @@
 
 Everything that depends on parameters alone (folded normalizations, masks, scales, rounding) is computed once: `predict`
 keeps the results as initializers, and the same computation, cut off as a graph of its own, becomes the `refresh`
-program. This is partial evaluation; nothing in it knows a compression scheme.
+program. This is partial evaluation; nothing in it knows a compression scheme. A parameter that is only laid out
+differently (Transpose, Reshape) keeps its name and shape.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from archipel.graph.functions import inline_functions
 from archipel.graph.opset import IR_VERSION
 from archipel.graph.parameters import promote, record_parameters
 from archipel.graph.passes import remove_dead_code
-from archipel.graph.passes.constants import UNPACK
+from archipel.graph.passes.constants import UNPACK, is_laid_out
 from archipel.graph.passes.inference import optimize_for_inference
 from archipel.graph.walk import computable_values, dependencies, descendants, values
 from archipel.lite_runtime.sessions import error_types
@@ -56,8 +57,9 @@ def deploy(model: Model) -> Deployment:
     use_integer_forms(work.ir, constants(work.ir.graph))
     optimize_for_inference(work.ir, keep=set(work.ir.graph.initializers) & parameters)
     graph = work.ir
-    # An initializer that is read as it is needs no computation, and keeps its name.
-    stored = [value for value in _frontier(graph.graph) if not value.is_initializer()]
+    # A parameter that is read as it is, or in another layout, needs no computation, and keeps its name: runtimes lay it
+    # out once, when they open the graph, and a second copy of it would double the download.
+    stored = [value for value in _frontier(graph.graph) if not is_laid_out(value)]
     _name(stored, Builder(graph.graph))
     contents = evaluate_constants(graph, [str(value.name) for value in stored])
     predict = graph.clone()

@@ -11,7 +11,8 @@ import onnx_ir as ir
 from archipel.errors import CompressionError, GraphError
 from archipel.graph import Model
 from archipel.graph.parameters import match
-from archipel.graph.shapes import constant_array, dims, rank
+from archipel.graph.passes.constants import LAYOUTS
+from archipel.graph.shapes import constant_array, dims, is_static, rank, static_size
 from archipel.graph.walk import only_use
 
 Axes = tuple[int | None, ...]
@@ -26,14 +27,30 @@ _LAYOUT = frozenset({"Transpose", "Unsqueeze", "Squeeze", "Slice", "Split", "Con
 class Reader:
     """A layer that multiplies with the weight, which is its input `slot`.
 
-    `axis` is the axis of the parameter over which the layer sums (its input channels), None where a reshape hid it;
-    `path` are the layout operators between the parameter and the layer.
+    `axis` is the axis of the parameter over which the layer sums (its input channels), `outputs` that of its output
+    channels; None where a reshape joins or splits it. `path` are the layout operators between the parameter (or its
+    mask) and the layer.
     """
 
     node: ir.Node
     slot: int
     axis: int | None
+    outputs: int | None
     path: tuple[ir.Node, ...]
+
+    def rearrange(self, content: np.ndarray) -> np.ndarray | None:
+        """An array of the parameter's shape as the layer reads it; None where the path does more than lay it out."""
+        for node in self.path:
+            if node.op_type not in LAYOUTS:
+                return None
+            if node.op_type == "Transpose":
+                content = content.transpose(node.attributes.get_ints("perm") or None)
+            else:
+                shape = dims(node.outputs[0])
+                if static_size(shape) != content.size:
+                    return None
+                content = content.reshape([d for d in shape if isinstance(d, int)])
+        return content
 
 
 @dataclass(frozen=True)
@@ -146,9 +163,9 @@ def _readers(value: ir.Value, axes: Axes, path: tuple[ir.Node, ...]) -> Iterator
         yield None
     for use in value.uses():
         node, slot = use.node, use.idx
-        summed = _summed_axis(node, slot, len(axes))
-        if summed is not None:
-            yield Reader(node, slot, axes[summed], path)
+        ends = _ends(node, slot, len(axes))
+        if ends is not None:
+            yield Reader(node, slot, axes[ends[0]], axes[ends[1]], path)
         elif node.domain == "" and node.op_type in _LAYOUT and (slot == 0 or node.op_type == "Concat"):
             for output in node.outputs:
                 yield from _readers(output, _axes_behind(node, axes, output), (*path, node))
@@ -156,24 +173,24 @@ def _readers(value: ir.Value, axes: Axes, path: tuple[ir.Node, ...]) -> Iterator
             yield None
 
 
-def _summed_axis(node: ir.Node, slot: int, count: int) -> int | None:
-    """The axis of its input `slot` that a layer sums over; None if that input is no weight."""
+def _ends(node: ir.Node, slot: int, count: int) -> tuple[int, int] | None:
+    """The axes of its input `slot` that a layer sums over, and that has its output channels; None for no weight."""
     if node.domain != "":
         return None
-    axis: int | None = None
     if node.op_type == "Conv" and slot == 1:
-        axis = 1
-    elif node.op_type == "ConvTranspose" and slot == 1:
-        axis = 0
-    elif node.op_type == "Gemm" and slot < 2:
+        return 1, 0
+    if node.op_type == "ConvTranspose" and slot == 1:
+        return 0, 1
+    if node.op_type == "Gemm" and slot < 2:
         flipped = bool(node.attributes.get_int("transB" if slot else "transA", 0))
         # The second factor is [summed, out], the first [out, summed]; the transpositions exchange the axes.
         axis = int(flipped == bool(slot))
-    elif node.op_type == "MatMul" and count >= 2:
-        axis = count - 2 if slot else count - 1
-    elif node.op_type in _RECURRENT and slot in (1, 2):
-        axis = 2
-    return axis
+        return axis, 1 - axis
+    if node.op_type == "MatMul" and count >= 2:
+        return (count - 2, count - 1) if slot else (count - 1, count - 2)
+    if node.op_type in _RECURRENT and slot in (1, 2):
+        return 2, 1
+    return None
 
 
 def _axes_behind(node: ir.Node, axes: Axes, output: ir.Value) -> Axes:
@@ -191,10 +208,21 @@ def _axes_behind(node: ir.Node, axes: Axes, output: ir.Value) -> Axes:
         added = {int(i) % rank(output) for i in named}
         rest = iter(axes)
         return tuple(None if i in added else next(rest) for i in range(rank(output)))
-    source = node.inputs[0]
-    if node.op_type in ("Reshape", "Flatten") and (source is None or dims(source) != dims(output)):
-        return (None,) * rank(output)
+    if node.op_type in ("Reshape", "Flatten"):
+        return _axes_behind_reshape(node, axes, output)
     return axes
+
+
+def _axes_behind_reshape(node: ir.Node, axes: Axes, output: ir.Value) -> Axes:
+    """An axis that a reshape neither joins nor splits has as many elements behind it as before, and the same size."""
+    before = () if node.inputs[0] is None else dims(node.inputs[0])
+    after = dims(output)
+    if not is_static(before) or not is_static(after):
+        return (None,) * len(after)
+    places = {
+        (size, static_size(before[i + 1 :])): axis for i, (size, axis) in enumerate(zip(before, axes)) if size != 1
+    }
+    return tuple(places.get((size, static_size(after[i + 1 :]))) for i, size in enumerate(after))
 
 
 def _is(node: ir.Node, op_type: str) -> bool:

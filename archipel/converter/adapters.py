@@ -12,10 +12,12 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.bundle.roles import Parameter
+from archipel.compression.layer_weights import LayerWeight, layer_weights
 from archipel.converter.roles import select
 from archipel.errors import ConversionError
 from archipel.graph import Builder, Model
 from archipel.graph.parameters import parameter_names, record_parameters, trainable_names
+from archipel.graph.shapes import dims
 from archipel.strategies.device import Adapters
 
 _LAYERS = ("Gemm", "MatMul", "Conv", "ConvTranspose")
@@ -23,7 +25,7 @@ _LAYERS = ("Gemm", "MatMul", "Conv", "ConvTranspose")
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapter of one weight, which counts as a matrix [rows, columns]: its first axis, and all others together.
+    """The adapter of one weight, which counts as a matrix [rows, columns]: some first axes together, then the others.
 
     A (`a`) reads the layer's input, B (`b`) makes its output. With `outputs_first` the rows are the outputs, and the
     change is B A with B [rows, rank] and A [rank, columns]. Else it is A B with A [rows, rank] and B [rank, columns].
@@ -31,6 +33,7 @@ class Adapter:
 
     weight: str
     shape: tuple[int, ...]
+    matrix: tuple[int, int]
     outputs_first: bool
     rank: int
     scale: float
@@ -46,7 +49,7 @@ class Adapter:
     @property
     def shapes(self) -> dict[str, tuple[int, int]]:
         """The shapes of A and B, by name."""
-        left, right = (self.shape[0], self.rank), (self.rank, math.prod(self.shape[1:]))
+        left, right = (self.matrix[0], self.rank), (self.rank, self.matrix[1])
         return {self.a: right, self.b: left} if self.outputs_first else {self.a: left, self.b: right}
 
     def initial(self, seed: int) -> dict[str, np.ndarray]:
@@ -62,7 +65,7 @@ class Adapter:
         """Emit the weight with its change, in the weight's shape; `values` are A and B by name."""
         left, right = (self.b, self.a) if self.outputs_first else (self.a, self.b)
         change = op.MatMul(values[left], values[right])
-        if len(self.shape) > 2:  # a kernel, with its spatial axes among the columns
+        if self.shape != self.matrix:  # a kernel, with its spatial axes among the rows or columns
             change = op.Reshape(change, list(self.shape))
         return op.Add(weight, change if self.scale == 1.0 else op.Mul(change, self.scale))
 
@@ -92,16 +95,20 @@ def adapt(model: Model, options: Adapters, trainable: str | Sequence[str], strat
     """
     names = trainable_names(model.ir, trainable)
     full = select(names, options.full, strategy, "full")
-    values = model.parameters
+    weights = {weight.name: weight for weight in layer_weights(model)}
     adapters = []
     for name in select(names, options.targets, strategy, "targets"):
-        outputs_first = _outputs_first(model.ir.graph.initializers[name])
+        weight = weights.get(name)
         # A pattern like "*" also matches biases and embeddings: they get no adapter, and so do not train.
-        if name not in full and outputs_first is not None and values[name].dtype == np.float32:
-            shape = values[name].shape
+        if weight is None or name in full or weight.content.dtype != np.float32:
+            continue
+        form = _matrix_form(weight)
+        if form is not None:
+            matrix, outputs_first = form
             # A higher rank than the matrix has adds nothing. The scale stays alpha / (the rank that was asked for).
-            rank = min(options.rank, shape[0], math.prod(shape[1:]))
-            adapters.append(Adapter(name, shape, outputs_first, rank, options.alpha / options.rank))
+            rank = min(options.rank, *matrix)
+            scale = options.alpha / options.rank
+            adapters.append(Adapter(name, weight.content.shape, matrix, outputs_first, rank, scale))
     if not adapters:
         raise ConversionError(
             f"strategy {strategy!r}: targets {list(options.targets)} match no float32 weight of {', '.join(_LAYERS)}; "
@@ -139,18 +146,25 @@ def merge_into(refresh: Model, adapters: Sequence[Adapter], base: Mapping[str, n
     return Model(refresh.ir, signature=msgspec.structs.replace(signature, inputs=inputs), initial=initial)
 
 
-def _outputs_first(weight: ir.Value) -> bool | None:
-    """Whether the weight's first axis are its outputs, by the first layer that uses it; None if no layer does.
+def _matrix_form(weight: LayerWeight) -> tuple[tuple[int, int], bool] | None:
+    """The weight as a matrix [rows, columns], and whether its rows are the outputs, by the first layer that uses it.
 
-    Conv has [outputs, inputs, ...], ConvTranspose [inputs, outputs, ...]; Gemm by transB; MatMul [inputs, outputs].
+    Conv has [outputs, inputs, ...], ConvTranspose [inputs, outputs, ...]; Gemm by transB; MatMul [inputs, outputs]; a
+    Transpose or Reshape in front of the layer moves these axes. None where no layer uses it so.
     """
-    for use in weight.uses():
-        op_type = use.node.op_type
-        if use.idx != 1 or use.node.domain != "" or op_type not in _LAYERS or weight.shape is None:
+    shape = weight.content.shape
+    for reader in weight.readers:
+        read = reader.node.inputs[1]
+        if reader.slot != 1 or reader.node.op_type not in _LAYERS or read is None:
             continue
-        if op_type in ("Gemm", "MatMul") and len(weight.shape) != 2:
+        if reader.node.op_type in ("Gemm", "MatMul") and len(dims(read)) != 2:
             continue  # a stack of matrices, each with inputs and outputs of its own
-        return op_type == "Conv" or (op_type == "Gemm" and bool(use.node.attributes.get_int("transB", 0)))
+        if reader.outputs == 0:
+            return (shape[0], math.prod(shape[1:])), True
+        if reader.outputs == len(shape) - 1:
+            return (math.prod(shape[:-1]), shape[-1]), False
+        if reader.axis == 0:
+            return (shape[0], math.prod(shape[1:])), False
     return None
 
 

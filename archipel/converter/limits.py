@@ -43,6 +43,12 @@ def flops_per_example(program: Model) -> int:
         return flops.flops_per_example(program)
 
 
+def flops_per_run(program: Model) -> int:
+    """As `flops_per_example`, for one run: all steps, and all examples where their number is fixed."""
+    with _bounded():
+        return sum(flops.flops(program).values())
+
+
 @contextmanager
 def _bounded() -> Iterator[None]:
     try:

@@ -6,7 +6,7 @@ A group of arguments checks its own fields when it is made (options.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from archipel.converter.sources import check_source
 from archipel.converter.statistics import analyze_program, check_counts
 from archipel.errors import ConversionError
 from archipel.graph import Model
+from archipel.graph.batch import STAYS
 from archipel.graph.parameters import match
 
 UNSIGNED = (
@@ -73,6 +74,8 @@ def check_model(request: Request, model: Model) -> None:
     """
     predict = predict_program(model)
     ports = [port for port in predict.program.inputs if isinstance(port, Example)]
+    if request.training is not None:
+        _check_batch(ports, request.training.batch_size, model)
     # A model with a scalar input gets no self-test, and then its examples are not read.
     if request.self_test and all(port.shape for port in ports):
         check_examples(ports, request.self_test)
@@ -109,6 +112,20 @@ def with_weighting(training: Training, privacy: PrivacyPolicy) -> Training:
             "weigh 1; leave it out, or change privacy"
         )
     return replace(training, strategy_options={**options, "weighting": "uniform"})
+
+
+def _check_batch(ports: Sequence[Example], batch_size: int, model: Model) -> None:
+    """Refuse to train a model for batches of another fixed size: no device could make a step."""
+    fixed = next((port for port in ports if port.shape and isinstance(port.shape[0], int)), None)
+    if fixed is None or fixed.shape[0] == batch_size:
+        return
+    notes = () if model.import_report is None else model.import_report.notes
+    why = next((f" ({note})" for note in notes if note.startswith(STAYS)), "")
+    raise ConversionError(
+        f"training: input {fixed.name!r} takes batches of exactly {fixed.shape[0]}, and devices train in batches of "
+        f"{batch_size}{why}; export the model with a dynamic batch axis (torch.onnx.export has dynamic_shapes=), or "
+        f"pass batch_size={fixed.shape[0]}"
+    )
 
 
 def _check_path(path: str | os.PathLike[str]) -> None:

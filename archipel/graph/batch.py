@@ -2,7 +2,8 @@
 
 One walk over the graph infers every shape with the batch at seven times its size; the axis that grew by seven carries
 the batch. On the way constants that hold the fixed size are rewritten: targets of Reshape and Expand, sizes of Resize,
-initial states of recurrent layers, tokens that are concatenated to each example.
+initial states of recurrent layers, tokens that are concatenated to each example, summands and masks with a row for each
+example.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ import onnx_ir as ir
 from archipel.errors import GraphError
 from archipel.graph.build import Builder
 from archipel.graph.opset import OPSET
+from archipel.graph.parameters import parameter_names
 from archipel.graph.passes.dead_code import remove_dead_code
 from archipel.graph.shapes import constant_array, dims, infer_node, static_size
 from archipel.graph.walk import bodies, dependencies
 
 BATCH = "batch"
+STAYS = "the batch stays "
+"""How the note of an import report begins that says why a batch is not symbolic."""
+
 _TIMES = 7  # a prime that few models have as a size
+
+_BROADCASTING = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Pow", "Mod", "Max", "Min", "Mean", "Sum", "PRelu", "Where", "MatMul", "And", "Or"}
+    | {"Xor", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
+)
 
 
 class FixedBatchError(GraphError):
@@ -50,14 +60,18 @@ def free_batch(model: ir.Model) -> ir.Model:
 
 
 class _Walk:
-    """`old`: shapes at the model's own batch size; `axis`: which axis carries the batch; `lost`: the node after which a
-    value that depends on the inputs has no batch axis any more."""
+    """`old`: shapes at the model's own batch size; `axis`: which axis carries the batch; `outer`: how many elements of
+    that axis are in front of the batch, above 1 where a Reshape merged [time, batch]; `lost`: the node after which a
+    value that depends on the inputs has no batch axis any more; `shared`: weights cut to one row, by their axis."""
 
     def __init__(self, model: ir.Model, size: int) -> None:
         self.model, self.size = model, size
+        self.parameters = set(parameter_names(model))
         self.op = Builder(model.graph)
         self.old: dict[ir.Value, tuple[int, ...]] = {}
         self.axis: dict[ir.Value, int] = {}
+        self.outer: dict[ir.Value, int] = {}
+        self.shared: dict[ir.Value, int] = {}
         self.lost: dict[ir.Value, ir.Node] = {}
 
     def run(self) -> ir.Model:
@@ -130,7 +144,11 @@ class _Walk:
             )
         # A value without a batch axis is no error yet: only an output that needs one is. It blames the first such node.
         if changed:
-            self.axis[output] = changed[0]
+            self.axis[output] = axis = changed[0]
+            if output not in self.outer:  # else a Reshape has said so
+                carriers = [value for value in node.inputs if value is not None and value in self.axis]
+                same = [value for value in carriers if self.old[value][self.axis[value]] == old[axis]]
+                self.outer[output] = max((self.outer.get(value, 1) for value in same), default=1)
         else:
             self.lost[output] = self.lost.get(node.inputs[0], node) if node.inputs[0] is not None else node
 
@@ -157,17 +175,22 @@ class _Walk:
             return
         if constant_array(node.inputs[1]) is None:
             raise self._error(node, "computes its target shape at run time")
-        # A Reshape keeps the order in memory: the result's batch axis has as many elements in front of it as before. It
-        # takes -1, for any batch. It may be merged with axes behind it, so it is a multiple of the size.
-        before = math.prod(self.old[data][: self.axis[data]])
+        # A Reshape keeps the order in memory: the result's batch has as many elements in front of it as before. Its
+        # axis takes -1, for any batch. It may be merged with axes behind it and in front of it, so it is a multiple of
+        # the size.
+        before = math.prod(self.old[data][: self.axis[data]]) * self.outer.get(data, 1)
         target = list(self.old[output])
-        for axis in range(len(target)):
-            if math.prod(target[:axis]) == before and target[axis] % self.size == 0 and 0 not in target:
-                target[axis] = -1
-                node.replace_input_with(1, self.op.constant(np.array(target, np.int64)))
-                node.attributes.pop("allowzero", None)
-                return
-        raise self._error(node, f"reshapes {list(self.old[data])} to {target}, which splits the batch")
+        fits = []
+        for axis in range(len(target) if 0 not in target else 0):
+            outer, rest = divmod(before, math.prod(target[:axis]))
+            if outer > 0 and rest == 0 and target[axis] % (outer * self.size) == 0:
+                fits.append((outer, axis))
+        if not fits:
+            raise self._error(node, f"reshapes {list(self.old[data])} to {target}, which splits the batch")
+        self.outer[output], axis = min(fits)
+        target[axis] = -1
+        node.replace_input_with(1, self.op.constant(np.array(target, np.int64)))
+        node.attributes.pop("allowzero", None)
 
     def expand(self, node: ir.Node) -> None:
         data, target = node.inputs[0], constant_array(node.inputs[1])
@@ -223,20 +246,65 @@ class _Walk:
             else:
                 self._spread(node, index, axis, data, self.axis[data])
 
+    def broadcast(self, node: ir.Node) -> None:
+        carrier = next((value for value in node.inputs if value is not None and value in self.axis), None)
+        if carrier is None:
+            return
+        # Broadcasting aligns shapes at the end. The last two axes of a matrix product do not broadcast.
+        behind = len(self.old[carrier]) - self.axis[carrier]
+        if node.op_type == "MatMul" and behind <= 2:
+            return
+        for index, value in enumerate(node.inputs):
+            if value is None or value in self.axis or value in self.lost or len(self.old[value]) < behind:
+                continue
+            axis = len(self.old[value]) - behind
+            if self.old[value][axis] != 1:
+                node.replace_input_with(index, self._first(node, value, axis))
+
     def _spread(self, node: ir.Node, index: int, axis: int, carrier: ir.Value, carried: int) -> None:
         """Repeat an input that all examples share along `axis`, as often as axis `carried` of `carrier` is long."""
         value = node.inputs[index]
         if value is None:
             return
         shape = self.old[value]
-        if self.size != 1 or shape[axis] != 1 or self.old[carrier][carried] != 1 or static_size(shape) is None:
+        if self.shared.get(value) == axis:
+            shape = tuple(self.size if place == axis else size for place, size in enumerate(shape))
+        if shape[axis] != self.size or self.old[carrier][carried] != self.size or static_size(shape) is None:
             raise self._error(node, f"has an input {value.name!r} for a batch of {shape[axis]}")
+        if self.size > 1:
+            value = self._first(node, value, axis)
         count = self.op.Shape(carrier, start=carried, end=carried + 1)
         parts = [np.array([d], np.int64) if i != axis else count for i, d in enumerate(shape)]
         repeated = self.op.Expand(value, self.op.Concat(*parts, axis=0) if len(parts) > 1 else count)
-        repeated.shape = ir.Shape([d if i != axis else _TIMES for i, d in enumerate(shape)])
+        repeated.shape = ir.Shape([d if i != axis else self.size * _TIMES for i, d in enumerate(shape)])
         self.old[repeated], self.axis[repeated] = shape, axis
         node.replace_input_with(index, repeated)
+
+    def _first(self, node: ir.Node, value: ir.Value, axis: int) -> ir.Value:
+        """What a value that depends on no input has along `axis` for the first example, with 1 as the axis's size.
+
+        Raises FixedBatchError if it is another one for other examples, as far as that shows without running the graph.
+        """
+        shape, content = self.old[value], constant_array(value)
+        if self.shared.get(value) == axis:
+            return value
+        if shape[axis] != self.size:
+            raise self._error(node, f"joins the batch with {value.name!r} of shape {list(shape)}")
+        if content is None:
+            first = self.op.Slice(value, [0], [1], [axis])
+        else:
+            row = content.take([0], axis)
+            if not np.array_equal(content, np.broadcast_to(row, content.shape), equal_nan=content.dtype.kind == "f"):
+                raise self._error(node, f"has an input {value.name!r} that is not the same for all examples")
+            if value.name not in self.parameters:
+                first = self.op.constant(row)
+            else:
+                # A weight that the exporter has repeated: it keeps its name, and becomes one row for all its readers.
+                tensor = ir.tensor(np.ascontiguousarray(row), name=value.name)
+                value.const_value, value.shape, self.shared[value] = tensor, ir.Shape(row.shape), axis
+                first = value
+        self.old[first] = tuple(1 if place == axis else size for place, size in enumerate(shape))
+        return first
 
 
 _FIXES: dict[str, Callable[[_Walk, ir.Node], None]] = {
@@ -247,4 +315,5 @@ _FIXES: dict[str, Callable[[_Walk, ir.Node], None]] = {
     "LSTM": _Walk.recurrent,
     "GRU": _Walk.recurrent,
     "RNN": _Walk.recurrent,
+    **dict.fromkeys(_BROADCASTING, _Walk.broadcast),
 }

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.parameters import parameter_names
@@ -34,15 +31,17 @@ _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def clean(model: ir.Model) -> None:
-    """Weights that are Constants, or pass through reshapes and the like, become initializers; Identity and casts to the
-    same type go; shape arithmetic and other constants are folded, as far as they are small. Changes `model`."""
-    # In this order: Casts and Identities hide weights from the two steps after them, which in turn must have found the
+    """Weights that are Constants become initializers; Identity and casts to the same type go; shape arithmetic and
+    other constants are folded, as far as they are small. Changes `model`.
+
+    Weights keep their shapes: a Transpose or Reshape between a weight and its layer stays in the graph.
+    """
+    # In this order: Casts and Identities hide weights from the step after them, which in turn must have found the
     # weights before folding computes what is left.
     for node in model.graph.all_nodes():
         _drop_cast(node)
     remove_identities(model)
     _lift_weights(model)
-    _fold_weights(model)
     FoldConstants(parameter_names(model), preserved=_is_large)(model)
     remove_identities(model)
     fix_reshape_targets(model)
@@ -76,55 +75,6 @@ def _lift_weights(model: ir.Model) -> None:
         output.replace_all_uses_with(value)
         graph.remove(node, safe=True)
         graph.register_initializer(value)
-
-
-def _fold_weights(model: ir.Model) -> None:
-    """Apply Reshape, Transpose and the like between a weight and its layer to the weight's content, and drop them.
-
-    Not for a weight with two readers: it would become two weights, which differ after training.
-    """
-    graph = model.graph
-    for name, value in list(graph.initializers.items()):
-        if not is_float(value) or value.const_value is None or value.is_graph_output():
-            continue
-        # Follow the chain from the weight on, one node at a time: each drops out, and the next one reads the weight.
-        array: np.ndarray | None = None
-        while (node := _only_reader(value)) is not None and node.graph is graph:
-            moved = _rearranged(node, value.const_value.numpy() if array is None else array)
-            if moved is None:
-                break
-            array = moved
-            node.outputs[0].replace_all_uses_with(value)
-            graph.remove(node, safe=True)
-        if array is not None:
-            value.const_value = ir.tensor(np.ascontiguousarray(array), name=name)
-            value.shape = ir.Shape(array.shape)
-
-
-def _only_reader(value: ir.Value) -> ir.Node | None:
-    uses = [use for use in value.uses() if use.node.graph is not None]  # removed nodes still count as readers
-    if len(uses) != 1 or uses[0].idx != 0:
-        return None
-    node = uses[0].node
-    return None if node.domain != "" or node.outputs[0].is_graph_output() else node
-
-
-def _rearranged(node: ir.Node, array: np.ndarray) -> np.ndarray | None:
-    """The array as the node rearranges it; None for a node that does anything else, or of unknown output shape."""
-    match node.op_type:
-        case "Transpose":
-            perm = node.attributes.get("perm")
-            return array.transpose(None if perm is None else list(perm.as_ints()))
-        case "Reshape" | "Squeeze" | "Unsqueeze" | "Flatten":
-            output = node.outputs[0]
-            if output.shape is None:
-                return None
-            shape = dims(output)
-            sizes = [d for d in shape if isinstance(d, int)]
-            if len(sizes) != len(shape) or math.prod(sizes) != array.size:
-                return None
-            return array.reshape(sizes)
-    return None
 
 
 def _is_large(node: ir.Node) -> bool:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from archipel.bundle.roles import Example, Feature, Label
 from archipel.errors import GraphError
+from archipel.graph.batch import fixed_batch
 from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
 from archipel.graph.shapes import constant_array
@@ -28,18 +30,30 @@ def flops_per_example(model: Model) -> int:
     for each iteration, an If as the larger of its branches. Elementwise operators count nothing.
 
     Arguments:
-        model: any model; symbolic sizes count as 1.
+        model: any model; symbolic sizes count as 1. Of a model for batches of a fixed size this is its share.
 
     Raises GraphError for work without a bound: a Loop whose number of iterations is computed, a value of unknown rank.
 
     Example:
         print(flops_per_example(archipel.Model.from_onnx("lenet.onnx")))
     """
-    return sum(flops(model).values()) // model.steps
+    return sum(flops(model).values()) // (model.steps * _fixed_examples(model))
+
+
+def _fixed_examples(model: Model) -> int:
+    """The number of examples in a batch of fixed size; 1 if the batch is symbolic, or the model reads none."""
+    if model.signature is None:
+        return fixed_batch(model.ir) or 1
+    ports = [port for port in model.signature.inputs if isinstance(port, Example | Label | Feature) and port.shape]
+    # In a program of several steps the first axis counts these.
+    place = 0 if model.steps == 1 else 1
+    sizes = {port.shape[place] if len(port.shape) > place else None for port in ports}
+    size = sizes.pop() if len(sizes) == 1 else None
+    return size if isinstance(size, int) and size > 0 else 1
 
 
 def flops(model: Model) -> dict[str, int]:
-    """FLOPs by node name for one run with one example, without nodes that have none.
+    """FLOPs by node name for one run with one example (or a fixed batch), without nodes that have none.
 
     A node with bodies (Scan, Loop, If) includes theirs. Nodes of local functions count one by one, under the names that
     inlining gives them. Raises GraphError as `flops_per_example`.

@@ -69,13 +69,14 @@ class Model:
         """Read an ONNX file of opset 7 or above, from any tool, and compare the import with it.
 
         The import converts the file to the internal opset, inlines local functions, infers shapes and cleans up what
-        exporters leave behind (shapes computed in the graph, Identity, weights behind a Reshape, float16). Then it runs
-        both in ONNX Runtime on sample inputs. A file that `save` wrote is only read.
+        exporters leave behind (shapes computed in the graph, Identity, weights in Constants, float16). Weights keep
+        their names and shapes. Then it runs both in ONNX Runtime on sample inputs. A file that `save` wrote is only
+        read.
 
         Arguments:
             path: the file; external data lies beside it.
-            dynamic_batch: make a first axis of 1 that all inputs have the symbolic dimension "batch", if batches of
-                several examples give the same as each example alone.
+            dynamic_batch: make a first axis of one fixed size that all inputs have the symbolic dimension "batch", if
+                batches of another size give the same for each example.
 
         Returns the model; its `import_report` has the largest deviation, and notes on what was changed or not possible.
 

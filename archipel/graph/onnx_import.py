@@ -11,20 +11,22 @@ import onnx
 import onnx_ir as ir
 
 from archipel.errors import ModelImportError
-from archipel.graph.batch import FixedBatchError, fixed_batch, free_batch
+from archipel.graph.batch import BATCH, STAYS, FixedBatchError, fixed_batch, free_batch
 from archipel.graph.check import refuse_foreign
 from archipel.graph.cleaning import clean
 from archipel.graph.comparison import HALF_TOLERANCE, TOLERANCE, CannotRunError, Reference, deviation
 from archipel.graph.half import widen
 from archipel.graph.loading import normalize
 from archipel.graph.opset import opset_of
-from archipel.graph.parameters import NAMES_KEY, parameter_names, record_parameters
+from archipel.graph.parameters import NAMES_KEY, STATE_KEY, parameter_names, record_parameters
 from archipel.graph.report import DEVIATION_KEY, REPORT_KEY, ImportReport
 from archipel.graph.samples import KINDS, sample, sizes
+from archipel.graph.shapes import dims
 from archipel.graph.sources import read
 
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})
 _EXAMPLES = 3
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"  # what PyTorch's exporter writes about constants that it folded
 
 
 def load(path: str | os.PathLike[str], dynamic_batch: bool = True) -> ir.Model:
@@ -44,8 +46,9 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
         _serialize(model)
         return model  # `Model.save` wrote this file: it is clean, and has its report
     # Anybody may have written these into the file: only this import says what they are.
-    for key in (NAMES_KEY, DEVIATION_KEY, REPORT_KEY):
+    for key in (NAMES_KEY, STATE_KEY, DEVIATION_KEY, REPORT_KEY):
         model.metadata_props.pop(key, None)
+    given = set(model.graph.initializers) | {str(n.outputs[0].name) for n in model.graph if n.op_type == "Constant"}
     try:
         for value in model.graph.initializers.values():
             if value.const_value is not None:
@@ -58,18 +61,28 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
         # Constant folding evaluates nodes in NumPy, which may raise anything for inputs that no runtime would accept.
         raise ModelImportError(f"a weight or constant of the graph cannot be computed: {error}") from error
     tolerance = HALF_TOLERANCE if notes else TOLERANCE
-    record_parameters(model, parameter_names(model))
+    record_parameters(model, [name for name in parameter_names(model) if not _is_computed_factor(model, name, given)])
     origin = " ".join(filter(None, (proto.producer_name, proto.producer_version)))
     report = ImportReport(f"ONNX ({origin})" if origin else "ONNX", opset_of(proto.opset_import), notes=tuple(notes))
     source, why = _run_source(proto, model)
     if source is None:
         report = report.with_notes(f"not compared with its source: {why}")
-    if dynamic_batch and fixed_batch(model) == 1:
+    if dynamic_batch and fixed_batch(model) is not None:
         model, report = _with_free_batch(model, source, tolerance, report)
     elif source is not None:
         report = _compare(model, source, tolerance, report)
     report.record(model)
     return model
+
+
+def _is_computed_factor(model: ir.Model, name: str, given: set[str]) -> bool:
+    """Whether this is one number that folding has computed, here or in the exporter, such as the factor of attention.
+
+    It stands for no tensor of the source, so training must not move it.
+    """
+    value = model.graph.initializers[name]
+    single = value.const_value is not None and value.const_value.size == 1
+    return single and (name not in given or _FOLDED in value.metadata_props)
 
 
 @dataclass(frozen=True)
@@ -128,46 +141,58 @@ def _with_free_batch(
 ) -> tuple[ir.Model, ImportReport]:
     """The model with a symbolic batch if samples show that examples are independent, else with its fixed one.
 
-    Two tests: with a batch of 1 it computes the same as the source, with a batch of 3 the same as the source does for
-    each of the three examples.
+    Two tests: with the batch of the source it computes the same as the source; with a larger one, and for an example
+    alone, the same as the source does for these examples.
     """
+    size = fixed_batch(model) or 1
+    together = _EXAMPLES if size == 1 else 2 * size
     try:
         free = free_batch(model)
         if source is None:
             raise FixedBatchError("it cannot be compared with its source")
         compared = _compare(free, source, tolerance, report)
-        apart = _batch_deviation(free, source)
+        apart = _batch_deviation(free, source, size, together)
         if not apart <= tolerance:
             raise FixedBatchError(f"examples of a batch influence each other ({apart:.2g} of the largest output)")
-        return free, replace(compared, deviation=max(apart, compared.deviation or 0.0)).with_notes(
-            "the batch, 1 in the source, is symbolic; checked with batches of 1 and 3"
-        )
+        checked = f"{size} and {together}" if size == 1 else f"1, {size} and {together}"
+        notes = [f"the batch, {size} in the source, is symbolic; checked with batches of {checked}"]
+        before, after = model.graph.initializers, free.graph.initializers
+        cut = [name for name in parameter_names(free) if dims(before[name]) != dims(after[name])]
+        if cut:
+            notes.append(f"weights that were the same for each example have one row now: {', '.join(cut)}")
+        return free, replace(compared, deviation=max(apart, compared.deviation or 0.0)).with_notes(*notes)
     except (FixedBatchError, ModelImportError) as error:
-        why = f"the batch stays 1, as in the source: {error}"
+        why = f"{STAYS}{size}, as in the source: {error}"
     return model, (report if source is None else _compare(model, source, tolerance, report)).with_notes(why)
 
 
-def _batch_deviation(free: ir.Model, source: _Source) -> float:
-    """How far the results for a batch of several examples are from the source's for each example alone."""
+def _batch_deviation(free: ir.Model, source: _Source, size: int, together: int) -> float:
+    """How far the results for a larger batch, and for one example, are from the source's for batches of `size`."""
     try:
         runtime = Reference(_serialize(free))
-        return max(_differences(free, runtime, source.runtime))
+        return max(_differences(free, runtime, source.runtime, size, together))
     except CannotRunError as error:
-        raise FixedBatchError(f"ONNX Runtime does not run {_EXAMPLES} examples at once: {error}") from None
+        raise FixedBatchError(f"ONNX Runtime does not run another batch: {error}") from None
+    except ValueError as error:
+        raise FixedBatchError(f"a larger batch cannot be compared: {error}") from None
 
 
-def _differences(free: ir.Model, ours: Reference, theirs: Reference) -> Iterator[float]:
+def _differences(free: ir.Model, ours: Reference, theirs: Reference, size: int, together: int) -> Iterator[float]:
     batched = {value.name for value in free.graph.inputs if value.shape}
+
+    def rows(feed: dict[str, np.ndarray], start: int, count: int) -> dict[str, np.ndarray]:
+        return {name: array[start : start + count] if name in batched else array for name, array in feed.items()}
+
     for kind in KINDS[:2]:
-        feed = sample(free, kind, {"batch": _EXAMPLES}, seed=1)
-        singles = [
-            theirs.run({name: array[i : i + 1] if name in batched else array for name, array in feed.items()})
-            for i in range(_EXAMPLES)
-        ]
-        for value, together, *alone in zip(free.graph.outputs, ours.run(feed), *singles):
+        feed = sample(free, kind, {BATCH: together}, seed=1)
+        parts = [theirs.run(rows(feed, start, size)) for start in range(0, together, size)]
+        alone = [] if size == 1 else ours.run(rows(feed, 0, 1))
+        for place, (value, found, *expected) in enumerate(zip(free.graph.outputs, ours.run(feed), *parts)):
             # Outputs without a batch axis depend on no example: the source's first answer is the only one.
             carried = value.shape is not None and value.shape and not isinstance(value.shape[0], int)
-            yield deviation([together], [np.concatenate(alone)] if carried else alone[:1])
+            yield deviation([found], [np.concatenate(expected)] if carried else expected[:1])
+            if alone:
+                yield deviation([alone[place]], [expected[0][:1] if carried else expected[0]])
 
 
 def _serialize(model: ir.Model) -> bytes:

@@ -12,6 +12,7 @@ from archipel.errors import GraphError
 from archipel.graph.shapes import is_float
 
 NAMES_KEY = "archipel.parameters"
+STATE_KEY = "archipel.source_state"
 
 # Float inputs that configure an operator and are no weights, by position.
 _SETTINGS: dict[str, frozenset[int]] = {

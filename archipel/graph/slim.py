@@ -8,11 +8,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from archipel.graph.parameters import NAMES_KEY
+from archipel.graph.parameters import NAMES_KEY, STATE_KEY
 from archipel.graph.passes.constants import UNPACK
 from archipel.graph.walk import proto_bodies
 
 _OWN = "archipel."
+_LISTS = (NAMES_KEY, STATE_KEY)
 
 
 def slim(model: ir.Model) -> onnx.ModelProto:
@@ -31,7 +32,7 @@ def slim(model: ir.Model) -> onnx.ModelProto:
     # Inference ran on the model without shapes: what it finds is what a runtime finds. Only the rest is written back.
     types = {value.name: value.type for value in inferred.graph.value_info}
     graph.value_info.extend(value for name, value in kept.items() if not _is_inferred(types.get(name), value.type))
-    own = [key for entry in proto.metadata_props if (key := entry.key).startswith(_OWN) and key != NAMES_KEY]
+    own = [key for entry in proto.metadata_props if (key := entry.key).startswith(_OWN) and key not in _LISTS]
     _keep_metadata(proto, own)
     _clean(graph)
     for function in proto.functions:

@@ -92,6 +92,7 @@ def fold_batch_norm_symbolic(model: ir.Model) -> int:
         if layer is not None and _fold_symbolically(op, node, layer, fixed):
             count += 1
     if count:
+        model.graph.sort()  # statistics may be laid out behind the layer that now reads them
         known = parameter_names(model)
         remove_dead_code(model)
         record_parameters(model, [name for name in known if name in model.graph.initializers])

@@ -86,6 +86,25 @@ def test_full_rank_is_the_convolution(name: str) -> None:
     assert kinds == ({"channels"} if name.startswith("1x1") else {"channels", "vertical", "horizontal"})
 
 
+def test_full_rank_of_a_kernel_in_another_layout() -> None:
+    """TensorFlow's [height, width, inputs, outputs] behind a Transpose: the factors have Conv's own layout."""
+    kernel, bias, x = noise(3, 3, 4, 6), noise(6, seed=1), noise(2, 4, 9, 8, seed=2)
+    source = parsed(
+        "k = Transpose <perm = [3, 2, 0, 1]> (w) y = Conv <pads = [1, 1, 1, 1]> (x, k, b)", "float[n, 4, 9, 8] x",
+        "float[n, 6, 9, 8] y", {"w": kernel, "b": bias},
+    )  # fmt: skip
+    tensors = (torch.from_numpy(array) for array in (x, kernel.transpose(3, 2, 0, 1), bias))
+    expected = nn.functional.conv2d(*tensors, padding=1).numpy()
+    for number in range(3):
+        model = source.copy()
+        (weight,) = layer_weights(model)
+        splits, reason = layer_splits(weight, flops_per_example(model))
+        assert not reason
+        replace(model.ir, weight, splits[number], min(splits[number].matrix.shape), Factors.of(splits[number].matrix))
+        assert {node.op_type for node in model.ir.graph} == {"Conv"}
+        np.testing.assert_allclose(run(model, x), expected, atol=2e-5)
+
+
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])
 def test_padding_that_follows_the_picture(auto_pad: str) -> None:
     """At full rank, against the graph with one layer."""
@@ -130,6 +149,36 @@ def test_a_product_is_cut_off_where_numpy_cuts_it_off(name: str) -> None:
     left, right = small.parameters["w.left"], small.parameters["w.right"]
     assert left.shape == ((20, rank) if shape[0] == 20 else (rank, 20))
     np.testing.assert_allclose(np.linalg.norm(left), np.linalg.norm(right), rtol=1e-4)  # neither dwarfs the other
+
+
+def test_a_product_with_a_weight_behind_a_reshape() -> None:
+    """As CNTK writes a dense layer behind pictures: [channels, height, width, outputs], read as a matrix."""
+    w, x = noise(5, 2, 2, 12), noise(5, 20, seed=2)
+    body = "s = Constant <value_ints = [20, 12]> () k = Reshape (w, s) y = MatMul (x, k)"
+    model = parsed(body, "float[n, 20] x", "float[n, 12] y", {"w": w})
+    u, s, v = np.linalg.svd(w.reshape(20, 12).astype(np.float64), full_matrices=False)
+    small, work = apply(LowRank(energy=0.6, data_aware=False), model)
+    rank = work.facts["layers"]["w"]["rank"]
+    np.testing.assert_allclose(run(small, x), x @ (u[:, :rank] * s[:rank] @ v[:rank]), atol=1e-4)
+    assert {name: array.shape for name, array in small.parameters.items()} == {
+        "w.left": (20, rank),
+        "w.right": (rank, 12),
+    }
+
+
+def test_the_linear_layers_of_a_transformer_are_split() -> None:
+    torch.manual_seed(0)
+    tokens = np.random.default_rng(0).integers(0, 11, (4, 6))
+    network = models.transformer(0, vocabulary=11, length=6, width=8, heads=2, layers=1)
+    small, _ = apply(LowRank(energy=0.6, data_aware=False), Model.from_torch(network, tokens))
+    expected = network.state_dict()
+    for name in ("attention", "project", "widen", "narrow"):
+        weight = f"layers.0.{name}.weight"
+        left, right = (small.parameters[f"{weight}.{side}"] for side in ("left", "right"))
+        # The best approximation of this rank, as PyTorch's SVD has it; both factors keep the layout of Linear.
+        u, s, v = torch.linalg.svd(expected[weight].double(), full_matrices=False)
+        rank = left.shape[0]
+        np.testing.assert_allclose(right @ left, (u[:, :rank] * s[:rank]) @ v[:rank], atol=1e-5)
 
 
 def test_a_weight_that_is_a_product_is_found_out() -> None:

@@ -235,6 +235,16 @@ LAYERS = {
     "Gemm transposed": ("y = Gemm <transB = 1> (x, w)", (6, 8), 1),
     "MatMul": ("y = MatMul (x, w)", (8, 6), 0),
     "MatMul transposed": ("t = Transpose <perm = [1, 0]> (w) y = MatMul (x, t)", (6, 8), 1),
+    "MatMul behind a Reshape": (
+        "q = Reshape (w, flat) t = Transpose <perm = [1, 0]> (q) y = MatMul (x, t)",
+        (2, 3, 8),
+        2,
+    ),
+    "Conv of TensorFlow": (
+        "i = Reshape (x, four) k = Transpose <perm = [3, 2, 0, 1]> (w) c = Conv (i, k) y = Flatten (c)",
+        (1, 1, 8, 6),
+        2,
+    ),
     "ConvTranspose": ("i = Reshape (x, four) c = ConvTranspose (i, w) y = Flatten (c)", (8, 3, 1, 2), 0),
     "LSTM": ("s = Unsqueeze (x, zero) l, y = LSTM <hidden_size = 2> (s, w, r)", (1, 8, 8), 2),
 }
@@ -248,7 +258,9 @@ def test_groups_lie_along_what_the_layer_sums_over(name: str) -> None:
     proto = onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 21]> agraph (float[n, 8] x) => (float{result} y) {{ {body} }}'
     )
-    weights = {"w": noise(*shape), "four": np.array([-1, 8, 1, 1]), "zero": np.array([0])}
+    weights = {
+        "w": noise(*shape), "four": np.array([-1, 8, 1, 1]), "flat": np.array([6, 8]), "zero": np.array([0])
+    }  # fmt: skip
     if name == "LSTM":
         weights["r"] = noise(1, 8, 2, seed=2)
     used = {key for node in proto.graph.node for key in node.input}

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from archipel import Model, training
+from archipel import Model, models, training
 from archipel.bundle import Bundle, Phase, generate_key, role_of
 from archipel.converter import Signing, Training, convert
 from archipel.errors import ArchipelError, ConversionError, TrainingError
@@ -243,6 +243,67 @@ def test_adapters_on_every_kind_of_layer(make: Make, data: tuple[np.ndarray, np.
     expected = up.flatten(1) @ w["last"] + torch.tensor(p["bias"])
     np.testing.assert_allclose(device.predict(x), expected.numpy(), rtol=1e-4, atol=1e-4)
     assert device.evaluate(x, y)["correct"] == (expected.numpy().argmax(1) == y).sum()
+
+
+def layouts() -> Model:
+    """Weights in other layouts than their layers': TensorFlow's kernel, CNTK's dense layer, PyTorch's Linear."""
+    rng = np.random.default_rng(2)
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[n, 4] x) => (float[n, 3] y)
+        <int64[4] picture = {-1, 1, 2, 2}, int64[2] matrix = {12, 5}, int64[2] flat = {0, -1}> {
+            p = Reshape (x, picture)  k = Transpose <perm = [3, 2, 0, 1]> (kernel)
+            c = Conv <pads = [0, 0, 1, 1]> (p, k)  h = Tanh (c)  f = Reshape (h, flat)
+            d = Reshape (dense, matrix)  m = MatMul (f, d)  t = Transpose (linear)  y = MatMul (m, t)
+        }"""
+    proto = onnx.parser.parse_model(text)
+    weights = {"kernel": (2, 2, 1, 3), "dense": (3, 2, 2, 5), "linear": (3, 5)}
+    for name, shape in weights.items():
+        array = rng.standard_normal(shape).astype(np.float32)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    return Model.from_proto(proto, weights)
+
+
+def test_adapters_on_weights_in_other_layouts(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
+    source, (x, y) = layouts(), data
+    bundle = make("lora", source, strategy_options={"rank": 2}, epochs=3)
+    assert {spec.name: spec.shape for spec in bundle.manifest.parameters} == {
+        "kernel.lora_a": (4, 2), "kernel.lora_b": (2, 3), "dense.lora_a": (12, 2), "dense.lora_b": (2, 5),
+        "linear.lora_a": (2, 5), "linear.lora_b": (3, 2),
+    }  # fmt: skip
+    device = Runtime(bundle)
+    before = device.evaluate(x, y)["loss"]
+    device.fit(x, y, epochs=20, batch_size=4, hyperparameters={"lr": 0.02})
+    assert device.evaluate(x, y)["loss"] < before
+    p = {name: torch.tensor(value) for name, value in device.parameters().items()}
+    w = {name: torch.tensor(value) for name, value in source.parameters.items()}
+    kernel, dense = (w[k] + (p[f"{k}.lora_a"] @ p[f"{k}.lora_b"]).reshape(w[k].shape) for k in ("kernel", "dense"))
+    linear = w["linear"] + p["linear.lora_b"] @ p["linear.lora_a"]
+    picture = nn.functional.pad(torch.tensor(x).reshape(-1, 1, 2, 2), (0, 1, 0, 1))
+    hidden = torch.tanh(nn.functional.conv2d(picture, kernel.permute(3, 2, 0, 1)))
+    expected = nn.functional.linear(hidden.flatten(1) @ dense.reshape(12, 5), linear)
+    np.testing.assert_allclose(device.predict(x), expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_of_a_transformer(make: Make) -> None:
+    rng = np.random.default_rng(0)
+    tokens, labels = rng.integers(0, 11, (8, 6)), rng.integers(0, 11, (8, 6))
+    network = models.transformer(0, vocabulary=11, length=6, width=8, heads=2, layers=1).eval()
+    bundle = make(
+        "lora", Model.from_torch(network, tokens), loss=losses.cross_entropy(axis=-1), strategy_options={"rank": 2}
+    )
+    linear = {name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
+    assert {
+        spec.name.removesuffix(".weight.lora_a") for spec in bundle.manifest.parameters if "lora_a" in spec.name
+    } == linear
+    device = Runtime(bundle)
+    device.fit(tokens, labels, epochs=5, batch_size=4, hyperparameters={"lr": 0.1})
+    p = {name: torch.tensor(value) for name, value in device.parameters().items()}
+    state = {
+        name: value + p[f"{name}.lora_b"] @ p[f"{name}.lora_a"] if f"{name}.lora_a" in p else value
+        for name, value in network.state_dict().items()
+    }
+    expected = torch.func.functional_call(network, state, torch.from_numpy(tokens)).detach().numpy()
+    assert np.abs(expected - network(torch.from_numpy(tokens)).detach().numpy()).max() > 1e-2
+    np.testing.assert_allclose(device.predict(tokens), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_adapters_begin_without_effect_and_repeat(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:

@@ -389,3 +389,28 @@ def test_factors_of_low_rank_may_be_named(model: Model, tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="no parameter matches 'ghost'"):
         convert(model, tmp_path / "c", **{**arguments, "training": Training(LOSS, SGD, trainable="ghost")})
     assert Recording.applied == []
+
+
+def test_a_batch_that_no_device_trains_with(tmp_path: Path) -> None:
+    """Each example has a summand of its own, so the model takes no other batch than its file's."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]> agraph (float[2, 4] x) => (float[2, 3] y)
+        <float[2, 4] own = {0, 1, 2, 3, 4, 5, 6, 7}> { c = Add (x, own) y = MatMul (c, w) }"""
+    )
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "w"))
+    onnx.save(proto, tmp_path / "pairs.onnx")
+    settings: dict[str, Any] = {"signing": Signing(KEY), "privacy": PRIVACY}
+    with pytest.raises(ConversionError) as caught:
+        convert(tmp_path / "pairs.onnx", tmp_path / "b", training=Training(LOSS, SGD), **settings)
+    assert str(caught.value) == (
+        "training: input 'x' takes batches of exactly 2, and devices train in batches of 16 (the batch stays 2, as in "
+        "the source: Add 'node' has an input 'own' that is not the same for all examples); export the model with "
+        "a dynamic batch axis (torch.onnx.export has dynamic_shapes=), or pass batch_size=2"
+    )
+    assert not (tmp_path / "b").exists()
+    predicting = convert(tmp_path / "pairs.onnx", tmp_path / "predicting", **settings)
+    assert predicting.program("predict").inputs[0].shape == (2, 4)
+    trained = convert(tmp_path / "pairs.onnx", tmp_path / "b", training=Training(LOSS, SGD, batch_size=2), **settings)
+    assert [phase.batch_size for phase in trained.manifest.schedule] == [2]
+    # One example's share of 2 * 4 * 3 multiplications forward, and as many for each gradient, of w and own.
+    assert (predicting.manifest.limits.flops_per_example, trained.manifest.limits.flops_per_example) == (24, 72)

@@ -10,9 +10,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from onnx import helper, numpy_helper
+from torch.nn import functional
 
-from archipel import Model
+from archipel import Model, autodiff
 from archipel.errors import ModelImportError
 from archipel.graph import check_model, onnx_import
 
@@ -72,7 +74,7 @@ def test_real_models_match_their_references(name: str) -> None:
     assert report.samples == 3
 
 
-def test_weights_behind_reshapes_are_parameters(tmp_path: Path) -> None:
+def test_weights_behind_reshapes_keep_the_shapes_of_the_file(tmp_path: Path) -> None:
     """As CNTK and TensorFlow exports have them: Reshape, Transpose, Identity and Constant between weight and layer."""
     kernel, bias = floats(3, 3, 1, 2), floats(2)
     path = saved(
@@ -87,14 +89,44 @@ def test_weights_behind_reshapes_are_parameters(tmp_path: Path) -> None:
         axes=np.array([1, 2]),
     )
     model = Model.from_onnx(path)
-    assert operators(model) == {"Conv": 1, "Add": 1, "Reshape": 1, "MatMul": 1}
+    # The Reshape of the kernel changes nothing, and goes.
+    assert operators(model) == {"Transpose": 1, "Conv": 1, "Unsqueeze": 1, "Add": 1, "Reshape": 1, "MatMul": 1}
     parameters = model.parameters
     assert set(parameters) == {"kernel", "bias", "w"}
-    np.testing.assert_array_equal(parameters["kernel"], kernel.transpose(3, 2, 0, 1))
-    np.testing.assert_array_equal(parameters["bias"], bias.reshape(2, 1, 1))
+    np.testing.assert_array_equal(parameters["kernel"], kernel)
+    np.testing.assert_array_equal(parameters["bias"], bias)
     np.testing.assert_array_equal(parameters["w"], np.arange(72).reshape(18, 4))
     x = floats(2, 1, 5, 5)
     np.testing.assert_allclose(run(model, x=x)[0], run(path, x=x)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_have_the_shapes_of_the_file(tmp_path: Path) -> None:
+    """A Linear weight [3, 8], a PReLU slope [4] and a kernel in TensorFlow's layout; the numbers are PyTorch's."""
+    weight, slope, kernel = floats(3, 16), floats(4), floats(2, 2, 1, 4)
+    path = saved(
+        tmp_path,
+        """g (float[n, 1, 3, 3] x) => (float loss) <int64[2] f = {0, -1}> {
+            k = Transpose <perm = [3, 2, 0, 1]> (kernel)  c = Conv (x, k)  s = Unsqueeze (slope, axes)  p = PRelu (c, s)
+            r = Reshape (p, f)  t = Transpose (weight)  m = MatMul (r, t)  q = Mul (m, m)
+            loss = ReduceMean <keepdims = 0> (q)
+        }""",
+        weight=weight,
+        slope=slope,
+        kernel=kernel,
+        axes=np.array([1, 2]),
+    )
+    model = Model.from_onnx(path)
+    shapes = {name: value.shape for name, value in model.parameters.items()}
+    assert shapes == {"weight": (3, 16), "slope": (4,), "kernel": (2, 2, 1, 4)}
+    x = floats(5, 1, 3, 3)
+    names = ["weight", "slope", "kernel"]
+    _, *found = run(autodiff.gradient(model, of="loss", wrt=names), x=x)
+    w, s, k = (torch.from_numpy(array).requires_grad_() for array in (weight, slope, kernel))
+    hidden = functional.prelu(functional.conv2d(torch.from_numpy(x), k.permute(3, 2, 0, 1)), s)
+    (functional.linear(hidden.flatten(1), w) ** 2).mean().backward()
+    for array, tensor in zip(found, (w, s, k), strict=True):
+        assert array.shape == tuple(tensor.shape)
+        np.testing.assert_allclose(array, tensor.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_a_weight_that_is_read_twice_stays_one(tmp_path: Path) -> None:

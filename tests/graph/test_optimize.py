@@ -47,6 +47,36 @@ CASES = {
         }""",
         {"Gemm": 1, "Add": 1, "Exp": 1},
     ),
+    "the transpose of a product": (
+        """g (float[b, 3] x, float[b, 80] d) => (float[80, 3] y) {
+            t = Transpose (x)  product = MatMul (t, d)  y = Transpose (product)
+        }""",
+        {"Gemm": 1},
+    ),
+    "the transpose of a scaled product of transposed factors": (
+        """g (float[80, b] x, float[3, b] d) => (float[3, 80] y) {
+            t = Transpose (d)  product = Gemm <alpha = 0.5> (x, t)  y = Transpose <perm = [1, 0]> (product)
+        }""",
+        {"Gemm": 1},
+    ),
+    "a weight behind a Transpose": (
+        """g (float[b, 3] x, float[5, 3] w, float[5] c) => (float[b, 5] y) {
+            t = Transpose (w)  m = MatMul (x, t)  y = Add (m, c)
+        }""",
+        {"Gemm": 1, "Add": 1},
+    ),
+    "the transpose of a product that is read twice stays": (
+        """g (float[3, b] x, float[b, 80] d) => (float[80, 3] y, float[3, 80] z) {
+            product = MatMul (x, d)  y = Transpose (product)  z = Exp (product)
+        }""",
+        {"MatMul": 1, "Transpose": 1, "Exp": 1},
+    ),
+    "the transpose of stacked products stays": (
+        """g (float[2, 3, b] x, float[2, b, 80] d) => (float[2, 80, 3] y) {
+            product = MatMul (x, d)  y = Transpose <perm = [0, 2, 1]> (product)
+        }""",
+        {"MatMul": 1, "Transpose": 1},
+    ),
     "slices side by side": (
         """g (float[2, 3] a, float[2, 1] c, float[2, 2] e) => (float[2, 6] y)
         <int64[4] p = {0, 2, 0, 1}, int64[4] q = {0, 5, 0, 0}, int64[4] r = {0, 0, 0, 4}> {

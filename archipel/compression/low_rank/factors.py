@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +67,7 @@ def replace(model: ir.Model, weight: LayerWeight, split: Split, rank: int, facto
     bias = node.inputs[2] if node.op_type in ("Conv", "Gemm") and len(node.inputs) > 2 else None
     with op.before(node):
         if split.windows is not None:
-            tensors = _kernels(split.windows, left, right, weight)
+            tensors = _kernels(split.windows, left, right)
             first, second = (op.initializer(f"{weight.name}.{n}", t) for n, t in zip(("left", "right"), tensors))
             inner = op.Conv(node.inputs[0], first, **split.windows[0].attributes())
             result = op.Conv(inner, second, bias, **split.windows[1].attributes())
@@ -92,13 +93,11 @@ def replace(model: ir.Model, weight: LayerWeight, split: Split, rank: int, facto
     return str(first.name), str(second.name)
 
 
-def _kernels(
-    windows: tuple[Window, Window], left: np.ndarray, right: np.ndarray, weight: LayerWeight
-) -> tuple[np.ndarray, np.ndarray]:
-    outputs, inputs = weight.kept.shape[:2]
+def _kernels(windows: tuple[Window, Window], left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rank = left.shape[1]
-    first = left.T.reshape(rank, inputs, *windows[0].kernel)
     # Rows of the matrix are [inputs, first kernel], columns [second kernel, outputs] (`splits`).
+    first = left.T.reshape(rank, -1, *windows[0].kernel)
+    outputs = right.shape[1] // math.prod(windows[1].kernel)
     second = right.reshape(rank, -1, outputs).transpose(2, 0, 1).reshape(outputs, rank, *windows[1].kernel)
     return first, second
 

@@ -70,9 +70,10 @@ def layer_splits(weight: LayerWeight, flops: int) -> tuple[list[Split], str]:
     if node.op_type == "Conv" and slot == 1:
         if node.attributes.get_int("group", 1) != 1:
             return [], "the convolution is grouped"
-        if weight.readers[0].path:
+        kernel = weight.readers[0].rearrange(weight.content)
+        if kernel is None:
             return [], "the weight is computed"
-        return list(_convolution(weight, node, flops)), ""
+        return list(_convolution(kernel.astype(np.float64), node, flops)), ""
     matrix = _matrix(weight)
     if matrix is None:
         return [], f"{node.op_type} with the weight as input {slot}, of shape {list(weight.kept.shape)}, is not split"
@@ -81,10 +82,7 @@ def layer_splits(weight: LayerWeight, flops: int) -> tuple[list[Split], str]:
 
 def is_transposed(weight: LayerWeight) -> bool:
     """Whether a Gemm or MatMul multiplies with the transpose of the parameter."""
-    reader = weight.readers[0]
-    flipped = reader.node.op_type == "Gemm" and bool(reader.node.attributes.get_int("transB", 0))
-    # The path has only Transposes (`_matrix`): an even number of them cancels out.
-    return flipped != (len(reader.path) % 2 == 1)
+    return weight.kept.ndim == 2 and weight.readers[0].axis == 1
 
 
 def window(node: ir.Node, kernel: tuple[int, ...]) -> Window:
@@ -98,18 +96,17 @@ def window(node: ir.Node, kernel: tuple[int, ...]) -> Window:
 
 def _matrix(weight: LayerWeight) -> np.ndarray | None:
     """[inputs, outputs] of a Gemm or MatMul that has the weight on its right."""
-    reader, content = weight.readers[0], weight.content.astype(np.float64)
-    node = reader.node
-    swaps = all(step.op_type == "Transpose" for step in reader.path)
-    if node.op_type not in ("Gemm", "MatMul") or reader.slot != 1 or content.ndim != 2 or not swaps:
+    reader = weight.readers[0]
+    node, content = reader.node, reader.rearrange(weight.content)
+    if node.op_type not in ("Gemm", "MatMul") or reader.slot != 1 or content is None or content.ndim != 2:
         return None
     if node.op_type == "Gemm" and node.attributes.get_int("transA", 0) != 0:
         return None
-    return content.T if is_transposed(weight) else content
+    flipped = node.op_type == "Gemm" and bool(node.attributes.get_int("transB", 0))
+    return (content.T if flipped else content).astype(np.float64)
 
 
-def _convolution(weight: LayerWeight, node: ir.Node, flops: int) -> Iterator[Split]:
-    content = weight.content.astype(np.float64)
+def _convolution(content: np.ndarray, node: ir.Node, flops: int) -> Iterator[Split]:
     outputs, inputs, *kernel = content.shape
     full_window = window(node, tuple(kernel))
     count = len(kernel)

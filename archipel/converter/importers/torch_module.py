@@ -23,6 +23,7 @@ from archipel.graph.model import Model
 from archipel.graph.opset import OPSET
 from archipel.graph.passes import simplify
 from archipel.graph.report import ImportReport
+from archipel.graph.source_state import record_state
 
 if TYPE_CHECKING:
     import torch
@@ -69,8 +70,30 @@ def import_module(module: torch.nn.Module, example: Any, name: str, dynamic_batc
             f"{name}: the import differs from the module by {apart:.2g} of its largest output on the example and noise "
             f"like it; {TOLERANCE:g} is allowed"
         )
-    ImportReport(f"PyTorch {torch.__version__} ({name})", deviation=apart, samples=len(feeds)).record(imported.ir)
+    report = ImportReport(f"PyTorch {torch.__version__} ({name})", deviation=apart, samples=len(feeds))
+    if left := _record_state(module, imported):
+        report = report.with_notes(
+            f"the graph does not read {', '.join(left)}, which are too large to be kept beside it"
+        )
+    report.record(imported.ir)
     return imported
+
+
+def _record_state(module: torch.nn.Module, model: Model) -> list[str]:
+    """Keep what the module's `state_dict` has beside the model's parameters; returns the names of what is not kept."""
+    import torch
+
+    state = {name: value.detach() for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+    first: dict[tuple[object, ...], str] = {}
+    # Tied parameters are one tensor of one storage.
+    same = {
+        name: first.setdefault((value.data_ptr(), value.dtype, value.shape, value.stride()), name)
+        for name, value in state.items()
+        if value.numel()
+    }
+    # NumPy has no bfloat16: a tensor of that type that the graph does not read is left out.
+    arrays = {name: value.numpy() for name, value in state.items() if value.dtype != torch.bfloat16}
+    return record_state(model.ir, arrays, same)
 
 
 def _compared(model: Model, feeds: Sequence[tuple[torch.Tensor, ...]], expected: Sequence[list[np.ndarray]]) -> float:

@@ -15,7 +15,7 @@ from archipel.converter.importers.answers import compare
 from archipel.converter.importers.torch_examples import answers, as_feed, as_tensors, noise
 from archipel.converter.importers.torch_module import import_module, quiet
 from archipel.errors import ModelImportError
-from archipel.graph.batch import FixedBatchError, fixed_batch, free_batch
+from archipel.graph.batch import STAYS, FixedBatchError, fixed_batch, free_batch
 from archipel.graph.comparison import TOLERANCE, CannotRunError
 from archipel.graph.model import Model
 from archipel.graph.report import ImportReport
@@ -133,7 +133,7 @@ def import_program(module: torch.nn.Module, example: Any, name: str, dynamic_bat
         note = f"the batch, {fixed_batch(model.ir)} in the program, is symbolic; checked with {_EXAMPLES} times as many"
         model, report = free, replace(report, deviation=max(apart, report.deviation or 0.0)).with_notes(note)
     except FixedBatchError as error:
-        report = report.with_notes(f"the batch stays as in the program: {error}; PyTorch: {why}")
+        report = report.with_notes(f"{STAYS}as in the program: {error}; PyTorch: {why}")
     report.record(model.ir)
     return model
 

@@ -35,6 +35,8 @@ class FoldAffine(GraphPass):
                 if not done and node.op_type in ("Mul", "Add"):
                     done = _fold(op, node, b, a, fixed)
                 modified |= done
+        if modified:
+            model.graph.sort()  # a factor or summand may be laid out behind the layer that now reads it
         return modified
 
 

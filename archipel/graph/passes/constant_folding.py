@@ -9,6 +9,7 @@ import onnx_ir as ir
 from archipel.graph.passes.base import GraphPass
 
 _HIDDEN = "archipel.hidden"
+_MAX_RANK = 64  # a longer vector is no shape, and may be of any length
 
 
 class FoldConstants(GraphPass):
@@ -34,8 +35,10 @@ class FoldConstants(GraphPass):
             model,
             onnx_shape_inference=True,
             should_fold=lambda node: (
-                # None: the folder decides by its own rules.
-                False if self._preserved(node) or any(value in kept for value in node.inputs) else None
+                # None: the folder decides by its own rules, which never fold a ConstantOfShape.
+                False
+                if self._preserved(node) or any(value in kept for value in node.inputs)
+                else _makes_shape(node) or None
             ),
         )
         for node in dropouts:
@@ -46,3 +49,16 @@ class FoldConstants(GraphPass):
     def ensures(self, model: ir.Model) -> None:
         if any(node.domain == _HIDDEN for node in model.graph.all_nodes()):
             raise ir.passes.PostconditionError("FoldConstants left a Dropout in the domain where it was hidden")
+
+
+def _makes_shape(node: ir.Node) -> bool:
+    """Whether this is a short vector of equal integers, from which exporters compute targets of Expand."""
+    output = node.outputs[0]
+    return (
+        node.op_type == "ConstantOfShape"
+        and output.dtype == ir.DataType.INT64
+        and output.shape is not None
+        and len(output.shape) == 1
+        and isinstance(output.shape[0], int)
+        and output.shape[0] <= _MAX_RANK
+    )

@@ -12,6 +12,9 @@ from archipel.graph.walk import bodies, computable_values
 UNPACK = "archipel.unpack"
 """Metadata key of nodes that unpack a compactly stored tensor: folding them would store the large one instead."""
 
+LAYOUTS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
+"""Operators that give their first input's elements, each once, in another order or shape."""
+
 _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}) | {
     "RandomUniformLike"
 }
@@ -27,6 +30,18 @@ def is_unpacked(value: ir.Value | None) -> bool:
     """Whether the value is unpacked from a compact stored form, which has to stay."""
     node = None if value is None else value.producer()
     return node is not None and (node.op_type == "DequantizeLinear" or UNPACK in node.metadata_props)
+
+
+def is_laid_out(value: ir.Value) -> bool:
+    """Whether the value is an initializer, or one of these in another layout."""
+    while (node := value.producer()) is not None:
+        source = node.inputs[0] if node.inputs else None
+        if node.domain != "" or node.op_type not in LAYOUTS or source is None:
+            return False
+        if any(setting is not None and not setting.is_initializer() for setting in node.inputs[1:]):
+            return False  # a shape that is computed
+        value = source
+    return value.is_initializer()
 
 
 @contextmanager

@@ -51,6 +51,12 @@ CASES = {
         {"w": (3, 2, 1, 1)},
         {"Conv": 1},
     ),
+    "a parameter that is laid out behind the convolution": (
+        """g (float[b, 2, 3, 3] x) => (float[b, 3, 3, 3] y) <int64[2] a = {1, 2}> {
+            c = Conv (x, w)  t = Unsqueeze (s, a)  y = Mul (c, t) }""",
+        {"w": (3, 2, 1, 1), "s": (3,)},
+        {"Conv": 1},
+    ),
     "a mean over channels and rows stays": (
         """g (float[b, 2, 3, 4] x) => (float[b, 1, 1, 4] y) <int64[2] a = {1, 2}> { y = ReduceMean (x, a) }""",
         {},
@@ -356,6 +362,11 @@ FOLDS = {
     "ConvTranspose in groups": (
         f"g (float[b, 6, 4, 4] x) => (float[b, 3, 5, 5] y) {{ a = ConvTranspose <group = 3> (x, w) {LAST} }}",
         (6, 1, 2, 2),
+    ),
+    "laid out behind": (
+        f"""g (float[b, 2, 4, 4] x) => (float[b, 3, 2, 2] y) {{
+            a = Conv (x, w)  u = Abs (s)  y = {NORM} (a, u, t, m, v) }}""",
+        (3, 2, 3, 3),
     ),
     "Gemm": (
         f"g (float[b, 2] x) => (float[b, 3] y) {{ a = Gemm <alpha = 0.5, transB = 1> (x, w) {LAST} }}",
