@@ -13,8 +13,8 @@ network by federated averaging. Every update goes through the fixed-point encodi
     group norm     the same network with group normalization, which has no running statistics
     PyTorch        the reference: the same steps on the same batches in PyTorch, weights and statistics averaged
 
-`central` is the loss on digits of nobody's device, `devices` the mean loss of the devices on their own digits, each with
-the statistics that it has.
+`central` is the loss on digits of nobody's device, `devices` the mean loss of the devices on their own digits, each
+with the statistics that it has.
 """
 
 from __future__ import annotations

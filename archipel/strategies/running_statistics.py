@@ -1,17 +1,20 @@
 """Running statistics of BatchNormalization in a federation: how devices send them, and how the server combines them.
 
-A round starts with mean m and variance v of a channel. Device k ends it with m_k and v_k, and uploads, times its weight,
+A round starts with mean m and variance v of a channel. Device k ends it with m_k and v_k. Times its weight it uploads
 
     d_k = (m_k - m) / s        s_k = (v_k - v) / s^2 + d_k^2        where s^2 = v + FLOOR
 
 With D and S the weighted means over the cohort, the server's m + s D and v + s^2 (S - D^2) are mean and variance of all
-the devices' examples together, by the law of total variance: exactly, whatever the devices' means are.
+the devices' examples together, by the law of total variance: exactly, however far apart the devices' means are.
 
 In units of s one range fits every channel of every layer, and the fixed-point encoding has the same relative precision
 for a variance of 10^-4 as for one of 10^4. An entry beyond its range is clamped. As entries are changes, what a clamp
 has cut off is in the next round's entry: with `statistics_range` 3 a variance can become ten times as large in a round,
-or a tenth. The deltas' clip has no part in this, and a server's rate does not scale it: statistics are measured, and
-not steps of a descent. In an asynchronous task a stale entry counts less, as a delta does.
+or a tenth. Where D is near the range, most devices are farther away than that, and the server leaves D^2 out: the unit
+grows with the distance, so that a few rounds reach any mean.
+
+The deltas' clip has no part in this, and the server's rate does not scale it: statistics are measured, and no steps of
+a descent. In an asynchronous task a stale entry counts less, as a delta does.
 
 The server half and the check of a device need NumPy only.
 """
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 FLOOR = 1e-5
 """Added to a variance before it becomes a unit: the usual epsilon of BatchNormalization, below which a variance hardly
 matters. So a channel that was constant can vary again."""
+_NEAR = 0.9
+"""The part of its range from which on a mean shift counts as cut off."""
 _SLACK = 1e-3
 """The relative error that the checks of a device allow in each round for float32."""
 _MANY = 1000
@@ -65,7 +70,8 @@ def upload_statistics(graph: ProgramGraph, local: LocalTraining, upload: Upload)
     for pair in local.statistics:
         if pair.dtype != "float32":
             raise ConversionError(
-                f"strategy {graph.name!r}: running statistic {pair.mean!r} is {pair.dtype}; only float32 can be averaged"
+                f"strategy {graph.name!r}: running statistics {pair.mean!r}, {pair.variance!r} are {pair.dtype}; only "
+                "float32 can be averaged"
             )
         mean, _ = _change(graph, pair, pair.mean)
         variance, first = _change(graph, pair, pair.variance)
@@ -120,9 +126,7 @@ def shared_statistics(manifest: Manifest) -> tuple[Shared, ...]:
     )
 
 
-def split_statistics(
-    tensors: Mapping[str, np.ndarray], pairs: Iterable[Shared]
-) -> tuple[Tensors, Tensors]:
+def split_statistics(tensors: Mapping[str, np.ndarray], pairs: Iterable[Shared]) -> tuple[Tensors, Tensors]:
     """The tensors that gradients train, which strategies know, and the running statistics."""
     names = {name for pair in pairs for name in (pair.mean, pair.variance)}
     weights = {name: array for name, array in tensors.items() if name not in names}
@@ -143,12 +147,13 @@ def combine_statistics(
         return dict(statistics)
     after: Tensors = {}
     for pair in pairs:
-        mean, variance = (statistics[name].astype(np.float64) for name in (pair.mean, pair.variance))
+        variance = statistics[pair.variance].astype(np.float64)
         square = np.maximum(variance, 0.0) + FLOOR
         # Rounding of the encoding can lead a little beyond the ranges; what devices check has no such exception.
         shift = np.clip(total.moments[pair.mean] / weight, -pair.shift, pair.shift)
+        between = np.where(np.abs(shift) < _NEAR * pair.shift, np.square(shift), 0.0)
         most = 1.0 + pair.growth
-        factor = np.clip(1.0 + total.moments[pair.variance] / weight - np.square(shift), 1.0 / most, most)
+        factor = np.clip(1.0 + total.moments[pair.variance] / weight - between, 1.0 / most, most)
         moved = {
             pair.mean: scale * np.sqrt(square) * shift,
             pair.variance: np.maximum(variance + scale * square * (factor - 1.0), 0.0) - variance,
@@ -159,14 +164,18 @@ def combine_statistics(
 
 
 def check_statistics(
-    what: str, statistics: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray], pairs: Sequence[Shared],
-    back: int, on: int,
+    what: str,
+    statistics: Mapping[str, np.ndarray],
+    others: Mapping[str, np.ndarray],
+    pairs: Sequence[Shared],
+    back: int,
+    on: int,
 ) -> None:
-    """Check that rounds can have led from `others` to `statistics`: `back` rounds back from there, and then `on` rounds.
+    """Check that rounds can lead from `others` to `statistics`: `back` rounds back from there, and then `on` rounds.
 
     Names, shapes and dtypes agree already. Raises ProvenanceError, also for numbers that are not finite and for
     variances below 0.
-    """  # fmt: skip
+    """
     # Round i from `others` begins where as many rounds can have changed the unit; one that is taken back ends there.
     passed = np.concatenate([np.arange(1, min(back, _MANY) + 1), back + np.arange(min(on, _MANY))])
     for pair in pairs:

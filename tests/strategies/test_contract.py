@@ -78,9 +78,7 @@ def test_the_update_is_clipped_and_weighted_on_the_device(bundle_of: Of, strateg
     by_kind = {kind: [port for port in uploads if port.kind == kind] for kind in ("delta", "weight", "value")}
     statistics = {port.tensor for port in uploads if port.kind in ("mean", "variance")}
     # FedBN keeps them on the device, and per-example clipping allows no others than the model's own.
-    assert statistics == (
-        set() if strategy.name in ("fedbn", "dpsgd") else {"norm.running_mean", "norm.running_var"}
-    )
+    assert statistics == (set() if strategy.name in ("fedbn", "dpsgd") else {"norm.running_mean", "norm.running_var"})
     assert {port.tensor for port in by_kind["delta"]} | statistics == {s.name for s in bundle.manifest.parameters}
     assert {port.clip for port in by_kind["delta"]} == {CLIP}
     assert len({port.weighting for port in uploads}) == 1
