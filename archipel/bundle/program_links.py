@@ -28,7 +28,6 @@ def validate_moments(where: str, program: Program) -> None:
     moments = [port for port in updates if port.kind in ("mean", "variance")]
     if moments and program.kind != "finish":
         raise ManifestError(f"{where}: update {moments[0].name!r}: only finish uploads running statistics")
-    taken = {port.tensor for port in updates if port.kind == "delta"}
     means = {port.tensor: port for port in moments if port.kind == "mean"}
     for port in updates:
         here = f"{where}: update {port.name!r}"
@@ -45,9 +44,6 @@ def validate_moments(where: str, program: Program) -> None:
     for port in moments:
         if port.clip is not None or port.noise:
             raise ManifestError(f"{where}: update {port.name!r}: a running statistic has no clip and no noise")
-        if port.tensor in taken:
-            raise ManifestError(f"{where}: update {port.name!r}: {port.tensor!r} is uploaded twice")
-        taken.add(port.tensor)
 
 
 def _validate_features(programs: Mapping[str, Program]) -> None:
