@@ -1,4 +1,4 @@
-"""The rules of a manifest about programs that read what others make, or repeat them."""
+"""The rules of a manifest about programs that read what others make, or repeat them, and outputs that go together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from archipel.bundle.roles import Feature, Metric, Port, Prediction, Program, role_of
+from archipel.bundle.roles import Feature, Metric, Port, Prediction, Program, Update, role_of
 from archipel.errors import ManifestError
 
 PER_STEP = ("example", "label", "example_weight", "feature", "noise")
@@ -20,6 +20,30 @@ def validate_links(programs: Mapping[str, Program]) -> None:
     for name, program in programs.items():
         if program.repeats:
             _validate_repeats(name, program, programs)
+
+
+def validate_moments(where: str, program: Program) -> None:
+    """Check the update entries of running statistics: they come in pairs. Raises ManifestError."""
+    updates = [port for port in program.outputs if isinstance(port, Update)]
+    moments = [port for port in updates if port.kind in ("mean", "variance")]
+    if moments and program.kind != "finish":
+        raise ManifestError(f"{where}: update {moments[0].name!r}: only finish uploads running statistics")
+    means = {port.tensor: port for port in moments if port.kind == "mean"}
+    for port in updates:
+        here = f"{where}: update {port.name!r}"
+        if port.kind != "variance":
+            if port.mean:
+                raise ManifestError(f"{here}: mean is of a variance, this is a {port.kind}")
+            continue
+        # Each mean goes with one variance: the server needs both for the variance of all examples.
+        mean = means.pop(port.mean, None)
+        if mean is None or mean.shape != port.shape:
+            raise ManifestError(f"{here}: {port.mean!r} is no mean of shape {list(port.shape)} that it alone goes with")
+    if means:
+        raise ManifestError(f"{where}: update {next(iter(means.values())).name!r}: no variance goes with this mean")
+    for port in moments:
+        if port.clip is not None or port.noise:
+            raise ManifestError(f"{where}: update {port.name!r}: a running statistic has no clip and no noise")
 
 
 def _validate_features(programs: Mapping[str, Program]) -> None:

@@ -169,8 +169,10 @@ class Update(Port, frozen=True, kw_only=True, tag="update"):
     """An entry of the uploaded vector, which the server sums. Entries have the order of the program's outputs.
 
     `kind`: `delta` (the change of parameter `tensor`), `weight` (scalar: the factor of this device's entries, so that
-    the server gets the sum of the weights, too) or `value` (anything that the strategy's server half reads by its name
-    `tensor`). The graph applies the weight and the clipping.
+    the server gets the sum of the weights, too), `value` (anything that the strategy's server half reads by its name
+    `tensor`), `mean` or `variance` (the change of parameter `tensor`, a running mean or variance of a
+    BatchNormalization, as strategies.running_statistics says; a variance names its `mean`). The graph applies the
+    weight and the clipping.
 
     `clip` is the largest L2 norm of all clipped entries of this kind together, before weighting: one number for the
     deltas and one for the values of a program (None: not clipped). For the fixed-point encoding each element is clamped
@@ -180,13 +182,18 @@ class Update(Port, frozen=True, kw_only=True, tag="update"):
     """
 
     tensor: str
-    kind: Literal["delta", "weight", "value"]
+    kind: Literal["delta", "weight", "value", "mean", "variance"]
     weighting: Literal["examples", "uniform", "steps"]
     range: float
     bits: int
     clip: float | None = None
     lowest: float = 0.0
     noise: float = 0.0
+    mean: str = ""
+
+
+CHANGES = ("delta", "mean", "variance")
+"""The kinds of update entries that change a parameter. In an asynchronous task stale ones count less."""
 
 
 class Metric(Port, frozen=True, kw_only=True, tag="metric"):

@@ -7,9 +7,10 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from archipel.bundle.program_links import PER_STEP, validate_links
+from archipel.bundle.program_links import PER_STEP, validate_links, validate_moments
 from archipel.bundle.roles import (
     ALLOWED,
+    CHANGES,
     Hyperparameter,
     Parameter,
     Personal,
@@ -54,6 +55,7 @@ def validate_manifest(manifest: Manifest) -> None:
     for name, program in manifest.programs.items():
         _validate_program(name, program, manifest.files, parameters, declared)
         _validate_bounds(f"program {name!r}", program, trains=bool(manifest.strategy))
+        validate_moments(f"program {name!r}", program)
     validate_links(manifest.programs)
     for index, phase in enumerate(manifest.schedule):
         _validate_phase(index, phase, manifest.programs)
@@ -140,7 +142,7 @@ def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec], st
         check_text(f"{here}: tensor", tensor)
     if role == "update":
         _validate_update(here, port)
-    if role in ("parameter", "start") or (role == "update" and getattr(port, "kind", "") == "delta"):
+    if role in ("parameter", "start") or (role == "update" and getattr(port, "kind", "") in CHANGES):
         spec = parameters.get(str(tensor))
         if spec is None:
             raise ManifestError(f"{here}: {tensor!r} is not one of the bundle's parameters")

@@ -20,18 +20,24 @@ from archipel.strategies.device import (
     MakeProgram,
     Part,
     Pull,
+    RunningPair,
 )
 from archipel.training import per_example, step_graph, transforms
+from archipel.training.batch_norm import BatchNorm, statistics_of_layers
 from archipel.training.losses import Loss
 from archipel.training.optimizers import SGD, Optimizer
 from archipel.training.schedules import Schedule
 from archipel.training.step import StepOptions
 
 
-def divide(model: Model, names: Sequence[str], half: DeviceHalf, strategy: str) -> Division:
+def divide(
+    model: Model, names: Sequence[str], half: DeviceHalf, strategy: str, batch_norm: BatchNorm = "train"
+) -> Division:
     """Divide the trained tensors `names` into shared and personal ones, as the strategy wants it.
 
-    Raises ConversionError where none is left to share, or the strategy's personal operators have none.
+    With `batch_norm` "train" the running statistics, which training moves, are divided too. Raises ConversionError
+    where nothing is left to share, the strategy's personal operators have no tensor, or layers share only one of their
+    statistics.
     """
     values = model.parameters
     operators = half.personal_operators
@@ -41,7 +47,9 @@ def divide(model: Model, names: Sequence[str], half: DeviceHalf, strategy: str) 
             f"strategy {strategy!r}: no trained tensor is a weight of {', '.join(operators)}; batch_norm='folded' "
             "leaves none, and trainable= may leave them out"
         )
-    personal.update(select(names, half.personal, strategy, "personal"))
+    layers = statistics_of_layers(model) if batch_norm == "train" else []
+    averages = list(dict.fromkeys(name for _, *pair in layers for name in pair))
+    personal.update(select([*names, *averages], half.personal, strategy, "personal"))
     shared = {name: values[name] for name in names if name not in personal}
     if not shared:
         raise ConversionError(f"strategy {strategy!r}: every trained tensor is personal, so there is nothing to share")
@@ -49,6 +57,7 @@ def divide(model: Model, names: Sequence[str], half: DeviceHalf, strategy: str) 
         shared=shared,
         personal={name: values[name] for name in names if name in personal},
         copied=any(part.trains == "copies" for part in half.parts),
+        statistics=tuple(_shared_pairs(model, layers, personal, half, strategy)),
     )
 
 
@@ -114,6 +123,7 @@ def local_training(programs: Mapping[str, Model], optimizer: Optimizer, division
     ports = [port for model in programs.values() for port in model.program.inputs]
     return LocalTraining(
         parameters=division.shared,
+        statistics=division.statistics,
         hyperparameters={port.name: port for port in ports if isinstance(port, Hyperparameter)},
         momentum=optimizer.momentum if isinstance(optimizer, SGD) else 0.0,
     )
@@ -165,6 +175,28 @@ def check_steps(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, st
             f"{here}: counts every batch as a step, but with accumulate or mixed precision some batches make no step; "
             "leave both out of step_options"
         )
+
+
+def _shared_pairs(
+    model: Model, layers: Sequence[tuple[ir.Node, str, str]], personal: Collection[str], half: DeviceHalf, strategy: str
+) -> list[RunningPair]:
+    """The running statistics that devices share: those of layers of which they share scale and shift, too."""
+    pairs: dict[str, RunningPair] = {}
+    for node, mean, variance in layers:
+        owned = [value.name for value in node.inputs[1:] if value is not None and value.name in personal]
+        value = model.ir.graph.initializers.get(variance)
+        content = None if value is None else value.const_value
+        # Statistics that are computed cannot be trained either, as `step_graph` says.
+        if owned or node.op_type in half.personal_operators or content is None:
+            continue
+        pair = RunningPair(mean, variance, content.dtype.numpy().name, tuple(int(size) for size in content.shape))
+        for name in (mean, variance):
+            if pairs.setdefault(name, pair) != pair:
+                raise ConversionError(
+                    f"strategy {strategy!r}: two BatchNormalizations share {name!r} and no other statistic, so that "
+                    "devices' statistics cannot be combined; give each its own, or use batch_norm='frozen'"
+                )
+    return list(dict.fromkeys(pairs.values()))
 
 
 def _weighs_in(value: ir.Value, op_types: Collection[str]) -> bool:

@@ -100,7 +100,8 @@ def lower_training(model: Model, training: Training) -> Trained:
         adapted = Adapted(model, (), tuple(trainable_names(model.ir, training.trainable)))
     else:
         adapted = adapt(model, half.adapters, training.trainable, strategy)
-    division = divide(adapted.model, adapted.trained, half, strategy)
+    batch_norm = training.step_options.get("batch_norm", "train")
+    division = divide(adapted.model, adapted.trained, half, strategy, batch_norm)
     programs = train_programs(
         adapted.model, training.loss, training.optimizer, training.step_options, half, division, strategy
     )
@@ -142,7 +143,7 @@ def _predicted_statistics(evaluate: Model) -> dict[str, State]:
 
 
 def initial_values(programs: Mapping[str, Model]) -> dict[str, np.ndarray]:
-    """The values that the programs' parameters, personal tensors and running statistics start from, by name."""
+    """The values that the programs' parameters, running statistics and personal tensors start from, by name."""
     return {name: value for program in programs.values() for name, value in program.initial.items()}
 
 

@@ -16,7 +16,7 @@ from archipel.bundle.roles import Example, Parameter, Personal, Port, Program, S
 from archipel.errors import ConversionError, GraphError
 from archipel.graph import Builder, Model
 from archipel.graph.parameters import match
-from archipel.strategies.device import COPY
+from archipel.strategies.device import COPY, RunningPair
 from archipel.training.assembly import NEXT
 
 
@@ -24,12 +24,14 @@ from archipel.training.assembly import NEXT
 class Division:
     """The trained tensors by name. `shared` ones are uploaded, `personal` ones stay on the device.
 
-    `copied` says whether a part of the round trains a device's own copies of the parameters.
+    `copied` says whether a part of the round trains a device's own copies of the parameters. `statistics` are running
+    statistics that are averaged like parameters; others stay on the device.
     """
 
     shared: dict[str, np.ndarray]
     personal: dict[str, np.ndarray]
     copied: bool
+    statistics: tuple[RunningPair, ...] = ()
 
     @property
     def all(self) -> list[str]:
@@ -54,24 +56,28 @@ def assign_roles(
 ) -> Model:
     """The program, whose graph changes, with the roles that the algorithm gives its tensors.
 
-    `copies`: parameters are the device's own copies, and running statistics too. `still`: inputs that are parameters or
+    `copies`: parameters are the device's own copies, and what else it keeps too. `still`: inputs that are parameters or
     personal tensors held still. `own`: a name that keeps the optimizer's state and step count apart from those of the
     round's other programs.
     """
     signature = program.program
+    averaged = {name for pair in division.statistics for name in (pair.mean, pair.variance)}
 
     def role(port: Port) -> Port:
         match port:
             # `step_graph` takes an input that it does not train for a field. It gets the role that its tensor has.
             case Example() if port.name in still:
                 return role(Parameter(name=port.name, dtype=port.dtype, shape=port.shape, tensor=port.name))
+            # Nothing but the steps of training moves it, and devices share it.
+            case State(lifetime="device") if port.tensor in averaged:
+                return role(Parameter(name=port.name, dtype=port.dtype, shape=port.shape, tensor=port.tensor))
             case Parameter() if port.tensor in division.personal:
                 return Personal(name=port.name, dtype=port.dtype, shape=port.shape, tensor=port.tensor)
             # A copy has a name of its own and starts from the parameter, which stays as the server sent it.
             case Parameter() if copies:
                 copy = COPY + port.tensor
                 return Personal(name=port.name, dtype=port.dtype, shape=port.shape, tensor=copy, init=port.tensor)
-            # Running statistics of the copy, which must not move those of the shared model.
+            # Of the copy alone, which must not move what the shared model has.
             case State(lifetime="device") if copies:
                 return msgspec.structs.replace(port, tensor=COPY + port.tensor)
             # The optimizer's: a part of the round must not go on with the momentum of another one.

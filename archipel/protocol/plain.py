@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.bundle import read_weights, write_weights
-from archipel.bundle.roles import Update
+from archipel.bundle.roles import CHANGES, Update
 from archipel.errors import BoundError, BundleError, MessageError
 from archipel.protocol.bounds import SLACK, check_update, clamp
 from archipel.protocol.vector import DecodedSum, Layout
@@ -24,7 +24,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def encode_plain(layout: Layout, arrays: Mapping[str, NDArray[Any]], scale: float = 1.0) -> bytes:
-    """The update's bytes: the arrays (by output name) with every entry clamped to its range, deltas times `scale`.
+    """The update's bytes: the arrays (by output name) with every entry clamped to its range, changes times `scale`.
 
     Raises ProtocolError for a missing, unknown or misshapen array, and for NaN or infinity; BoundError where the arrays
     exceed the norms that the manifest states.
@@ -32,7 +32,7 @@ def encode_plain(layout: Layout, arrays: Mapping[str, NDArray[Any]], scale: floa
     checked = layout.check(arrays)
     limits, clamped = clamp(layout.updates, checked), {}
     for port in layout.updates:
-        factor, limit = scale if port.kind == "delta" else 1.0, limits[port.name]
+        factor, limit = scale if port.kind in CHANGES else 1.0, limits[port.name]
         clamped[port.name] = np.clip(checked[port.name] * factor, -limit, limit).astype(port.dtype)
     return write_weights(clamped)
 
@@ -91,25 +91,17 @@ class PlainSum:
             self.arrays.setdefault(port.name, np.zeros(tuple(map(int, port.shape)), np.float64))
 
     def add(self, update: Mapping[str, NDArray[Any]], scale: float = 1.0) -> None:
-        """Add one decoded update, its deltas times `scale`: a stale update counts less."""
+        """Add one decoded update, its changes times `scale`: a stale update counts less."""
         for port in self.layout.updates:
             part = update[port.name]
-            if port.kind == "delta" and scale != 1.0:
+            if port.kind in CHANGES and scale != 1.0:
                 # Not a Python float, with which NumPy would compute the product in float32.
                 part = part * np.float64(scale)
             self.arrays[port.name] += part
 
     def decoded(self) -> DecodedSum:
         """The sums by tensor name, as strategies take them."""
-        deltas: dict[str, NDArray[np.float64]] = {}
-        values: dict[str, NDArray[np.float64]] = {}
-        weight: float | None = None
-        for port in self.layout.updates:
-            if port.kind == "weight":
-                weight = float(self.arrays[port.name])
-            else:
-                (deltas if port.kind == "delta" else values)[port.tensor] = self.arrays[port.name]
-        return DecodedSum(deltas, values, weight)
+        return DecodedSum.of({port: self.arrays[port.name] for port in self.layout.updates})
 
     def encode(self) -> bytes:
         return write_weights(self.arrays)

@@ -113,7 +113,7 @@ def _check_updates(policy: PrivacyPolicy, layout: Layout) -> None:
             clip = "is not clipped" if port.clip is None else f"is clipped to {port.clip}"
             _refuse(f"update {port.name!r} {clip}, the policy allows a norm of {policy.max_clip}")
     for group in groups(layout.updates):
-        if group.ports[0].kind == "value" and not group.norm_bound <= policy.max_value:
+        if group.ports[0].kind != "delta" and not group.norm_bound <= policy.max_value:
             _refuse(
                 f"{group.name} may have a norm of {group.norm_bound:g} (their clip, or range times the root of their "
                 f"number), the policy allows {policy.max_value:g} (max_value)"

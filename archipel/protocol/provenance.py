@@ -172,6 +172,16 @@ class LogReader:
         shared = 0.0 if common is None else self._nodes[common].bound
         return one.bound + other.bound - 2 * shared
 
+    def steps_between(self, one: Node, other: Node) -> tuple[int, int]:
+        """How many rounds lead back from the weights `one` to where `other` parted from them, and from there to those.
+
+        Upper bounds where entries are forgotten.
+        """
+        first, second = self._path(one), self._path(other)
+        if not first & second:
+            return self.steps_to(one), self.steps_to(other)
+        return len(first - second), len(second - first)
+
     def steps_to(self, node: Node) -> int:
         """How many rounds lead from the bundle's own weights to these; an upper bound where entries are forgotten."""
         # A path that reaches a start has each round once; else the log has no more rounds than entries.
@@ -281,6 +291,19 @@ def check_endorsement(
         )
 
 
+def check_layout(what: str, weights: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> None:
+    """Checks that names, shapes and dtypes are the same. Raises ProvenanceError."""
+    if weights.keys() != others.keys():
+        raise ProvenanceError(f"{what}: its tensors are {sorted(weights)[:3]}..., expected {sorted(others)[:3]}...")
+    for name, array in weights.items():
+        other = others[name]
+        if array.shape != other.shape or array.dtype != other.dtype:
+            raise ProvenanceError(
+                f"{what}: tensor {name!r} is {array.dtype}{list(array.shape)}, "
+                f"expected {other.dtype}{list(other.shape)}"
+            )
+
+
 def check_distance(
     what: str, weights: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray], bound: float, steps: int
 ) -> None:
@@ -289,16 +312,10 @@ def check_distance(
     It also allows for the rounding of `steps` additions in float32. Raises ProvenanceError where they are farther apart
     or where names, shapes or dtypes differ.
     """
-    if weights.keys() != others.keys():
-        raise ProvenanceError(f"{what}: its tensors are {sorted(weights)[:3]}..., expected {sorted(others)[:3]}...")
+    check_layout(what, weights, others)
     distance = size = 0.0  # both squared
     for name, array in weights.items():
         other = others[name]
-        if array.shape != other.shape or array.dtype != other.dtype:
-            raise ProvenanceError(
-                f"{what}: tensor {name!r} is {array.dtype}{list(array.shape)}, "
-                f"expected {other.dtype}{list(other.shape)}"
-            )
         one, two = array.astype(np.float64).ravel(), other.astype(np.float64).ravel()
         distance += float(np.sum((one - two) ** 2))
         size += float(max(np.dot(one, one), np.dot(two, two)))

@@ -8,7 +8,7 @@ complement). So zero is exact, and a sum decodes without knowing which devices t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,12 +26,30 @@ class DecodedSum:
     """Sums over the cohort, by tensor name, float64 in the shape of the update.
 
     Devices weight their `deltas`; dividing the sums by `weight` (the sum of the weights) gives the weighted mean.
-    `weight` is None when the program uploads none.
+    `weight` is None when the program uploads none. `moments` are the entries of kind `mean` and `variance`.
     """
 
     deltas: dict[str, NDArray[np.float64]]
     values: dict[str, NDArray[np.float64]]
     weight: float | None
+    moments: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sums: Mapping[Update, NDArray[np.float64]]) -> DecodedSum:
+        """The sum from one array for each update port."""
+        weights = [float(array) for port, array in sums.items() if port.kind == "weight"]
+
+        def kinds(*wanted: str) -> dict[str, NDArray[np.float64]]:
+            return {port.tensor: array for port, array in sums.items() if port.kind in wanted}
+
+        return cls(kinds("delta"), kinds("value"), weights[0] if weights else None, kinds("mean", "variance"))
+
+    def read(self, port: Update) -> NDArray[np.float64]:
+        """The sum of an update port."""
+        if port.kind == "weight":
+            return np.array(0.0 if self.weight is None else self.weight)
+        kinds = {"delta": self.deltas, "value": self.values}
+        return kinds.get(port.kind, self.moments)[port.tensor]
 
 
 @dataclass(frozen=True)
@@ -111,13 +129,7 @@ class Layout:
 
     def check_sum(self, total: DecodedSum, cohort: int) -> None:
         """Raises BoundError unless `cohort` devices that run the signed program can have sent updates of this sum."""
-        sums: dict[str, NDArray[Any]] = {}
-        for port in self.updates:
-            if port.kind == "weight":
-                sums[port.name] = np.float64(0.0 if total.weight is None else total.weight)  # type: ignore[assignment]
-            else:
-                sums[port.name] = (total.deltas if port.kind == "delta" else total.values)[port.tensor]
-        check_sum(self.updates, sums, cohort)
+        check_sum(self.updates, {port.name: total.read(port) for port in self.updates}, cohort)
 
     def decode_sum(self, total: Vector, *, cohort: int, modulus_bits: int) -> DecodedSum:
         """The sums in floating point, from `total`, the sum of the unmasked vectors modulo 2^b.
@@ -135,9 +147,7 @@ class Layout:
         # no true sum of the cohort reaches that far.
         signed = total.astype(np.int64)
         signed[signed >= 1 << (modulus_bits - 1)] -= 1 << modulus_bits
-        deltas: dict[str, NDArray[np.float64]] = {}
-        values: dict[str, NDArray[np.float64]] = {}
-        weight: float | None = None
+        sums: dict[Update, NDArray[np.float64]] = {}
         start = 0
         for port in self.updates:
             stop = start + entries(port)
@@ -150,12 +160,8 @@ class Layout:
                     f"sum: an entry of {port.tensor!r} is beyond ±{limit}, the most that {cohort} devices can sum to; "
                     "a mask is left in it or a device sent something else than its update"
                 )
-            decoded = np.multiply(part, step(port), dtype=np.float64).reshape(_shape(port))
-            if port.kind == "weight":
-                weight = float(decoded)
-            else:
-                (deltas if port.kind == "delta" else values)[port.tensor] = decoded
-        return DecodedSum(deltas, values, weight)
+            sums[port] = np.multiply(part, step(port), dtype=np.float64).reshape(_shape(port))
+        return DecodedSum.of(sums)
 
     def fits(self, modulus_bits: int, cohort: int) -> bool:
         """Whether sums of `cohort` devices cannot overflow modulo 2^modulus_bits."""

@@ -83,16 +83,27 @@ class Part:
 
 
 @dataclass(frozen=True)
+class RunningPair:
+    """The names of the running mean and variance of one BatchNormalization (or of several that share both)."""
+
+    mean: str
+    variance: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class LocalTraining:
     """The facts about the model and its train programs that `begin` and `finish` may need.
 
     `parameters` are the shared ones, which devices upload; `hyperparameters` the train programs' ports by name;
-    `momentum` is that of the optimizer.
+    `momentum` is that of the optimizer; `statistics` are the running statistics that devices share.
     """
 
     parameters: Mapping[str, np.ndarray]
     hyperparameters: Mapping[str, Hyperparameter] = field(default_factory=dict)
     momentum: float = 0.0
+    statistics: Sequence[RunningPair] = ()
 
 
 MakeProgram = Callable[[LocalTraining], "tuple[onnx.ModelProto, Program]"]
@@ -103,9 +114,9 @@ MakeProgram = Callable[[LocalTraining], "tuple[onnx.ModelProto, Program]"]
 class DeviceHalf:
     """Everything that a device does in a round.
 
-    `personal` are globs of tensors that stay on the device, as the weights of `personal_operators` do. `optimizer` says
-    with which optimizers `finish` is right: "any", "sgd" (plain, at a constant rate) or "momentum" (SGD with or without
-    momentum).
+    `personal` are globs of tensors that stay on the device, as the weights of `personal_operators` do; the running
+    statistics of a BatchNormalization stay there with its scale or shift. `optimizer` says with which optimizers
+    `finish` is right: "any", "sgd" (plain, at a constant rate) or "momentum" (SGD with or without momentum).
     """
 
     finish: MakeProgram
@@ -128,6 +139,8 @@ class Upload:
         bits: bits of an element in that encoding, from 2 to 30.
         weight_cap: with `weighting` "examples", a device with n examples weighs min(n, weight_cap) / weight_cap.
         weighting: "examples", or "uniform", where each device weighs 1.
+        statistics_range: the most by which one device can ask to shift a running mean of a BatchNormalization in a
+            round, in standard deviations, 1 or more; of a running variance its square, in variances.
 
     Raises ConversionError for values out of bounds.
     """
@@ -138,6 +151,7 @@ class Upload:
     bits: int = 16
     weight_cap: int = 100
     weighting: Literal["examples", "uniform"] = "examples"
+    statistics_range: float = 3.0
 
     def __post_init__(self) -> None:
         check_positive(self.strategy, "clip", self.clip)
@@ -152,6 +166,8 @@ class Upload:
             raise ConversionError(
                 f"strategy {self.strategy!r}: weighting must be 'examples' or 'uniform', is {self.weighting!r}"
             )
+        # Below 1 a variance could not shrink by itself: the change to 0 is -1 in units of the variance.
+        _number(self.strategy, "statistics_range", self.statistics_range, "of 1 or more", lambda x: x >= 1)
 
     @property
     def range(self) -> float:

@@ -1,7 +1,7 @@
 """FedBN (Li et al. 2021, "FedBN: federated learning on non-IID features via local batch normalization").
 
-Device half: scale and bias of every BatchNormalization are personal. (Its running statistics stay on the device in
-every strategy.) Server half: federated averaging of the other parameters.
+Device half: scale and bias of every BatchNormalization are personal, and its running statistics stay on the device,
+where other strategies average them. Server half: federated averaging of the other parameters.
 """
 
 from __future__ import annotations

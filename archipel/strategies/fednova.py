@@ -29,6 +29,7 @@ from archipel.strategies.finish import (
     upload_weight,
 )
 from archipel.strategies.program import ProgramGraph
+from archipel.strategies.running_statistics import upload_statistics
 from archipel.strategies.strategy import (
     StepBound,
     Strategy,
@@ -101,6 +102,7 @@ def _finish(upload: Upload, cap: int) -> MakeProgram:
                 kind="value", weighting=upload.weighting, range=float(cap), bits=upload.bits,
             )
         )  # fmt: skip
+        upload_statistics(graph, local, upload)
         upload_weight(graph, upload)
         return graph.build()
 

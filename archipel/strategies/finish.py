@@ -12,6 +12,7 @@ from archipel.bundle.roles import Count, Parameter, Start, Update
 from archipel.errors import ConversionError
 from archipel.strategies.device import LocalTraining, MakeProgram, Upload
 from archipel.strategies.program import ProgramGraph
+from archipel.strategies.running_statistics import upload_statistics
 
 if TYPE_CHECKING:
     import onnx
@@ -23,8 +24,8 @@ def weighted_deltas(upload: Upload) -> MakeProgram:
     """`finish` of federated averaging.
 
     Its inputs are `NAME.start` and `NAME` of every parameter, and the count of examples. Its outputs are `NAME.update`
-    = delta * min(1, clip / |all deltas|) * weight, and the weight, min(examples, weight_cap) / weight_cap. With uniform
-    weighting it has neither count nor weight.
+    = delta * min(1, clip / |all deltas|) * weight, what running statistics changed, and the weight,
+    min(examples, weight_cap) / weight_cap. With uniform weighting it has neither count nor weight.
     """
 
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
@@ -36,6 +37,7 @@ def weighted_deltas(upload: Upload) -> MakeProgram:
             add_examples(graph)
             factor = graph.node("Mul", [factor, add_weight(graph)], graph.own("factor"))
         upload_deltas(graph, local, upload, factor, upload.weighting)
+        upload_statistics(graph, local, upload)
         upload_weight(graph, upload)
         return graph.build()
 

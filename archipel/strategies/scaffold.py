@@ -9,6 +9,7 @@ Server half: parameters + server_lr * mean delta, c + sum of the changes / numbe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,7 @@ from archipel.strategies.device import (
 )
 from archipel.strategies.finish import add_clip_factor, add_constants, add_delta, add_square, upload_deltas
 from archipel.strategies.program import ProgramGraph
+from archipel.strategies.running_statistics import upload_statistics
 from archipel.strategies.strategy import (
     StepBound,
     Strategy,
@@ -142,6 +144,7 @@ def _finish(upload: Upload, control_clip: float, control_range: float) -> MakePr
             _, own = _controls(graph, local, name)
             following = graph.node("Add", [own, clipped], f"{own}.next")
             graph.output(_own_control(name, array, following))
+        upload_statistics(graph, local, replace(upload, weighting="uniform"))
         return graph.build()
 
     return make

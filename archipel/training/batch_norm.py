@@ -82,6 +82,17 @@ def remember(work: Assembly) -> None:
     _layers(work)
 
 
+def statistics_of_layers(model: Model) -> list[tuple[ir.Node, str, str]]:
+    """Every BatchNormalization outside of loops and branches, with the names of its running mean and variance."""
+    nodes = [node for node in model.ir.graph if is_batch_norm(node)]
+    return [
+        (node, str(mean.name), str(variance.name))
+        for node in nodes
+        for mean, variance in [node.inputs[3:5]]
+        if mean is not None and variance is not None
+    ]
+
+
 def _layers(work: Assembly) -> list[tuple[ir.Node, ir.Value, tuple[ir.Value, ir.Value]]]:
     """Each BatchNormalization with its input, and its running mean and variance made state."""
     known = set(statistics(work.model.ir))

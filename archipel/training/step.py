@@ -67,8 +67,9 @@ def step_graph(
         transforms: change the gradients before the optimizer, in this order (training.transforms).
         accumulate: A makes an update at every A-th minibatch, with the mean of A gradients. Gradients of fewer than A
             minibatches at the end of a round are dropped.
-        batch_norm: "train" normalizes with the batch's statistics and keeps running ones as state on the device;
-            "frozen" normalizes with the model's own; "folded" puts them into the layer before, where there is one.
+        batch_norm: "train" normalizes with the batch's statistics and keeps running ones as state, of which `convert`
+            makes parameters that a federation averages; "frozen" normalizes with the model's own; "folded" puts them
+            into the layer before, where there is one.
         dropout: whether the model's Dropout drops, with masks from the inputs `seed` and `step`.
         per_example: gradients of single examples, clipped one by one (`training.per_example`).
         precision: "mixed", or `training.mixed` with other numbers: products in float16 with loss scaling.

@@ -50,6 +50,23 @@ def _weighted(document: dict[str, Any], lowest: float) -> None:
     )  # fmt: skip
 
 
+def _averaged(document: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A finish that uploads a running mean and variance of three channels: these two entries."""
+    bias = next(each for each in document["parameters"] if each["shape"] == [3])
+    document["parameters"] += [{**bias, "name": name} for name in ("norm.mean", "norm.variance")]
+    common = {"role": "update", "dtype": "float32", "shape": [3], "weighting": "uniform", "bits": 16}
+    mean = {**common, "name": "m", "tensor": "norm.mean", "kind": "mean", "range": 3.0}
+    variance = {**common, "name": "v", "tensor": "norm.variance", "kind": "variance", "range": 9.0, "mean": "norm.mean"}
+    document["programs"]["finish"]["outputs"] += [mean, variance]
+    return mean, variance
+
+
+def test_a_finish_may_upload_running_statistics(document: dict[str, Any]) -> None:
+    _averaged(document)
+    *_, mean, variance = b.decode_manifest(canonical(document)).programs["finish"].outputs
+    assert (mean.kind, variance.kind, variance.mean) == ("mean", "variance", mean.tensor)
+
+
 def _noised(document: dict[str, Any], **changes: float) -> None:
     noise = {"role": "noise", "name": "z", "dtype": "float32", "shape": [3], "distribution": "gaussian", "scale": 1.0}
     document["programs"]["train"]["inputs"].append({**noise, **changes})
@@ -180,6 +197,18 @@ def test_statistics(document: dict[str, Any]) -> None:
         (lambda d: d["programs"]["finish"]["outputs"][0].update(clip=2.0), ManifestError, "clipped together"),
         (lambda d: _weighted(d, lowest=1.5), ManifestError, "from 0 to its range; it is 1.5"),
         (lambda d: _weighted(d, lowest=1e-9), ManifestError, "must be at least a step"),
+        (lambda d: _averaged(d)[0].update(tensor="ghost"), ManifestError, "'ghost' is not one of"),
+        (lambda d: _averaged(d)[1].update(mean="norm.variance"), ManifestError, "that it alone goes with"),
+        (lambda d: _averaged(d)[1].pop("mean"), ManifestError, "'' is no mean of shape [3]"),
+        (lambda d: (_averaged(d), d["programs"]["finish"]["outputs"].pop()), ManifestError, "no variance goes with"),
+        (lambda d: _averaged(d)[0].update(mean="norm.mean"), ManifestError, "mean is of a variance, this is a mean"),
+        (lambda d: _averaged(d)[0].update(clip=1.0), ManifestError, "a running statistic has no clip and no noise"),
+        (lambda d: _averaged(d)[1].update(noise=1.0), ManifestError, "a running statistic has no clip and no noise"),
+        (
+            lambda d: (_analyzed(d, "height"), d["programs"]["look"]["outputs"].extend(_averaged(d))),
+            ManifestError,
+            "only finish uploads running statistics",
+        ),
         (lambda d: d["privacy"].update(max_value=0.0), ManifestError, "max_value and max_server_lr"),
         (lambda d: d["privacy"].update(max_server_lr=-1.0), ManifestError, "max_value and max_server_lr"),
         (lambda d: d["privacy"].update(weighting="steps"), ManifestError, "weighting"),

@@ -106,15 +106,16 @@ def test_int8_follows_local_steps(
 
 
 @pytest.mark.parametrize(
-    ("batch_norm", "states", "kept"), [("train", True, True), ("frozen", False, True), ("folded", False, False)]
+    ("batch_norm", "moves", "kept"), [("train", True, True), ("frozen", False, True), ("folded", False, False)]
 )
-def test_what_the_bundle_has(ds_cnn: Setting, tmp_path: Path, batch_norm: BatchNorm, states: bool, kept: bool) -> None:
+def test_what_the_bundle_has(ds_cnn: Setting, tmp_path: Path, batch_norm: BatchNorm, moves: bool, kept: bool) -> None:
     bundle = ds_cnn.runtimes(tmp_path, batch_norm)[0].bundle
     names = {spec.name for spec in bundle.manifest.parameters}
     assert ("norm.weight" in names) == kept
     assert ("conv.weight_bias" in names) != kept
     for program in ("train", "refresh"):
-        assert any(role_of(port) == "state" for port in bundle.program(program).inputs) == states, program
+        roles = {role_of(port) for port in bundle.program(program).inputs if "running" in port.name}
+        assert roles == ({"parameter"} if moves else set()), program
     derived = {port.tensor for port in bundle.program("refresh").outputs}
     assert not any("norm" in name or "running" in name for name in derived)
     weight, bias = ("conv.weight_folded", "conv.weight_folded_bias") if kept else ("conv.weight", "conv.weight_bias")

@@ -23,6 +23,7 @@ from archipel.errors import BoundError, PolicyError
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import check_plan
 from archipel.protocol.vector import DecodedSum, Layout
+from archipel.strategies.running_statistics import shared_statistics, split_statistics
 from archipel.strategies.strategy import Strategy, storage_rounding
 from tests.strategies.test_contract import NEEDED, build
 
@@ -70,8 +71,12 @@ class Finish:
         return self.layout.decode_sum(total & np.uint32(2**bits - 1), cohort=cohort, modulus_bits=bits)
 
     def step(self, total: DecodedSum, cohort: int) -> tuple[float, float]:
-        """Norms of what the server's step changes in the parameters and in the state, from parameters of 0."""
-        zero = {name: np.zeros_like(array) for name, array in self.start.items()}
+        """Norms of what the server's step changes in the parameters and in the state, from parameters of 0.
+
+        Without running statistics, whose bounds are their own.
+        """
+        trained, _ = split_statistics(self.start, shared_statistics(self.manifest))
+        zero = {name: np.zeros_like(array) for name, array in trained.items()}
         state = self.strategy.init(zero)
         moved, following = self.strategy.update(zero, state, total, cohort, {})
         return norm(moved), norm(following)
@@ -143,6 +148,7 @@ def test_a_sum_beyond_the_bound_is_refused(finish_of: Callable[[str, str], Finis
         changed(good, deltas=far),
         *(changed(good, values={**good.values, key: 1.5 * array}) for key, array in good.values.items()
           if norm({key: array}) > 0.9 * norm(good.values)),
+        *(changed(good, moments={**good.moments, key: 1.5 * array}) for key, array in good.moments.items()),
         *([] if good.weight is None else [
             changed(good, weight=0.0), changed(good, weight=-1.0), changed(good, weight=1e-3),
             changed(good, weight=10.1), changed(good, weight=float("nan")),
@@ -154,7 +160,8 @@ def test_a_sum_beyond_the_bound_is_refused(finish_of: Callable[[str, str], Finis
 
 
 def changed(total: DecodedSum, **changes: Any) -> DecodedSum:
-    return DecodedSum(**{"deltas": total.deltas, "values": total.values, "weight": total.weight, **changes})
+    parts = {"deltas": total.deltas, "values": total.values, "weight": total.weight, "moments": total.moments}
+    return DecodedSum(**{**parts, **changes})
 
 
 @every

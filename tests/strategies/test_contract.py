@@ -24,7 +24,7 @@ from archipel.lite_runtime import DeviceState, LocalUpdate, Runtime
 from archipel.protocol.vector import Layout
 from archipel.strategies.device import describe
 from archipel.strategies.strategy import Strategy
-from tests.support.simulation import clients, imported, normalized, ports
+from tests.support.simulation import clients, first_state, imported, normalized, ports, server_step
 
 Make = Callable[..., Bundle]
 Of = Callable[[Strategy], Bundle]
@@ -61,7 +61,7 @@ def bundle_of(make: Make) -> Callable[[Strategy], Bundle]:
 
 def local_round(bundle: Bundle, client: int = 3, state: DeviceState | None = None, **hyper: float) -> LocalUpdate:
     strategy = strategies.get(bundle.manifest.strategy)
-    broadcast = strategy.broadcast(strategy.init(bundle.parameters()))
+    broadcast = strategy.broadcast(first_state(bundle))
     (x, y), noise = clients()[client], np.random.default_rng(1).bytes
     device = Runtime(bundle, state=state)
     return device.local_round(x, y, seed=1, broadcast=broadcast, hyperparameters=hyper, randomness=noise)
@@ -76,7 +76,10 @@ def test_the_update_is_clipped_and_weighted_on_the_device(bundle_of: Of, strateg
     bundle = bundle_of(strategy)
     uploads = ports(bundle.program("finish"))
     by_kind = {kind: [port for port in uploads if port.kind == kind] for kind in ("delta", "weight", "value")}
-    assert {port.tensor for port in by_kind["delta"]} == {spec.name for spec in bundle.manifest.parameters}
+    statistics = {port.tensor for port in uploads if port.kind in ("mean", "variance")}
+    # FedBN keeps them on the device, and per-example clipping allows no others than the model's own.
+    assert statistics == (set() if strategy.name in ("fedbn", "dpsgd") else {"norm.running_mean", "norm.running_var"})
+    assert {port.tensor for port in by_kind["delta"]} | statistics == {s.name for s in bundle.manifest.parameters}
     assert {port.clip for port in by_kind["delta"]} == {CLIP}
     assert len({port.weighting for port in uploads}) == 1
     for client, share in ((0, 0.7), (3, 1.0)):
@@ -105,16 +108,19 @@ def test_the_server_half_takes_what_the_devices_send(bundle_of: Of, strategy: St
     total &= np.uint32(2**bits - 1)
     decoded = layout.decode_sum(total, cohort=4, modulus_bits=bits)
     hyperparameters = dict(strategy.server_hyperparameters)
-    moved, state = strategy.update(start, strategy.init(start), decoded, 4, hyperparameters)
+    first = first_state(bundle)
+    moved, state = server_step(bundle, start, first, decoded, 4, hyperparameters)
     assert {name: (a.shape, a.dtype) for name, a in moved.items()} == {n: (a.shape, a.dtype) for n, a in start.items()}
     assert all(np.isfinite(a).all() for a in (*moved.values(), *state.values()))
     assert any(not np.array_equal(moved[name], start[name]) for name in start)
     asked = {p.tensor for q in bundle.manifest.programs.values() for p in q.inputs if isinstance(p, Broadcast)}
     assert asked == set(strategy.broadcast(state))
     # A server rate of half the size moves half as far.
-    half, _ = strategy.update(start, strategy.init(start), decoded, 4, {**hyperparameters, "server_lr": 0.5})
+    half, _ = server_step(bundle, start, first, decoded, 4, {**hyperparameters, "server_lr": 0.5})
     for name, value in start.items():
-        np.testing.assert_allclose(half[name] - value, 0.5 * (moved[name] - value), atol=1e-6)
+        # Statistics are measured; a rate does not scale them.
+        share = 1.0 if "running" in name else 0.5
+        np.testing.assert_allclose(half[name] - value, share * (moved[name] - value), atol=1e-6)
 
 
 @every
@@ -122,7 +128,7 @@ def test_nothing_to_average_changes_nothing(bundle_of: Of, strategy: Strategy) -
     bundle = bundle_of(strategy)
     layout, start = Layout.of(bundle.program("finish")), bundle.parameters()
     decoded = layout.decode_sum(np.zeros(layout.length, np.uint32), cohort=3, modulus_bits=32)
-    moved, _ = strategy.update(start, strategy.init(start), decoded, 3, {})
+    moved, _ = server_step(bundle, start, first_state(bundle), decoded, 3)
     for name, value in start.items():
         np.testing.assert_array_equal(moved[name], value)
 
@@ -131,7 +137,9 @@ def test_nothing_to_average_changes_nothing(bundle_of: Of, strategy: Strategy) -
 def test_options_are_checked_by_name(strategy: Strategy) -> None:
     needed = NEEDED.get(strategy.name, {})
     describe(strategy.name, strategy.device, needed)
-    common = {"clip": 0.0, "value_range": -1.0, "bits": 1, "weight_cap": 0, "weighting": "sometimes"}
+    common = {
+        "clip": 0.0, "value_range": -1.0, "bits": 1, "weight_cap": 0, "weighting": "sometimes", "statistics_range": 0.9,
+    }  # fmt: skip
     for option, value in {**common, "bits": 31, **WRONG.get(strategy.name, {})}.items():
         with pytest.raises(ConversionError, match=f"strategy '{strategy.name}': {option} must be"):
             describe(strategy.name, strategy.device, {**needed, option: value})

@@ -19,6 +19,7 @@ from archipel.lite_runtime import DeviceState, Runtime
 from archipel.lite_runtime.noise import Randomness
 from archipel.lite_runtime.shuffle import permutation
 from archipel.protocol.vector import DecodedSum
+from archipel.strategies.running_statistics import combine_statistics, shared_statistics, split_statistics
 
 LR, BATCH, EPOCHS, CLASSES = 0.2, 4, 2, 3
 SIZES = (7, 11, 15, 19)  # the last batch has three examples, so that a variance over it is no accident
@@ -90,7 +91,7 @@ def simulate(
     """Rounds of all clients: the sum of their updates goes to the server half as it comes, in floating point."""
     strategy = strategies.get(bundle.manifest.strategy)
     parameters: Mapping[str, np.ndarray] = bundle.parameters()
-    state = strategy.init(parameters)
+    state = first_state(bundle)
     devices = [Runtime(bundle, state=DeviceState()) for _ in data]
     for number in range(rounds):
         updates = [
@@ -101,8 +102,30 @@ def simulate(
             for client, (device, (x, y)) in enumerate(zip(devices, data, strict=True))
         ]  # fmt: skip
         total = added_up(bundle.program("finish"), updates)
-        parameters, state = strategy.update(parameters, state, total, len(data), {})
+        parameters, state = server_step(bundle, parameters, state, total, len(data))
     return Task(bundle, devices, dict(parameters), state)
+
+
+def first_state(bundle: Bundle) -> Arrays:
+    """The state of the strategy's server half in the first round."""
+    trained, _ = split_statistics(bundle.parameters(), shared_statistics(bundle.manifest))
+    return strategies.get(bundle.manifest.strategy).init(trained)
+
+
+def server_step(
+    bundle: Bundle,
+    parameters: Mapping[str, np.ndarray],
+    state: Arrays,
+    total: DecodedSum,
+    cohort: int,
+    hyperparameters: Mapping[str, float] | None = None,
+) -> tuple[Arrays, Arrays]:
+    """The parameters with their running statistics, and the state, after a round."""
+    pairs = shared_statistics(bundle.manifest)
+    trained, statistics = split_statistics(parameters, pairs)
+    update = strategies.get(bundle.manifest.strategy).update
+    moved, following = update(trained, state, total, cohort, hyperparameters or {})
+    return {**moved, **combine_statistics(statistics, total, cohort, pairs)}, following
 
 
 def added_up(finish: Program, updates: list[Arrays]) -> DecodedSum:
@@ -110,10 +133,15 @@ def added_up(finish: Program, updates: list[Arrays]) -> DecodedSum:
         port: np.sum([update[port.name].astype(np.float64) for update in updates], axis=0) for port in ports(finish)
     }
     weights = [value for port, value in sums.items() if port.kind == "weight"]
+
+    def kinds(*wanted: str) -> Arrays:
+        return {port.tensor: value for port, value in sums.items() if port.kind in wanted}
+
     return DecodedSum(
-        deltas={port.tensor: value for port, value in sums.items() if port.kind == "delta"},
-        values={port.tensor: value for port, value in sums.items() if port.kind == "value"},
+        deltas=kinds("delta"),
+        values=kinds("value"),
         weight=float(weights[0]) if weights else None,
+        moments=kinds("mean", "variance"),
     )
 
 

@@ -137,6 +137,32 @@ describe("manifest", () => {
       /analyze program cannot have 'seed'/,
     ],
     [
+      "a running variance without its mean",
+      (m) => {
+        const [entry] = m.programs.finish.outputs.filter((p: any) => p.role === "update" && p.kind === "delta");
+        Object.assign(entry, { kind: "variance", mean: "ghost" });
+        delete entry.clip;
+      },
+      errors.ManifestError,
+      /"ghost" is no mean of shape/,
+    ],
+    [
+      "a running mean without its variance",
+      (m) => {
+        const [entry] = m.programs.finish.outputs.filter((p: any) => p.role === "update" && p.kind === "delta");
+        entry.kind = "mean";
+        delete entry.clip;
+      },
+      errors.ManifestError,
+      /no variance goes with this mean/,
+    ],
+    [
+      "a delta with a mean",
+      (m) => void Object.assign(m.programs.finish.outputs[0], { mean: "ghost" }),
+      errors.ManifestError,
+      /mean is of a variance/,
+    ],
+    [
       "a role that the kind has not",
       (m) => void m.programs.predict.inputs.push({ dtype: "int64", name: "s", role: "example_weight", shape: [] }),
       errors.ManifestError,

@@ -26,8 +26,9 @@ from archipel.client.memory.stored import read_stored
 from archipel.durable import make_folder, sweep, write_durably
 from archipel.errors import ProvenanceError
 from archipel.protocol.messages import Digest, Endorsement, WeightsLog, WeightsStatement, Whole
-from archipel.protocol.provenance import History, LogReader, check_distance, check_endorsement
+from archipel.protocol.provenance import History, LogReader, check_distance, check_endorsement, check_layout
 from archipel.protocol.sealed import encode
+from archipel.strategies.running_statistics import check_statistics, shared_statistics, split_statistics
 from archipel.strategies.strategy import no_broadcast
 
 FOLDER = "origins"
@@ -40,7 +41,8 @@ MAX_TASKS = 64
 """For how many tasks the device remembers the last entry that it has used."""
 _MAX_BYTES = 2 << 20
 
-FindWeights = Callable[[str], Mapping[str, np.ndarray] | None]
+Arrays = Mapping[str, np.ndarray]
+FindWeights = Callable[[str], Arrays | None]
 """The weights with this digest; None if the device has them no longer."""
 
 
@@ -116,12 +118,13 @@ class Origins:
             )
         # Two bounds on the distance that the logged steps can cover: from the signed weights, and from the weights that
         # this device used last. The second is tighter for a device that takes part often.
-        check_distance(where, weights, bundle.parameters(), node.bound, node.number)
+        _check_moved(where, bundle, weights, bundle.parameters(), node.bound, node.number, (0, log.steps_to(node)))
         earlier = None if known.last is None else log.newest(known.last)
         if earlier is not None and earlier.weights != digest:
             before = find_weights(earlier.weights)
             if before is not None:
-                check_distance(where, weights, before, log.bound_between(earlier, node), node.number)
+                bound, rounds = log.bound_between(earlier, node), log.steps_between(earlier, node)
+                _check_moved(where, bundle, weights, before, bound, node.number, rounds)
         if orders:
             # The name used now comes first, so the names beyond MAX_TASKS are those of tasks that ended long ago.
             newest_first = {name: node.again, **{key: value for key, value in known.accepted.items() if key != name}}
@@ -165,6 +168,18 @@ class Origins:
         return log
 
 
+def _check_moved(
+    where: str, bundle: Bundle, weights: Arrays, others: Arrays, bound: float, entries: int, rounds: tuple[int, int]
+) -> None:
+    """Check that what gradients train is at most `bound` from `others`, and running statistics so many rounds."""
+    pairs = shared_statistics(bundle.manifest)
+    trained, statistics = split_statistics(weights, pairs)
+    other_trained, other_statistics = split_statistics(others, pairs)
+    check_distance(where, trained, other_trained, bound, entries)
+    check_layout(where, statistics, other_statistics)
+    check_statistics(where, statistics, other_statistics, pairs, *rounds)
+
+
 def check_broadcast(bundle: Bundle, broadcast: Mapping[str, np.ndarray], rounds: int) -> None:
     """Check that so many rounds can have led to what the server sends with the weights, such as a control variate.
 
@@ -173,7 +188,10 @@ def check_broadcast(bundle: Bundle, broadcast: Mapping[str, np.ndarray], rounds:
     """
     strategy = strategies.get(bundle.manifest.strategy)
     # Most strategies broadcast nothing: then their state, which is as large as the model, need not be made.
-    start = {} if strategy.broadcast is no_broadcast else strategy.broadcast(strategy.init(bundle.parameters()))
+    start = {}
+    if strategy.broadcast is not no_broadcast:
+        trained, _ = split_statistics(bundle.parameters(), shared_statistics(bundle.manifest))
+        start = strategy.broadcast(strategy.init(trained))
     bound = rounds * strategy.step_bound(bundle.manifest, None, 1).state if rounds else 0.0
     check_distance("what is broadcast with the weights", broadcast, start, bound, rounds)
 

@@ -33,6 +33,7 @@ from archipel.server.rounds.machine import answered, read_plan, sharers
 from archipel.server.rounds.results import released
 from archipel.server.rounds.steps import History, Step, keep_within, read_history
 from archipel.server.rounds.weights_log import endorsement, sum_digest
+from archipel.strategies.running_statistics import combine_statistics, shared_statistics, split_statistics
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -225,6 +226,12 @@ def _faults(collected: Collected, cohort: Cohort, answers: Mapping[str, Unmaskin
     return faults | {dealer: WRONG_SHARES_DEALT for dealer, count in rest.items() if count > most}
 
 
+def _check_finite(parameters: Mapping[str, np.ndarray]) -> None:
+    for name, array in parameters.items():
+        if not np.isfinite(array).all():
+            raise ServerError(f"the new value of parameter {name!r} is not finite; lower the learning rates")
+
+
 def _update(services: Services, collected: Collected, decoded: DecodedSum) -> NewVersion:
     strategy = strategies.get(collected.manifest.strategy)
     parameters = services.blobs.read_weights(collected.weights)
@@ -233,11 +240,14 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
         state = services.blobs.read_weights(collected.strategy_state)
     hyperparameters = collected.request.hyperparameters
     bound = strategy.step_bound(collected.manifest, hyperparameters, collected.updates)
-    after = strategy.update(parameters, state, decoded, collected.updates, hyperparameters)
-    for name, array in after[0].items():
-        if not np.isfinite(array).all():
-            raise ServerError(f"the new value of parameter {name!r} is not finite; lower the learning rates")
-    moved, state, step = keep_within((parameters, state), after, bound, collected.history)
+    pairs = shared_statistics(collected.manifest)
+    trained, statistics = split_statistics(parameters, pairs)
+    after = strategy.update(trained, state, decoded, collected.updates, hyperparameters)
+    _check_finite(after[0])
+    moved, state, step = keep_within((trained, state), after, bound, collected.history)
+    # With the step's scale: its statistics come from the same sum, and the sum is what may be attacked.
+    moved |= combine_statistics(statistics, decoded, collected.updates, pairs, step.scale)
+    _check_finite(moved)
     with services.database.read() as session:
         evidence = endorsement(session, collected.current)
     weights = write_weights(moved)

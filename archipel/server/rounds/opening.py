@@ -25,6 +25,7 @@ from archipel.server.rounds import reach, weights_log
 from archipel.server.rounds.checks import make_plan, update_size
 from archipel.server.rounds.machine import DEADLINES, Transition, deadline, first_phase
 from archipel.server.rounds.weights_log import Log
+from archipel.strategies.running_statistics import shared_statistics, split_statistics
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -107,7 +108,10 @@ def make_first_version(services: Services, write: Write, task: Task) -> None:
         return
     bundle = services.open_bundle(row.file_digest)
     parameters = bundle.parameters()
-    state = strategies.get(bundle.manifest.strategy).init(parameters) if request.kind == "training" else {}
+    state = {}
+    if request.kind == "training":
+        trained, _ = split_statistics(parameters, shared_statistics(bundle.manifest))
+        state = strategies.get(bundle.manifest.strategy).init(trained)
     weights = write_weights(parameters)
     state_bytes = write_weights(state) if state else b""
     digest = services.blobs.put(weights)

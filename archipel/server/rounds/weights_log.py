@@ -123,6 +123,7 @@ def sum_digest(total: DecodedSum) -> str:
     """SHA-256 (hex) of the sum's arrays as safetensors."""
     arrays = {f"delta/{name}": array for name, array in total.deltas.items()}
     arrays |= {f"value/{name}": array for name, array in total.values.items()}
+    arrays |= {f"moment/{name}": array for name, array in total.moments.items()}
     return hashlib.sha256(write_weights(arrays)).hexdigest()
 
 

@@ -127,14 +127,18 @@ export interface Derived extends Named {
 }
 export interface Update extends Named {
   readonly role: "update";
-  readonly kind: "delta" | "weight" | "value";
+  readonly kind: "delta" | "weight" | "value" | "mean" | "variance";
   readonly weighting: "examples" | "uniform" | "steps";
   readonly range: number;
   readonly bits: number;
   readonly clip: number | null;
   readonly lowest: number;
   readonly noise: number;
+  /** Of a running variance: the parameter that is its mean. */
+  readonly mean: string;
 }
+/** The kinds of update entries that change a parameter. */
+export const CHANGES: ReadonlySet<Update["kind"]> = new Set<Update["kind"]>(["delta", "mean", "variance"]);
 export interface Metric extends Common {
   readonly role: "metric";
   readonly reduction: "sum" | "mean" | "last";
@@ -283,13 +287,14 @@ const OUTPUTS: ReadonlyMap<string, Decoder<Port>> = new Map<string, Decoder<Port
     "update",
     port<Update>("update", {
       ...NAMED,
-      kind: required(oneOf("delta", "weight", "value")),
+      kind: required(oneOf("delta", "weight", "value", "mean", "variance")),
       weighting: required(oneOf("examples", "uniform", "steps")),
       range: required(float),
       bits: required(integer),
       clip: optional(nullable(float), null, "null"),
       lowest: optional(float, 0, "0.0"),
       noise: optional(float, 0, "0.0"),
+      mean: optional(text, "", '""'),
     }),
   ],
   ["metric", port<Metric>("metric", { ...COMMON, reduction: required(oneOf("sum", "mean", "last")) })],

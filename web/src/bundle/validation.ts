@@ -2,7 +2,8 @@
 
 import { ManifestError, TensorLayoutError, UnsafePathError } from "../errors.js";
 import type { Manifest, Phase, TensorSpec } from "./manifest.js";
-import { ALLOWED, type DType, type Dim, type Port, type Program, type Role, tensorOf } from "./roles.js";
+import { validateMoments } from "./moments.js";
+import { ALLOWED, CHANGES, type DType, type Dim, type Port, type Program, type Role, tensorOf } from "./roles.js";
 
 export const MANIFEST_FILE = "manifest.json";
 export const SIGNATURE_FILE = "manifest.sig";
@@ -49,6 +50,7 @@ export function validateManifest(manifest: Manifest): void {
   for (const [name, program] of Object.entries(manifest.programs)) {
     validateProgram(name, program, manifest.files, parameters, declared);
     validateBounds(`program ${quoted(name)}`, program, manifest.strategy !== "");
+    validateMoments(`program ${quoted(name)}`, program);
   }
   validateFeatures(manifest.programs);
   validatePredictions(manifest.programs);
@@ -165,7 +167,7 @@ function validatePort(where: string, port: Port, parameters: ReadonlyMap<string,
   const tensor = tensorOf(port);
   if (tensor !== null) checkText(`${here}: tensor`, tensor);
   if (port.role === "update") validateUpdate(here, port);
-  if (port.role === "parameter" || port.role === "start" || (port.role === "update" && port.kind === "delta")) {
+  if (port.role === "parameter" || port.role === "start" || (port.role === "update" && CHANGES.has(port.kind))) {
     const spec = parameters.get(port.tensor);
     if (spec === undefined) {
       throw new ManifestError(`${here}: ${quoted(port.tensor)} is not one of the bundle's parameters`);
