@@ -189,7 +189,7 @@ def _shared_pairs(
         # Statistics that are computed cannot be trained either, as `step_graph` says.
         if owned or node.op_type in half.personal_operators or content is None:
             continue
-        pair = RunningPair(mean, variance, content.dtype.numpy().name, tuple(int(size) for size in content.shape))
+        pair = RunningPair(mean, variance, content.dtype.numpy().name, tuple(content.shape.numpy()))
         for name in (mean, variance):
             if pairs.setdefault(name, pair) != pair:
                 raise ConversionError(
