@@ -1,7 +1,8 @@
-"""The rules of a manifest about programs that read what others make, or repeat them, and outputs that go together."""
+"""The rules of a manifest about programs that read or repeat others, outputs that go together, and metrics."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -14,9 +15,10 @@ PER_STEP = ("example", "label", "example_weight", "feature", "noise")
 
 
 def validate_links(programs: Mapping[str, Program]) -> None:
-    """Check features, predictions and repeated programs. Raises ManifestError."""
+    """Check features, predictions, repeated programs and metrics of rounds. Raises ManifestError."""
     _validate_features(programs)
     _validate_predictions(programs)
+    _validate_metrics(programs)
     for name, program in programs.items():
         if program.repeats:
             _validate_repeats(name, program, programs)
@@ -85,6 +87,37 @@ def _validate_predictions(programs: Mapping[str, Program]) -> None:
                     f"program {name!r}: prediction {port.name!r} is {port.dtype}{list(port.shape)}, predict answers "
                     f"{answer.dtype}{list(answer.shape)}"
                 )
+
+
+def _validate_metrics(programs: Mapping[str, Program]) -> None:
+    """Check the metrics with a range: devices add them to the sum of a training round."""
+    ranges: dict[str, tuple[str, float]] = {}
+    for name, program in programs.items():
+        for port in program.outputs:
+            if not isinstance(port, Metric) or port.range is None:
+                continue
+            here = f"program {name!r}: metric {port.name!r}"
+            if program.kind not in ("train", "finish"):
+                raise ManifestError(f"{here}: only metrics of train and finish have a range, not of {program.kind}")
+            if not 0 < port.range < math.inf:
+                raise ManifestError(f"{here}: range must be above 0 and finite, is {port.range}")
+            if program.kind == "train" and port.reduction != "mean":
+                raise ManifestError(f"{here}: with a range its reduction must be 'mean', is {port.reduction!r}")
+            if program.kind == "finish" and port.range != 1:
+                raise ManifestError(f"{here}: it is 0 or 1 of each device, so its range must be 1, is {port.range:g}")
+            if ranges.setdefault(port.name, (program.kind, port.range)) != (program.kind, port.range):
+                raise ManifestError(f"{here}: another program states another range, or is of another kind")
+    # Without noise of their own the metrics would tell about examples that the noise protects, beyond every epsilon.
+    noisy = [name for name, program in programs.items() if program.kind in ("train", "finish") and _noisy(program)]
+    if ranges and noisy:
+        raise ManifestError(
+            f"program {noisy[0]!r}: it reads noise, so no metric may have a range: rounds would sum it without noise; "
+            f"metric {min(ranges)!r} has one"
+        )
+
+
+def _noisy(program: Program) -> bool:
+    return any(role_of(port) == "noise" for port in program.inputs)
 
 
 def _agree(answer: Port, port: Port) -> bool:

@@ -197,9 +197,15 @@ CHANGES = ("delta", "mean", "variance")
 
 
 class Metric(Port, frozen=True, kw_only=True, tag="metric"):
-    """A scalar (one for each of the program's steps), and how its values over steps or batches are reduced to one."""
+    """A scalar (one for each of the program's steps), and how its values over steps or batches are reduced to one.
+
+    With a `range`, training rounds sum the metric over the devices, and the range bounds its absolute value. Of a
+    `train` program it is a mean; of `finish` it is 0 or 1 of each device, with the range 1, and the round counts the
+    ones. Without a range it stays on the device.
+    """
 
     reduction: Literal["sum", "mean", "last"]
+    range: float | None = None
 
 
 Input = (

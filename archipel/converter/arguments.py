@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import UnionType
 from typing import Any
 
@@ -22,6 +23,13 @@ def check_whole(where: str, value: object, low: int, high: int | None = None) ->
         return
     bounds = f"of {low} or more" if high is None else f"from {low} to {high}"
     raise ConversionError(f"{where}: expected a whole number {bounds}, got {_shown(value)}")
+
+
+def check_above_zero(where: str, value: object) -> None:
+    """Refuse a `value` that is not a finite number above 0."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return
+    raise ConversionError(f"{where}: expected a number above 0, got {_shown(value)}")
 
 
 def check_struct(where: str, value: object, kind: type[msgspec.Struct]) -> None:

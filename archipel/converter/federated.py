@@ -118,7 +118,9 @@ def written_program(make: MakeProgram, local: LocalTraining) -> Model:
     return model
 
 
-def local_training(programs: Mapping[str, Model], optimizer: Optimizer, division: Division) -> LocalTraining:
+def local_training(
+    programs: Mapping[str, Model], optimizer: Optimizer, division: Division, max_clip: float
+) -> LocalTraining:
     """What the strategy's own graphs may need to know about the train programs."""
     ports = [port for model in programs.values() for port in model.program.inputs]
     return LocalTraining(
@@ -126,6 +128,7 @@ def local_training(programs: Mapping[str, Model], optimizer: Optimizer, division
         statistics=division.statistics,
         hyperparameters={port.name: port for port in ports if isinstance(port, Hyperparameter)},
         momentum=optimizer.momentum if isinstance(optimizer, SGD) else 0.0,
+        max_clip=max_clip,
     )
 
 

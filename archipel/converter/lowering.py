@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
@@ -40,10 +41,11 @@ def predict_program(predict: Model) -> Model:
     return Model(predict.ir, signature=Program(kind="predict", inputs=inputs, outputs=outputs))
 
 
-def lower(model: Model, training: Training | None) -> Lowered:
+def lower(model: Model, training: Training | None, *, max_clip: float = math.inf) -> Lowered:
     """Make the programs of a bundle of the model: without `training` only `predict`.
 
-    A CompressedModel predicts with its deployed form and is trained in its training form.
+    `max_clip` is that of the privacy policy, within which a clip is chosen. A CompressedModel predicts with its
+    deployed form and is trained in its training form.
     Raises ConversionError for options that do not fit the model, CompressionError or TrainingError from the parts.
     """
     # Folding first: it changes which parameters there are, and all programs must agree on those.
@@ -74,7 +76,7 @@ def lower(model: Model, training: Training | None) -> Lowered:
         refresh.initial.update({name: adapted.model.parameters[name] for name in adapted.trained})
     programs["refresh"] = assign_roles(refresh, division, copies=division.copied)
     half = trained.half
-    local = local_training(trained.programs, training.optimizer, division)
+    local = local_training(trained.programs, training.optimizer, division, max_clip)
     if half.begin is not None:
         programs["begin"] = written_program(half.begin, local)
     programs["finish"] = written_program(half.finish, local)

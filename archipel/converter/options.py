@@ -16,7 +16,7 @@ from archipel.compression.examples import Data
 from archipel.compression.part import Part
 from archipel.compression.recipe import check_parts, check_sets, load_recipe
 from archipel.compression.work import Progress
-from archipel.converter.arguments import check_instance, check_struct, check_whole
+from archipel.converter.arguments import check_above_zero, check_instance, check_struct, check_whole
 from archipel.converter.federated import check_steps, schedule
 from archipel.converter.statistics import AnyStatistic, check_statistics
 from archipel.errors import ArchipelError, ConversionError
@@ -29,6 +29,8 @@ from archipel.training.step import StepOptions, check_options
 DAY, VALID_DAYS = 86400, 730
 BATCH_SIZE = 16
 MAX_EXAMPLES = 1000
+LOSS_RANGE = 64.0
+"""Far above the cross entropy of a model that has learned nothing: ln of the number of classes."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,9 @@ class Training:
         epochs: passes over a device's examples in a round, from 1 to 10,000; some strategies have their own number for
             a part of the round.
         batch_size: examples of a step, 1 or more.
+        loss_range: rounds report the training's mean loss, on devices with a larger one this number instead, and say
+            on how many. Its resolution is this number divided by 2^15 with the default of 16 bits. None: rounds report
+            no metrics. With DP-SGD they report none in any case.
 
     Raises:
         TrainingError: for a wrong loss, optimizer, pattern or value in `step_options`.
@@ -66,6 +71,7 @@ class Training:
     strategy_options: Mapping[str, object] = field(default_factory=dict)
     epochs: int = 1
     batch_size: int = BATCH_SIZE
+    loss_range: float | None = LOSS_RANGE
 
     def __post_init__(self) -> None:
         check_part("training", "losses", self.loss, LOSS_METHODS)
@@ -76,6 +82,8 @@ class Training:
         _check_step_options(self.step_options)
         check_whole("training: epochs", self.epochs, 1, MAX_EPOCHS)
         check_whole("training: batch_size", self.batch_size, 1)
+        if self.loss_range is not None:
+            check_above_zero("training: loss_range", self.loss_range)
         half = self.half
         check_steps(self.optimizer, self.step_options, half, self.strategy)
         # A strategy's own numbers of epochs are among its options.

@@ -30,6 +30,7 @@ from archipel.converter.features import split_features
 from archipel.converter.former_keywords import accepts_former_keywords
 from archipel.converter.limits import compute_limits
 from archipel.converter.lowering import initial_values, lower, parameter_names
+from archipel.converter.metrics import with_ranges
 from archipel.converter.options import Analysis, Compression, Signing, Training
 from archipel.converter.repeated import with_repeated
 from archipel.converter.request import DEFAULT_PRIVACY, SUFFIX, Request
@@ -56,7 +57,9 @@ def make_bundle(request: Request) -> Bundle:
     check_model(dataclasses.replace(request, training=training), model)
     if request.compression is not None and request.parts:
         model, report = _compressed(model, request.compression, training)
-    programs, schedule = lower(model, training)
+    programs, schedule = lower(model, training, max_clip=privacy.max_clip)
+    if training is not None:
+        programs = with_ranges(programs, training.loss_range, privacy)
     described: tuple[Statistic, ...] = ()
     if request.analysis is not None:
         programs[PROGRAM], described = analyze_program(

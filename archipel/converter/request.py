@@ -15,7 +15,7 @@ from archipel.compression.part import Part
 from archipel.converter.options import BATCH_SIZE, Analysis, Compression, Signing, Training
 
 SUFFIX = ".bundle"
-DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.67, max_clip=10.0, max_bits=24)
+DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.67, max_clip=1000.0, max_bits=24)
 
 
 @dataclass(frozen=True, eq=False)  # comparing arrays gives arrays, not True or False

@@ -2,7 +2,7 @@
 
 | kind | entries |
 |---|---|
-| training | the update outputs of the bundle's `finish` program |
+| training | the update outputs of the bundle's `finish` program, then metrics (protocol.training_metrics) |
 | analytics | the update outputs of an `analyze` program |
 | evaluation | w = min(count, max_examples) / max_examples; each mean times w; w again for each mean that was clamped |
 | both of these | whether the device has examples |
@@ -16,19 +16,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from archipel.bundle import Manifest, Program
-from archipel.bundle.roles import Update
+from archipel.bundle.roles import Hyperparameter, Update
 from archipel.errors import ProtocolError
 from archipel.protocol.measures import measures
-from archipel.protocol.messages import Kind
+from archipel.protocol.messages import Kind, RoundPlan
+from archipel.protocol.training_metrics import CLAMPED, UPDATE_CLIP, count_entry, training_entries
 from archipel.protocol.vector import Layout
 
 EXAMPLES = "archipel/examples"
 """The entry of an evaluation with the weight."""
-CLAMPED = "archipel/clamped/"
-"""Prefix of the entry that says whether a metric was clamped."""
 CONTRIBUTORS = "archipel/contributors"
 """The entry of an analysis or evaluation that is 1 of a device with examples, 0 of one without: their sum is exact."""
 
@@ -72,14 +72,41 @@ def upload_layout(
     """Where each entry lies. `metrics` of an evaluation: name to range. Raises ProtocolError."""
     program = upload_program(manifest, kind, name)
     if kind == "training":
-        return Layout.of(program)
+        updates = Layout.of(program).updates
+        return Layout((*updates, *training_entries(manifest, program, updates)))
     made = Layout.of(program) if kind == "analytics" else _evaluation_layout(manifest, program, metrics or {})
     counts = (CONTRIBUTORS, *((DECIDED, TOOK) if count_adoption else ()))
     # A program's entry of the same name could stand in for the device's count.
     for port in made.updates:
         if taken := {port.name, port.tensor} & set(counts):
             raise ProtocolError(f"bundle {manifest.name!r}: the name {min(taken)!r} is not for programs to use")
-    return Layout((*made.updates, *map(_count, counts)))
+    return Layout((*made.updates, *map(count_entry, counts)))
+
+
+def plan_layout(plan: RoundPlan, manifest: Manifest) -> Layout:
+    """The layout of the updates of the plan's round, whose deltas keep to the clip of the plan, where it sets one.
+
+    Raises ProtocolError.
+    """
+    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics, count_adoption=plan.count_adoption)
+    port = clip_input(upload_program(manifest, plan.kind, plan.program)) if plan.kind == "training" else None
+    if port is None:
+        return layout
+    clip = plan.hyperparameters.get(UPDATE_CLIP, port.default)
+    return Layout(
+        tuple(
+            msgspec.structs.replace(each, clip=min(each.clip, clip))
+            if each.kind == "delta" and each.clip is not None
+            else each
+            for each in layout.updates
+        )
+    )
+
+
+def clip_input(finish: Program) -> Hyperparameter | None:
+    """The input of `finish` with the clip that a plan may set; None where the bundle fixes it."""
+    ports = [port for port in finish.inputs if isinstance(port, Hyperparameter) and port.name == UPDATE_CLIP]
+    return ports[0] if ports else None
 
 
 def contribution(examples: int) -> dict[str, np.ndarray]:
@@ -93,14 +120,6 @@ def adoption(answer: bool | None) -> dict[str, np.ndarray]:
         DECIDED: np.array(float(answer is not None), np.float32),
         TOOK: np.array(float(answer is True), np.float32),
     }
-
-
-def _count(name: str) -> Update:
-    """An entry that is 0 or 1 of each device."""
-    # Two bits are -1, 0 and 1: the step is 1, so the sum is a whole number.
-    return Update(
-        name=name, tensor=name, dtype="float32", shape=(), kind="value", weighting="uniform", range=1.0, bits=2
-    )
 
 
 def metric_arrays(

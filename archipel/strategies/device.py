@@ -97,13 +97,15 @@ class LocalTraining:
     """The facts about the model and its train programs that `begin` and `finish` may need.
 
     `parameters` are the shared ones, which devices upload; `hyperparameters` the train programs' ports by name;
-    `momentum` is that of the optimizer; `statistics` are the running statistics that devices share.
+    `momentum` is that of the optimizer; `statistics` are the running statistics that devices share; `max_clip` is that
+    of the privacy policy.
     """
 
     parameters: Mapping[str, np.ndarray]
     hyperparameters: Mapping[str, Hyperparameter] = field(default_factory=dict)
     momentum: float = 0.0
     statistics: Sequence[RunningPair] = ()
+    max_clip: float = math.inf
 
 
 MakeProgram = Callable[[LocalTraining], "tuple[onnx.ModelProto, Program]"]
@@ -134,27 +136,31 @@ class Upload:
 
     Arguments:
         strategy: the strategy's name, for errors.
-        clip: the bound of the L2 norm of all delta entries together.
-        value_range: the bound of one element in the fixed-point encoding; None: `clip`.
+        clip: the bound of the L2 norm of all delta entries together. None: it is chosen with the model, and the server
+            adapts it from round to round, see strategies.clipping.
+        value_range: the bound of one element in the fixed-point encoding; None: `clip`, or chosen with the clip.
         bits: bits of an element in that encoding, from 2 to 30.
         weight_cap: with `weighting` "examples", a device with n examples weighs min(n, weight_cap) / weight_cap.
         weighting: "examples", or "uniform", where each device weighs 1.
         statistics_range: the most by which one device can ask to shift a running mean of a BatchNormalization in a
             round, in standard deviations, 1 or more; of a running variance its square, in variances.
+        start: where the server adapts the clip, the first one; `clip` is then the largest (no option of `convert`).
 
     Raises ConversionError for values out of bounds.
     """
 
     strategy: str
-    clip: float = 1.0
+    clip: float | None = None
     value_range: float | None = None
     bits: int = 16
     weight_cap: int = 100
     weighting: Literal["examples", "uniform"] = "examples"
     statistics_range: float = 3.0
+    start: float | None = None
 
     def __post_init__(self) -> None:
-        check_positive(self.strategy, "clip", self.clip)
+        if self.clip is not None:
+            check_positive(self.strategy, "clip", self.clip)
         if self.value_range is not None:
             check_positive(self.strategy, "value_range", self.value_range)
         if check_whole(self.strategy, "bits", self.bits, 2) > MAX_BITS:
@@ -170,9 +176,16 @@ class Upload:
         _number(self.strategy, "statistics_range", self.statistics_range, "of 1 or more", lambda x: x >= 1)
 
     @property
+    def bound(self) -> float:
+        """The largest clip. Raises ConversionError before it is chosen (strategies.clipping.choose_clip)."""
+        if self.clip is None:
+            raise ConversionError(f"strategy {self.strategy!r}: clip is chosen with the model, and there is none here")
+        return float(self.clip)
+
+    @property
     def range(self) -> float:
         """The bound of one element in the fixed-point encoding."""
-        return float(self.clip if self.value_range is None else self.value_range)
+        return self.bound if self.value_range is None else float(self.value_range)
 
 
 MakeDevice = Callable[..., DeviceHalf]
@@ -181,7 +194,7 @@ MakeDevice = Callable[..., DeviceHalf]
 
 def describe(name: str, make: MakeDevice, options: Mapping[str, Any]) -> DeviceHalf:
     """The device half with these options. Raises ConversionError for unknown or missing options and wrong values."""
-    common = {f.name for f in fields(Upload)} - {"strategy"}
+    common = {f.name for f in fields(Upload)} - {"strategy", "start"}
     # The strategy's own options are the arguments of its `device` function, after the Upload.
     own = {p.name: p for p in list(inspect.signature(make).parameters.values())[1:]}
     if not isinstance(options, Mapping):

@@ -17,6 +17,7 @@ from archipel.bundle import Manifest, Program
 from archipel.bundle.roles import Count, Update
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
+from archipel.strategies.clipping import choose_clip
 from archipel.strategies.device import DeviceHalf, LocalTraining, MakeProgram, Upload, check_whole
 from archipel.strategies.finish import (
     add_clip_factor,
@@ -25,6 +26,7 @@ from archipel.strategies.finish import (
     add_examples,
     add_square,
     add_weight,
+    report_limits,
     upload_deltas,
     upload_weight,
 )
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 STEPS = "fednova/steps"
 """The name of the update's entry with a times the weight."""
+_SHARE = 1 / 16
+"""The clip bounds a mean step, which is a part of a round's change: the first clip is that of 16 steps in one line."""
 
 
 def update(
@@ -79,8 +83,9 @@ def device(upload: Upload, *, step_cap: int = 256) -> DeviceHalf:
     return DeviceHalf(finish=_finish(upload, cap), optimizer="momentum")
 
 
-def _finish(upload: Upload, cap: int) -> MakeProgram:
+def _finish(options: Upload, cap: int) -> MakeProgram:
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
+        upload = choose_clip(options, local, share=_SHARE)
         graph = ProgramGraph("finish", upload.strategy)
         add_constants(graph, upload)
         steps = _gradient_weights(graph, local.momentum, cap)
@@ -89,7 +94,7 @@ def _finish(upload: Upload, cap: int) -> MakeProgram:
         for name in local.parameters:
             mean = graph.node("Div", [add_delta(graph, local, name), steps], f"{name}.per_step")
             squares.append(add_square(graph, mean, f"{name}.square"))
-        factor = add_clip_factor(graph, squares, graph.own("clip"))
+        shrink = factor = add_clip_factor(graph, squares, graph.own("clip"))
         if upload.weighting == "examples":
             add_examples(graph)
             weight = add_weight(graph)
@@ -104,6 +109,7 @@ def _finish(upload: Upload, cap: int) -> MakeProgram:
         )  # fmt: skip
         upload_statistics(graph, local, upload)
         upload_weight(graph, upload)
+        report_limits(graph, upload, shrink)
         return graph.build()
 
     return make

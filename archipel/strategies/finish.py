@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from archipel.bundle import Program
-from archipel.bundle.roles import Count, Parameter, Start, Update
+from archipel.bundle.roles import Count, Metric, Parameter, Start, Update
 from archipel.errors import ConversionError
+from archipel.protocol.training_metrics import CAPPED, CLIPPED
+from archipel.strategies.clipping import choose_clip, clip_port
 from archipel.strategies.device import LocalTraining, MakeProgram, Upload
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.running_statistics import upload_statistics
@@ -20,25 +22,28 @@ if TYPE_CHECKING:
 Weighting = Literal["examples", "uniform"]
 
 
-def weighted_deltas(upload: Upload) -> MakeProgram:
+def weighted_deltas(options: Upload) -> MakeProgram:
     """`finish` of federated averaging.
 
     Its inputs are `NAME.start` and `NAME` of every parameter, and the count of examples. Its outputs are `NAME.update`
     = delta * min(1, clip / |all deltas|) * weight, what running statistics changed, and the weight,
-    min(examples, weight_cap) / weight_cap. With uniform weighting it has neither count nor weight.
+    min(examples, weight_cap) / weight_cap. With uniform weighting it has neither count nor weight. Metrics say whether
+    the update was clipped and the weight capped.
     """
 
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
+        upload = choose_clip(options, local)
         graph = ProgramGraph("finish", upload.strategy)
         squares = [add_square(graph, add_delta(graph, local, name), f"{name}.square") for name in local.parameters]
         add_constants(graph, upload)
-        factor = add_clip_factor(graph, squares, graph.own("clip"))
+        shrink = factor = add_clip_factor(graph, squares, graph.own("clip"))
         if upload.weighting == "examples":
             add_examples(graph)
             factor = graph.node("Mul", [factor, add_weight(graph)], graph.own("factor"))
         upload_deltas(graph, local, upload, factor, upload.weighting)
         upload_statistics(graph, local, upload)
         upload_weight(graph, upload)
+        report_limits(graph, upload, shrink)
         return graph.build()
 
     return make
@@ -68,7 +73,12 @@ def add_examples(graph: ProgramGraph) -> str:
 
 def add_constants(graph: ProgramGraph, upload: Upload) -> None:
     graph.constant("one", 1.0)
-    graph.constant("clip", upload.clip)
+    if upload.start is None:
+        graph.constant("clip", upload.bound)
+    else:
+        # Whatever a plan asks for, the graph keeps the bound that the update entries state.
+        asked = graph.input(clip_port(upload, upload.start))
+        graph.node("Min", [asked, graph.constant("largest_clip", upload.bound)], graph.own("clip"))
     if upload.weighting == "examples":
         graph.constant("cap", float(upload.weight_cap))
     graph.constant("tiny", 1e-12)
@@ -102,9 +112,20 @@ def upload_deltas(
         graph.output(
             Update(
                 name=entry, tensor=name, dtype="float32", shape=array.shape,
-                kind="delta", weighting=weighting, range=upload.range, bits=upload.bits, clip=float(upload.clip),
+                kind="delta", weighting=weighting, range=upload.range, bits=upload.bits, clip=upload.bound,
             )
         )  # fmt: skip
+
+
+def report_limits(graph: ProgramGraph, upload: Upload, shrink: str) -> None:
+    """Add the metrics of what limited the update: the factor `shrink` below 1, and more examples than the cap."""
+    found = {CLIPPED: graph.node("Less", [shrink, graph.own("one")], graph.own("is_clipped"))}
+    if upload.weighting == "examples":
+        more = [graph.own("examples_float"), graph.own("cap")]
+        found[CAPPED] = graph.node("Greater", more, graph.own("is_capped"))
+    for name, condition in found.items():
+        graph.node("Cast", [condition], name, to=1)
+        graph.output(Metric(name=name, dtype="float32", shape=(), reduction="last"))
 
 
 def upload_weight(graph: ProgramGraph, upload: Upload) -> None:

@@ -18,6 +18,7 @@ from archipel.bundle import Manifest, Program
 from archipel.bundle.roles import Broadcast, Count, State, Update
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
+from archipel.strategies.clipping import choose_clip
 from archipel.strategies.device import (
     CORRECTION,
     Correction,
@@ -28,7 +29,14 @@ from archipel.strategies.device import (
     Upload,
     check_positive,
 )
-from archipel.strategies.finish import add_clip_factor, add_constants, add_delta, add_square, upload_deltas
+from archipel.strategies.finish import (
+    add_clip_factor,
+    add_constants,
+    add_delta,
+    add_square,
+    report_limits,
+    upload_deltas,
+)
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.running_statistics import upload_statistics
 from archipel.strategies.strategy import (
@@ -113,8 +121,9 @@ def _begin(strategy: str) -> MakeProgram:
     return make
 
 
-def _finish(upload: Upload, control_clip: float, control_range: float) -> MakeProgram:
+def _finish(options: Upload, control_clip: float, control_range: float) -> MakeProgram:
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
+        upload = replace(choose_clip(options, local), weighting="uniform")
         graph = ProgramGraph("finish", upload.strategy)
         add_constants(graph, upload)
         # (end - start) / (steps lr) is minus the mean gradient of the round's steps of plain SGD.
@@ -145,6 +154,7 @@ def _finish(upload: Upload, control_clip: float, control_range: float) -> MakePr
             following = graph.node("Add", [own, clipped], f"{own}.next")
             graph.output(_own_control(name, array, following))
         upload_statistics(graph, local, replace(upload, weighting="uniform"))
+        report_limits(graph, upload, shrink)
         return graph.build()
 
     return make

@@ -12,7 +12,7 @@ from archipel.bundle import Manifest
 from archipel.bundle.roles import Update
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import Group, entries, groups, mean_bound
-from archipel.protocol.uploads import upload_layout
+from archipel.protocol.uploads import upload_program
 from archipel.protocol.vector import DecodedSum, Layout
 from archipel.strategies.device import MakeDevice
 
@@ -76,7 +76,8 @@ class Strategy:
 
 
 def training_layout(manifest: Manifest) -> Layout:
-    return upload_layout(manifest, "training")
+    """The entries that `finish` makes, of which the server half computes its step; metrics move no model."""
+    return Layout.of(upload_program(manifest, "training"))
 
 
 def server_rate(manifest: Manifest, hyperparameters: Mapping[str, float] | None) -> float:

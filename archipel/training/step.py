@@ -17,7 +17,7 @@ from archipel.training.arguments import check_part, check_trained_model, flag, w
 from archipel.training.assembly import Assembly
 from archipel.training.batch_norm import BatchNorm, check_batch_norm, prepared, track
 from archipel.training.dropout import activate, deactivate
-from archipel.training.losses import LOSS_METHODS, Loss, objective
+from archipel.training.losses import LOSS_METHODS, Loss, counted, mean, objective, total
 from archipel.training.nesting import repeat
 from archipel.training.optimizers import OPTIMIZER_METHODS, Optimizer
 from archipel.training.per_example import PerExample, example_gradients
@@ -25,7 +25,7 @@ from archipel.training.precision import LossScale, Mixed, autocast, mixed
 from archipel.training.transforms import Transform
 from archipel.training.update import Accumulation, Update
 
-LOSS = "loss"
+LOSS, ACCURACY = "loss", "accuracy"
 
 
 class StepOptions(TypedDict, total=False):
@@ -77,8 +77,9 @@ def step_graph(
     Returns:
         A Model with its signature. Inputs: the model's own, `label`, each trainable parameter under its own name, its
         state as `<parameter>.<state>`, the hyperparameters of optimizer and transforms (scalar float32), and those of
-        the options. Outputs: `<tensor>.next` for each parameter and state, and the metric `loss` (scalar, of the batch
-        before the step). `initial` has the first values of parameters and statistics.
+        the options. Outputs: `<tensor>.next` for each parameter and state, and the metrics `loss` and, for losses of
+        classification and without `per_example`, `accuracy` (float32 scalar, the share of the labels that count), both
+        of the batch before the step. `initial` has the first values of parameters and statistics.
 
     Raises:
         TrainingError: for names that collide or match nothing, and options that do not fit together.
@@ -124,6 +125,8 @@ def step_graph(
     for average in averages:
         work.set_next(*average)
     work.add_result(Metric, LOSS, value, reduction="mean")
+    if per_example is None and (right := _accuracy(work, loss)) is not None:
+        work.add_result(Metric, ACCURACY, right, reduction="mean")
     program = work.finish("train")
     return program if steps == 1 else repeat(program, steps)
 
@@ -160,6 +163,21 @@ def _mixed_precision(work: Assembly, precision: Literal["float32", "mixed"] | Mi
         return None
     autocast(work)
     return LossScale(work, mixed() if precision == "mixed" else precision)
+
+
+def _accuracy(work: Assembly, loss: Loss) -> ir.Value | None:
+    """The share of right answers among the labels whose weight is not 0; None for a loss of no classification."""
+    op = work.op
+    with op.scope(ACCURACY):
+        correct = loss.correct(op, work.output, work.label)
+        if correct is None:
+            return None
+        right, weights = op.Cast(correct, to=int(ir.DataType.FLOAT)), loss.weights(op, work.output, work.label)
+        if weights is None:
+            return mean(op, right)
+        # 0 of none: a batch may have only labels that do not count.
+        count = op.Max(op.Cast(counted(op, right, weights), to=int(ir.DataType.FLOAT)), 1.0)
+        return op.Div(total(op, right), count)
 
 
 def _whole_batch(work: Assembly, loss: Loss, scaling: LossScale | None) -> tuple[ir.Value, list[ir.Value]]:

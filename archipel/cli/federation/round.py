@@ -115,6 +115,10 @@ def _result(result: RoundResult | None) -> list[str]:
         beyond = result.clamped.get(name, 0.0)
         note = f"   beyond its range on devices with {beyond:.1%} of the examples, which count as the bound"
         lines.append(f"{name:<24}{value:.6g}{note if beyond else ''}")
+    if result.clipped is not None:
+        lines.append(f"{'clipped':<24}{result.clipped} of {result.devices} devices had their update clipped")
+    if result.capped is not None:
+        lines.append(f"{'capped':<24}{result.capped} of {result.devices} devices have more examples than count")
     if result.adoption is not None:
         taken, error = result.adoption.taken, result.adoption.standard_error
         lines.append(

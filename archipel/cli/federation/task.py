@@ -7,10 +7,12 @@ from pathlib import Path
 import click
 import msgspec
 
-from archipel.cli.input_output.remote import fields, read_request, read_toml, remote, request_key, result_line, save
+from archipel.cli.federation.round_lines import RoundLines, clipped_text, result_text
+from archipel.cli.input_output.remote import fields, read_request, read_toml, remote, request_key, save
 from archipel.cli.input_output.tables import as_json, show, table
 from archipel.errors import CommandError
 from archipel.operator import OperatorClient, TaskRequest
+from archipel.operator.curves import plot, write_csv, write_tensorboard
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.registry import RoundMetrics
 from archipel.protocol.operator.tasks import TaskInfo
@@ -25,7 +27,7 @@ def task() -> None:
     archipel task create task.toml --bundle digits.bundle     --json prints its id for scripts
     archipel task list
     archipel task watch ID
-    archipel task metrics ID
+    archipel task metrics ID --plot curves.png
     archipel task download ID weights.safetensors
 
     A task's file has the fields of its request:
@@ -106,18 +108,22 @@ def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the task as JSON, one line per change.")
 @remote
 def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: bool) -> None:
-    """Print every change of a task until it ends. The exit code is 1 if it was not completed.
+    """Print every change of a task until it ends, and a line with the metrics of each round.
 
     \b
     archipel task watch ID
 
-    The command waits for a server that does not answer, for ten minutes unless --timeout says otherwise.
+    The command waits for a server that does not answer, for ten minutes unless --timeout says otherwise, and for the
+    evaluation of the last version, where the task has one. The exit code is 1 if the task was not completed.
     """
+    rounds = RoundLines(client, task_id)
 
     def changed(now: TaskInfo) -> None:
         if as_json:
             click.echo(msgspec.json.encode(now))
             return
+        for line in rounds.new():
+            click.echo(line)
         failed = f", {now.failed_rounds} failed since" if now.failed_rounds else ""
         failed += f", {now.spoiled_rounds} spoiled since" if now.spoiled_rounds else ""
         waits = now.waiting_for or f"{_count_text(now.waiting)} devices waiting"
@@ -126,29 +132,60 @@ def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: 
             click.echo(f"  {now.search}")
 
     final = client.tasks.wait(task_id, timeout=timeout, on_change=changed)
+    if not as_json:
+        for line in rounds.rest(timeout):
+            click.echo(line)
     if final.state != "completed":
         raise CommandError(f"task {final.name!r} {final.state}: {final.reason}")
 
 
 @task.command()
 @click.argument("task_id")
+@click.option("--csv", "csv_file", type=click.Path(path_type=Path), help="Write the metrics into this CSV file.")
+@click.option(
+    "--plot", "plot_file", type=click.Path(path_type=Path), help="Draw the curves into this .png, .svg or .pdf."
+)
+@click.option(
+    "--tensorboard", type=click.Path(path_type=Path), help="Write the curves into this folder, for TensorBoard."
+)
 @as_json
 @remote
-def metrics(client: OperatorClient, task_id: str, as_json: bool) -> None:
-    """List the results of the task's committed rounds, oldest first.
+def metrics(
+    client: OperatorClient,
+    task_id: str,
+    csv_file: Path | None,
+    plot_file: Path | None,
+    tensorboard: Path | None,
+    as_json: bool,
+) -> None:
+    """List the results of the task's committed rounds, oldest first, and draw their curves.
 
     \b
     archipel task metrics ID
+    archipel task metrics ID --plot curves.png
+    archipel task metrics ID --csv rounds.csv --tensorboard runs/digits
+
+    Of a training: `training ...` are means over the devices of what each measured while it trained, `evaluation ...`
+    means of what the new version's `predict` answers (evaluate_every); `clipped` is how many devices had their update
+    clipped. --plot and --tensorboard need the extra `curves`. They replace the file that they write.
     """
     infos = list(client.tasks.metrics(task_id))
+    if csv_file is not None:
+        write_csv(infos, csv_file)
+    if plot_file is not None:
+        plot(infos, plot_file)
+    if tensorboard is not None:
+        write_tensorboard(infos, tensorboard)
     rows = [
         (
             str(each.number), each.round_id, str(each.devices), moment(each.ended),
-            "-" if each.weight_sum is None else f"{each.weight_sum:.6g}", _step_text(each), result_line(each.result),
+            "-" if each.weight_sum is None else f"{each.weight_sum:.6g}", _step_text(each), clipped_text(each.result),
+            result_text(each),
         )
         for each in infos
     ]  # fmt: skip
-    show(infos, as_json, table(("number", "round", "devices", "ended", "weight", "step", "result"), rows))
+    head = ("number", "round", "devices", "ended", "weight", "step", "clipped", "result")
+    show(infos, as_json, table(head, rows))
 
 
 def _step_text(metrics: RoundMetrics) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archipel.cli.input_output.tables import table
+from archipel.cli.models.update_text import update_lines
 from archipel.protocol.moments import moment
 
 _OPERATORS = 8
@@ -29,6 +30,7 @@ def bundle_text(facts: Mapping[str, Any], layers: bool) -> str:
         f"upload at most {limits['upload_bytes']:,} bytes",
     ]  # fmt: skip
     lines += [f"schedule: {_phase(phase)}" for phase in facts["schedule"]]
+    lines += update_lines(facts)
     lines.append(
         "self-test: none" if test is None else
         f"self-test: {test['file']}, within {test['atol']:.3g} + {test['rtol']:.3g} |expected|"

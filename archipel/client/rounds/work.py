@@ -27,7 +27,8 @@ from archipel.lite_runtime.slots.loading import changed_parameters
 from archipel.protocol.measures import measured
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import check_plan
-from archipel.protocol.uploads import adoption, contribution, metric_arrays, upload_layout, upload_program
+from archipel.protocol.training_metrics import training_arrays
+from archipel.protocol.uploads import adoption, contribution, metric_arrays, plan_layout, upload_program
 from archipel.protocol.vector import Layout
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def prepare(
     bundle = cache.bundle(plan.bundle, record.publisher_keys, download, limit)
     PublisherBook(limits.config.folder / "rounds" / "publishers").check(bundle, record.population, time.time())
     manifest = bundle.manifest
-    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics, count_adoption=plan.count_adoption)
+    layout = plan_layout(plan, manifest)
     limits.check_bundle(plan, manifest, layout)
     check_plan(plan, manifest.privacy, layout)
     for_weights = download.for_weights(manifest)
@@ -197,7 +198,10 @@ def _train(
         callbacks=[between_steps],
     )
     loss = update.losses[-1] if update.losses else None
-    return Contribution(update.arrays, update.examples, update.steps, loss)
+    manifest = prepared.bundle.manifest
+    finish = upload_program(manifest, plan.kind, plan.program)
+    arrays = {**update.arrays, **training_arrays(manifest, finish, update.arrays, update.metrics)}
+    return Contribution(arrays, update.examples, update.steps, loss)
 
 
 def discount_stale(

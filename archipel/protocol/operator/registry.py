@@ -253,8 +253,14 @@ class RolloutPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class RoundMetrics(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """The outcome of a committed round with `devices` devices: of training the new weights `weights_out` and the sum of
-    the devices' weights, else the `result`."""
+    """The outcome of a committed round with `devices` devices: the `result`, and of training the new weights
+    `weights_out` and the sum of the devices' weights.
+
+    `metrics` are for curves: the means of the result, and of a training those of the evaluation of its new version, by
+    names that say of what: `training loss`, `evaluation loss`. `clip` is the bound of the norm of an update where the
+    server adapts it. `evaluation` is the task that evaluates the version (`evaluate_every`), `evaluation_state` its
+    state.
+    """
 
     round_id: RoundId
     number: int
@@ -262,8 +268,12 @@ class RoundMetrics(Message, frozen=True, kw_only=True, omit_defaults=False):
     weight_sum: float | None
     step_norm: float | None
     step_scale: float | None
+    clip: float | None
     weights_out: Digest | None
     result: RoundResult | None
+    metrics: dict[str, float]
+    evaluation: RoundId | None
+    evaluation_state: TaskState | None
     started: float
     ended: float
 

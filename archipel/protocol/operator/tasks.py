@@ -99,6 +99,11 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     bundle's privacy policy asks for, which is the least), see docs/operations.md, "Queries". `count_adoption`: a secure
     evaluation also estimates how many devices took the version that it evaluates when they were offered it.
 
+    `evaluate_every` n of a training: after every n-th committed round devices of the same population evaluate the new
+    version, as in a task of kind evaluation with this request's `metrics` (none: those of the training, with their
+    ranges), `max_examples` and `min_contributors`; `cohort`, `min_cohort`, `privacy`, `eligibility` and deadlines are
+    those of the training. Each is a query, and the next round waits for it.
+
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
     in. With `devices_of` only devices are taken whose updates are in the sum of that round, which is committed.
@@ -124,6 +129,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     metrics: Metrics = {}
     max_examples: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
     count_adoption: bool = False
+    evaluate_every: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     eligibility: Annotated[str, Meta(max_length=MAX_CHARACTERS)] = ""
     max_contributions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     rest_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 0.0
@@ -142,7 +148,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     some device spoiled that is not known yet; `search` says what is being done about it (empty: nothing is wrong). Who
     asked for it is in `created_by`, such as "operator:ID", and who approved of it in `approved_by`: a query that is
     `proposed` waits for that. `refused`: how often devices took no part in a round, by
-    reason (LeaveReason, or "untold")."""
+    reason (LeaveReason, or "untold"). `evaluates` is the training's round whose version this task evaluates, where
+    that training's `evaluate_every` made it."""
 
     task_id: RoundId
     name: Name
@@ -170,6 +177,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     metrics: dict[str, float]
     max_examples: int
     count_adoption: bool
+    evaluate_every: int | None
+    evaluates: RoundId | None
     eligibility: str
     percent: float | None
     max_contributions: int | None
@@ -232,7 +241,10 @@ class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
     Of an evaluation: `metrics`, means over `examples` examples (each device's number is counted up to the task's
     max_examples); `clamped`, of a metric that was beyond its range on some devices, the share of the examples that are
     theirs; `adoption`, where the task counts it and at least `min_contributors` of the devices have decided. Of an
-    analysis: `values`, the sums by name; `statistics`, what the bundle says that they mean.
+    analysis: `values`, the sums by name; `statistics`, what the bundle says that they mean. Of a training: `metrics`,
+    such as `training loss`, means over the devices' weights of each device's mean over the steps of its round, and
+    `clamped` as above; the numbers of devices whose update was `clipped`, and of those with more examples than their
+    weight counts (`capped`; null: the bundle has devices not say it).
     """
 
     devices: int
@@ -240,6 +252,8 @@ class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
     examples: float | None = None
     metrics: dict[str, float] = {}
     clamped: dict[str, float] = {}
+    clipped: int | None = None
+    capped: int | None = None
     adoption: Adoption | None = None
     values: dict[str, Any] = {}
     statistics: dict[str, StatisticResult] = {}
@@ -261,10 +275,10 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     that repeats a failed one has the same. `spoiled`: the round failed because of an update, and nobody can see whose.
     `faults` are those that are clearly one device's, `set_aside` the devices that no round takes because of evidence
     from this one. `suspects`: so many of the waiting devices were drawn with another probability than the others.
-    `result` is that of an evaluation or analysis (see RoundResult), null for training. `refused`: how many devices took
-    no part, by reason (LeaveReason, or "untold"). Of a training's committed round: `step_norm`, the L2 norm of the
-    change of the parameters, and `step_scale`, 1 or the factor by which the server shortened a step that was far longer
-    than the task's others (`reason` says so).
+    `result` has the numbers of the sum (see RoundResult), null for a training whose bundle has no metrics. `refused`:
+    how many devices took no part, by reason (LeaveReason, or "untold"). Of a training's committed round: `step_norm`,
+    the L2 norm of the change of the parameters, and `step_scale`, 1 or the factor by which the server shortened a step
+    that was far longer than the task's others (`reason` says so).
     """
 
     round_id: RoundId

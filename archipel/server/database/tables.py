@@ -167,7 +167,8 @@ class Task(Base):
     in. Fields that SQL conditions or every message of a device need have columns too. `failed_rounds` counts, since the
     last committed round, the failed ones that count against the task, and `spoiled_rounds` those whose sum was invalid
     (devices.spoiler_search). `request_digest` belongs to the idempotency key. A proposed task waits until somebody else
-    than `created_by` approves it; both are names of the audit log. `plan_serial` is that of the last plan. A paused
+    than `created_by` approves it; both are names of the audit log. `evaluates` is the training's round whose
+    version this evaluation is of (rounds.evaluating), else null. `plan_serial` is that of the last plan. A paused
     task finishes its round and opens no other. With a `salt` it takes only `percent` of the devices
     (devices.targeting).
     """
@@ -194,6 +195,7 @@ class Task(Base):
     request_digest: Mapped[str | None] = mapped_column(Digest)
     created_by: Mapped[str] = mapped_column(String(64), server_default="")
     approved_by: Mapped[str | None] = mapped_column(String(64))
+    evaluates: Mapped[str | None] = mapped_column(Id, index=True)
     model: Mapped[str | None] = mapped_column(Digest)
     strategy_state: Mapped[str | None] = mapped_column(Digest)
     plan_serial: Mapped[int] = mapped_column(BigInteger, server_default="0")

@@ -38,7 +38,7 @@ from archipel.server.devices.faults import note_fault, set_aside_faulty
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
-from archipel.server.rounds import buffers, folding, opening, reach, weights_log
+from archipel.server.rounds import buffers, evaluating, folding, opening, reach, weights_log
 from archipel.server.rounds.aggregation import Outcome, aggregate
 from archipel.server.rounds.checks import layout_of
 from archipel.server.rounds.machine import (
@@ -55,6 +55,7 @@ from archipel.server.rounds.machine import (
     read_plan,
     required,
 )
+from archipel.server.rounds.waiting import is_evaluated
 from archipel.server.services import Services
 
 log = logging.getLogger("archipel.coordinator")
@@ -183,7 +184,7 @@ class Coordinator:
             happened |= self._advance(row.round_id)
         for task in idle:
             happened |= self._start(task)
-        happened |= step_rollouts(services, self._write)
+        happened |= step_rollouts(services, self._write) | evaluating.end_idle(services, self._write)
         if services.clock() >= self._next_cleaning:
             self._next_cleaning = services.clock() + CLEAN_SECONDS
             self._clean()
@@ -337,6 +338,7 @@ class Coordinator:
             task.strategy_state = version.strategy_state
         search.after_success(session, current, task, settings=self._services.settings, now=now)
         commit_round(session, current, task, now=now, note="" if version is None else version.step.note)
+        evaluating.evaluate_version(session, current, task, settings=self._services.settings, now=now)
 
     def _start(self, task: Task) -> bool:
         """Make the task's first version, or open a round if enough devices wait. Returns whether it did."""
@@ -350,6 +352,8 @@ class Coordinator:
                 self._fail_task(task.task_id, f"the first version cannot be made: {error}")
             return True
         with services.database.read() as session:
+            if is_evaluated(session, task):
+                return False
             waiting = count_seatable(session, task, now=now, window=services.settings.check_in_window)
             if queries.is_query(task) and waiting and not queries.budget(session, task, now=now).left:
                 return False

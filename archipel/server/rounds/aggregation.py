@@ -22,7 +22,7 @@ from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import disputes, liars, unmask_sum
-from archipel.protocol.uploads import upload_layout
+from archipel.protocol.uploads import plan_layout
 from archipel.protocol.vector import DecodedSum, Vector
 from archipel.server.database.tables import Answer, BundleRow, Round, Task
 from archipel.server.database.task_requests import request_of
@@ -30,7 +30,7 @@ from archipel.server.devices import queries
 from archipel.server.rounds import folding
 from archipel.server.rounds.frozen import read_cohort
 from archipel.server.rounds.machine import answered, read_plan, sharers
-from archipel.server.rounds.results import released
+from archipel.server.rounds.results import released, training
 from archipel.server.rounds.steps import History, Step, keep_within, read_history
 from archipel.server.rounds.weights_log import endorsement, sum_digest
 from archipel.strategies.running_statistics import combine_statistics, shared_statistics, split_statistics
@@ -85,10 +85,10 @@ class NewVersion:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a sum over `cohort` devices gave: a new version of a training task, or the JSON of an operator.RoundResult.
+    """What a sum over `cohort` devices gave: a new version of a training task, and the JSON of an operator.RoundResult.
 
-    If it is neither although the server could read the sum, `reason` says why. `faults` has what devices did wrong
-    without spoiling the sum.
+    A training without metrics has no result, and other tasks have no version. If there is neither although the server
+    could read the sum, `reason` says why. `faults` has what devices did wrong without spoiling the sum.
     """
 
     cohort: int
@@ -109,7 +109,7 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     with services.database.read() as session:
         collected = _collect(session, round_id)
     plan, manifest = collected.plan, collected.manifest
-    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics, count_adoption=plan.count_adoption)
+    layout = plan_layout(plan, manifest)
     total = folding.load(services.spool, collected.current, plan, layout)
     folding.fold(services.spool, total, collected.pending, collected.request.staleness_exponent)
     faults: Mapping[str, str] = {}
@@ -134,7 +134,10 @@ def aggregate(services: Services, round_id: str) -> Outcome:
 
 def _make(services: Services, collected: Collected, decoded: DecodedSum) -> Outcome:
     if collected.plan.kind == "training":
-        return Outcome(collected.updates, decoded.weight, version=_update(services, collected, decoded))
+        metrics, rest = training(decoded, collected.updates)
+        version = _update(services, collected, rest)
+        result = None if metrics is None else msgspec.to_builtins(metrics)
+        return Outcome(collected.updates, decoded.weight, version=version, result=result)
     made = released(collected.plan, collected.manifest, decoded, collected.updates)
     with services.database.read() as session:
         task = session.get_one(Task, collected.current.task_id)

@@ -80,7 +80,8 @@ def make_plan(
         staleness_exponent=request.staleness_exponent if request.mode == "asynchronous" and secure else None,
         buffered=request.mode == "asynchronous" and not secure,
         colluders=colluders_of(manifest.privacy, request.cohort) if secure else 0,
-        min_contributors=request.min_contributors or 0,
+        # Of a training it is for the evaluations of its versions.
+        min_contributors=(request.min_contributors or 0) if request.kind != "training" else 0,
         count_adoption=request.count_adoption,
         serial=serial,
         not_after=not_after,
@@ -100,14 +101,14 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
     threshold = 1
     if request.privacy == "secure":
         threshold = request.threshold or smallest_threshold(manifest, request.cohort)
-    contributors = None
+    contributors = request.min_contributors
     if request.kind != "training":
         contributors = request.min_contributors or manifest.privacy.min_contributors
-    elif request.min_contributors is not None:
+    elif contributors is not None and request.evaluate_every is None:
         raise ServerError("min_contributors: belongs to evaluations and analyses; training has min_cohort")
     # They are stored with the task, so that all its rounds have the same ones.
     request = msgspec.structs.replace(request, threshold=threshold, min_contributors=contributors)
-    if contributors is not None and request.rounds > manifest.privacy.queries:
+    if request.kind != "training" and request.rounds > manifest.privacy.queries:
         raise ServerError(
             f"rounds: {request.rounds}; bundle {manifest.name!r} allows {manifest.privacy.queries} queries in "
             f"{manifest.privacy.query_days} days"
@@ -151,9 +152,11 @@ def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
             ("count_adoption", request.count_adoption),
         ],
         "analytics": [("program", bool(request.program)), ("weights", request.weights is not None)],
-        "training": [],
+        "training": [("evaluate_every", request.evaluate_every is not None)],
     }
     allowed = {name for name, _ in given[request.kind]}
+    if request.evaluate_every is not None:
+        allowed.add("metrics")
     for kind, settings in given.items():
         for name, is_set in settings:
             if is_set and name not in allowed:

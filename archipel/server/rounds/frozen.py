@@ -17,7 +17,7 @@ from archipel.protocol.messages import AdvertiseRequest, Chain, Cohort, Confirma
 from archipel.protocol.sealed import Sealed, decode, encode
 from archipel.protocol.secagg import KeyTree, complaints_digest, hand_out_keys, read_session
 from archipel.protocol.secagg import Session as RoundSession
-from archipel.protocol.uploads import upload_layout
+from archipel.protocol.uploads import plan_layout
 from archipel.protocol.vector import Layout
 from archipel.server.database.tables import Answer, BundleRow, Device, Round, Task
 from archipel.server.rounds.complaining import read_complaints
@@ -127,7 +127,7 @@ class FrozenRounds:
             bundle = session.get_one(BundleRow, task.bundle)
             plan = read_plan(current)
             manifest = decode_manifest(bundle.manifest)
-            return upload_layout(manifest, plan.kind, plan.program, plan.metrics, count_adoption=plan.count_adoption)
+            return plan_layout(plan, manifest)
 
         return self._once("layout", round_id, make)
 

@@ -259,7 +259,8 @@ def fail_round(
     _end(session, current, task, "failed", reason, now)
     if task.live and counts and not has_faults(session, current.round_id):
         task.failed_rounds += 1
-        if task.failed_rounds >= max_failed:
+        # A training waits for the evaluations of its versions, so these are not tried again.
+        if task.failed_rounds >= (max_failed if task.evaluates is None else 1):
             fail_task(session, task, f"{task.failed_rounds} rounds in a row failed; the last one: {reason}", now=now)
     let_go(session, task)
     return Transition(current.round_id, "failed", current.reason)

@@ -23,6 +23,7 @@ from archipel.server.devices.revocation_lists import revocations_of
 from archipel.server.devices.targeting import Target
 from archipel.server.rounds import reach, weights_log
 from archipel.server.rounds.checks import make_plan, update_size
+from archipel.server.rounds.clipping import adapted_clip
 from archipel.server.rounds.machine import DEADLINES, Transition, deadline, first_phase
 from archipel.server.rounds.weights_log import Log
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
@@ -43,6 +44,7 @@ def new_task(
     part: Target | None = None,
     created_by: str = "coordinator",
     proposed: bool = False,
+    evaluates: str | None = None,
 ) -> Task:
     """The row of a new task, which runs at once or is `proposed`.
 
@@ -54,6 +56,7 @@ def new_task(
         part: The task takes only this part of the population's devices (None: all that are eligible).
         created_by: Who asked for it, as the audit log names them.
         proposed: Somebody else than `created_by` must approve it before it runs.
+        evaluates: The training's round whose version this task evaluates.
     """
     # Stored with the task, so that it keeps them when another version of this program has other default deadlines.
     checked = msgspec.structs.replace(checked, deadlines={**DEADLINES, **checked.deadlines})
@@ -78,6 +81,7 @@ def new_task(
         request_digest=request_digest,
         created_by=created_by,
         approved_by=None,
+        evaluates=evaluates,
         model=None,
         strategy_state=None,
         plan_serial=0,
@@ -153,10 +157,12 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
     with services.database.read() as session:
         manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
         revoked = revocations_of(session, task.population) if task.privacy == "secure" else None
+        request = request_of(task)
+        clip = adapted_clip(session, task, request, manifest)
     if task.model is None:
         raise ServerError(f"task {task.task_id} has no model yet")
     check_validity(manifest, task.population, now)
-    request = request_of(task)
+    request = msgspec.structs.replace(request, hyperparameters={**request.hyperparameters, **clip})
     # A round's blobs, too, are stored before the transaction that names them.
     broadcast, broadcast_size = _store_broadcast(services, task, manifest) if task.kind == "training" else (None, 0)
     listed = b"" if revoked is None else encode(seal("revocations", revoked, services.settings.private_key))

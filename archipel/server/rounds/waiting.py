@@ -43,6 +43,8 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
     # The round of a buffered task stays open although no device works for it; then the task waits all the same.
     if phases and (phases != {"buffering"} or buffers.at_work(session, task, now)):
         return ""
+    if is_evaluated(session, task):
+        return f"waits for the evaluation of version {task.rounds_committed}"
     if queries.is_query(task):
         budget = queries.budget(session, task, now=now)
         if not budget.left:
@@ -70,6 +72,17 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
         reasons.append(f"{_number(aside, 'device')} of the population set aside")
     few = f", {known} enrolled in population {task.population!r}" if known < needed else ""
     return "; ".join([*reasons, f"{needed} needed{few}"])
+
+
+def is_evaluated(session: Session, task: Task) -> bool:
+    """Whether an evaluation of one of the training's versions runs now. One that waits for approval does not."""
+    if task.kind != "training" or request_of(task).evaluate_every is None:
+        return False
+    of_task = select(Round.round_id).where(Round.task_id == task.task_id)
+    running = select(Task.task_id).where(
+        Task.evaluates.in_(of_task), Task.state == "running", Task.approved_by.is_(None)
+    )
+    return session.scalar(running.limit(1)) is not None
 
 
 def _rarely_reported(session: Session, task: Task, smallest: int) -> list[str]:

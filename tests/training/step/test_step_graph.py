@@ -128,8 +128,8 @@ def test_signature_names_every_port_in_order(model: Model) -> None:
     written = {port.name: getattr(port, "tensor", None) for port in signature.outputs}
     assert written["0.weight.next"] == "0.weight"
     assert written["0.weight.momentum.next"] == "0.weight.momentum"
-    loss = signature.outputs[-1]
-    assert (loss.name, role_of(loss), loss.shape, loss.reduction) == ("loss", "metric", (), "mean")
+    for name, port in zip(("loss", "accuracy"), signature.outputs[-2:]):
+        assert (port.name, role_of(port), port.shape, port.reduction) == (name, "metric", (), "mean")
 
 
 def test_evaluation_sums_over_batches(module: nn.Module, model: Model, batches: Batches) -> None:

@@ -142,6 +142,7 @@ export const CHANGES: ReadonlySet<Update["kind"]> = new Set<Update["kind"]>(["de
 export interface Metric extends Common {
   readonly role: "metric";
   readonly reduction: "sum" | "mean" | "last";
+  readonly range: number | null;
 }
 
 export type Port =
@@ -297,7 +298,14 @@ const OUTPUTS: ReadonlyMap<string, Decoder<Port>> = new Map<string, Decoder<Port
       mean: optional(text, "", '""'),
     }),
   ],
-  ["metric", port<Metric>("metric", { ...COMMON, reduction: required(oneOf("sum", "mean", "last")) })],
+  [
+    "metric",
+    port<Metric>("metric", {
+      ...COMMON,
+      reduction: required(oneOf("sum", "mean", "last")),
+      range: optional(nullable(float), null, "null"),
+    }),
+  ],
 ]);
 
 /** A role that this library does not know, or none at all. */

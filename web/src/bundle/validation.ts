@@ -2,6 +2,7 @@
 
 import { ManifestError, TensorLayoutError, UnsafePathError } from "../errors.js";
 import type { Manifest, Phase, TensorSpec } from "./manifest.js";
+import { validateMetrics } from "./metric_rules.js";
 import { validateMoments } from "./moments.js";
 import { ALLOWED, CHANGES, type DType, type Dim, type Port, type Program, type Role, tensorOf } from "./roles.js";
 
@@ -54,6 +55,7 @@ export function validateManifest(manifest: Manifest): void {
   }
   validateFeatures(manifest.programs);
   validatePredictions(manifest.programs);
+  validateMetrics(manifest.programs);
   for (const [name, program] of Object.entries(manifest.programs)) {
     if (program.repeats) validateRepeats(name, program, manifest.programs);
   }

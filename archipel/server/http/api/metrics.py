@@ -7,25 +7,35 @@ from sqlalchemy import select
 
 from archipel.protocol.operator.registry import MetricsPage, RoundMetrics
 from archipel.protocol.operator.tasks import PageQuery, RoundResult
-from archipel.server.database.tables import Round, Version
+from archipel.protocol.training_metrics import UPDATE_CLIP
+from archipel.server.database.tables import Round, Task, Version
 from archipel.server.http.api.tasks import find_task
 from archipel.server.http.paging import page
 from archipel.server.http.routes import READ, Call, Route
+from archipel.server.rounds.machine import read_plan
 
 
 def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
-    """Results of the task's committed rounds, oldest first: metrics, statistics, or weight sums of training."""
+    """Results of the task's committed rounds, oldest first: metrics, statistics, and weight sums of training."""
     with call.services.database.read() as session:
-        find_task(session, call.identity, task_id)
+        task = find_task(session, call.identity, task_id)
         rows, after = page(
             session, Round, Round.started, Round.round_id, call.query,
             Round.task_id == task_id, Round.phase == "committed",
         )  # fmt: skip
-        made = select(Version.round_id, Version.cohort).where(Version.round_id.in_([row.round_id for row in rows]))
+        ids = [row.round_id for row in rows]
+        made = select(Version.round_id, Version.cohort).where(Version.round_id.in_(ids))
         cohorts = {row.round_id: row.cohort for row in session.execute(made)}
+        evaluations = {each.evaluates: each for each in session.scalars(select(Task).where(Task.evaluates.in_(ids)))}
+        of_evaluations = select(Round.task_id, Round.result).where(
+            Round.task_id.in_([each.task_id for each in evaluations.values()]), Round.phase == "committed"
+        )
+        found = {row.task_id: msgspec.convert(row.result, RoundResult) for row in session.execute(of_evaluations)}
     items = []
     for row in rows:
         result = None if row.result is None else msgspec.convert(row.result, RoundResult)
+        evaluation = evaluations.get(row.round_id)
+        evaluated = None if evaluation is None else found.get(evaluation.task_id)
         items.append(
             RoundMetrics(
                 round_id=row.round_id,
@@ -34,13 +44,23 @@ def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
                 weight_sum=row.weight_sum,
                 step_norm=row.step_norm,
                 step_scale=row.step_scale,
+                clip=read_plan(row).hyperparameters.get(UPDATE_CLIP),
                 weights_out=row.weights_out,
                 result=result,
+                metrics=_curves(task.kind, result) | _curves("evaluation", evaluated),
+                evaluation=None if evaluation is None else evaluation.task_id,
+                evaluation_state=None if evaluation is None else evaluation.state,  # type: ignore[arg-type]
                 started=row.started,
                 ended=row.ended or row.started,
             )
         )
     return MetricsPage(items=items, next=after)
+
+
+def _curves(kind: str, result: RoundResult | None) -> dict[str, float]:
+    """The means of a result, by names that say of what."""
+    means = {} if result is None else result.metrics
+    return {f"evaluation {name}": mean for name, mean in means.items()} if kind == "evaluation" else dict(means)
 
 
 ROUTES = (Route("GET", "/v1/tasks/<id:task_id>/metrics", READ, list_metrics, response=MetricsPage, query=PageQuery),)

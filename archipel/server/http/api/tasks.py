@@ -29,6 +29,7 @@ from archipel.server.registry import rollouts
 from archipel.server.rounds import reach
 from archipel.server.rounds.candidates import count_candidates
 from archipel.server.rounds.checks import check_task
+from archipel.server.rounds.evaluating import check_evaluations
 from archipel.server.rounds.machine import let_go
 from archipel.server.rounds.opening import add_task, new_task
 from archipel.server.rounds.refusals import refusals_of_task
@@ -42,6 +43,9 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
     key, now = keyed(call), services.clock()
     call.identity.require(call.body.population)
     _require_right(call.identity, call.body.kind)
+    if call.body.evaluate_every is not None:
+        # Its evaluations are questions to devices, as those of an analyst.
+        _require_right(call.identity, "evaluation")
     with services.database.read() as session:
         bundle = reach.find_bundle(session, call.identity, call.body.bundle)
         weights = call.body.weights
@@ -66,6 +70,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
             manifest,
             max_update_bytes=services.settings.max_update_bytes,
         )
+        check_evaluations(checked, manifest, max_update_bytes=services.settings.max_update_bytes)
     except ArchipelError as error:
         raise refuse(422, f"the task is not possible: {error}") from None
     proposed = checked.kind != "training" and services.settings.query_approval
@@ -225,6 +230,8 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         metrics=request.metrics,
         max_examples=request.max_examples,
         count_adoption=request.count_adoption,
+        evaluate_every=request.evaluate_every,
+        evaluates=task.evaluates,
         eligibility=task.eligibility,
         percent=task.percent,
         max_contributions=request.max_contributions,

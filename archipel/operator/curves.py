@@ -1,0 +1,104 @@
+"""The curves of a task: the metrics of its rounds as CSV, as a plot, and for TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from archipel.durable import write_durably
+from archipel.errors import ClientError, MissingExtraError
+from archipel.protocol.operator.registry import RoundMetrics
+
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+CLIPPED_SHARE = "clipped share"
+"""The name of the curve with the share of the devices whose update was clipped."""
+
+
+def curves(rounds: Sequence[RoundMetrics]) -> dict[str, list[tuple[int, float]]]:
+    """The points (number of the round, value) of each metric by its name, and of the share of clipped updates."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for each in rounds:
+        for name, value in {**each.metrics, **_clipped(each)}.items():
+            points.setdefault(name, []).append((each.number, value))
+    return points
+
+
+def write_csv(rounds: Sequence[RoundMetrics], file: Path) -> None:
+    """One line a round: its number, end (Unix seconds), seconds, devices, clip, and a column for each metric."""
+    names = list(curves(rounds))
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["round", "ended", "seconds", "devices", "clip", *names])
+    for each in rounds:
+        values = {**each.metrics, **_clipped(each)}
+        head = [each.number, each.ended, round(each.ended - each.started, 3), each.devices]
+        lines.writerow([*head, "" if each.clip is None else each.clip, *(values.get(name, "") for name in names)])
+    write_durably(file, text.getvalue().encode(), 0o666)
+
+
+def plot(rounds: Sequence[RoundMetrics], file: Path) -> None:
+    """A picture (PNG, SVG or PDF, by the name of `file`) with the losses above and the other metrics below.
+
+    Raises ClientError for another suffix, or where no round has a metric; MissingExtraError without matplotlib.
+    """
+    if file.suffix.lower() not in PLOT_SUFFIXES:
+        raise ClientError(f"{file}: the name of a plot must end in one of {', '.join(PLOT_SUFFIXES)}")
+    found = _checked(rounds)
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise MissingExtraError("matplotlib", "curves") from None
+    losses = {name: points for name, points in found.items() if name.endswith("loss")}
+    panels = [group for group in (losses, {n: p for n, p in found.items() if n not in losses}) if group]
+    figure = Figure(figsize=(7, 3 * len(panels)), layout="constrained")
+    for axes, group in zip(figure.subplots(len(panels), squeeze=False, sharex=True)[:, 0], panels):
+        for name, points in group.items():
+            axes.plot(*zip(*points), marker="o", markersize=3, label=name)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    axes.set_xlabel("round")
+    data = io.BytesIO()
+    figure.savefig(data, format=file.suffix.lower().removeprefix("."))
+    write_durably(file, data.getvalue(), 0o666)
+
+
+def write_tensorboard(rounds: Sequence[RoundMetrics], folder: Path) -> None:
+    """An event file in `folder`, which `tensorboard --logdir FOLDER` shows: a scalar for each metric, steps are rounds.
+
+    Raises ClientError where no round has a metric, or the folder has event files already; MissingExtraError without
+    tensorboardX.
+    """
+    found = _checked(rounds)
+    if any(folder.glob("events.out.tfevents.*")):
+        raise ClientError(
+            f"{folder}: has event files already, beside which the curves would be drawn twice; name another"
+        )
+    try:
+        from tensorboardX import SummaryWriter
+    except ModuleNotFoundError:
+        raise MissingExtraError("tensorboardX", "curves") from None
+    ended = {each.number: each.ended for each in rounds}
+    # By a writer of its own, since the format is TensorBoard's. After a kill it can be made again, in another folder.
+    with SummaryWriter(str(folder)) as writer:
+        for name, points in found.items():
+            for number, value in points:
+                writer.add_scalar(name.replace(" ", "/"), value, number, walltime=ended[number])
+
+
+def _checked(rounds: Sequence[RoundMetrics]) -> dict[str, list[tuple[int, float]]]:
+    found = curves(rounds)
+    if not found:
+        raise ClientError(
+            f"no curves: of {len(rounds)} committed rounds none has metrics; a bundle has them where it was converted "
+            "with a loss_range, and not with noise"
+        )
+    return found
+
+
+def _clipped(each: RoundMetrics) -> dict[str, float]:
+    result = each.result
+    if result is None or result.clipped is None or not result.devices:
+        return {}
+    return {CLIPPED_SHARE: result.clipped / result.devices}

@@ -1,0 +1,120 @@
+"""What `archipel task watch`, `task metrics` and `round show` say of the metrics of a training's rounds."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import numpy as np
+import pytest
+from werkzeug.serving import make_server
+
+from archipel.errors import ClientError, MissingExtraError
+from archipel.operator import OperatorClient, RoundMetrics
+from archipel.operator.curves import curves, plot, write_tensorboard
+from archipel.protocol.vector import DecodedSum
+from archipel.server.database.tables import Round
+from archipel.server.rounds.results import training
+from tests.server.rounds.test_evaluating import PLAIN, evaluate, train
+from tests.support.fixtures.server import *  # noqa: F403
+from tests.support.in_thread import in_thread
+from tests.support.world import World
+
+Command = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def trained(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, str]]:
+    """Two rounds of a training, whose second version was evaluated. The fixture's bundle reports no metrics, so the
+    rounds have the results of sums that three devices of another would have sent."""
+    task = world.create_task(rounds=2, evaluate_every=2, **PLAIN)
+    devices = world.add_devices(3)
+    train(world, devices)
+    train(world, devices)
+    evaluate(world, devices, 0.5)
+    for number, (loss, clipped) in enumerate(((3.0, 2.0), (1.5, 0.0)), 1):
+        sums = {
+            "archipel/training/loss": loss, "archipel/training/accuracy": 0.75 * number,
+            "archipel/clamped/loss": 0.5 if number == 1 else 0.0, "archipel/clamped/accuracy": 0.0,
+            "archipel/devices/update/clipped": clipped, "archipel/devices/update/capped": 1.0,
+        }  # fmt: skip
+        values = {name: np.float64(value) for name, value in sums.items()}
+        result, _ = training(DecodedSum({}, values, weight=1.5), 3)  # type: ignore[arg-type]
+        with world.services.database.write() as session:
+            row = session.query(Round).where(Round.task_id == task["task_id"], Round.number == number).one()
+            row.result = msgspec.to_builtins(result)
+            row.ended = row.started + 4.25
+    with in_thread(make_server("127.0.0.1", 0, world.app, threaded=True)) as web:
+        monkeypatch.setenv("ARCHIPEL_SERVER", f"http://127.0.0.1:{web.server_port}")
+        monkeypatch.setenv("ARCHIPEL_TOKEN", world.operator_token)
+        yield world, task["task_id"]
+
+
+def test_watch_has_a_line_for_each_round_and_evaluation(archipel: Command, trained: tuple[World, str]) -> None:
+    shown = archipel("task", "watch", trained[1])[0].splitlines()
+    assert shown == [
+        "round 1: training accuracy 0.5, training loss 2 (beyond its range), 2 of 3 clipped, 4.2 s",
+        "round 2: training accuracy 1, training loss 1, 0 of 3 clipped, 4.2 s",
+        "version 2: evaluation accuracy 0.75, evaluation loss 0.5",
+        "completed: 2 of 2 rounds, 0 devices waiting",
+    ]
+
+
+def test_metrics_as_a_table_as_csv_and_as_a_picture(
+    archipel: Command, trained: tuple[World, str], tmp_path: Path
+) -> None:
+    table, picture = tmp_path / "rounds.csv", tmp_path / "curves.svg"
+    shown = archipel("task", "metrics", trained[1], "--csv", str(table), "--plot", str(picture))[0].splitlines()
+    assert re.split(r"  +", shown[0])[-3:] == ["step", "clipped", "result"]
+    assert "2 of 3  " in shown[1]
+    assert shown[2].endswith("evaluation accuracy 0.75, evaluation loss 0.5, training accuracy 1, training loss 1")
+    first, second = csv.DictReader(table.read_text().splitlines())
+    assert (first["round"], first["seconds"], first["devices"], first["clip"]) == ("1", "4.25", "3", "")
+    assert (float(first["training loss"]), float(first["clipped share"])) == (2.0, 2 / 3)
+    assert (first["evaluation loss"], float(second["evaluation loss"])) == ("", 0.5)
+    # The legend's texts are drawn as shapes, which the file names in comments.
+    assert {"training loss", "evaluation accuracy", "clipped share"} <= set(
+        re.findall(r"<!-- (.+?) -->", picture.read_text())
+    )
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+
+def test_round_show_says_how_many_were_clipped(archipel: Command, trained: tuple[World, str]) -> None:
+    first = trained[0].rounds(trained[1])[0]["round_id"]
+    shown = archipel("round", "show", first)[0]
+    assert "training loss           2   beyond its range on devices with 33.3% of the examples" in shown
+    assert "clipped                 2 of 3 devices had their update clipped\n" in shown
+    assert "capped                  1 of 3 devices have more examples than count\n" in shown
+
+
+def test_tensorboard(trained: tuple[World, str], tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX")
+    rounds = read(trained)
+    write_tensorboard(rounds, tmp_path / "run")
+    [file] = (tmp_path / "run").iterdir()
+    assert file.name.startswith("events.out.tfevents.")
+    assert all(name.replace(" ", "/").encode() in file.read_bytes() for name in curves(rounds))
+    with pytest.raises(ClientError, match="has event files already"):
+        write_tensorboard(rounds, tmp_path / "run")
+
+
+def test_what_cannot_be_drawn(trained: tuple[World, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = read(trained)
+    with pytest.raises(ClientError, match=r"curves.bmp: the name of a plot must end in one of .png, .svg, .pdf"):
+        plot(rounds, tmp_path / "curves.bmp")
+    with pytest.raises(ClientError, match="no curves: of 0 committed rounds none has metrics"):
+        plot([], tmp_path / "curves.png")
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'archipel\[curves\]'"):
+        write_tensorboard(rounds, tmp_path / "run")
+
+
+def read(trained: tuple[World, str]) -> list[RoundMetrics]:
+    with OperatorClient(os.environ["ARCHIPEL_SERVER"], trained[0].operator_token) as client:
+        return list(client.tasks.metrics(trained[1]))
