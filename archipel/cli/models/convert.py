@@ -11,6 +11,7 @@ import click
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Bundle, load_private_key
+from archipel.cli.models.agreement import AgreementOptions, agreement_lines, agreement_options
 from archipel.cli.models.option_groups import CompressionOptions, compression_options, option_group
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
 from archipel.compression import Progress
@@ -138,6 +139,7 @@ validity_options = option_group(
 @click.option("--name", help="The bundle's name. Default: the output's.")
 @validity_options
 @compression_options
+@agreement_options
 def convert_command(
     source: Path,
     output: Path,
@@ -146,6 +148,7 @@ def convert_command(
     name: str | None,
     validity: ValidityOptions,
     compression: CompressionOptions,
+    agreement: AgreementOptions,
 ) -> None:
     """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
 
@@ -156,7 +159,9 @@ def convert_command(
     archipel convert model.onnx -o model.bundle --key publisher --recipe recipe.toml --data train.npz
 
     A recipe compresses the model first, as `archipel compress` does. With a loss, devices train the float parameters of
-    the compressed model, and the bundle rounds them anew after training.
+    the compressed model, and the bundle rounds them anew after training. The command compares what the bundle predicts
+    with what these float parameters answer, on the examples of --calibration and --validation, prints how far the two
+    agree, and makes no bundle below --min-agreement or --min-snr.
     """
     key = load_private_key(key_file)
     if output.exists():
@@ -174,6 +179,8 @@ def convert_command(
                 training=trained,
                 compression=_compression(compression, progress_callback(check, show)),
                 name=name,
+                min_agreement=agreement.min_agreement,
+                min_snr=agreement.min_snr,
                 batch_size=training.batch_size,
             )
         )
@@ -198,6 +205,7 @@ def _summary(bundle: Bundle, output: Path) -> str:
         lines.append(f"predict: {metrics['nbytes_before']:,.0f} -> {metrics['nbytes_after']:,.0f} bytes")
     if "accuracy_before" in metrics:
         lines.append(f"accuracy: {100 * metrics['accuracy_before']:.2f} -> {100 * metrics['accuracy_after']:.2f} %")
+    lines += agreement_lines(metrics)
     lines.append(f"programs {', '.join(sorted(manifest.programs))}; {len(manifest.parameters)} parameters")
     if "train" not in {program.kind for program in manifest.programs.values()}:
         lines.append("it predicts only; with --loss devices can train it")
