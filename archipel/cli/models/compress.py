@@ -12,18 +12,21 @@ from typing import Any
 
 import click
 
-from archipel.cli.models.option_groups import CompressionOptions, compression_options, option_group
+from archipel.cli.models.option_groups import (
+    DEFAULT_RECIPE,
+    CompressionOptions,
+    compression_options,
+    note_default_recipe,
+    option_group,
+)
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, progress_text, resume_hint
-from archipel.compression import StaticInt8, compress, load_recipe
-from archipel.compression.part import Part
+from archipel.compression import compress, load_recipe
 from archipel.compression.recipe import PARTS, kind_of
 from archipel.compression.search.point import part_text
 from archipel.compression.search.search import TRIALS, SearchProgress, search
 from archipel.compression.search.target import parse_target
 from archipel.errors import CommandError
 from archipel.graph import Model
-
-DEFAULT_RECIPE: tuple[Part, ...] = (StaticInt8(),)
 
 
 def _list_parts(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -121,7 +124,7 @@ def compress_command(
         return
     parts = list(DEFAULT_RECIPE) if compression.recipe is None else load_recipe(compression.recipe)
     if compression.recipe is None:
-        click.echo("no --recipe: static_int8 with its defaults", err=True)
+        note_default_recipe()
     with catch_ctrl_c(resume_hint(compression.work)) as check, progress_line() as show:
         small, report = compress(
             source,
