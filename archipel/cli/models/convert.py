@@ -104,9 +104,10 @@ def convert_command(
         --strategy fedprox --strategy-option mu=0.1
 
     A recipe compresses the model first, as `archipel compress` does; --calibration without one means int8. With a
-    loss, devices train the float parameters of the compressed model, and the bundle rounds them anew after training. The
-    command compares what the bundle predicts with what these float parameters answer, on the examples of --calibration
-    and --validation, prints how far the two agree, and makes no bundle below --min-agreement or --min-snr.
+    loss, devices train the float parameters of the compressed model, and the bundle rounds them anew after training.
+    The command compares what the bundle predicts with what these float parameters answer, on the examples of
+    --calibration and --validation, prints how far the two agree, and makes no bundle below --min-agreement or
+    --min-snr.
     """
     key = load_private_key(key_file)
     if output.exists():
