@@ -69,7 +69,7 @@ def run(program: Model, batches: Sequence[Arrays]) -> tuple[list[float], dict[st
         for port, value in zip(signature.outputs, native.run([p.name for p in signature.outputs], feed)):
             if isinstance(port, Parameter | State):
                 tensors[port.tensor] = value
-            else:
+            elif port.name == "loss":
                 found.append(float(value))
     return found, tensors
 
