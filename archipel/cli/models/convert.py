@@ -9,9 +9,9 @@ import click
 import numpy as np
 
 from archipel.bundle import Bundle, load_private_key
-from archipel.cli.models.agreement import AgreementOptions, agreement_lines, agreement_options
 from archipel.cli.input_output.arrays import read_arrays
 from archipel.cli.input_output.spelling import spells_options
+from archipel.cli.models.agreement import AgreementOptions, agreement_lines, agreement_options
 from archipel.cli.models.analysis_options import AnalysisOptions, analysis_options
 from archipel.cli.models.convert_list import ALL, LISTS, list_text
 from archipel.cli.models.convert_spelling import RULES

@@ -91,7 +91,8 @@ def test_calibration_unlike_the_data_is_refused(archipel: Command, folder: Path)
     arguments = ["--recipe", str(folder / "recipe.toml"), "--calibration", str(folder / "faint.npy"),
                  "--validation", str(folder / "data.npz"), "--loss", "cross_entropy"]  # fmt: skip
     _, err = call(archipel, folder, *arguments, code=1)
-    assert "validation: predict, as devices run it, gives" in err
+    assert "--validation: predict, as devices run it, gives" in err
+    assert "or lower --min-agreement" in err
     assert not (folder / "m.bundle").exists()
     out, _ = call(archipel, folder, *arguments, "--min-agreement", "0.1")
     metrics = opened(folder).manifest.lineage.metrics
