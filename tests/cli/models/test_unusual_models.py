@@ -1,4 +1,4 @@
-"""Valid ONNX that devices cannot run: every command that takes a model handles it, or says in one line what is wrong."""
+"""Valid ONNX that devices cannot run: every command that takes a model handles it, or says in one line why not."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ MODELS: dict[Callable[[Path], None], dict[str, str]] = {
     sequence: {"convert": "input 'parts' is not a tensor but sequence_type",
                "compress": "input 'parts' is not a tensor but sequence_type",
                "compare": "input 'parts' is Sequence(Tensor(FLOAT)), no tensor of real numbers"},
-    complex_numbers: dict.fromkeys(("convert", "compress", "compare"), "input 'z' is COMPLEX64, no tensor of real numbers"),
+    complex_numbers: dict.fromkeys(("convert", "compress", "compare"), "input 'z' is COMPLEX64, no tensor of real"),
     growing_loop: dict.fromkeys(COMMANDS, NO_SHAPE),
 }  # fmt: skip
 
