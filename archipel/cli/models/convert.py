@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.bundle import Bundle, load_private_key
+from archipel.bundle import Bundle
+from archipel.cli.input_output.publisher_keys import read_signing_key, signing_key
 from archipel.cli.models.option_groups import CompressionOptions, compression_options, option_group
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
 from archipel.compression import Progress
@@ -132,8 +133,7 @@ validity_options = option_group(
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
               help="The bundle: a file if it ends in .bundle, else a folder; must not exist.")  # fmt: skip
-@click.option("--key", "key_file", type=click.Path(path_type=Path), required=True,
-              help="The publisher's private key (FILE of `archipel keys`).")  # fmt: skip
+@signing_key
 @training_options
 @click.option("--name", help="The bundle's name. Default: the output's.")
 @validity_options
@@ -141,7 +141,7 @@ validity_options = option_group(
 def convert_command(
     source: Path,
     output: Path,
-    key_file: Path,
+    key_file: Path | None,
     training: TrainingOptions,
     name: str | None,
     validity: ValidityOptions,
@@ -150,15 +150,15 @@ def convert_command(
     """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
 
     \b
+    archipel convert model.onnx -o model.bundle
     archipel keys publisher
-    archipel convert model.onnx -o model.bundle --key publisher
     archipel convert model.onnx -o model.bundle --key publisher --loss cross_entropy --lr 0.05 --trainable "head.*"
     archipel convert model.onnx -o model.bundle --key publisher --recipe recipe.toml --data train.npz
 
     A recipe compresses the model first, as `archipel compress` does. With a loss, devices train the float parameters of
     the compressed model, and the bundle rounds them anew after training.
     """
-    key = load_private_key(key_file)
+    key = read_signing_key(key_file)
     if output.exists():
         raise CommandError(f"{output}: exists already; remove it or choose another name")
     if compression.recipe is None and any((*compression.files.values(), compression.work)):
