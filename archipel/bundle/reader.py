@@ -17,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from archipel.bundle.archive import unpack
+from archipel.bundle.foreign import recognize
 from archipel.bundle.graphs import MAX_GRAPH_BYTES, inspect_graph
 from archipel.bundle.keys import is_development_key
 from archipel.bundle.manifest import (
@@ -139,6 +140,8 @@ def open_bundle(
         weights = bundle.parameters()
     """
     path = Path(path)
+    if (foreign := recognize(path)) is not None:
+        raise BundleError(f"{path}: {foreign}")
     if path.is_dir():
         return verify_folder(path, trusted_keys, allow_development=allow_development)
     if not path.is_file():
