@@ -188,13 +188,16 @@ class Upload:
         return self.bound if self.value_range is None else float(self.value_range)
 
 
+UPLOAD_OPTIONS = tuple(f.name for f in fields(Upload) if f.name not in ("strategy", "start"))
+"""The options that every strategy has."""
+
 MakeDevice = Callable[..., DeviceHalf]
 """`Upload` and the strategy's own options, by keyword -> the device half."""
 
 
 def describe(name: str, make: MakeDevice, options: Mapping[str, Any]) -> DeviceHalf:
     """The device half with these options. Raises ConversionError for unknown or missing options and wrong values."""
-    common = {f.name for f in fields(Upload)} - {"strategy", "start"}
+    common = set(UPLOAD_OPTIONS)
     # The strategy's own options are the arguments of its `device` function, after the Upload.
     own = {p.name: p for p in list(inspect.signature(make).parameters.values())[1:]}
     if not isinstance(options, Mapping):

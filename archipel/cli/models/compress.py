@@ -12,10 +12,17 @@ from typing import Any
 
 import click
 
-from archipel.cli.models.option_groups import CompressionOptions, compression_options, option_group
+from archipel.cli.input_output.spelling import rule, spells_options
+from archipel.cli.models.option_groups import (
+    DATA_RULES,
+    DEFAULT_RECIPE,
+    CompressionOptions,
+    compression_options,
+    note_default_recipe,
+    option_group,
+)
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, progress_text, resume_hint
-from archipel.compression import StaticInt8, compress, load_recipe
-from archipel.compression.part import Part
+from archipel.compression import compress, load_recipe
 from archipel.compression.recipe import PARTS, kind_of
 from archipel.compression.search.point import part_text
 from archipel.compression.search.search import TRIALS, SearchProgress, search
@@ -23,13 +30,15 @@ from archipel.compression.search.target import parse_target
 from archipel.errors import CommandError
 from archipel.graph import Model
 
-DEFAULT_RECIPE: tuple[Part, ...] = (StaticInt8(),)
-
 
 def _list_parts(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
         click.echo(parts_text())
         ctx.exit()
+
+
+RULES = [*DATA_RULES, rule(r"\b(batch_norm|dropout)='?(\w+)'?", r"\1 = \2 in the recipe")]
+"""How errors are spelled: arguments as options, and those of parts as a recipe has them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +91,7 @@ result_options = option_group(
 @result_options
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_parts,
               help="List every part of a recipe with its fields, and exit.")  # fmt: skip
+@spells_options(RULES)
 def compress_command(
     model: Path,
     output: Path,
@@ -121,7 +131,7 @@ def compress_command(
         return
     parts = list(DEFAULT_RECIPE) if compression.recipe is None else load_recipe(compression.recipe)
     if compression.recipe is None:
-        click.echo("no --recipe: static_int8 with its defaults", err=True)
+        note_default_recipe()
     with catch_ctrl_c(resume_hint(compression.work)) as check, progress_line() as show:
         small, report = compress(
             source,

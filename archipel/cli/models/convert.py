@@ -2,130 +2,40 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+import numpy as np
 
 from archipel.bundle import Bundle, load_private_key
-from archipel.cli.models.option_groups import CompressionOptions, compression_options, option_group
+from archipel.cli.input_output.arrays import read_arrays
+from archipel.cli.input_output.spelling import spells_options
+from archipel.cli.models.analysis_options import AnalysisOptions, analysis_options
+from archipel.cli.models.convert_list import ALL, LISTS, list_text
+from archipel.cli.models.convert_spelling import RULES
+from archipel.cli.models.option_groups import (
+    DEFAULT_RECIPE,
+    CompressionOptions,
+    compression_options,
+    note_default_recipe,
+)
+from archipel.cli.models.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
+from archipel.cli.models.training_options import TrainingOptions, training_options
+from archipel.cli.models.validity_options import ValidityOptions, validity_options
 from archipel.compression import Progress
 from archipel.compression.recipe import check_sets, load_recipe
-from archipel.converter import Compression, Signing, Training
-from archipel.converter.options import DAY, VALID_DAYS
+from archipel.converter import Compression
 from archipel.converter.pipeline import make_bundle
 from archipel.converter.request import Request
 from archipel.errors import CommandError
-from archipel.strategies.registry import STRATEGIES
-from archipel.training import losses, optimizers
-from archipel.training.optimizers import Optimizer
-
-LOSSES = ("cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "kl_divergence")
-OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
 
 
-@dataclass(frozen=True)
-class TrainingOptions:
-    """How devices train the model. Without a loss they only predict."""
-
-    loss: str | None
-    optimizer: str
-    lr: float | None
-    momentum: float | None
-    weight_decay: float | None
-    trainable: tuple[str, ...]
-    strategy: str
-    epochs: int
-    batch_size: int
-
-    def training(self) -> Training | None:
-        """The same for `convert`, None without a loss. Raises ArchipelError."""
-        # Made without a loss, too: a wrong option of the optimizer is an error either way.
-        optimizer = self._optimizer()
-        if self.loss is None:
-            return None
-        return Training(
-            getattr(losses, self.loss)(),
-            optimizer,
-            trainable=self.trainable,
-            strategy=self.strategy,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-        )
-
-    def _optimizer(self) -> Optimizer:
-        options = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
-        given = {option: value for option, value in options.items() if value is not None}
-        if self.optimizer != "sgd" and "momentum" in given:
-            raise CommandError(f"--momentum is an option of sgd; {self.optimizer} has its own")
-        optimizer: Optimizer = getattr(optimizers, self.optimizer)(**given)
-        return optimizer
-
-
-@dataclass(frozen=True)
-class ValidityOptions:
-    """Which devices may use the bundle, until when, and which bundles it replaces."""
-
-    populations: tuple[str, ...]
-    valid_days: int
-    sequence: int
-
-    def signing(self, key: Ed25519PrivateKey) -> Signing:
-        """The same for `convert`, with the publisher's key. Raises ConversionError."""
-        # A whole number of days, so that bundles that are made on one day are the same.
-        end = (int(time.time()) // DAY + self.valid_days) * DAY if self.valid_days else 0
-        return Signing(key, sequence=self.sequence, not_after=end, populations=self.populations)
-
-
-training_options = option_group(
-    "training",
-    TrainingOptions,
-    click.option(
-        "--loss", type=click.Choice(LOSSES), help="The loss that devices train with. Without it they only predict."
-    ),
-    click.option(
-        "--optimizer",
-        type=click.Choice(OPTIMIZERS),
-        default="sgd",
-        show_default=True,
-        help="The optimizer that devices train with.",
-    ),
-    click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate. Default: the optimizer's."),
-    click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), help="Momentum of sgd."),
-    click.option("--weight-decay", type=click.FloatRange(0), help="Weight decay of the optimizer."),
-    click.option("--trainable", multiple=True, default=("*",), show_default=True, metavar="GLOB",
-                 help="Parameters that devices train; may be given several times."),
-    click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default="fedavg", show_default=True,
-                 help="The federated algorithm."),
-    click.option(
-        "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs of a device in one round."
-    ),
-    click.option(
-        "--batch-size",
-        type=click.IntRange(1),
-        default=16,
-        show_default=True,
-        help="Examples in one training step of a device.",
-    ),
-)  # fmt: skip
-validity_options = option_group(
-    "validity",
-    ValidityOptions,
-    click.option(
-        "--population",
-        "populations",
-        multiple=True,
-        help="A population that may use it; may be given several times. Default: any.",
-    ),
-    click.option("--valid-days", type=click.IntRange(0, 36500), default=VALID_DAYS, show_default=True,
-                 help="How many days devices train with it and adopt it; predicting has no end. 0: no end."),
-    click.option("--sequence", type=click.IntRange(0), default=0, show_default=True,
-                 help="A greater number ends the use of all bundles of this name with a smaller one."),
-)  # fmt: skip
+def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(list_text(value))
+        ctx.exit()
 
 
 @click.command("convert")
@@ -137,7 +47,16 @@ validity_options = option_group(
 @training_options
 @click.option("--name", help="The bundle's name. Default: the output's.")
 @validity_options
+@policy_options
+@analysis_options
 @compression_options
+@click.option("--self-test", "self_test", type=click.Path(path_type=Path),
+              help="Examples (.npz) by which devices check their answers; anybody who has the bundle can read them. "
+              "Default: pseudo-random numbers.")  # fmt: skip
+@click.option("--list", "what", type=click.Choice([*LISTS, ALL]), is_flag=False, flag_value=ALL, is_eager=True,
+              expose_value=False, callback=_list,
+              help="List what there is of this, with every option, and exit.")  # fmt: skip
+@spells_options(RULES)
 def convert_command(
     source: Path,
     output: Path,
@@ -145,7 +64,10 @@ def convert_command(
     training: TrainingOptions,
     name: str | None,
     validity: ValidityOptions,
+    policy: PolicyOptions,
+    analysis: AnalysisOptions,
     compression: CompressionOptions,
+    self_test: Path | None,
 ) -> None:
     """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
 
@@ -153,17 +75,23 @@ def convert_command(
     archipel keys publisher
     archipel convert model.onnx -o model.bundle --key publisher
     archipel convert model.onnx -o model.bundle --key publisher --loss cross_entropy --lr 0.05 --trainable "head.*"
+    archipel convert model.onnx -o model.bundle --key publisher --calibration images.npy
     archipel convert model.onnx -o model.bundle --key publisher --recipe recipe.toml --data train.npz
+    archipel convert model.onnx -o model.bundle --key publisher --loss cross_entropy --lr 0.05 \\
+        --strategy fedprox --strategy-option mu=0.1
 
-    A recipe compresses the model first, as `archipel compress` does. With a loss, devices train the float parameters of
-    the compressed model, and the bundle rounds them anew after training.
+    A recipe compresses the model first, as `archipel compress` does; --calibration without one means int8. With a
+    loss, devices train the float parameters of the compressed model, and the bundle rounds them anew after training.
     """
     key = load_private_key(key_file)
     if output.exists():
         raise CommandError(f"{output}: exists already; remove it or choose another name")
-    if compression.recipe is None and any((*compression.files.values(), compression.work)):
-        raise CommandError("--data, --calibration, --validation and --work are for compression; give --recipe")
+    if not compression.compresses and any((*compression.files.values(), compression.work)):
+        raise CommandError(
+            "--data, --validation and --work are for compression; give --recipe, or --calibration for int8"
+        )
     trained, signing = training.training(), validity.signing(key)
+    privacy, analysed = policy.privacy(), analysis.read()
     with catch_ctrl_c(resume_hint(compression.work)) as check, progress_line() as show:
         # `convert` takes a batch size with a training only. Here the limits follow --batch-size without one, too.
         bundle = make_bundle(
@@ -172,8 +100,11 @@ def convert_command(
                 output,
                 signing,
                 training=trained,
+                analysis=analysed,
                 compression=_compression(compression, progress_callback(check, show)),
                 name=name,
+                privacy=privacy,
+                self_test=None if self_test is None else _examples(self_test),
                 batch_size=training.batch_size,
             )
         )
@@ -181,12 +112,21 @@ def convert_command(
 
 
 def _compression(options: CompressionOptions, on_progress: Callable[[Progress], None]) -> Compression | None:
-    if options.recipe is None:
+    if not options.compresses:
         return None
-    parts = load_recipe(options.recipe)
+    if options.recipe is None:
+        note_default_recipe()
+    parts = DEFAULT_RECIPE if options.recipe is None else load_recipe(options.recipe)
     # Which files are missing is known before any of them is read.
     check_sets(parts, options.files)
     return Compression(parts, **options.read_sets(), seed=options.seed, folder=options.work, on_progress=on_progress)
+
+
+def _examples(file: Path) -> dict[str, np.ndarray]:
+    arrays = read_arrays(file)
+    if isinstance(arrays, np.ndarray):
+        raise CommandError(f"--self-test {file}: one array; give an .npz with an entry for each input of the model")
+    return arrays
 
 
 def _summary(bundle: Bundle, output: Path) -> str:

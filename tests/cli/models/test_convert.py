@@ -83,15 +83,21 @@ def test_a_recipe_is_applied_and_kept_as_lineage(archipel: Command, folder: Path
     assert "QuantizeLinear" in operators
 
 
+def test_calibration_alone_means_int8(archipel: Command, folder: Path) -> None:
+    _, err = call(archipel, folder, "--calibration", str(folder / "data.npz"))
+    assert "no --recipe: static_int8 with its defaults" in err
+    assert "static_int8" in opened(folder).manifest.lineage.recipe[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words", "code"),
     [
-        (["--data", "data.npz"], "give --recipe", 1),
-        (["--optimizer", "adam", "--momentum", "0.9", "--loss", "mse"], "--momentum is an option of sgd", 1),
+        (["--data", "data.npz"], "give --recipe, or --calibration for int8", 1),
+        (["--optimizer", "adam", "--momentum", "0.9", "--loss", "mse"], "--momentum: adam has none", 1),
         (["--loss", "hinge"], "'hinge' is not one of", 2),
         (["--strategy", "fedmagic"], "'fedmagic' is not one of", 2),
         (["--loss", "cross_entropy", "--trainable", "ghost.*"], "ghost.*", 1),
-        (["--loss", "cross_entropy", "--strategy", "fedrep"], "needs the option 'personal'", 1),
+        (["--loss", "cross_entropy", "--strategy", "fedrep"], "needs --strategy-option personal=VALUE", 1),
         (["--population", "two words"], "expected names of 1 to 128 letters", 1),
     ],
 )

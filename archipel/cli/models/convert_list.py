@@ -1,0 +1,71 @@
+"""The text of `archipel convert --list`: strategies, losses and the other choices, with their options."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from archipel.bundle import PrivacyPolicy
+from archipel.cli.models.analysis_options import KINDS
+from archipel.cli.models.policy_options import policy_settings
+from archipel.cli.models.settings import meanings, rows, settings_of, wrapped
+from archipel.cli.models.training_options import LOSSES, OPTIMIZERS, SCHEDULES, TRANSFORMS, strategy_settings
+from archipel.strategies.device import UPLOAD_OPTIONS, Upload
+from archipel.strategies.registry import STRATEGIES
+
+
+def strategies_text() -> str:
+    """Every strategy with its own options, then the options of all."""
+    blocks = []
+    for name, strategy in sorted(STRATEGIES.items()):
+        own = [setting for option, setting in strategy_settings(name).items() if option not in UPLOAD_OPTIONS]
+        about = sys.modules[strategy.device.__module__].__doc__
+        meaning = _paragraph(strategy.device.__doc__, indent=8) if own else []
+        blocks.append("\n".join([name, *_paragraph(about, indent=2), *rows(own), *meaning]))
+    every = settings_of(Upload)
+    common = rows((every[option] for option in UPLOAD_OPTIONS), meanings(Upload))
+    return "\n\n".join(["Strategies, with the options that --strategy-option NAME=VALUE sets", *blocks,
+                        "\n".join(["every strategy", *common])])  # fmt: skip
+
+
+def _makers_text(title: str, makers: Mapping[str, Callable[..., Any]], but: tuple[str, ...] = ()) -> str:
+    blocks = [title]
+    for name, make in makers.items():
+        own = [setting for option, setting in settings_of(make).items() if option not in but]
+        blocks.append("\n".join([name, *_paragraph(make.__doc__, indent=2), *rows(own, meanings(make))]))
+    return "\n\n".join(blocks)
+
+
+def policy_text() -> str:
+    """Every field of the privacy policy, with the default of `convert`."""
+    about = "The privacy policy, for --policy FILE and --policy-option NAME=VALUE: bounds that devices insist on"
+    return "\n".join([about, "", *rows(policy_settings().values(), meanings(PrivacyPolicy))])
+
+
+LISTS: Mapping[str, Callable[[], str]] = {
+    "strategies": strategies_text,
+    "losses": lambda: _makers_text("Losses, with the options that --loss-option NAME=VALUE sets", LOSSES),
+    "optimizers": lambda: _makers_text("Optimizers, with the options that --optimizer-option NAME=VALUE sets; lr, "
+                                       "momentum and weight_decay have options of their own", OPTIMIZERS),
+    "schedules": lambda: _makers_text("Schedules of --lr over the steps of a round, for --schedule "
+                                      "NAME:ARGUMENT=VALUE,...", SCHEDULES, but=("lr", "schedule")),
+    "transforms": lambda: _makers_text("Changes of gradients, for --transform NAME:ARGUMENT=VALUE,...", TRANSFORMS),
+    "policy": policy_text,
+    "statistics": lambda: _makers_text("Statistics of outputs, for the [[statistic]] tables of --analysis, each with "
+                                       "a kind", KINDS),
+}  # fmt: skip
+"""What --list can list, by name."""
+ALL = "all"
+
+
+def list_text(what: str) -> str:
+    """One of LISTS, or all of them."""
+    names = LISTS if what == ALL else (what,)
+    return "\n\n\n".join(LISTS[name]() for name in names)
+
+
+def _paragraph(documentation: str | None, indent: int) -> list[str]:
+    """The first paragraph as lines."""
+    return wrapped(" ".join(inspect.cleandoc(documentation or "").partition("\n\n")[0].split()), indent)

@@ -1,0 +1,206 @@
+"""The options of `archipel convert` that say how devices train: loss, optimizer, strategy, and what a step does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import click
+
+from archipel.cli.models.option_groups import option_group
+from archipel.cli.models.settings import Setting, read_call, read_settings, settings_of
+from archipel.converter import Training
+from archipel.converter.options import BATCH_SIZE, LOSS_RANGE
+from archipel.errors import CommandError
+from archipel.strategies.device import UPLOAD_OPTIONS, Upload
+from archipel.strategies.registry import STRATEGIES
+from archipel.training import losses, optimizers, per_example, schedules, transforms
+from archipel.training.batch_norm import BatchNorm
+from archipel.training.losses import Loss
+from archipel.training.optimizers import Optimizer
+from archipel.training.step import StepOptions
+
+Makers = Mapping[str, Callable[..., Any]]
+
+
+def _named(module: Any, *names: str) -> Makers:
+    return {name: getattr(module, name) for name in names}
+
+
+LOSSES = _named(losses, "cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "kl_divergence")
+OPTIMIZERS = _named(optimizers, "sgd", "adam", "adamw", "adagrad", "rmsprop")
+SCHEDULES = _named(schedules, "constant", "step_decay", "exponential", "linear", "polynomial", "cosine", "warmup",
+                   "one_cycle")  # fmt: skip
+TRANSFORMS = _named(transforms, "clip_by_norm", "clip_by_value", "weight_decay", "proximal")
+SHORT = {"lr": "--lr", "momentum": "--momentum", "weight_decay": "--weight-decay"}
+"""Arguments of optimizers that have an option of their own."""
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How devices train the model. Without a loss they only predict."""
+
+    loss: str | None
+    loss_option: tuple[str, ...]
+    optimizer: str
+    optimizer_option: tuple[str, ...]
+    lr: float | None
+    schedule: tuple[str, ...]
+    momentum: float | None
+    weight_decay: float | None
+    trainable: tuple[str, ...]
+    strategy: str
+    strategy_option: tuple[str, ...]
+    epochs: int
+    batch_size: int
+    loss_range: float
+    batch_norm: BatchNorm
+    dropout: bool
+    accumulate: int
+    precision: str
+    transform: tuple[str, ...]
+    per_example: tuple[str, ...]
+
+    def training(self) -> Training | None:
+        """The same for `convert`, None without a loss. Raises ArchipelError."""
+        # Made without a loss, too: a wrong option of the optimizer is an error either way.
+        optimizer, step, strategy = self._optimizer(), self._step(), self._strategy_options()
+        if self.loss is None:
+            if self.loss_option:
+                raise CommandError("--loss-option is an option of a loss; give --loss")
+            return None
+        return Training(
+            self._loss(self.loss),
+            optimizer,
+            trainable=self.trainable,
+            step_options=step,
+            strategy=self.strategy,
+            strategy_options=strategy,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            loss_range=self.loss_range or None,
+        )
+
+    def _loss(self, name: str) -> Loss:
+        make = LOSSES[name]
+        made: Loss = make(**read_settings("--loss-option", self.loss_option, settings_of(make), name))
+        return made
+
+    def _optimizer(self) -> Optimizer:
+        make = OPTIMIZERS[self.optimizer]
+        known = settings_of(make)
+        given = {name: value for name, value in (("lr", self._rate()), ("momentum", self.momentum),
+                                                 ("weight_decay", self.weight_decay)) if value is not None}  # fmt: skip
+        for name in given:
+            if name not in known:
+                raise CommandError(f"{SHORT[name]}: {self.optimizer} has none; it has {', '.join(known)}")
+        further = {name: setting for name, setting in known.items() if name not in SHORT}
+        options = read_settings("--optimizer-option", self.optimizer_option, further, self.optimizer, SHORT)
+        made: Optimizer = make(**given, **options)
+        return made
+
+    def _rate(self) -> Any:
+        """The learning rate as a number or a schedule, None for the optimizer's default."""
+        rate: Any = self.lr
+        if self.schedule and rate is None:
+            raise CommandError("--schedule changes the learning rate; give that as --lr")
+        for text in self.schedule:
+            if rate is not self.lr and text.partition(":")[0] != "warmup":
+                raise CommandError(f"--schedule {text}: only warmup can follow another schedule")
+            rate = read_call("--schedule", text, SCHEDULES, rate)
+        return rate
+
+    def _step(self) -> StepOptions:
+        # Only what differs from the default: the strategies look at what was given.
+        options: dict[str, Any] = {
+            "transforms": [read_call("--transform", text, TRANSFORMS) for text in self.transform],
+            "accumulate": self.accumulate,
+            "batch_norm": self.batch_norm,
+            "dropout": self.dropout,
+            "per_example": self._per_example(),
+            "precision": self.precision,
+        }
+        defaults = {"transforms": [], "accumulate": 1, "batch_norm": "train", "dropout": True, "per_example": None,
+                    "precision": "float32"}  # fmt: skip
+        return cast(StepOptions, {name: value for name, value in options.items() if value != defaults[name]})
+
+    def _per_example(self) -> Any:
+        if not self.per_example:
+            return None
+        return per_example(
+            **read_settings("--per-example", self.per_example, settings_of(per_example), "--per-example")
+        )
+
+    def _strategy_options(self) -> dict[str, Any]:
+        return read_settings("--strategy-option", self.strategy_option, strategy_settings(self.strategy), self.strategy)
+
+
+def strategy_settings(name: str) -> dict[str, Setting]:
+    """The options of a strategy's device half by name: its own, then those that every strategy has."""
+    upload = settings_of(Upload)
+    common = {option: upload[option] for option in UPLOAD_OPTIONS}
+    return {**settings_of(STRATEGIES[name].device, but=("upload",)), **common}
+
+
+training_options = option_group(
+    "training",
+    TrainingOptions,
+    click.option(
+        "--loss",
+        type=click.Choice(list(LOSSES)),
+        help="The loss that devices train with. Without it they only predict.",
+    ),
+    click.option("--loss-option", multiple=True, metavar="NAME=VALUE",
+                 help="An option of the loss, such as label_smoothing=0.1; may be given several times."),
+    click.option(
+        "--optimizer",
+        type=click.Choice(list(OPTIMIZERS)),
+        default="sgd",
+        show_default=True,
+        help="The optimizer that devices train with.",
+    ),
+    click.option("--optimizer-option", multiple=True, metavar="NAME=VALUE",
+                 help="A further option of the optimizer, such as nesterov=true; may be given several times."),
+    click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate. Default: the optimizer's."),
+    click.option("--schedule", multiple=True, metavar="NAME:ARGUMENT=VALUE,...",
+                 help="How --lr changes over the steps of a round, such as cosine:steps=500; after it, "
+                 "warmup:steps=20 puts a warm-up in front."),
+    click.option("--momentum", type=click.FloatRange(0, 1, max_open=True), help="Momentum of sgd and rmsprop."),
+    click.option("--weight-decay", type=click.FloatRange(0), help="Weight decay of the optimizer."),
+    click.option("--trainable", multiple=True, default=("*",), show_default=True, metavar="GLOB",
+                 help="Parameters that devices train; may be given several times."),
+    click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default="fedavg", show_default=True,
+                 help="The federated algorithm."),
+    click.option("--strategy-option", multiple=True, metavar="NAME=VALUE",
+                 help="An option of the strategy, such as mu=0.1 (fedprox) or clip=1; may be given several times. "
+                 "--list strategies lists all."),
+    click.option(
+        "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs of a device in one round."
+    ),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(1),
+        default=BATCH_SIZE,
+        show_default=True,
+        help="Examples in one training step of a device.",
+    ),
+    click.option("--loss-range", type=click.FloatRange(0), default=LOSS_RANGE, show_default=True,
+                 help="Rounds report the mean training loss up to this number; 0: they report no metrics."),
+    click.option("--batch-norm", type=click.Choice(get_args(BatchNorm)), default="train", show_default=True,
+                 help="BatchNormalization in training. train: a step normalizes with its batch, and the running mean "
+                 "and variance are averaged over the devices. frozen: with the model's own, which stay; choose it for "
+                 "a pretrained model, and for batches of a few examples. folded: frozen, and computed into the layer "
+                 "before, which makes the model smaller."),
+    click.option("--dropout/--no-dropout", default=True, show_default=True,
+                 help="Whether the model's Dropout drops in training."),
+    click.option("--accumulate", type=click.IntRange(1), default=1, show_default=True,
+                 help="Batches whose mean gradient makes one step of the optimizer."),
+    click.option("--precision", type=click.Choice(["float32", "mixed"]), default="float32", show_default=True,
+                 help="mixed: products in float16, with loss scaling."),
+    click.option("--transform", multiple=True, metavar="NAME:ARGUMENT=VALUE,...",
+                 help="Change gradients before the optimizer, such as clip_by_norm:max_norm=1; several in this order."),
+    click.option("--per-example", multiple=True, metavar="NAME=VALUE",
+                 help="Differential privacy for any strategy: clip=1 bounds each example's gradient, noise=1.1 adds "
+                 "noise of this multiple to their sum. --strategy dpsgd has the same as its options."),
+)  # fmt: skip
