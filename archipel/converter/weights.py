@@ -24,9 +24,10 @@ def share_weights(
 ) -> tuple[dict[str, bytes], bytes]:
     """Serialize the programs with their weights as external data, and the weights.
 
-    `source` becomes the graph SOURCE, which says what its parameters are called. `parameters` are the global model's values, and those that state starts from. Returns the graphs as ONNX bytes by
-    program name, and the bytes of weights.safetensors. Large initializers, parameters and derived tensors move into
-    that file; tensors of the same bytes are stored once.
+    `parameters` are the global model's values, and those that state starts from. `source` becomes the graph SOURCE,
+    which says what its parameters are called. Returns the graphs as ONNX bytes by name, and the bytes of
+    weights.safetensors. Large initializers, parameters and derived tensors move into that file; tensors of the same
+    bytes are stored once.
     """
     # These keep their names in the file, since devices and servers look them up there.
     kept = set(parameters) | derived_tensors(programs)

@@ -19,8 +19,9 @@ _LISTS = (NAMES_KEY, STATE_KEY)
 def slim(model: ir.Model, lists: bool = False) -> onnx.ModelProto:
     """The model without shapes that inference can restore, the list of its parameters, and other tools' metadata.
 
-    `lists`: keep that list, and what the source's state has beside the parameters. In a small network these are a tenth of the file. Exporters' metadata contains paths of somebody's source code, and
-    runtimes may act on it, so bundles have none.
+    In a small network these are a tenth of the file. Exporters' metadata contains paths of somebody's source code, and
+    runtimes may act on it, so bundles have none. `lists`: keep the list of parameters, and what the source's state has
+    beside them.
     """
     proto = ir.to_proto(model)
     graph = proto.graph

@@ -1,4 +1,4 @@
-"""What was learned is a model file again: PyTorch takes it with strict=True, ONNX Runtime runs it, `convert` reads it."""
+"""What was learned is a file again: PyTorch takes it with strict=True, ONNX Runtime runs it, `convert` reads it."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_bundle_that_only_predicts(tmp_path: Path) -> None:
     np.testing.assert_allclose(run_onnx(tmp_path / "m.onnx", x), answers(network, x), atol=1e-6)
     with pytest.raises(ArchipelError, match=r"only predicts.*export \.onnx, or convert with a loss"):
         export(tmp_path / "float", tmp_path / "m.pt", PUBLIC)
-    with pytest.raises(ArchipelError, match="only predicts, and has no float parameters: .* reads integers"):
+    with pytest.raises(ArchipelError, match=r"only predicts, and has no float parameters: .* reads integers"):
         export(tmp_path / "int8", tmp_path / "n.onnx", PUBLIC)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["float", "int8", "m.onnx"]
 
@@ -239,11 +239,13 @@ def test_a_model_and_a_file_export_too(tmp_path: Path) -> None:
     back = made("tied", seed=1)
     back.load_state_dict(safetensors.torch.load_file(tmp_path / "m.safetensors"), strict=True)
     np.testing.assert_allclose(answers(back, x), answers(made("tied"), x), atol=1e-6)
-    with pytest.raises(ArchipelError, match="m.onnx: weights are for a bundle"):
+    with pytest.raises(ArchipelError, match=r"m\.onnx: weights are for a bundle"):
         export(tmp_path / "m.onnx", tmp_path / "n.onnx", weights=tmp_path / "m.safetensors")
 
 
 def test_pt_without_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ArchipelError, match=r"torch is not installed; install it with: pip install 'archipel\[cloud\]'"):
+    with pytest.raises(
+        ArchipelError, match=r"torch is not installed; install it with: pip install 'archipel\[cloud\]'"
+    ):
         export(tmp_path / "nothing", tmp_path / "m.pt", PUBLIC)

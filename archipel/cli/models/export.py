@@ -17,11 +17,9 @@ from archipel.errors import CommandError
               help="The new file; its ending (.onnx, .safetensors or .pt) says what it is.")  # fmt: skip
 @keys_for_bundles
 @click.option("--weights", type=click.Path(path_type=Path),
-              help="Learned parameters of a bundle (FILE of `archipel task download` or `archipel model download`).")  # fmt: skip
+              help="Learned parameters of a bundle (FILE of `archipel task download` or `model download`).")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace the output where it exists.")
-def export_command(
-    source: Path, output: Path, key_files: tuple[Path, ...], weights: Path | None, force: bool
-) -> None:
+def export_command(source: Path, output: Path, key_files: tuple[Path, ...], weights: Path | None, force: bool) -> None:
     """Write the model in SOURCE, with what it has learned, as a file that other tools read.
 
     \b
