@@ -8,6 +8,7 @@ import click
 
 from archipel.bundle import load_public_key
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
+from archipel.cli.input_output.sources import learned_weights
 from archipel.errors import CommandError
 
 
@@ -16,8 +17,7 @@ from archipel.errors import CommandError
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
               help="The new file; its ending (.onnx, .safetensors or .pt) says what it is.")  # fmt: skip
 @keys_for_bundles
-@click.option("--weights", type=click.Path(path_type=Path),
-              help="Learned parameters of a bundle (FILE of `archipel task download` or `model download`).")  # fmt: skip
+@learned_weights
 @click.option("--force", is_flag=True, help="Replace the output where it exists.")
 def export_command(source: Path, output: Path, key_files: tuple[Path, ...], weights: Path | None, force: bool) -> None:
     """Write the model in SOURCE, with what it has learned, as a file that other tools read.
