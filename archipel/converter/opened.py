@@ -59,7 +59,7 @@ def open_model(
         if weights is not None:
             raise ConversionError(f"{os.fspath(path)}: weights are for a bundle; a model file has its own")
         return read_model(path, None)
-    return source_model(open_runtime(path, trusted_keys, cache=cache, weights=weights))
+    return source_model(open_runtime(Path(path), trusted_keys, cache=_path(cache), weights=_path(weights)))
 
 
 def source_model(runtime: Runtime) -> Model:
@@ -96,6 +96,10 @@ def predict_model(runtime: Runtime) -> Model:
     values = Values(bundle, runtime.parameters(), runtime.state)
     ports = [port for port in bundle.program(name).inputs if not isinstance(port, Example)]
     return fix_inputs(model, {port.name: values.read(port) for port in ports})
+
+
+def _path(path: str | os.PathLike[str] | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
 def _predicting(runtime: Runtime) -> Model:

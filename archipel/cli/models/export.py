@@ -36,7 +36,7 @@ def export_command(source: Path, output: Path, key_files: tuple[Path, ...], weig
 
     module.load_state_dict(...) takes it with strict=True.
     """
-    from archipel.converter.export import export
+    from archipel.converter.model_files import export
 
     if output.exists() and not force:
         raise CommandError(f"{output}: exists already; choose another name, or replace it with --force")
