@@ -77,11 +77,9 @@ def open_unverified(path: Path, folder: str) -> UnverifiedBundle:
 def read_program(bundle: BundleContents, name: str) -> Model:
     """The graph of a program as it is in the bundle, with its signature. Raises MissingExtraError, ModelImportError."""
     import archipel.graph  # noqa: F401  (first: its error names the extra that is missing)
-    from archipel.compression.stored import read_stored
+    from archipel.compression.stored import read_program as read
 
-    model = read_stored(bundle.program_path(name))
-    model.signature = bundle.program(name)
-    return model
+    return read(bundle, name)
 
 
 def read_predict(path: Path, key_files: Sequence[Path], folder: str) -> Model:
