@@ -88,7 +88,7 @@ def test_the_baseline_needs_the_devices_of_the_candidate(world: World, fleet: Fl
     inside, _ = fleet.enrol(rollout, 4)
     world.clock.now = fleet.show(rollout)["state_ends"]
     world.settle()
-    accuracy = {bundle: 0.75 for bundle in fleet.bundles}
+    accuracy = dict.fromkeys(fleet.bundles, 0.75)
     while not fleet._heard(rollout):
         fleet.serve(inside, accuracy, passes=1)
     (first,) = world.rounds(fleet._heard(rollout))
