@@ -40,6 +40,8 @@ from archipel.errors import (
     UnsafePathError,
 )
 
+RELEASE_FILE = "release.json"
+"""In the folder of a release, which holds several bundles (release.py)."""
 _KEPT_RESULTS = 256
 
 
@@ -130,6 +132,11 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | s
         weights = bundle.parameters()
     """
     path = Path(path)
+    if (path / RELEASE_FILE).is_file():
+        raise BundleError(
+            f"{path}: a release of several bundles; name one of its .bundle files, or let `archipel run`, `archipel "
+            "slots install` or lite_runtime.choose take the one that fits"
+        )
     if path.is_dir():
         return verify_folder(path, trusted_keys)
     if not path.is_file():
@@ -197,17 +204,22 @@ def verify_folder(folder: Path, trusted_keys: Sequence[bytes], shown: Path | Non
     return bundle
 
 
-def verify_signature(manifest: bytes, signature: bytes, trusted_keys: Sequence[bytes], where: Path | str) -> bytes:
-    """The key among `trusted_keys` that signed the manifest's bytes. Raises SignatureError where none of them did."""
+def verify_signature(
+    signed: bytes, signature: bytes, trusted_keys: Sequence[bytes], where: Path | str, what: str = "manifest"
+) -> bytes:
+    """The key among `trusted_keys` that signed these bytes, a manifest's or those of `what`.
+
+    Raises SignatureError where none of them did.
+    """
     if not trusted_keys:
         raise SignatureError(f"{where}: no trusted keys given, so nothing can be verified")
     for key in trusted_keys:
         try:
-            Ed25519PublicKey.from_public_bytes(key).verify(signature, manifest)
+            Ed25519PublicKey.from_public_bytes(key).verify(signature, signed)
             return key
         except (InvalidSignature, ValueError):
             continue
-    raise SignatureError(f"{where}: none of the {len(trusted_keys)} trusted keys signed this manifest")
+    raise SignatureError(f"{where}: none of the {len(trusted_keys)} trusted keys signed this {what}")
 
 
 _passed: OrderedDict[tuple[str, int], None] = OrderedDict()

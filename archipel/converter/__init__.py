@@ -4,6 +4,7 @@ from archipel.graph import requirement as requirement  # isort: skip  (first: it
 from archipel.converter.options import Analysis, Compression, Signing, Training
 from archipel.converter.pipeline import convert
 from archipel.converter.statistics import Histogram, Mean, Quantiles, Sum
+from archipel.converter.variants import convert_variants, variant_recipes
 
 __all__ = [
     "Analysis",
@@ -15,4 +16,6 @@ __all__ = [
     "Sum",
     "Training",
     "convert",
+    "convert_variants",
+    "variant_recipes",
 ]

@@ -12,6 +12,7 @@ import numpy as np
 
 from archipel.bundle import load_public_key
 from archipel.bundle.roles import Example, ExampleWeight, Label
+from archipel.cli.devices.variant_limits import VariantLimits, variant_limits
 from archipel.cli.input_output.arrays import check_fields, read_fields, write_arrays
 from archipel.cli.input_output.publisher_keys import publisher_keys
 from archipel.errors import CommandError, RuntimeInputError
@@ -62,6 +63,7 @@ def open_runtime(
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Examples in one run.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads for one operator.")
 @DELEGATES
+@variant_limits
 def run(
     bundle: Path,
     key_files: tuple[Path, ...],
@@ -72,6 +74,7 @@ def run(
     batch_size: int,
     threads: int,
     delegates: tuple[str, ...],
+    limits: VariantLimits,
 ) -> None:
     """Predict with BUNDLE (a file, a folder, or a model that `archipel fit --save` wrote) on arrays in a file.
 
@@ -80,13 +83,21 @@ def run(
     archipel run digits.bundle --key publisher.pub --input test.npz --evaluate
 
     The command verifies the bundle first. An .npz has an entry for each of the bundle's fields; `archipel inspect`
-    shows them.
+    shows them. BUNDLE may also be a release, the folder of `archipel convert --variants`: then it takes the best
+    variant within --max-bytes, --max-memory and --max-latency, and says which and why.
+
+    \b
+    archipel run digits --key publisher.pub --input x.npy --max-bytes 200000 --max-latency 5
     """
     if evaluate and output is not None:
         raise CommandError("--output is for predictions; --evaluate only prints metrics")
     if labels is not None and not evaluate:
         raise CommandError("--labels is for --evaluate")
     with tempfile.TemporaryDirectory() as folder:
+        choice = limits.choose(bundle, key_files, Path(folder), threads, delegates)
+        if choice is not None:
+            click.echo(f"archipel: {choice}", err=True)
+            bundle = choice.bundle.folder
         runtime = open_runtime(bundle, key_files, folder, threads, delegates)
         if evaluate:
             for name, value in sorted(_metrics(runtime, inputs, labels, batch_size).items()):

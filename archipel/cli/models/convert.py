@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -20,13 +20,16 @@ from archipel.cli.models.option_groups import (
     option_group,
 )
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
+from archipel.cli.models.releases import release_text
 from archipel.cli.models.training_options import TrainingOptions, training_options
+from archipel.cli.models.variants import read_variants, variants_option
 from archipel.compression import Progress
 from archipel.compression.recipe import check_sets, load_recipe
 from archipel.converter import Compression, Signing
 from archipel.converter.options import DAY, VALID_DAYS
 from archipel.converter.pipeline import make_bundle
 from archipel.converter.request import Request
+from archipel.converter.variants import make_release
 from archipel.errors import CommandError
 
 
@@ -77,6 +80,7 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @click.option("--name", help="The bundle's name. Default: the output's.")
 @validity_options
 @compression_options
+@variants_option
 @click.option("--list", "what", type=click.Choice([*LISTS, ALL]), is_flag=False, flag_value=ALL, is_eager=True,
               expose_value=False, callback=_list,
               help="List what there is of this, with every option, and exit.")  # fmt: skip
@@ -88,6 +92,7 @@ def convert_command(
     name: str | None,
     validity: ValidityOptions,
     compression: CompressionOptions,
+    variants: str | None,
 ) -> None:
     """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
 
@@ -99,31 +104,35 @@ def convert_command(
     archipel convert model.onnx -o model.bundle --key publisher --recipe recipe.toml --data train.npz
     archipel convert model.onnx -o model.bundle --key publisher --loss cross_entropy --lr 0.05 \\
         --strategy fedprox --strategy-option mu=0.1
+    archipel convert model.onnx -o model --key publisher --variants float,int8,small --data train.npz
 
     A recipe compresses the model first, as `archipel compress` does; --calibration without one means int8. With a
     loss, devices train the float parameters of the compressed model, and the bundle rounds them anew after training.
+
+    --variants makes several bundles, signed as one release, in the folder of --output: float; int8, which needs
+    --calibration or --data; and small, from whose channels half of the FLOPs are removed before it is trained again on
+    --data and rounded to int8 (--recipe replaces that). `archipel run` and `archipel slots install` take the best that
+    fits the device.
     """
     key = load_private_key(key_file)
     if output.exists():
         raise CommandError(f"{output}: exists already; remove it or choose another name")
-    if not compression.compresses and any((*compression.files.values(), compression.work)):
+    if variants is None and not compression.compresses and any((*compression.files.values(), compression.work)):
         raise CommandError(
             "--data, --validation and --work are for compression; give --recipe, or --calibration for int8"
         )
     trained, signing = training.training(), validity.signing(key)
     with catch_ctrl_c(resume_hint(compression.work)) as check, progress_line() as show:
         # `convert` takes a batch size with a training only. Here the limits follow --batch-size without one, too.
-        bundle = make_bundle(
-            Request(
-                source,
-                output,
-                signing,
-                training=trained,
-                compression=_compression(compression, progress_callback(check, show)),
-                name=name,
-                batch_size=training.batch_size,
-            )
-        )
+        request = Request(source, output, signing, training=trained, name=name, batch_size=training.batch_size)
+        on_progress = progress_callback(check, show)
+        if variants is not None:
+            made = make_release(request, read_variants(variants, compression, on_progress))
+        else:
+            bundle = make_bundle(replace(request, compression=_compression(compression, on_progress)))
+    if variants is not None:
+        click.echo(f"{output}: {release_text(made)}")
+        return
     click.echo(_summary(bundle, output))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from archipel.bundle import Bundle, Limits, load_public_key
+from archipel.bundle.release import is_release
 from archipel.cli.input_output.publisher_keys import publisher_keys
 from archipel.cli.models.bundles import open_verified, read_program
 from archipel.errors import (
@@ -62,7 +63,7 @@ class Check:
 @click.option("--no-run", is_flag=True, help="Leave out the self-test, which predicts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON object.")
 def verify(bundle: Path, key_files: tuple[Path, ...], no_run: bool, as_json: bool) -> None:
-    """Check BUNDLE (a file or a folder), one line for each check. Exit code 1 means that a check failed.
+    """Check BUNDLE (a file, a folder, or a release), one line for each check. Exit code 1 means that a check failed.
 
     \b
     archipel verify digits.bundle --key publisher.pub
@@ -70,29 +71,39 @@ def verify(bundle: Path, key_files: tuple[Path, ...], no_run: bool, as_json: boo
 
     The checks: the signature, the digests of all files and the declared parameters are right; every graph loads into
     the installed ONNX Runtime; the signed limits are not below what the graphs need, computed again (with the extra
-    `convert`); and predictions equal those of the self-test in the bundle.
+    `convert`); and predictions equal those of the self-test in the bundle. Of a release it checks the signature and
+    every bundle, which must be there, be the one that was released, and cost what the release says.
     """
     with tempfile.TemporaryDirectory() as folder:
-        checks, opened = check_opening(bundle, key_files, folder)
-        if opened is not None:
-            checks += check_contents(opened, run=not no_run)
+        name, digest = None, None
+        if is_release(bundle):
+            from archipel.cli.models.releases import check_release
+
+            checks, signed = check_release(bundle, key_files, folder, run=not no_run)
+            if signed is not None:
+                name, digest = signed.release.name, signed.digest
+        else:
+            checks, opened = check_opening(bundle, key_files, folder)
+            if opened is not None:
+                checks += check_contents(opened, run=not no_run)
+                name, digest = opened.manifest.name, opened.digest
         failed = [check for check in checks if check.good is False]
         if as_json:
             answer = {
                 "bundle": str(bundle),
-                "name": None if opened is None else opened.manifest.name,
-                "digest": None if opened is None else opened.digest,
+                "name": name,
+                "digest": digest,
                 "good": not failed,
                 "checks": [asdict(check) for check in checks],
             }
             click.echo(json.dumps(answer))
         else:
             click.echo("\n".join(map(str, checks)))
-        if failed or opened is None:
+        if failed:
             wrong = "; ".join(f"{check.name}: {check.text}" for check in failed)
             raise CommandError(f"{bundle}: {len(failed)} of {len(checks)} checks failed: {wrong}")
         if not as_json:
-            click.echo(f"{bundle}: good; {opened.manifest.name!r}, digest {opened.digest}")
+            click.echo(f"{bundle}: good; {name!r}, digest {digest}")
 
 
 def check_opening(path: Path, key_files: Sequence[Path], folder: str) -> tuple[list[Check], Bundle | None]:
