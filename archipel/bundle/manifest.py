@@ -90,18 +90,24 @@ class Lineage(_Strict, frozen=True, kw_only=True):
 class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
     """Bounds set by the publisher; an agent refuses a plan outside them.
 
-    `threshold` is the smallest allowed ratio of secret-sharing threshold to cohort size. `max_clip` bounds the L2
-    norm of one device's deltas, and so how much they can tell about its data. `max_value` does so with each update
-    entry of kind `value`: it bounds the clip, or range times the square root of the number of elements.
-    `max_server_lr` bounds the factor by which the server multiplies a mean update, and so its steps. `weighting`
-    uniform: every device of a training weighs 1, so that none can lie about its weight.
+    Evaluations and analyses together are called queries.
 
-    `colluders` is the share of a secure round's `max_cohort` that may work with the server and still learn nothing but
-    the sum. `min_cohort` is how many devices a sum must have besides as many colluders; in a plain round, where the
-    server sees every update anyway, it counts all devices.
-
-    For analytics and evaluations (queries): a sum is released only with at least `min_contributors` devices that have
-    examples, and a device is in at most `queries` of them in `query_days` days.
+    Arguments:
+        modes: of rounds. In a plain round the server sees each update.
+        min_cohort: how many devices a sum must have besides as many colluders as `colluders` allows; in a plain round
+            it counts all devices.
+        threshold: the smallest allowed ratio of secret-sharing threshold to cohort size, above 0.5 and at most 1.
+        max_clip: the largest L2 norm of one device's deltas, and so how much they can tell about its data.
+        max_bits: of an element of an update, from 2 to 30.
+        colluders: the share of a secure round's `max_cohort` that may work with the server and still learn nothing but
+            the sum.
+        min_contributors: the sum of a query is released only with at least so many devices that have examples.
+        queries: a device is in at most so many of them in `query_days` days.
+        query_days: from 1 to 366.
+        max_value: as `max_clip`, for each update entry of kind `value`: it bounds the clip, or range times the square
+            root of the number of elements.
+        max_server_lr: the largest factor by which the server multiplies a mean update, and so its steps.
+        weighting: uniform: every device of a training weighs 1, so that none can lie about its weight.
     """
 
     modes: tuple[Literal["secure", "plain"], ...]

@@ -168,7 +168,8 @@ def check_steps(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, st
     if half.optimizer == "any":
         return  # `finish` does not work with the number of steps
     if not isinstance(optimizer, SGD) or isinstance(optimizer.lr, Schedule):
-        raise ConversionError(f"{here}: needs optimizers.sgd at a constant rate, got {optimizer!r}")
+        given = f"{type(optimizer).__name__}{' with a schedule' if isinstance(optimizer, SGD) else ''}"
+        raise ConversionError(f"{here}: needs the optimizer sgd at a constant rate, got {given}")
     if optimizer.momentum and half.optimizer == "sgd":
         raise ConversionError(f"{here}: needs SGD without momentum, got momentum={optimizer.momentum}")
     if optimizer.nesterov or optimizer.dampening:

@@ -7,7 +7,6 @@ import hashlib
 import os
 import re
 import ssl
-import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +14,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from archipel.cli.input_output.toml_files import read_toml
 from archipel.durable import write_durably
 from archipel.errors import ClientError, CommandError
 from archipel.operator import OperatorClient
@@ -138,16 +138,6 @@ def read_request(file: Path, kind: type[T], **more: object) -> T:
     try:
         return written.convert({**read_toml(file), **more}, kind)
     except ValueError as error:
-        raise CommandError(f"{file}: {error}") from None
-
-
-def read_toml(file: Path) -> dict[str, Any]:
-    """The table in `file`. Raises CommandError that names file and line where it is not TOML."""
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise CommandError(f"{file}: no TOML, which is text in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
         raise CommandError(f"{file}: {error}") from None
 
 

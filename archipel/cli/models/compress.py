@@ -12,7 +12,9 @@ from typing import Any
 
 import click
 
+from archipel.cli.input_output.spelling import rule, spells_options
 from archipel.cli.models.option_groups import (
+    DATA_RULES,
     DEFAULT_RECIPE,
     CompressionOptions,
     compression_options,
@@ -33,6 +35,10 @@ def _list_parts(ctx: click.Context, parameter: click.Parameter, value: bool) -> 
     if value and not ctx.resilient_parsing:
         click.echo(parts_text())
         ctx.exit()
+
+
+RULES = [*DATA_RULES, rule(r"\b(batch_norm|dropout)='?(\w+)'?", r"\1 = \2 in the recipe")]
+"""How errors are spelled: arguments as options, and those of parts as a recipe has them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +91,7 @@ result_options = option_group(
 @result_options
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_parts,
               help="List every part of a recipe with its fields, and exit.")  # fmt: skip
+@spells_options(RULES)
 def compress_command(
     model: Path,
     output: Path,

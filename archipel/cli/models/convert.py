@@ -2,66 +2,38 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+import numpy as np
 
 from archipel.bundle import Bundle, load_private_key
+from archipel.cli.input_output.arrays import read_arrays
+from archipel.cli.input_output.spelling import spells_options
+from archipel.cli.models.analysis_options import AnalysisOptions, analysis_options
 from archipel.cli.models.convert_list import ALL, LISTS, list_text
+from archipel.cli.models.convert_spelling import RULES
 from archipel.cli.models.option_groups import (
     DEFAULT_RECIPE,
     CompressionOptions,
     compression_options,
     note_default_recipe,
-    option_group,
 )
+from archipel.cli.models.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
 from archipel.cli.models.releases import release_text
 from archipel.cli.models.training_options import TrainingOptions, training_options
 from archipel.cli.models.variants import read_variants, variants_option
+from archipel.cli.models.validity_options import ValidityOptions, validity_options
 from archipel.compression import Progress
 from archipel.compression.recipe import check_sets, load_recipe
-from archipel.converter import Compression, Signing
-from archipel.converter.options import DAY, VALID_DAYS
+from archipel.converter import Compression
 from archipel.converter.pipeline import make_bundle
 from archipel.converter.request import Request
 from archipel.converter.variants import make_release
 from archipel.errors import CommandError
-
-
-@dataclass(frozen=True)
-class ValidityOptions:
-    """Which devices may use the bundle, until when, and which bundles it replaces."""
-
-    populations: tuple[str, ...]
-    valid_days: int
-    sequence: int
-
-    def signing(self, key: Ed25519PrivateKey) -> Signing:
-        """The same for `convert`, with the publisher's key. Raises ConversionError."""
-        # A whole number of days, so that bundles that are made on one day are the same.
-        end = (int(time.time()) // DAY + self.valid_days) * DAY if self.valid_days else 0
-        return Signing(key, sequence=self.sequence, not_after=end, populations=self.populations)
-
-
-validity_options = option_group(
-    "validity",
-    ValidityOptions,
-    click.option(
-        "--population",
-        "populations",
-        multiple=True,
-        help="A population that may use it; may be given several times. Default: any.",
-    ),
-    click.option("--valid-days", type=click.IntRange(0, 36500), default=VALID_DAYS, show_default=True,
-                 help="How many days devices train with it and adopt it; predicting has no end. 0: no end."),
-    click.option("--sequence", type=click.IntRange(0), default=0, show_default=True,
-                 help="A greater number ends the use of all bundles of this name with a smaller one."),
-)  # fmt: skip
 
 
 def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -79,11 +51,17 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @training_options
 @click.option("--name", help="The bundle's name. Default: the output's.")
 @validity_options
+@policy_options
+@analysis_options
 @compression_options
 @variants_option
+@click.option("--self-test", "self_test", type=click.Path(path_type=Path),
+              help="Examples (.npz) by which devices check their answers; anybody who has the bundle can read them. "
+              "Default: pseudo-random numbers.")  # fmt: skip
 @click.option("--list", "what", type=click.Choice([*LISTS, ALL]), is_flag=False, flag_value=ALL, is_eager=True,
               expose_value=False, callback=_list,
               help="List what there is of this, with every option, and exit.")  # fmt: skip
+@spells_options(RULES)
 def convert_command(
     source: Path,
     output: Path,
@@ -91,8 +69,11 @@ def convert_command(
     training: TrainingOptions,
     name: str | None,
     validity: ValidityOptions,
+    policy: PolicyOptions,
+    analysis: AnalysisOptions,
     compression: CompressionOptions,
     variants: str | None,
+    self_test: Path | None,
 ) -> None:
     """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
 
@@ -122,9 +103,20 @@ def convert_command(
             "--data, --validation and --work are for compression; give --recipe, or --calibration for int8"
         )
     trained, signing = training.training(), validity.signing(key)
+    privacy, analysed = policy.privacy(), analysis.read()
     with catch_ctrl_c(resume_hint(compression.work)) as check, progress_line() as show:
         # `convert` takes a batch size with a training only. Here the limits follow --batch-size without one, too.
-        request = Request(source, output, signing, training=trained, name=name, batch_size=training.batch_size)
+        request = Request(
+            source,
+            output,
+            signing,
+            training=trained,
+            analysis=analysed,
+            name=name,
+            privacy=privacy,
+            self_test=None if self_test is None else _examples(self_test),
+            batch_size=training.batch_size,
+        )
         on_progress = progress_callback(check, show)
         if variants is not None:
             made = make_release(request, read_variants(variants, compression, on_progress))
@@ -145,6 +137,13 @@ def _compression(options: CompressionOptions, on_progress: Callable[[Progress], 
     # Which files are missing is known before any of them is read.
     check_sets(parts, options.files)
     return Compression(parts, **options.read_sets(), seed=options.seed, folder=options.work, on_progress=on_progress)
+
+
+def _examples(file: Path) -> dict[str, np.ndarray]:
+    arrays = read_arrays(file)
+    if isinstance(arrays, np.ndarray):
+        raise CommandError(f"--self-test {file}: one array; give an .npz with an entry for each input of the model")
+    return arrays
 
 
 def _summary(bundle: Bundle, output: Path) -> str:

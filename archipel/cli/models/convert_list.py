@@ -7,6 +7,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from archipel.bundle import PrivacyPolicy
+from archipel.cli.models.analysis_options import KINDS
+from archipel.cli.models.policy_options import policy_settings
 from archipel.cli.models.settings import meanings, rows, settings_of, wrapped
 from archipel.cli.models.training_options import LOSSES, OPTIMIZERS, SCHEDULES, TRANSFORMS, strategy_settings
 from archipel.strategies.device import UPLOAD_OPTIONS, Upload
@@ -35,6 +38,12 @@ def _makers_text(title: str, makers: Mapping[str, Callable[..., Any]], but: tupl
     return "\n\n".join(blocks)
 
 
+def policy_text() -> str:
+    """Every field of the privacy policy, with the default of `convert`."""
+    about = "The privacy policy, for --policy FILE and --policy-option NAME=VALUE: bounds that devices insist on"
+    return "\n".join([about, "", *rows(policy_settings().values(), meanings(PrivacyPolicy))])
+
+
 LISTS: Mapping[str, Callable[[], str]] = {
     "strategies": strategies_text,
     "losses": lambda: _makers_text("Losses, with the options that --loss-option NAME=VALUE sets", LOSSES),
@@ -43,6 +52,9 @@ LISTS: Mapping[str, Callable[[], str]] = {
     "schedules": lambda: _makers_text("Schedules of --lr over the steps of a round, for --schedule "
                                       "NAME:ARGUMENT=VALUE,...", SCHEDULES, but=("lr", "schedule")),
     "transforms": lambda: _makers_text("Changes of gradients, for --transform NAME:ARGUMENT=VALUE,...", TRANSFORMS),
+    "policy": policy_text,
+    "statistics": lambda: _makers_text("Statistics of outputs, for the [[statistic]] tables of --analysis, each with "
+                                       "a kind", KINDS),
 }  # fmt: skip
 """What --list can list, by name."""
 ALL = "all"

@@ -11,11 +11,19 @@ from typing import Any, Literal
 import click
 
 from archipel.cli.input_output.arrays import read_arrays
+from archipel.cli.input_output.spelling import rule
 from archipel.compression import StaticInt8
 from archipel.compression.part import Part
 
 DEFAULT_RECIPE: tuple[Part, ...] = (StaticInt8(),)
 """What `compress` does without a recipe, and `convert` with calibration data and no recipe."""
+
+DATA_RULES = [
+    rule(r"\bpass (data|calibration|validation)=(\([^)]*\)|inputs)?", r"give --\1 FILE"),
+    rule(r"^(data|calibration|validation)(?=: )", r"--\1"),
+    rule(r"pass them under 'label', or as the last array of a tuple$", "give an .npz with the entry 'label'"),
+]
+"""How errors spell the arguments that have the examples of `files`."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -36,6 +36,11 @@ class Setting:
     default: Any = NEEDED
 
     @property
+    def needed(self) -> bool:
+        """Whether there is no default."""
+        return self.default is NEEDED
+
+    @property
     def allowed(self) -> str:
         """The type in the words of the command line: `number`, `a | b`, `list of text`, `whole number or none`."""
         kinds = dict.fromkeys(_kind(hint) for hint in _alternatives(self.hint))
@@ -44,7 +49,7 @@ class Setting:
     @property
     def shown(self) -> str:
         """The default as text that `read` takes."""
-        if self.default is NEEDED:
+        if self.needed:
             return "(needed)"
         if isinstance(self.default, bool):
             return "true" if self.default else "false"
@@ -107,7 +112,7 @@ def read_call(option: str, text: str, makers: Mapping[str, Callable[..., Any]], 
     for taken in list(known)[: len(given)]:
         del known[taken]
     values = read_settings(option, filter(None, arguments.split(",")), known, name)
-    missing = [each.name for each in known.values() if each.default is NEEDED and each.name not in values]
+    missing = [each.name for each in known.values() if each.needed and each.name not in values]
     if missing:
         raise CommandError(f"{option} {text}: {missing[0]} is missing; write {name}:{missing[0]}=VALUE")
     return make(*given, **values)
@@ -134,8 +139,14 @@ def wrapped(text: str, indent: int) -> list[str]:
 
 def meanings(documented: Any) -> dict[str, str]:
     """What its documentation says of each argument under "Arguments:", in entries `name: text` and `a, b: text`."""
-    text = inspect.getdoc(documented) or ""
-    _, _, section = text.partition("Arguments:\n")
+    if isinstance(documented, type):  # with what its bases say of the fields that it inherits
+        bases = [_documented(base.__doc__) for base in reversed(documented.__mro__)]
+        return {name: text for found in bases for name, text in found.items()}
+    return _documented(documented.__doc__)
+
+
+def _documented(documentation: str | None) -> dict[str, str]:
+    _, _, section = inspect.cleandoc(documentation or "").partition("Arguments:\n")
     found: dict[str, str] = {}
     names: list[str] = []
     for line in section.splitlines():
@@ -198,11 +209,13 @@ def _read(text: str, hint: Any) -> Any:
 def _plain(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return (value or '""') if isinstance(value, str) else json.dumps(value)
 
 
 def _unknown(name: str, equals: str, known: Mapping[str, Setting], of: str) -> str:
-    there = "; ".join(f"{s.name}={s.shown} ({s.allowed})" for s in known.values())
+    there = "; ".join(
+        f"{s.name} ({s.allowed}, {'needed' if s.needed else f'default {s.shown}'})" for s in known.values()
+    )
     if name in known and not equals:
         return f"expected {name}=VALUE, where VALUE is {known[name].allowed}"
     near = get_close_matches(name, known, n=1)

@@ -97,7 +97,7 @@ def test_calibration_alone_means_int8(archipel: Command, folder: Path) -> None:
         (["--loss", "hinge"], "'hinge' is not one of", 2),
         (["--strategy", "fedmagic"], "'fedmagic' is not one of", 2),
         (["--loss", "cross_entropy", "--trainable", "ghost.*"], "ghost.*", 1),
-        (["--loss", "cross_entropy", "--strategy", "fedrep"], "needs the option 'personal'", 1),
+        (["--loss", "cross_entropy", "--strategy", "fedrep"], "needs --strategy-option personal=VALUE", 1),
         (["--population", "two words"], "expected names of 1 to 128 letters", 1),
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -14,8 +15,8 @@ from onnx import helper, numpy_helper
 
 from archipel import bundle as b
 from archipel import convert
-from archipel.converter import Signing, Training
-from archipel.converter.request import Request
+from archipel.converter import Analysis, Mean, Quantiles, Signing, Training
+from archipel.converter.request import DEFAULT_PRIVACY, Request
 from archipel.errors import ConversionError
 from archipel.training import losses, optimizers, per_example, schedules, transforms
 
@@ -51,6 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.save(model, folder / "m.onnx")
     b.save_private_key(b.generate_key(), folder / "key")
+    (folder / "policy.toml").write_text(POLICY)
+    (folder / "analysis.toml").write_text(ANALYSIS)
     return folder
 
 
@@ -111,7 +114,64 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+POLICY = """
+min_cohort = 4
+modes = ["secure", "plain"]
+"""
+ANALYSIS = """
+max_examples = 200
+[[statistic]]
+kind = "mean"
+name = "score"
+low = 0
+high = 1
+of = "y"
+[[statistic]]
+kind = "quantiles"
+name = "spread"
+edges = [-1, 0, 1.5]
+probabilities = [0.5]
+"""
+DIGEST = "ab" * 32
+
+
+def default_policy(**fields: Any) -> dict[str, Any]:
+    return {"privacy": msgspec.structs.replace(DEFAULT_PRIVACY, **fields)}
+
+
+CASES |= {
+    "--policy-option min_cohort=3 --policy-option modes=secure,plain": default_policy(
+        min_cohort=3, modes=("secure", "plain")
+    ),
+    "--policy-option threshold=0.8 --policy-option max_clip=5 --policy-option max_bits=20": default_policy(
+        threshold=0.8, max_clip=5.0, max_bits=20
+    ),
+    "--policy-option colluders=0 --policy-option min_contributors=3 --policy-option queries=5": default_policy(
+        colluders=0.0, min_contributors=3, queries=5
+    ),
+    "--policy-option query_days=7 --policy-option max_value=10 --policy-option max_server_lr=2": default_policy(
+        query_days=7, max_value=10.0, max_server_lr=2.0
+    ),
+    "--policy-option weighting=uniform": default_policy(weighting="uniform"),
+    "--policy policy.toml --policy-option min_cohort=5": default_policy(min_cohort=5, modes=("secure", "plain")),
+    "--policy policy.toml": default_policy(min_cohort=4, modes=("secure", "plain")),
+    "--name rain": {"name": "rain"},
+}
+ANALYSES: dict[str, dict[str, Any]] = {
+    "--analysis analysis.toml": {
+        "analysis": Analysis(
+            [
+                Mean(name="score", low=0, high=1, of="y"),
+                Quantiles(name="spread", edges=[-1, 0, 1.5], probabilities=[0.5]),
+            ],
+            max_examples=200,
+        )
+    }
+}
+
+
 BUNDLES = (
+    "--policy-option min_cohort=3 --policy-option modes=secure,plain",
     "--schedule cosine:steps=50 --schedule warmup:steps=5",
     "--strategy-option clip=2 --strategy-option bits=20",
     "--strategy dpsgd --strategy-option noise_multiplier=1.5 --batch-norm frozen",
@@ -131,35 +191,70 @@ def comparable(value: Any) -> Any:
 
 
 def command(folder: Path, path: Path, options: str) -> list[str]:
-    return ["convert", str(folder / "m.onnx"), "-o", str(path), "--key", str(folder / "key"), "--loss", "cross_entropy",
-            "--lr", "0.05", *options.split()]  # fmt: skip
+    trained = [] if options in ANALYSES else ["--loss", "cross_entropy", "--lr", "0.05"]
+    return ["convert", str(folder / "m.onnx"), "-o", str(path), "--key", str(folder / "key"), *trained,
+            *options.split()]  # fmt: skip
 
 
-@pytest.mark.parametrize("options", CASES)
-def test_an_option_asks_for_what_the_argument_does(
-    options: str, archipel: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Request] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """The requests that the command made, none of which it carries out."""
+    requests: list[Request] = []
 
     def note(request: Request) -> b.Bundle:
-        asked.append(request)
+        requests.append(request)
         raise ConversionError("noted")
 
     monkeypatch.setattr("archipel.cli.models.convert.make_bundle", note)
+    return requests
+
+
+@pytest.fixture(autouse=True)
+def in_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.parametrize("options", [*CASES, *ANALYSES])
+def test_an_option_asks_for_what_the_argument_does(
+    options: str, archipel: Command, folder: Path, tmp_path: Path, asked: list[Request]
+) -> None:
     archipel(*command(folder, tmp_path / "m.bundle", options), code=1)
-    given, plain = CASES[options], CASES[""]
+    given = {**CASES, **ANALYSES}[options]
+    plain = {**CASES[""], "privacy": DEFAULT_PRIVACY, "analysis": None, "name": None}
+    if options in ANALYSES:
+        plain["training"] = None
     for name, value in {**plain, **given}.items():
         assert comparable(getattr(asked[0], name)) == comparable(value)
-    assert not options or given != plain
+    assert not options or any(value != plain[name] for name, value in given.items())
 
 
-@pytest.mark.parametrize("options", BUNDLES)
+def test_who_may_use_it_until_when(archipel: Command, folder: Path, tmp_path: Path, asked: list[Request]) -> None:
+    options = f"--population staff --population pupils --sequence 3 --parent {DIGEST} --valid-days 0"
+    archipel(*command(folder, tmp_path / "m.bundle", options), code=1)
+    signing = asked[0].signing
+    assert (signing.populations, signing.sequence, signing.parent) == (("staff", "pupils"), 3, DIGEST)
+    assert signing.end == 0
+
+
+def test_examples_for_the_self_test(archipel: Command, folder: Path, tmp_path: Path, asked: list[Request]) -> None:
+    x = np.ones((2, 1, 6, 6), np.float32)
+    np.savez(tmp_path / "test.npz", x=x)
+    archipel(*command(folder, tmp_path / "m.bundle", f"--self-test {tmp_path / 'test.npz'}"), code=1)
+    examples = asked[0].self_test
+    assert examples is not None
+    np.testing.assert_array_equal(examples["x"], x)
+
+
+@pytest.mark.parametrize("options", [*BUNDLES, *ANALYSES])
 def test_an_option_makes_the_bundle_of_the_argument(
     options: str, archipel: Command, folder: Path, tmp_path: Path
 ) -> None:
     archipel(*command(folder, tmp_path / "m.bundle", options))
     key = b.load_private_key(folder / "key")
-    expected = convert(folder / "m.onnx", tmp_path / "python" / "m.bundle", signing=Signing(key), **CASES[options])
+    arguments = {**CASES, **ANALYSES}[options]
+    if options not in ANALYSES:
+        arguments = {**CASES[""], **arguments}
+    expected = convert(folder / "m.onnx", tmp_path / "python" / "m.bundle", signing=Signing(key), **arguments)
     made = b.open_bundle(tmp_path / "m.bundle", [key.public_key().public_bytes_raw()], cache=tmp_path / "cache")
     # The manifest holds the digest of every graph and of the weights.
     assert made.manifest == expected.manifest

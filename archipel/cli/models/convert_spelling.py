@@ -1,0 +1,112 @@
+"""Which option of `archipel convert` sets which argument of Python's `convert`, and so how errors spell it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from archipel.cli.input_output.spelling import Rule, argument_rules, rule
+from archipel.cli.models.option_groups import DATA_RULES
+from archipel.cli.models.policy_options import policy_settings
+from archipel.cli.models.training_options import LOSSES, OPTIMIZERS, SCHEDULES, SHORT, TRANSFORMS
+
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "Request": {
+        "source": "SOURCE",
+        "path": "--output",
+        "signing": "--key",
+        "training": "--loss",
+        "analysis": "--analysis",
+        "compression": "--recipe",
+        "name": "--name",
+        "privacy": "--policy",
+        "self_test": "--self-test",
+        "batch_size": "--batch-size",
+    },
+    "Training": {
+        "loss": "--loss",
+        "optimizer": "--optimizer",
+        "trainable": "--trainable",
+        "strategy": "--strategy",
+        "strategy_options": "--strategy-option",
+        "epochs": "--epochs",
+        "batch_size": "--batch-size",
+        "loss_range": "--loss-range",
+    },
+    "StepOptions": {
+        "transforms": "--transform",
+        "accumulate": "--accumulate",
+        "batch_norm": "--batch-norm",
+        "dropout": "--dropout",
+        "per_example": "--per-example",
+        "precision": "--precision",
+    },
+    "Compression": {
+        "recipe": "--recipe",
+        "data": "--data",
+        "calibration": "--calibration",
+        "validation": "--validation",
+        "seed": "--seed",
+        "folder": "--work",
+    },
+    "Signing": {
+        "key": "--key",
+        "sequence": "--sequence",
+        "not_after": "--valid-days",
+        "populations": "--population",
+        "parent": "--parent",
+    },
+    "Analysis": {"statistics": "--analysis", "max_examples": "--analysis"},
+}
+"""For each group of arguments: the option of each."""
+
+PYTHON_ONLY: Mapping[str, Mapping[str, str]] = {
+    "Request": {"example": "the source is a file, which has its examples or needs none"},
+    "Training": {"step_options": "each of them has an option of its own"},
+    "StepOptions": {"steps": "devices hand one batch at a time to the train program"},
+    "Compression": {"on_progress": "the command shows the progress itself"},
+    "Signing": {"lineage": "the command makes it of --parent, the recipe and the measurements"},
+    "Analysis": {},
+}
+"""The arguments without an option, and why."""
+
+_MAKERS = "|".join([*LOSSES, *OPTIMIZERS, *SCHEDULES, *TRANSFORMS, "per_example"])
+
+
+def _of_maker(match: re.Match[str]) -> str:
+    """An argument of a loss, optimizer, schedule or transform."""
+    maker, argument, rest = match["maker"], match["argument"], match["rest"]
+    if maker in OPTIMIZERS:
+        return SHORT.get(argument, f"--optimizer-option {argument}") + rest
+    option = "--loss-option" if maker in LOSSES else "--per-example" if maker == "per_example" else ""
+    if option:
+        return f"{option} {argument}{rest}"
+    return f"--{'schedule' if maker in SCHEDULES else 'transform'} {maker}: {argument}{rest}"
+
+
+_ARGUMENTS = {
+    argument: option
+    for group in OPTIONS.values()
+    for argument, option in group.items()
+    if argument != "max_examples"  # in the file of --analysis it has this name, too
+}
+
+RULES: list[Rule] = [
+    rule(r"needs the option '(\w+)'; pass strategy_options=\{\.\.\.\}", r"needs --strategy-option \1=VALUE"),
+    rule(r"strategy_options=\{'(\w+)': \.\.\.\}", r"--strategy-option \1=VALUE"),
+    rule(r"\bdropout=False", "--no-dropout"),
+    rule(r" out of step_options$", " out"),
+    *DATA_RULES,
+    rule(r"^analysis with training: ", "--analysis with --loss: "),
+    rule(r"or change privacy$", "or change --policy-option weighting"),
+    rule(r"^(strategy '[^']*'): (\w+)(?= must)", r"\1: --strategy-option \2"),
+    rule(rf"^privacy: (?={'|'.join(policy_settings())})", "--policy-option "),
+    rule(rf"^(?P<maker>{_MAKERS}): (?P<argument>\w+)(?P<rest>(\[\d+\])? (must|needs))", _of_maker),
+    *argument_rules(
+        {**_ARGUMENTS, "momentum": "--momentum"},
+        ["convert", "training", "compression", "signing", "analysis", "step_options", "step_graph", "strategy_options"],
+    ),
+    # What is left of these are the names of functions that nobody has called here.
+    rule(r"^(step_options|step_graph|strategy_options): ", ""),
+]
+"""How errors of `convert` are spelled."""
