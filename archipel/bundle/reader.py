@@ -17,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from archipel.bundle.archive import unpack
+from archipel.bundle.foreign import recognize
 from archipel.bundle.graphs import MAX_GRAPH_BYTES, inspect_graph
 from archipel.bundle.manifest import (
     MANIFEST_FILE,
@@ -137,6 +138,8 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | s
             f"{path}: a release of several bundles; name one of its .bundle files, or let `archipel run`, `archipel "
             "slots install` or lite_runtime.choose take the one that fits"
         )
+    if (foreign := recognize(path)) is not None:
+        raise BundleError(f"{path}: {foreign}")
     if path.is_dir():
         return verify_folder(path, trusted_keys)
     if not path.is_file():

@@ -125,6 +125,9 @@ def main() -> NoReturn:
         # stderr keeps Python from printing one when it flushes standard output at exit.
         sys.stderr.close()
         sys.exit(1)
+    except MemoryError as error:
+        # NumPy says how much it was for; Python itself says nothing.
+        fail(f"not enough memory{f' ({error})' if str(error) else ''}; give less data at once, or a smaller batch")
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
         hint = "; free some space and run again" if error.errno == errno.ENOSPC else ""

@@ -11,8 +11,10 @@ import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from archipel.bundle.foreign import recognize
 from archipel.errors import ModelImportError
 from archipel.graph import Model
+from archipel.graph.loading import with_output_shapes
 
 MAX_BYTES = 2**31 - 1
 
@@ -24,21 +26,24 @@ def read_stored(path: str | os.PathLike[str]) -> Model:
     nodes without a unique name ("Conv_3"). Raises ModelImportError that names the file.
     """
     where = os.fspath(path)
+    if (foreign := recognize(path)) is not None:
+        raise ModelImportError(f"{where}: {foreign}")
     try:
         if Path(path).stat().st_size > MAX_BYTES:
-            raise ModelImportError(f"{where}: {Path(path).stat().st_size:,} bytes; at most {MAX_BYTES:,} can be read")
+            raise ModelImportError(f"{Path(path).stat().st_size:,} bytes; at most {MAX_BYTES:,} can be read")
         proto = onnx.load(path, format="protobuf")
         if not proto.graph.output:
-            raise ModelImportError(f"{where}: not an ONNX model, it has no graph outputs")
+            raise ModelImportError("not an ONNX model, it has no graph outputs")
         # Again, now with external data: protobuf cannot hold more in one message.
         if proto.ByteSize() > MAX_BYTES:
-            raise ModelImportError(f"{where}: {proto.ByteSize():,} bytes of weights; at most {MAX_BYTES:,} can be read")
+            raise ModelImportError(f"{proto.ByteSize():,} bytes of weights; at most {MAX_BYTES:,} can be read")
+        proto = with_output_shapes(proto)
         onnx.checker.check_model(proto)
         model = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
     except OSError as error:
         raise ModelImportError(f"{error.filename or where}: {error.strerror or error}") from None
-    except ModelImportError:
-        raise
+    except ModelImportError as error:
+        raise ModelImportError(f"{where}: {error}") from None
     except Exception as error:
         # Protobuf, the C++ checker, inference and external data each raise exceptions of their own.
         text = " ".join(str(error).split())[:300] or type(error).__name__

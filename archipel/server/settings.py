@@ -27,6 +27,7 @@ SETTINGS_FILE = "server.toml"
 SERVER_KEY_FILE = "server.key"
 PUBLIC_KEY_FILE = "server.key.pub"
 ENVIRONMENT_PREFIX = "ARCHIPEL_SERVER_"
+DEMO_DOWNLOADS = 64
 _NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _BUCKET = re.compile(f"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/({_NAME}(?:/{_NAME})*))?/?")
 
@@ -111,6 +112,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long a device is set aside the first time. Each further time is twice as long as the one before."""
     false_accusations: Annotated[float, Meta(gt=0, le=0.5)] = 0.05
     """The risk that a search for spoilers sets any honest device aside. A smaller risk takes more rounds."""
+    demo: bool = False
+    """Whether anybody may load the browser demo at /demo/ (`make web` builds it)."""
     query_approval: bool = False
     """Whether evaluations and analyses wait until somebody else with the right to run them approves."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
@@ -141,6 +144,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "blobs must be a folder or s3://BUCKET/PREFIX, in letters, digits, '-', '_' and '.'; credentials and "
                 "endpoint come from AWS's environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
             )
+
+    @property
+    def downloads(self) -> int:
+        """How many files of the demo page may be sent at once by each web process, which has as many more threads."""
+        return DEMO_DOWNLOADS if self.demo else 0
 
     @property
     def database_url(self) -> str:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from archipel.bundle import Bundle, decode_manifest, load_public_key, open_bundle, unpack
+from archipel.bundle.foreign import recognize
 from archipel.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from archipel.bundle.reader import BundleContents, UnverifiedBundle
 from archipel.bundle.roles import Example
-from archipel.errors import BundleError, CommandError
+from archipel.errors import BundleError, CommandError, ModelImportError
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot
 
 if TYPE_CHECKING:
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
 def is_bundle(path: Path) -> bool:
     """Whether the path is a bundle and not an ONNX file.
 
-    Raises CommandError where there is no file, and for the folder of a trained model, in which the bundle lies.
+    Raises CommandError where there is no file, for the folder of a trained model, in which the bundle lies, and for
+    files of other kinds.
     """
     if is_slot(path):
         raise CommandError(
             f"{path}: a model that `archipel fit --save` wrote; name the bundle in it: {path / BUNDLE_FOLDER}"
         )
+    if (foreign := recognize(path)) is not None:
+        raise CommandError(f"{path}: {foreign}")
     if path.is_dir():
         return True
     if not path.is_file():
@@ -82,9 +86,15 @@ def read_predict(path: Path, key_files: Sequence[Path], folder: str) -> Model:
     """
     import archipel.graph  # noqa: F401
     from archipel.compression.stored import fix_inputs, read_stored
+    from archipel.graph.check import refuse_types
 
     if not is_bundle(path):
-        return read_stored(path)
+        model = read_stored(path)
+        try:
+            refuse_types(model.ir)
+        except ModelImportError as error:
+            raise CommandError(f"{path}: {error}") from None
+        return model
     from archipel.lite_runtime.device_state import DeviceState
     from archipel.lite_runtime.training.driver import need_program
     from archipel.lite_runtime.values import Values

@@ -25,8 +25,8 @@ from archipel.cli.models.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
 from archipel.cli.models.releases import release_text
 from archipel.cli.models.training_options import TrainingOptions, training_options
-from archipel.cli.models.variants import read_variants, variants_option
 from archipel.cli.models.validity_options import ValidityOptions, validity_options
+from archipel.cli.models.variants import read_variants, variants_option
 from archipel.compression import Progress
 from archipel.compression.recipe import check_sets, load_recipe
 from archipel.converter import Compression

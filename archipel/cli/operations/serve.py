@@ -74,13 +74,19 @@ def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...], to
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port, 0 for a free one. Default: from the settings, then 8470."
 )
-def start(folder: Path, host: str | None, port: int | None) -> None:
+@click.option(
+    "--demo/--no-demo",
+    default=None,
+    help="Show the browser demo at /demo/ to anybody. Default: from the settings, then --no-demo.",
+)
+def start(folder: Path, **given: Any) -> None:
     """Serve until Ctrl-C or SIGTERM, with gunicorn and one coordinator; the supervisor restarts either if it dies.
 
     \b
     archipel serve start federation --host 0.0.0.0 --port 8470
+    archipel serve start federation --demo
     """
-    overrides: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    overrides = {name: value for name, value in given.items() if value is not None}
     supervise(load_settings(folder, **overrides), announce=lambda line: click.echo(line))
 
 
