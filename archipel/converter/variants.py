@@ -30,6 +30,7 @@ from archipel.converter.sources import read_model
 from archipel.converter.validation import check_request
 from archipel.durable import creating_folder, make_folder
 from archipel.errors import CompressionError, ConversionError
+from archipel.lite_runtime.agreement import MIN_AGREEMENT, MIN_SNR
 
 PRESETS = ("float", "int8", "small")
 """The variants that `variant_recipes` knows, from the best to the smallest."""
@@ -94,6 +95,8 @@ def convert_variants(
     name: str | None = None,
     privacy: PrivacyPolicy = DEFAULT_PRIVACY,
     self_test: Mapping[str, np.ndarray] | None = None,
+    min_agreement: float = MIN_AGREEMENT,
+    min_snr: float = MIN_SNR,
 ) -> SignedRelease:
     """Make a bundle for each variant of a model, and one signed release of them all.
 
@@ -105,8 +108,8 @@ def convert_variants(
         path: the new folder of the release, with release.json, its signature, and NAME.bundle for each variant. It
             appears when all of it is there.
         variants: how each is compressed, by its name; None: not at all. `variant_recipes` makes the usual ones.
-        source, signing, training, analysis, example, name, privacy, self_test: as for `convert`; all bundles have them
-            alike, and one name.
+        source, signing, training, analysis, example, name, privacy, self_test, min_agreement, min_snr: as for `convert`;
+            all bundles have them alike, and one name.
 
     Returns:
         The release, its signature verified.
@@ -116,7 +119,10 @@ def convert_variants(
         ArchipelError: the error of the part that failed.
     """
     return make_release(
-        Request(source, path, signing, training, analysis, None, example, name, privacy, self_test), variants
+        Request(
+            source, path, signing, training, analysis, None, example, name, privacy, self_test, min_agreement, min_snr
+        ),
+        variants,
     )
 
 
@@ -193,5 +199,5 @@ def _best_first(
 def _naming(name: str) -> Iterator[None]:
     try:
         yield
-    except CompressionError as error:
+    except (CompressionError, ConversionError) as error:
         raise ConversionError(f"variant {name!r}: {error}; or leave this variant out") from error

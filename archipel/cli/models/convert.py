@@ -12,6 +12,7 @@ import numpy as np
 from archipel.bundle import Bundle, load_private_key
 from archipel.cli.input_output.arrays import read_arrays
 from archipel.cli.input_output.spelling import spells_options
+from archipel.cli.models.agreement import AgreementOptions, agreement_lines, agreement_options
 from archipel.cli.models.analysis_options import AnalysisOptions, analysis_options
 from archipel.cli.models.convert_list import ALL, LISTS, list_text
 from archipel.cli.models.convert_spelling import RULES
@@ -55,6 +56,7 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @analysis_options
 @compression_options
 @variants_option
+@agreement_options
 @click.option("--self-test", "self_test", type=click.Path(path_type=Path),
               help="Examples (.npz) by which devices check their answers; anybody who has the bundle can read them. "
               "Default: pseudo-random numbers.")  # fmt: skip
@@ -73,6 +75,7 @@ def convert_command(
     analysis: AnalysisOptions,
     compression: CompressionOptions,
     variants: str | None,
+    agreement: AgreementOptions,
     self_test: Path | None,
 ) -> None:
     """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
@@ -89,6 +92,9 @@ def convert_command(
 
     A recipe compresses the model first, as `archipel compress` does; --calibration without one means int8. With a
     loss, devices train the float parameters of the compressed model, and the bundle rounds them anew after training.
+    The command compares what the bundle predicts with what these float parameters answer, on the examples of
+    --calibration and --validation, prints how far the two agree, and makes no bundle below --min-agreement or
+    --min-snr.
 
     --variants makes several bundles, signed as one release, in the folder of --output: float; int8, which needs
     --calibration or --data; and small, from whose channels half of the FLOPs are removed before it is trained again on
@@ -113,6 +119,8 @@ def convert_command(
             training=trained,
             analysis=analysed,
             name=name,
+            min_agreement=agreement.min_agreement,
+            min_snr=agreement.min_snr,
             privacy=privacy,
             self_test=None if self_test is None else _examples(self_test),
             batch_size=training.batch_size,
@@ -155,6 +163,7 @@ def _summary(bundle: Bundle, output: Path) -> str:
         lines.append(f"predict: {metrics['nbytes_before']:,.0f} -> {metrics['nbytes_after']:,.0f} bytes")
     if "accuracy_before" in metrics:
         lines.append(f"accuracy: {100 * metrics['accuracy_before']:.2f} -> {100 * metrics['accuracy_after']:.2f} %")
+    lines += agreement_lines(metrics)
     lines.append(f"programs {', '.join(sorted(manifest.programs))}; {len(manifest.parameters)} parameters")
     if "train" not in {program.kind for program in manifest.programs.values()}:
         lines.append("it predicts only; with --loss devices can train it")
