@@ -122,7 +122,8 @@ class SignedRelease:
             raise DigestError(f"{where} has SHA-256 {variant.sha256}, this file {actual}; fetch it again")
         # Only the release's own publisher: another one's bundle has no place in it, however trusted. The manifest's
         # digest is compared after the file was unpacked, which somebody may have replaced since it was read above.
-        bundle = open_bundle(path, [self.publisher], cache)
+        # The signature of the release has been checked, so a development key is one that is allowed.
+        bundle = open_bundle(path, [self.publisher], cache, allow_development=True)
         if bundle.digest != variant.digest:
             raise DigestError(f"{where} is bundle {variant.digest}, this file holds {bundle.digest}; fetch it again")
         if bundle.manifest.name != self.release.name:
@@ -135,12 +136,15 @@ def is_release(path: Path | str) -> bool:
     return (Path(path) / RELEASE_FILE).is_file()
 
 
-def open_release(folder: Path | str, trusted_keys: Sequence[bytes]) -> SignedRelease:
+def open_release(
+    folder: Path | str, trusted_keys: Sequence[bytes], *, allow_development: bool = False
+) -> SignedRelease:
     """Open the release in `folder` and verify its signature.
 
     Arguments:
         folder: with release.json, release.sig and the bundles.
         trusted_keys: raw 32-byte Ed25519 public keys, one of which must have signed it.
+        allow_development: whether a development key may have signed it and its bundles.
 
     Raises a BundleError that says what is wrong.
 
@@ -151,7 +155,9 @@ def open_release(folder: Path | str, trusted_keys: Sequence[bytes]) -> SignedRel
     folder = Path(folder)
     data = _read(folder / RELEASE_FILE, MAX_RELEASE_BYTES)
     signature = _read(folder / RELEASE_SIGNATURE_FILE, 64)
-    publisher = verify_signature(_PREFIX + data, signature, trusted_keys, folder, "release")
+    publisher = verify_signature(
+        _PREFIX + data, signature, trusted_keys, folder, "release", allow_development=allow_development
+    )
     return SignedRelease(folder, decode_release(data), hashlib.sha256(data).hexdigest(), publisher)
 
 

@@ -39,7 +39,7 @@ from archipel.converter.self_test import self_test as make_self_test
 from archipel.converter.sources import read_model
 from archipel.converter.statistics import PROGRAM, analyze_program
 from archipel.converter.validation import check_model, check_request, with_weighting
-from archipel.converter.weights import check_refresh, derived_tensors, share_weights
+from archipel.converter.weights import SOURCE, check_refresh, derived_tensors, share_weights
 from archipel.graph import Model
 from archipel.lite_runtime.agreement import MIN_AGREEMENT, MIN_SNR
 from archipel.training.batch_norm import prepared
@@ -59,7 +59,7 @@ def make_bundle(request: Request) -> Bundle:
     check_model(dataclasses.replace(request, training=training), model)
     if request.compression is not None and request.parts:
         model, report = _compressed(model, request.compression, training)
-    programs, schedule = lower(model, training, max_clip=privacy.max_clip)
+    programs, schedule, source = lower(model, training, max_clip=privacy.max_clip)
     agreement = check_agreement(
         model,
         programs,
@@ -82,13 +82,13 @@ def make_bundle(request: Request) -> Bundle:
     check_refresh(programs["predict"], derived_tensors(programs))
     values = initial_values(programs)
     parameters = {tensor: values[tensor] for tensor in parameter_names(programs)}
-    graphs, weights = share_weights(programs, {**parameters, **values})
-    files = {program: f"{program}.onnx" for program in programs}
+    graphs, weights = share_weights(programs, {**parameters, **values}, source)
+    files = {graph: f"{graph}.onnx" for graph in graphs}
     write = partial(
         write_bundle,
         name=request.bundle_name,
         programs={name: msgspec.structs.replace(model.program, file=files[name]) for name, model in programs.items()},
-        graphs={files[program]: graphs[program] for program in programs},
+        graphs={files[name]: graph for name, graph in graphs.items()},
         weights=weights,
         parameters=parameter_specs(parameters, list(parameters)),
         limits=compute_limits(programs, request.rows),
@@ -102,6 +102,7 @@ def make_bundle(request: Request) -> Bundle:
         sequence=signing.sequence,
         not_after=signing.end,
         populations=signing.populations,
+        source=files.get(SOURCE, ""),
     )
     path = Path(request.path)
     if path.suffix != SUFFIX:
@@ -110,7 +111,7 @@ def make_bundle(request: Request) -> Bundle:
     # `write` makes a folder, which is packed into the file and removed whatever happens.
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         pack(write(Path(folder) / "bundle").folder, path)
-    return open_bundle(path, [signing.key.public_key().public_bytes_raw()])
+    return open_bundle(path, [signing.key.public_key().public_bytes_raw()], allow_development=True)
 
 
 @accepts_former_keywords(make_bundle)

@@ -108,8 +108,9 @@ def convert_variants(
         path: the new folder of the release, with release.json, its signature, and NAME.bundle for each variant. It
             appears when all of it is there.
         variants: how each is compressed, by its name; None: not at all. `variant_recipes` makes the usual ones.
-        source, signing, training, analysis, example, name, privacy, self_test, min_agreement, min_snr: as for `convert`;
-            all bundles have them alike, and one name.
+        source, signing, training, analysis, example, name, privacy, self_test: as for `convert`; all bundles have them
+            alike, and one name.
+        min_agreement, min_snr: as for `convert`, of each variant.
 
     Returns:
         The release, its signature verified.
@@ -156,7 +157,7 @@ def make_release(request: Request, variants: Mapping[str, Compression | None]) -
             shutil.rmtree(bundle.folder)
         release = Release(format=RELEASE_FORMAT, name=request.bundle_name, variants=_best_first(made, variants))
         write_release(staging, release, request.signing.key)
-    return open_release(path, [request.signing.key.public_key().public_bytes_raw()])
+    return open_release(path, [request.signing.key.public_key().public_bytes_raw()], allow_development=True)
 
 
 def _describe(name: str, bundle: Bundle, file: Path) -> Variant:

@@ -87,6 +87,7 @@ def choose(
     threads: int = 1,
     delegates: Delegates = "auto",
     cache: Path | str | None = None,
+    allow_development: bool = False,
 ) -> Choice:
     """Take the best variant of a release that fits the owner's limits.
 
@@ -95,7 +96,7 @@ def choose(
         trusted_keys: publishers' public keys, 32 bytes each, one of which must have signed the release.
         max_bytes, max_memory, max_latency: as for OwnerLimits; latency in seconds. With `max_latency` each variant that
             fits the other limits is run for a third of a second, the best first, until one is fast enough.
-        threads, delegates, cache: as for `load`; what is measured runs with these.
+        threads, delegates, cache, allow_development: as for `load`; what is measured runs with these.
 
     Raises:
         RuntimeLimitError: no variant fits; it names all limits, and what each variant needs.
@@ -107,7 +108,7 @@ def choose(
         runtime = load(choice.bundle.folder, trusted)
     """
     limits = OwnerLimits(max_bytes, max_memory, max_latency)
-    signed = open_release(path, trusted_keys)
+    signed = open_release(path, trusted_keys, allow_development=allow_development)
     opened: dict[str, Bundle] = {}
 
     def measure(variant: Variant) -> float:

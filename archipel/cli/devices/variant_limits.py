@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from archipel.bundle import load_public_key
 from archipel.bundle.release import is_release
+from archipel.cli.input_output.publisher_keys import remedy_of, trusted_keys
 from archipel.errors import CommandError
 from archipel.lite_runtime import Choice, choose
 
@@ -26,7 +26,14 @@ class VariantLimits:
     max_latency: float | None
 
     def choose(
-        self, path: Path, key_files: Sequence[Path], folder: Path, threads: int = 1, delegates: Sequence[str] = ()
+        self,
+        path: Path,
+        key_files: Sequence[Path],
+        folder: Path,
+        *,
+        threads: int = 1,
+        delegates: Sequence[str] = (),
+        allow_development: bool,
     ) -> Choice | None:
         """The variant to take where `path` is a release, which is unpacked below `folder`; None for anything else.
 
@@ -39,16 +46,19 @@ class VariantLimits:
                     f"{path}: not a release, so there is nothing to choose; leave out {', '.join(given)}"
                 )
             return None
-        return choose(
-            path,
-            [load_public_key(file) for file in key_files],
-            max_bytes=self.max_bytes,
-            max_memory=self.max_memory,
-            max_latency=None if self.max_latency is None else self.max_latency / 1000,
-            threads=threads,
-            delegates=list(delegates) or "auto",
-            cache=folder,
-        )
+        keys = trusted_keys(path, key_files)
+        with remedy_of(key_files):
+            return choose(
+                path,
+                keys,
+                max_bytes=self.max_bytes,
+                max_memory=self.max_memory,
+                max_latency=None if self.max_latency is None else self.max_latency / 1000,
+                threads=threads,
+                delegates=list(delegates) or "auto",
+                cache=folder,
+                allow_development=allow_development,
+            )
 
 
 def variant_limits(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from archipel.bundle import Bundle, load_private_key
+from archipel.bundle import Bundle
 from archipel.cli.input_output.arrays import read_arrays
+from archipel.cli.input_output.publisher_keys import read_signing_key, signing_key
 from archipel.cli.input_output.spelling import spells_options
 from archipel.cli.models.agreement import AgreementOptions, agreement_lines, agreement_options
 from archipel.cli.models.analysis_options import AnalysisOptions, analysis_options
@@ -47,8 +48,7 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
               help="The bundle: a file if it ends in .bundle, else a folder; must not exist.")  # fmt: skip
-@click.option("--key", "key_file", type=click.Path(path_type=Path), required=True,
-              help="The publisher's private key (FILE of `archipel keys`).")  # fmt: skip
+@signing_key
 @training_options
 @click.option("--name", help="The bundle's name. Default: the output's.")
 @validity_options
@@ -67,7 +67,7 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 def convert_command(
     source: Path,
     output: Path,
-    key_file: Path,
+    key_file: Path | None,
     training: TrainingOptions,
     name: str | None,
     validity: ValidityOptions,
@@ -81,8 +81,8 @@ def convert_command(
     """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
 
     \b
+    archipel convert model.onnx -o model.bundle
     archipel keys publisher
-    archipel convert model.onnx -o model.bundle --key publisher
     archipel convert model.onnx -o model.bundle --key publisher --loss cross_entropy --lr 0.05 --trainable "head.*"
     archipel convert model.onnx -o model.bundle --key publisher --calibration images.npy
     archipel convert model.onnx -o model.bundle --key publisher --recipe recipe.toml --data train.npz
@@ -101,7 +101,7 @@ def convert_command(
     --data and rounded to int8 (--recipe replaces that). `archipel run` and `archipel slots install` take the best that
     fits the device.
     """
-    key = load_private_key(key_file)
+    key = read_signing_key(key_file)
     if output.exists():
         raise CommandError(f"{output}: exists already; remove it or choose another name")
     if variants is None and not compression.compresses and any((*compression.files.values(), compression.work)):

@@ -10,19 +10,25 @@ from pathlib import Path
 import click
 import msgspec
 
-from archipel.bundle import Bundle, SignedRelease, Variant, load_public_key, open_release
+from archipel.bundle import Bundle, SignedRelease, Variant, open_release
 from archipel.bundle.reader import RELEASE_FILE
 from archipel.bundle.release import RELEASE_SIGNATURE_FILE
+from archipel.cli.input_output.publisher_keys import remedy_of, tell_development, trusted_keys
 from archipel.cli.input_output.tables import table
 from archipel.cli.models.verify import Check, check_contents
-from archipel.errors import ArchipelError, BundleError, CommandError, MissingExtraError, SignatureError
+from archipel.errors import ArchipelError, BundleError, MissingExtraError, SignatureError
 
 
 def open_signed(path: Path, key_files: Sequence[Path]) -> SignedRelease:
-    """The release, its signature verified with one of the keys. Raises CommandError, BundleError."""
-    if not key_files:
-        raise CommandError(f"{path}: a release is opened with its publisher's key; give --key FILE.pub")
-    return open_release(path, [load_public_key(file) for file in key_files])
+    """The release, its signature verified with one of the keys, or the user's development key where none is given.
+
+    Raises CommandError, BundleError.
+    """
+    keys = trusted_keys(path, key_files)
+    with remedy_of(key_files):
+        signed = open_release(path, keys, allow_development=True)
+    tell_development(signed.publisher)
+    return signed
 
 
 def release_text(signed: SignedRelease) -> str:

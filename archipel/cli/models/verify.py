@@ -144,7 +144,9 @@ def check_opening(path: Path, key_files: Sequence[Path], folder: str) -> tuple[l
     values = sum(spec.nbytes for spec in manifest.parameters)
     texts = {
         "archive": "a folder" if path.is_dir() else f"{path.stat().st_size:,} bytes",
-        "signature": f"by one of {len(key_files)} keys" if len(key_files) > 1 else f"by {key_files[0]}",
+        "signature": f"by one of {len(key_files)} keys"
+        if len(key_files) > 1
+        else f"by {key_files[0] if key_files else 'your development key'}",
         "manifest": f"format {manifest.format}, {len(manifest.programs)} programs",
         "digests": f"{len(manifest.files)} files, {size:,} bytes",
         "parameters": f"{len(manifest.parameters)} tensors, {values:,} bytes",

@@ -21,7 +21,7 @@ from archipel.bundle import Variant, generate_key, open_release
 from archipel.bundle.release import encode_release, write_release
 from archipel.errors import DigestError, SignatureError
 from archipel.lite_runtime import choose
-from tests.bundle.releases.test_release import make_release
+from tests.support.releases import make_release
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -17,15 +16,13 @@ from archipel import bundle as b
 from archipel.bundle.release import (
     MAX_RELEASE_BYTES,
     Release,
-    Variant,
     decode_release,
     encode_release,
     is_release,
     open_release,
-    write_release,
 )
 from archipel.errors import BundleError, DigestError, ManifestError, SignatureError, UnknownVersionError
-from tests.bundle.conftest import linear_parts
+from tests.support.releases import make_release
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -34,35 +31,14 @@ def public(key: Ed25519PrivateKey) -> list[bytes]:
     return [key.public_key().public_bytes_raw()]
 
 
-def make_release(folder: Path, key: Ed25519PrivateKey, names: tuple[str, ...] = ("float", "int8")) -> Release:
-    """Real bundles of a linear classifier whose weights differ."""
-    folder.mkdir()
-    variants = []
-    for number, name in enumerate(names):
-        tensors = {"fc.weight": np.full((3, 4), number, np.float32), "fc.bias": np.zeros(3, np.float32)}
-        made = b.write_bundle(folder.parent / f"{folder.name}-{name}", key=key, **linear_parts(tensors))
-        file = folder / f"{name}.bundle"
-        b.pack(made.folder, file)
-        variants.append(
-            Variant(
-                name=name, bytes=file.stat().st_size, sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
-                digest=made.digest, peak_bytes=1000 - number, flops_per_example=24,
-                accuracy=None if number else 0.75,
-            )
-        )  # fmt: skip
-    release = Release(format=1, name="linear", variants=tuple(variants))
-    write_release(folder, release, key)
-    return release
-
-
 @pytest.fixture
 def release(tmp_path: Path, key: Ed25519PrivateKey) -> Release:
-    return make_release(tmp_path / "linear-release", key)
+    return make_release(tmp_path / "released", key)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, release: Release) -> Path:
-    return tmp_path / "linear-release"
+    return tmp_path / "released"
 
 
 @pytest.fixture
@@ -85,8 +61,8 @@ def test_what_was_written_opens(folder: Path, release: Release, key: Ed25519Priv
     assert (signed.digest, signed.publisher) == (hashlib.sha256(data).hexdigest(), public(key)[0])
     for number, name in enumerate(("float", "int8")):
         opened = signed.open(name, tmp_path / "cache")
-        assert (opened.tensor("fc.weight") == number).all()
-    with pytest.raises(BundleError, match=r"release 'linear' has no variant 'small'; it has: float, int8"):
+        assert opened.manifest.lineage.metrics == {"place": number}
+    with pytest.raises(BundleError, match=r"release 'tiny' has no variant 'small'; it has: float, int8"):
         signed.open("small")
     with pytest.raises(BundleError, match=r"a release of several bundles; name one"):
         b.open_bundle(folder, public(key))
@@ -112,7 +88,7 @@ def test_files_that_are_missing_or_other(folder: Path, key: Ed25519PrivateKey, t
     file = folder / "int8.bundle"
     data = file.read_bytes()
     file.write_bytes(data + b"x")
-    with pytest.raises(DigestError, match=rf"int8\.bundle: variant 'int8' of release 'linear' has {len(data):,} bytes"):
+    with pytest.raises(DigestError, match=rf"int8\.bundle: variant 'int8' of release 'tiny' has {len(data):,} bytes"):
         signed.open("int8", tmp_path / "cache")
     file.write_bytes(data[:-1] + b"x")
     with pytest.raises(DigestError, match="has SHA-256"):

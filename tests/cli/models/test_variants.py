@@ -85,7 +85,7 @@ def test_inspect_shows_a_table_of_the_variants(archipel: Command, made: Path, re
     assert shown[2].split() == ["bytes", "memory", "FLOPs", "accuracy", "variant", "digest"]
     assert [line.split()[3:5] for line in shown[3:]] == [["-", "float"], ["-", "int8"], ["-", "small"]]
     err = archipel("inspect", str(release), code=1)[1]
-    assert err == f"archipel: {release}: a release is opened with its publisher's key; give --key FILE.pub\n"
+    assert err == f"archipel: {release}: a bundle is opened with its publisher's key; give --key FILE.pub\n"
     assert "--unverified and --layers are for one bundle" in archipel("inspect", str(release), "--layers", code=1)[1]
 
 
