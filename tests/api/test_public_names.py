@@ -13,10 +13,11 @@ import archipel
 PUBLIC = {
     "archipel": "Model __version__ compress convert export",
     "archipel.autodiff": "RULES RuleContext differentiate gradient rule vjp",
-    "archipel.bundle": "FORMAT_VERSION MAX_ARCHIVE_BYTES WEIGHTS_FILE Bundle Limits Lineage Manifest Phase "
-    "PrivacyPolicy Program Release SelfTest SignedRelease Statistic TensorPlace TensorSpec Variant decode_manifest "
-    "decode_private_key encode_manifest encode_private_key generate_key load_private_key load_public_key open_bundle "
-    "open_release pack parameter_specs read_weights release_pages role_of "
+    "archipel.bundle": "Bundle FORMAT_VERSION Limits Lineage MAX_ARCHIVE_BYTES Manifest Phase PrivacyPolicy Program "
+    "Release SelfTest SignedRelease Statistic TensorPlace TensorSpec Variant WEIGHTS_FILE "
+    "decode_manifest decode_private_key development_key development_key_file encode_manifest "
+    "encode_private_key generate_development_key generate_key is_development_key load_private_key "
+    "load_public_key open_bundle open_release pack parameter_specs read_weights release_pages role_of "
     "save_private_key save_public_key unpack weights_layout write_bundle write_weights",
     "archipel.client": "Agent AgentConfig ConditionSettings Conditions Entry Event FileKeys KeyStore Outcome Probe "
     "data_key erase pause paused resume",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from archipel.bundle.reader import RELEASE_FILE
 from archipel.bundle.release import RELEASE_SIGNATURE_FILE
 from archipel.cli.input_output.publisher_keys import remedy_of, tell_development, trusted_keys
 from archipel.cli.input_output.tables import table
-from archipel.cli.models.verify import Check, check_contents
+from archipel.cli.models.verify import Check
 from archipel.errors import ArchipelError, BundleError, MissingExtraError, SignatureError
 
 
@@ -60,7 +60,7 @@ def show_release(path: Path, key_files: Sequence[Path], as_json: bool) -> None:
 
 
 def check_release(
-    path: Path, key_files: Sequence[Path], folder: str, run: bool
+    path: Path, key_files: Sequence[Path], folder: str, check: Callable[[Bundle], list[Check]]
 ) -> tuple[list[Check], SignedRelease | None]:
     """The checks of `archipel verify` of a release: its signature, its folder, and every bundle as if given by itself.
 
@@ -68,7 +68,7 @@ def check_release(
         path: the folder of the release, with all its bundles.
         key_files: public keys of publishers; the signature of one of them is enough.
         folder: an existing folder that the bundles are unpacked below.
-        run: whether to run the self-tests.
+        check: makes the checks of each bundle's contents.
 
     Returns:
         The checks, and the release, which is None where its signature or its list is wrong.
@@ -92,20 +92,21 @@ def check_release(
     text = f"{', '.join(others)}: not in the release; remove it" if others else "nothing that the release does not list"
     checks.append(Check("folder", not others, text))
     for variant in variants:
-        checks += [
-            replace(check, name=f"{variant.name}: {check.name}") for check in _check(signed, variant, folder, run)
-        ]
+        found = _check(signed, variant, folder, check)
+        checks += [replace(each, name=f"{variant.name}: {each.name}") for each in found]
     return checks, signed
 
 
-def _check(signed: SignedRelease, variant: Variant, folder: str, run: bool) -> Iterator[Check]:
+def _check(
+    signed: SignedRelease, variant: Variant, folder: str, check: Callable[[Bundle], list[Check]]
+) -> Iterator[Check]:
     try:
         bundle = signed.open(variant.name, folder)
     except BundleError as error:
         yield Check("bundle", False, str(error))
         return
     yield Check("bundle", True, f"{variant.bytes:,} bytes, digest {bundle.digest}")
-    yield from check_contents(bundle, run)
+    yield from check(bundle)
     yield _check_costs(bundle, variant)
 
 
