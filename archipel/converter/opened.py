@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
+from archipel.bundle import Bundle
 from archipel.bundle.roles import Example, Parameter, Personal, State
 from archipel.compression.stored import fix_inputs, read_bundled, read_program
 from archipel.converter.adapters import merge_adapters
@@ -18,20 +20,22 @@ from archipel.graph import Model
 from archipel.graph.onnx_import import import_onnx
 from archipel.graph.passes.constants import UNPACK
 from archipel.lite_runtime import Runtime
+from archipel.lite_runtime.learned import is_model_file
 from archipel.lite_runtime.runtime import open_runtime
 from archipel.lite_runtime.training.driver import find_program, need_program
 from archipel.lite_runtime.values import Values
 
-_FILES = (".onnx", ".pt2")
 _INTEGER_NODES = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearConv",
      "QLinearMatMul"}
 )  # fmt: skip
 
 
-def is_model_file(path: str | os.PathLike[str]) -> bool:
-    """Whether an importer reads this file, by its name: an ONNX file or a program of `torch.export`."""
-    return Path(path).suffix in _FILES
+class Opened(NamedTuple):
+    """A model, and the bundle that it comes from, None for a model file."""
+
+    model: Model
+    bundle: Bundle | None
 
 
 def open_model(
@@ -49,17 +53,31 @@ def open_model(
             those of the bundle.
         cache: the folder below which a `.bundle` file is unpacked; None: the user's cache folder.
 
-    Returns a model that converts, compresses and exports. A trained bundle gives back the graph that it was converted
-    from, a bundle that only predicts the graph of `predict`, if that is in float.
+    Returns a model that converts, compresses and exports. A bundle that trains gives back the graph that it was
+    converted from, a bundle that only predicts the graph of `predict`, if that is in float.
 
     Raises ModelImportError, the BundleError that says what is wrong, RuntimeInputError for weights that do not fit,
     ConversionError.
+
+    Example:
+        model = open_model("digits.bundle", [load_public_key("publisher.pub")], "task.safetensors")
     """
-    if is_model_file(path):
+    return open_opened(path, trusted_keys, weights, cache).model
+
+
+def open_opened(
+    path: str | os.PathLike[str],
+    trusted_keys: Sequence[bytes] = (),
+    weights: str | os.PathLike[str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+) -> Opened:
+    """As `open_model`, with the bundle."""
+    if is_model_file(Path(path)):
         if weights is not None:
             raise ConversionError(f"{os.fspath(path)}: weights are for a bundle; a model file has its own")
-        return read_model(path, None)
-    return source_model(open_runtime(Path(path), trusted_keys, cache=_path(cache), weights=_path(weights)))
+        return Opened(read_model(path, None), None)
+    runtime = open_runtime(Path(path), trusted_keys, cache=_path(cache), weights=_path(weights))
+    return Opened(source_model(runtime), runtime.bundle)
 
 
 def source_model(runtime: Runtime) -> Model:

@@ -23,7 +23,8 @@ PUBLIC = {
     "archipel.compression": "Comparison CompressedModel Distil DynamicInt8 Examples FineTune Float16 LowRank Measured "
     "Progress PruneChannels PruneNM PruneWeights QuantizationAware Report StaticInt8 Step WeightOnly Work compare "
     "compress load_recipe parse_recipe write_recipe",
-    "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert export",
+    "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert export "
+    "open_model",
     "archipel.datasets": "DigitsByWriter HarByPerson HarWindows Labelled LabelledSplits WriterSplit cifar10 "
     "digits_by_writer fashion_mnist har_by_person har_windows mnist split_own_digits split_writers",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",

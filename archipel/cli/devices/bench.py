@@ -22,12 +22,12 @@ import numpy as np
 
 from archipel.bundle import Program, load_public_key
 from archipel.bundle.roles import Example, Label, Port
-from archipel.cli.devices.run import DELEGATES, open_runtime
+from archipel.cli.devices.run import DELEGATES
 from archipel.cli.input_output.arrays import check_fields, read_fields
 from archipel.cli.input_output.publisher_keys import publisher_keys
 from archipel.client.conditions.probes.space import Memory
 from archipel.errors import CommandError
-from archipel.lite_runtime import ModelRuntime
+from archipel.lite_runtime import ModelRuntime, load
 from archipel.lite_runtime.training.driver import need_program
 
 # Calls that every process measures, however short --seconds is.
@@ -107,7 +107,7 @@ def bench(
     keys = [load_public_key(file) for file in key_files]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        runtime = open_runtime(bundle, key_files, str(folder / "cache"), counts[0], delegates)
+        runtime = load(bundle, keys, threads=counts[0], delegates=list(delegates) or "auto", cache=folder / "cache")
         kinds = ["predict", "train"] if train else ["predict"]
         rows, requests = [], []
         for kind in kinds:
