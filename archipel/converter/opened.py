@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from archipel.bundle import Bundle
 from archipel.bundle.roles import Example, Parameter, Personal, State
 from archipel.compression.stored import fix_inputs, read_bundled, read_program
 from archipel.converter.adapters import merge_adapters
@@ -31,18 +29,12 @@ _INTEGER_NODES = frozenset(
 )  # fmt: skip
 
 
-class Opened(NamedTuple):
-    """A model, and the bundle that it comes from, None for a model file."""
-
-    model: Model
-    bundle: Bundle | None
-
-
 def open_model(
     path: str | os.PathLike[str],
     trusted_keys: Sequence[bytes] = (),
     weights: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
+    allow_development: bool = False,
 ) -> Model:
     """The model that a file or folder holds, in float and with its present parameters.
 
@@ -52,6 +44,7 @@ def open_model(
         weights: a safetensors file with all parameters of a bundle, as `archipel task download` writes it. They replace
             those of the bundle.
         cache: the folder below which a `.bundle` file is unpacked; None: the user's cache folder.
+        allow_development: also open a bundle that a development key signed.
 
     Returns a model that converts, compresses and exports. A bundle that trains gives back the graph that it was
     converted from, a bundle that only predicts the graph of `predict`, if that is in float.
@@ -62,22 +55,15 @@ def open_model(
     Example:
         model = open_model("digits.bundle", [load_public_key("publisher.pub")], "task.safetensors")
     """
-    return open_opened(path, trusted_keys, weights, cache).model
-
-
-def open_opened(
-    path: str | os.PathLike[str],
-    trusted_keys: Sequence[bytes] = (),
-    weights: str | os.PathLike[str] | None = None,
-    cache: str | os.PathLike[str] | None = None,
-) -> Opened:
-    """As `open_model`, with the bundle."""
     if is_model_file(Path(path)):
         if weights is not None:
             raise ConversionError(f"{os.fspath(path)}: weights are for a bundle; a model file has its own")
-        return Opened(read_model(path, None), None)
-    runtime = open_runtime(Path(path), trusted_keys, cache=_path(cache), weights=_path(weights))
-    return Opened(source_model(runtime), runtime.bundle)
+        return read_model(path, None)
+    return source_model(
+        open_runtime(
+            Path(path), trusted_keys, cache=_path(cache), weights=_path(weights), allow_development=allow_development
+        )
+    )
 
 
 def source_model(runtime: Runtime) -> Model:

@@ -52,6 +52,7 @@ def open_runtime(
     delegates: Delegates = "auto",
     cache: Path | str | None = None,
     state: DeviceState | None = None,
+    allow_development: bool = False,
     weights: Path | str | None = None,
 ) -> Runtime:
     """`archipel.lite_runtime.load` in this process; its arguments and errors are described there.
@@ -61,7 +62,8 @@ def open_runtime(
     """
     path = Path(path)
     slot = is_slot(path)
-    bundle = open_bundle(path / BUNDLE_FOLDER if slot else path, trusted_keys, cache)
+    source = path / BUNDLE_FOLDER if slot else path
+    bundle = open_bundle(source, trusted_keys, cache, allow_development=allow_development)
     runtime = Runtime(bundle, threads=threads, memory_limit=memory_limit, delegates=delegates, state=state)
     if slot:
         runtime.restore(read_learned(path))

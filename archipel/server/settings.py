@@ -18,9 +18,16 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import Meta
 
-from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key, save_public_key
+from archipel.bundle import (
+    generate_key,
+    is_development_key,
+    load_private_key,
+    load_public_key,
+    save_private_key,
+    save_public_key,
+)
 from archipel.durable import write_durably
-from archipel.errors import BundleError, ServerError
+from archipel.errors import BundleError, DevelopmentKeyError, ServerError
 from archipel.protocol import settings_file
 
 SETTINGS_FILE = "server.toml"
@@ -51,6 +58,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     publisher_keys: Annotated[tuple[HexKey, ...], Meta(min_length=1)]
     """Bundles signed by one of these are accepted."""
     operator_token_sha256: HexKey
+    allow_development: bool = False
+    """Whether bundles that a development key signed are accepted; such keys are for trying out only."""
     server_key: str = SERVER_KEY_FILE
     """File of the private key that signs plans."""
     database: str = ""
@@ -102,6 +111,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Numbers of devices that depend on attributes are shown as multiples of this only (devices.smallest_answer)."""
     max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
     """After this many failed rounds in a row a task fails; docs/operations.md says which ones count."""
+    leave_seconds: Long = 30.0
+    """How long a device that left a round is not taken again (devices.rests). Twice as long with each further time."""
     max_spoiled_rounds: Annotated[int, Meta(ge=0, le=100_000)] = 50
     """So many rounds in a row may be spoiled while the server searches for the spoiler; later ones count as failed."""
     max_faults: Annotated[int, Meta(ge=1, le=1000)] = 3
@@ -258,19 +269,23 @@ def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None =
         raise ServerError(str(error)) from None
 
 
-def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys: Sequence[bytes]) -> str:
+def init_data_folder(
+    folder: Path | str, *, enrolment_key: bytes, publisher_keys: Sequence[bytes], allow_development: bool = False
+) -> str:
     """Make a data folder with a new server key and server.toml.
 
     Arguments:
         folder: A new or empty folder.
         enrolment_key: Raw 32-byte Ed25519 public key that certifies enrolment tokens.
         publisher_keys: Raw 32-byte Ed25519 public keys of accepted publishers, at least one.
+        allow_development: Whether development keys may be among them.
 
     Returns:
         An operator token. Only its hash is stored, so it is shown here once.
 
     Raises:
         ServerError: The folder is not empty or cannot be written, or a key is wrong.
+        DevelopmentKeyError: A publisher's key is a development key.
 
     Example:
         token = init_data_folder("server", enrolment_key=enrolment_public, publisher_keys=[publisher_public])
@@ -286,6 +301,11 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
             raise ServerError(f"a public key has 32 bytes, got {len(key)}")
     if not publisher_keys:
         raise ServerError("at least one publisher key is needed, or no bundle could be accepted")
+    if not allow_development and any(map(is_development_key, publisher_keys)):
+        raise DevelopmentKeyError(
+            "a publisher's key is a development key, which is for trying out only; make one with `archipel keys FILE`, "
+            "or allow it (allow_development)"
+        )
     token = secrets.token_urlsafe(32)
     # A plain hash is enough for a token of 256 random bits, which nobody can find by trying.
     lines = [
@@ -293,6 +313,7 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
         f'enrolment_key = "{enrolment_key.hex()}"',
         f"publisher_keys = [{', '.join(chr(34) + key.hex() + chr(34) for key in publisher_keys)}]",
         f'operator_token_sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"',
+        *(["allow_development = true"] if allow_development else []),
     ]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -60,7 +60,7 @@ def run(
     """Predict with BUNDLE (a file, a folder, or a model that `archipel fit --save` wrote) on arrays in a file.
 
     \b
-    archipel run digits.bundle --key publisher.pub --input x.npy --output out.npz
+    archipel run digits.bundle --input x.npy --output out.npz
     archipel run digits.bundle --key publisher.pub --input test.npz --evaluate
     archipel run digits.bundle --key publisher.pub --weights task.safetensors --input test.npz --evaluate
 

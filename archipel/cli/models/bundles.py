@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from archipel.bundle import Bundle, decode_manifest, load_public_key, open_bundle, unpack
+from archipel.bundle import Bundle, decode_manifest, open_bundle, unpack
 from archipel.bundle.foreign import recognize
 from archipel.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from archipel.bundle.reader import BundleContents, UnverifiedBundle
 from archipel.bundle.roles import Label
-from archipel.cli.input_output.sources import open_runtime, trusted_keys
+from archipel.cli.input_output.publisher_keys import remedy_of, tell_development, trusted_keys
+from archipel.cli.input_output.sources import has_bundle, open_runtime
 from archipel.errors import BundleError, CommandError, ModelImportError
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot
 
@@ -42,10 +43,15 @@ def is_bundle(path: Path) -> bool:
 
 
 def open_verified(path: Path, key_files: Sequence[Path], folder: str) -> Bundle:
-    """The bundle, verified with one of the keys, unpacked below `folder`. Raises CommandError, BundleError."""
-    if not key_files:
-        raise CommandError(f"{path}: a bundle is opened with its publisher's key; give --key FILE.pub")
-    return open_bundle(path, [load_public_key(file) for file in key_files], cache=Path(folder))
+    """The bundle, verified with one of the keys (none: the development key) and unpacked below `folder`.
+
+    Raises CommandError, BundleError.
+    """
+    keys = trusted_keys(path, key_files)
+    with remedy_of(key_files):
+        bundle = open_bundle(path, keys, cache=Path(folder), allow_development=True)
+    tell_development(bundle.publisher)
+    return bundle
 
 
 def open_unverified(path: Path, folder: str) -> UnverifiedBundle:
@@ -94,8 +100,7 @@ def read_predict(path: Path, key_files: Sequence[Path], weights: Path | None, fo
     from archipel.converter.opened import predict_model
     from archipel.graph.check import refuse_types
 
-    if not is_slot(path) and not is_bundle(path):
-        trusted_keys(path, key_files, weights)  # refuses weights
+    if not has_bundle(path, weights):
         model = read_stored(path)
         try:
             refuse_types(model.ir)

@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 import numpy as np
 
-from archipel.bundle import Bundle, load_private_key
+from archipel.bundle import Bundle
 from archipel.cli.input_output.arrays import read_arrays
-from archipel.cli.input_output.sources import learned_weights, open_source, trusted_keys
+from archipel.cli.input_output.publisher_keys import read_signing_key, signing_key
+from archipel.cli.input_output.sources import has_bundle, learned_weights, open_source
 from archipel.cli.input_output.spelling import spells_options
 from archipel.cli.models.agreement import AgreementOptions, agreement_lines, agreement_options
 from archipel.cli.models.analysis_options import AnalysisOptions, analysis_options
@@ -33,9 +34,8 @@ from archipel.compression.recipe import check_sets, load_recipe
 from archipel.converter import Compression, Signing
 from archipel.converter.pipeline import make_bundle
 from archipel.converter.request import Request
-from archipel.errors import CommandError
+from archipel.errors import CommandError, SignatureError
 from archipel.graph import Model
-from archipel.lite_runtime.learned import is_model_file
 
 
 def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -48,8 +48,7 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
               help="The bundle: a file if it ends in .bundle, else a folder; must not exist.")  # fmt: skip
-@click.option("--key", "key_file", type=click.Path(path_type=Path), required=True,
-              help="The publisher's private key (FILE of `archipel keys`).")  # fmt: skip
+@signing_key
 @training_options
 @click.option("--name", help="The bundle's name. Default: the output's.")
 @validity_options
@@ -70,7 +69,7 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 def convert_command(
     source: Path,
     output: Path,
-    key_file: Path,
+    key_file: Path | None,
     training: TrainingOptions,
     name: str | None,
     validity: ValidityOptions,
@@ -88,8 +87,8 @@ def convert_command(
     a slot: the command goes on from what was learned, and names the bundle as the parent.
 
     \b
+    archipel convert model.onnx -o model.bundle
     archipel keys publisher
-    archipel convert model.onnx -o model.bundle --key publisher
     archipel convert model.onnx -o model.bundle --key publisher --loss cross_entropy --lr 0.05 --trainable "head.*"
     archipel convert model.onnx -o model.bundle --key publisher --calibration images.npy
     archipel convert model.onnx -o model.bundle --key publisher --recipe recipe.toml --data train.npz
@@ -102,7 +101,7 @@ def convert_command(
     --calibration and --validation, prints how far the two agree, and makes no bundle below --min-agreement or
     --min-snr.
     """
-    key = load_private_key(key_file)
+    key = read_signing_key(key_file)
     if output.exists():
         raise CommandError(f"{output}: exists already; remove it or choose another name")
     if not compression.compresses and any((*compression.files.values(), compression.work)):
@@ -152,11 +151,13 @@ def _opened(
     source: Path, key_files: Sequence[Path], weights: Path | None, folder: str, signing: Signing
 ) -> tuple[Path | Model, Signing]:
     """What to convert: a model file as it is, or the model in a bundle, which becomes the parent of the new one."""
-    own = [] if key_files else [signing.key.public_key().public_bytes_raw()]
-    if is_model_file(source):
-        trusted_keys(source, key_files, weights, own)  # refuses weights
+    if not has_bundle(source, weights):
         return source, signing
-    model, bundle = open_source(source, key_files, weights, folder, own)
+    own = [signing.key.public_key().public_bytes_raw()]
+    try:
+        model, bundle = open_source(source, key_files, weights, folder, own)
+    except SignatureError as error:
+        raise CommandError(f"{error}; give the key of the bundle's publisher, --source-key FILE.pub") from None
     parent = None if bundle is None else bundle.digest
     return model, dataclasses.replace(signing, parent=signing.parent or parent)
 

@@ -143,7 +143,9 @@ def test_another_publishers_bundle_is_converted_with_its_key(
     mine = tmp_path / "mine"
     b.save_private_key(b.generate_key(), mine)
     given = ["convert", str(made.folder / "m.bundle"), "-o", str(tmp_path / "out"), "--key", str(mine)]
-    assert "none of the 1 trusted keys signed" in archipel(*given, code=1)[1]
+    err = archipel(*given, code=1)[1]
+    assert "none of the 1 trusted keys signed" in err
+    assert "give the key of the bundle's publisher, --source-key FILE.pub" in err
     archipel(*given, "--source-key", str(made.folder / "key.pub"))
     assert (tmp_path / "out" / "manifest.json").exists()
 
