@@ -39,6 +39,8 @@ def has_bundle(path: Path, weights: Path | None = None) -> bool:
 
     Raises CommandError for what is neither, and for weights that a model file cannot have.
     """
+    if not path.exists():
+        raise CommandError(f"{path}: no such file; expected a bundle (a folder or a .bundle file) or an ONNX file")
     if not is_slot(path) and (foreign := recognize(path)) is not None:
         raise CommandError(f"{path}: {foreign}")
     if not is_model_file(path):
