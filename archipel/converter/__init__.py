@@ -2,6 +2,7 @@
 
 from archipel.graph import requirement as requirement  # isort: skip  (first: it names the missing extra)
 from archipel.converter.model_files import export
+from archipel.converter.opened import open_model
 from archipel.converter.options import Analysis, Compression, Signing, Training
 from archipel.converter.pipeline import convert
 from archipel.converter.statistics import Histogram, Mean, Quantiles, Sum
@@ -19,5 +20,6 @@ __all__ = [
     "convert",
     "convert_variants",
     "export",
+    "open_model",
     "variant_recipes",
 ]

@@ -25,7 +25,7 @@ PUBLIC = {
     "Progress PruneChannels PruneNM PruneWeights QuantizationAware Report StaticInt8 Step WeightOnly Work compare "
     "compress load_recipe parse_recipe write_recipe",
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
-    "convert_variants export variant_recipes",
+    "convert_variants export open_model variant_recipes",
     "archipel.datasets": "DigitsByWriter HarByPerson HarWindows Labelled LabelledSplits WriterSplit cifar10 "
     "digits_by_writer fashion_mnist har_by_person har_windows mnist split_own_digits split_writers",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",

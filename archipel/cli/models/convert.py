@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import dataclasses
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ import numpy as np
 from archipel.bundle import Bundle
 from archipel.cli.input_output.arrays import read_arrays
 from archipel.cli.input_output.publisher_keys import read_signing_key, signing_key
+from archipel.cli.input_output.sources import has_bundle, learned_weights, open_source
 from archipel.cli.input_output.spelling import spells_options
 from archipel.cli.models.agreement import AgreementOptions, agreement_lines, agreement_options
 from archipel.cli.models.analysis_options import AnalysisOptions, analysis_options
@@ -31,11 +33,12 @@ from archipel.cli.models.validity_options import ValidityOptions, validity_optio
 from archipel.cli.models.variants import read_variants, variants_option
 from archipel.compression import Progress
 from archipel.compression.recipe import check_sets, load_recipe
-from archipel.converter import Compression
+from archipel.converter import Compression, Signing
 from archipel.converter.pipeline import make_bundle
 from archipel.converter.request import Request
 from archipel.converter.variants import make_release
-from archipel.errors import CommandError
+from archipel.errors import CommandError, SignatureError
+from archipel.graph import Model
 
 
 def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -60,6 +63,9 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @click.option("--self-test", "self_test", type=click.Path(path_type=Path),
               help="Examples (.npz) by which devices check their answers; anybody who has the bundle can read them. "
               "Default: pseudo-random numbers.")  # fmt: skip
+@learned_weights
+@click.option("--source-key", "source_keys", type=click.Path(path_type=Path), multiple=True,
+              help="The public key with which a bundle as SOURCE is verified. Default: that of --key.")  # fmt: skip
 @click.option("--list", "what", type=click.Choice([*LISTS, ALL]), is_flag=False, flag_value=ALL, is_eager=True,
               expose_value=False, callback=_list,
               help="List what there is of this, with every option, and exit.")  # fmt: skip
@@ -77,8 +83,13 @@ def convert_command(
     variants: str | None,
     agreement: AgreementOptions,
     self_test: Path | None,
+    weights: Path | None,
+    source_keys: tuple[Path, ...],
 ) -> None:
     """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
+
+    SOURCE may also be a bundle that trains (with --weights: after a task), a model that `archipel fit --save` wrote or
+    a slot: the command goes on from what was learned, and names the bundle as the parent.
 
     \b
     archipel convert model.onnx -o model.bundle
@@ -110,10 +121,15 @@ def convert_command(
         )
     trained, signing = training.training(), validity.signing(key)
     privacy, analysed = policy.privacy(), analysis.read()
-    with catch_ctrl_c(resume_hint(compression.work)) as check, progress_line() as show:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        catch_ctrl_c(resume_hint(compression.work)) as check,
+        progress_line() as show,
+    ):
+        model, signing = _opened(source, source_keys, weights, folder, signing)
         # `convert` takes a batch size with a training only. Here the limits follow --batch-size without one, too.
         request = Request(
-            source,
+            model,
             output,
             signing,
             training=trained,
@@ -129,7 +145,7 @@ def convert_command(
         if variants is not None:
             made = make_release(request, read_variants(variants, compression, on_progress))
         else:
-            bundle = make_bundle(replace(request, compression=_compression(compression, on_progress)))
+            bundle = make_bundle(dataclasses.replace(request, compression=_compression(compression, on_progress)))
     if variants is not None:
         click.echo(f"{output}: {release_text(made)}")
         return
@@ -145,6 +161,21 @@ def _compression(options: CompressionOptions, on_progress: Callable[[Progress], 
     # Which files are missing is known before any of them is read.
     check_sets(parts, options.files)
     return Compression(parts, **options.read_sets(), seed=options.seed, folder=options.work, on_progress=on_progress)
+
+
+def _opened(
+    source: Path, key_files: Sequence[Path], weights: Path | None, folder: str, signing: Signing
+) -> tuple[Path | Model, Signing]:
+    """What to convert: a model file as it is, or the model in a bundle, which becomes the parent of the new one."""
+    if not has_bundle(source, weights):
+        return source, signing
+    own = [signing.key.public_key().public_bytes_raw()]
+    try:
+        model, bundle = open_source(source, key_files, weights, folder, own)
+    except SignatureError as error:
+        raise CommandError(f"{error}; give the key of the bundle's publisher, --source-key FILE.pub") from None
+    parent = None if bundle is None else bundle.digest
+    return model, dataclasses.replace(signing, parent=signing.parent or parent)
 
 
 def _examples(file: Path) -> dict[str, np.ndarray]:
