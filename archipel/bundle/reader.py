@@ -43,6 +43,8 @@ from archipel.errors import (
     UnsafePathError,
 )
 
+RELEASE_FILE = "release.json"
+"""In the folder of a release, which holds several bundles (release.py)."""
 _KEPT_RESULTS = 256
 
 
@@ -140,6 +142,11 @@ def open_bundle(
         weights = bundle.parameters()
     """
     path = Path(path)
+    if (path / RELEASE_FILE).is_file():
+        raise BundleError(
+            f"{path}: a release of several bundles; name one of its .bundle files, or let `archipel run`, `archipel "
+            "slots install` or lite_runtime.choose take the one that fits"
+        )
     if (foreign := recognize(path)) is not None:
         raise BundleError(f"{path}: {foreign}")
     if path.is_dir():
@@ -213,14 +220,15 @@ def verify_folder(
 
 
 def verify_signature(
-    manifest: bytes,
+    signed: bytes,
     signature: bytes,
     trusted_keys: Sequence[bytes],
     where: Path | str,
+    what: str = "manifest",
     *,
     allow_development: bool = False,
 ) -> bytes:
-    """The key among `trusted_keys` that signed the manifest's bytes.
+    """The key among `trusted_keys` that signed these bytes, a manifest's or those of `what`.
 
     Raises SignatureError where none of them did, DevelopmentKeyError where a development key did and
     `allow_development` is not given.
@@ -229,7 +237,7 @@ def verify_signature(
         raise SignatureError(f"{where}: no trusted keys given, so nothing can be verified")
     for key in trusted_keys:
         try:
-            Ed25519PublicKey.from_public_bytes(key).verify(signature, manifest)
+            Ed25519PublicKey.from_public_bytes(key).verify(signature, signed)
         except (InvalidSignature, ValueError):
             continue
         if is_development_key(key) and not allow_development:
@@ -238,7 +246,7 @@ def verify_signature(
                 "`archipel keys FILE`, or allow development keys (allow_development)"
             )
         return key
-    raise SignatureError(f"{where}: none of the {len(trusted_keys)} trusted keys signed this manifest")
+    raise SignatureError(f"{where}: none of the {len(trusted_keys)} trusted keys signed this {what}")
 
 
 _passed: OrderedDict[tuple[str, int], None] = OrderedDict()
