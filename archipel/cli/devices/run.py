@@ -11,6 +11,7 @@ import click
 import numpy as np
 
 from archipel.bundle.roles import Example, ExampleWeight, Label
+from archipel.cli.devices.variant_limits import VariantLimits, variant_limits
 from archipel.cli.input_output.arrays import check_fields, read_fields, write_arrays
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
 from archipel.cli.input_output.sources import learned_weights, open_runtime
@@ -45,6 +46,7 @@ _SHOWN = 10
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Examples in one run.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads for one operator.")
 @DELEGATES
+@variant_limits
 def run(
     bundle: Path,
     key_files: tuple[Path, ...],
@@ -56,6 +58,7 @@ def run(
     batch_size: int,
     threads: int,
     delegates: tuple[str, ...],
+    limits: VariantLimits,
 ) -> None:
     """Predict with BUNDLE (a file, a folder, or a model that `archipel fit --save` wrote) on arrays in a file.
 
@@ -65,7 +68,12 @@ def run(
     archipel run digits.bundle --key publisher.pub --weights task.safetensors --input test.npz --evaluate
 
     The command verifies the bundle first. An ONNX file, which may stand in its place, needs no key. An .npz has an
-    entry for each of the bundle's fields; `archipel inspect` shows them.
+    entry for each of the bundle's fields; `archipel inspect` shows them. BUNDLE may also be a release, the folder of
+    `archipel convert --variants`: then the command takes the best variant within --max-bytes, --max-memory and
+    --max-latency, and says which and why.
+
+    \b
+    archipel run digits --key publisher.pub --input x.npy --max-bytes 200000 --max-latency 5
     """
     if evaluate and output is not None:
         raise CommandError("--output is for predictions; --evaluate only prints metrics")
@@ -74,6 +82,12 @@ def run(
     if evaluate and is_model_file(bundle):
         raise CommandError(f"--evaluate: {bundle} has no metrics; make a bundle of it with `archipel convert --loss`")
     with tempfile.TemporaryDirectory() as folder:
+        choice = limits.choose(
+            bundle, key_files, Path(folder), threads=threads, delegates=delegates, allow_development=True
+        )
+        if choice is not None:
+            click.echo(f"archipel: {choice}", err=True)
+            bundle = choice.bundle.folder
         runtime = open_runtime(bundle, key_files, folder, threads, delegates, weights)
         if evaluate:
             for name, value in sorted(_metrics(runtime, inputs, labels, batch_size).items()):

@@ -27,13 +27,16 @@ from archipel.cli.models.option_groups import (
 )
 from archipel.cli.models.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
+from archipel.cli.models.releases import release_text
 from archipel.cli.models.training_options import TrainingOptions, training_options
 from archipel.cli.models.validity_options import ValidityOptions, validity_options
+from archipel.cli.models.variants import read_variants, variants_option
 from archipel.compression import Progress
 from archipel.compression.recipe import check_sets, load_recipe
 from archipel.converter import Compression, Signing
 from archipel.converter.pipeline import make_bundle
 from archipel.converter.request import Request
+from archipel.converter.variants import make_release
 from archipel.errors import CommandError, SignatureError
 from archipel.graph import Model
 
@@ -55,6 +58,7 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @policy_options
 @analysis_options
 @compression_options
+@variants_option
 @agreement_options
 @click.option("--self-test", "self_test", type=click.Path(path_type=Path),
               help="Examples (.npz) by which devices check their answers; anybody who has the bundle can read them. "
@@ -76,6 +80,7 @@ def convert_command(
     policy: PolicyOptions,
     analysis: AnalysisOptions,
     compression: CompressionOptions,
+    variants: str | None,
     agreement: AgreementOptions,
     self_test: Path | None,
     weights: Path | None,
@@ -94,17 +99,23 @@ def convert_command(
     archipel convert model.onnx -o model.bundle --key publisher --recipe recipe.toml --data train.npz
     archipel convert model.onnx -o model.bundle --key publisher --loss cross_entropy --lr 0.05 \\
         --strategy fedprox --strategy-option mu=0.1
+    archipel convert model.onnx -o model --key publisher --variants float,int8,small --data train.npz
 
     A recipe compresses the model first, as `archipel compress` does; --calibration without one means int8. With a
     loss, devices train the float parameters of the compressed model, and the bundle rounds them anew after training.
     The command compares what the bundle predicts with what these float parameters answer, on the examples of
     --calibration and --validation, prints how far the two agree, and makes no bundle below --min-agreement or
     --min-snr.
+
+    --variants makes several bundles, signed as one release, in the folder of --output: float; int8, which needs
+    --calibration or --data; and small, from whose channels half of the FLOPs are removed before it is trained again on
+    --data and rounded to int8 (--recipe replaces that). `archipel run` and `archipel slots install` take the best that
+    fits the device.
     """
     key = read_signing_key(key_file)
     if output.exists():
         raise CommandError(f"{output}: exists already; remove it or choose another name")
-    if not compression.compresses and any((*compression.files.values(), compression.work)):
+    if variants is None and not compression.compresses and any((*compression.files.values(), compression.work)):
         raise CommandError(
             "--data, --validation and --work are for compression; give --recipe, or --calibration for int8"
         )
@@ -117,22 +128,27 @@ def convert_command(
     ):
         model, signing = _opened(source, source_keys, weights, folder, signing)
         # `convert` takes a batch size with a training only. Here the limits follow --batch-size without one, too.
-        bundle = make_bundle(
-            Request(
-                model,
-                output,
-                signing,
-                training=trained,
-                analysis=analysed,
-                compression=_compression(compression, progress_callback(check, show)),
-                name=name,
-                min_agreement=agreement.min_agreement,
-                min_snr=agreement.min_snr,
-                privacy=privacy,
-                self_test=None if self_test is None else _examples(self_test),
-                batch_size=training.batch_size,
-            )
+        request = Request(
+            model,
+            output,
+            signing,
+            training=trained,
+            analysis=analysed,
+            name=name,
+            min_agreement=agreement.min_agreement,
+            min_snr=agreement.min_snr,
+            privacy=privacy,
+            self_test=None if self_test is None else _examples(self_test),
+            batch_size=training.batch_size,
         )
+        on_progress = progress_callback(check, show)
+        if variants is not None:
+            made = make_release(request, read_variants(variants, compression, on_progress))
+        else:
+            bundle = make_bundle(dataclasses.replace(request, compression=_compression(compression, on_progress)))
+    if variants is not None:
+        click.echo(f"{output}: {release_text(made)}")
+        return
     click.echo(_summary(bundle, output))
 
 
