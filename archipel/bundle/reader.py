@@ -43,8 +43,6 @@ from archipel.errors import (
     UnsafePathError,
 )
 
-RELEASE_FILE = "release.json"
-"""In the folder of a release, which holds several bundles (release.py)."""
 _KEPT_RESULTS = 256
 
 
@@ -142,11 +140,6 @@ def open_bundle(
         weights = bundle.parameters()
     """
     path = Path(path)
-    if (path / RELEASE_FILE).is_file():
-        raise BundleError(
-            f"{path}: a release of several bundles; name one of its .bundle files, or let `archipel run`, `archipel "
-            "slots install` or lite_runtime.choose take the one that fits"
-        )
     if (foreign := recognize(path)) is not None:
         raise BundleError(f"{path}: {foreign}")
     if path.is_dir():

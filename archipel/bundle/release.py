@@ -18,7 +18,8 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle.archive import MAX_ARCHIVE_BYTES
-from archipel.bundle.reader import RELEASE_FILE, Bundle, open_bundle, verify_signature
+from archipel.bundle.foreign import RELEASE_FILE
+from archipel.bundle.reader import Bundle, open_bundle, verify_signature
 from archipel.bundle.validation import MAX_WHOLE, check_digest, check_text
 from archipel.durable import write_durably
 from archipel.errors import BundleError, DigestError, ManifestError, SignatureError, UnknownVersionError

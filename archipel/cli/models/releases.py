@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from archipel.bundle import Bundle, SignedRelease, Variant, open_release
-from archipel.bundle.reader import RELEASE_FILE
+from archipel.bundle.foreign import RELEASE_FILE
 from archipel.bundle.release import RELEASE_SIGNATURE_FILE
 from archipel.cli.input_output.publisher_keys import remedy_of, tell_development, trusted_keys
 from archipel.cli.input_output.tables import table
