@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "slots": ("devices.slots:slots", "Keep two models on a device: install, test, switch, go back."),
     "task": ("federation.task:task", "Start, watch and stop the tasks of a server."),
     "token": ("operations.token:token", "Make one-time enrolment tokens for devices."),
+    "up": ("start.up.command:up", "Train a model on own data as a federation of this machine."),
     "verify": ("models.verify:verify", "Check a bundle: signature, digests, limits, graphs, self-test."),
     "version": ("start.version:version", "Print the version of archipel."),
 }
@@ -44,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 GROUPS: dict[str, tuple[str, ...]] = {
     # Title in --help: its commands. Both are shown in this order, and every command is in one group, in whose folder
     # it lies.
-    "Start": ("demo", "doctor", "version"),
+    "Start": ("up", "demo", "doctor", "version"),
     "Models": ("keys", "convert", "compress", "compare", "export", "inspect", "verify"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
     "Federation": ("task", "round", "model", "rollout"),

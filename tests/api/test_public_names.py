@@ -15,7 +15,8 @@ PUBLIC = {
     "archipel.autodiff": "RULES RuleContext differentiate gradient rule vjp",
     "archipel.bundle": "FORMAT_VERSION MAX_ARCHIVE_BYTES WEIGHTS_FILE Bundle Limits Lineage Manifest Phase "
     "PrivacyPolicy Program SelfTest Statistic TensorPlace TensorSpec decode_manifest decode_private_key "
-    "encode_manifest encode_private_key generate_key load_private_key load_public_key open_bundle pack "
+    "development_key development_key_file encode_manifest encode_private_key generate_development_key generate_key "
+    "is_development_key load_private_key load_public_key open_bundle pack "
     "parameter_specs read_weights release_pages role_of "
     "save_private_key save_public_key unpack weights_layout write_bundle write_weights",
     "archipel.client": "Agent AgentConfig ConditionSettings Conditions Entry Event FileKeys KeyStore Outcome Probe "
@@ -25,7 +26,8 @@ PUBLIC = {
     "compress load_recipe parse_recipe write_recipe",
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert export",
     "archipel.datasets": "DigitsByWriter HarByPerson HarWindows Labelled LabelledSplits WriterSplit cifar10 "
-    "digits_by_writer fashion_mnist har_by_person har_windows mnist split_own_digits split_writers",
+    "digits_by_writer fashion_mnist har_by_person har_windows mnist split_by split_dirichlet split_iid "
+    "split_own_digits split_writers",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
     "Profile Progress Runtime Slots load running_slot",
