@@ -80,15 +80,16 @@ class Layout:
 def lay_out(
     folder: Path, *, population: str, publisher: bytes, devices: Mapping[str, Mapping[str, np.ndarray]]
 ) -> Layout:
-    """Fill an empty folder with a server, keys, and devices that can enrol once.
+    """Fill a folder with a server, keys, and devices that can enrol once.
 
     Arguments:
-        folder: exists and has none of these things.
+        folder: is made, or has none of these things.
         population: the devices' population.
         publisher: the public key (32 bytes) whose bundles the server accepts; a development key is allowed.
         devices: each device's examples, arrays by field, by its name.
     """
     made = Layout(folder)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     made.enrolment_key.parent.mkdir(mode=0o700)
     enrolment = generate_key()
     save_private_key(enrolment, made.enrolment_key)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from archipel.durable import write_durably
 from archipel.errors import CommandError
 from archipel.strategies.registry import STRATEGIES
 
-MODEL_FILE, DATA_FILE = Path("model.onnx"), Path("data.npz")
+RATES = {"sgd": 0.05, "adam": 0.001}
+MODEL_FILE, DATA_FILE, PROGRAM_FILE = Path("model.onnx"), Path("data.npz"), Path("federation.py")
 
 
 @click.command()
@@ -31,8 +34,10 @@ MODEL_FILE, DATA_FILE = Path("model.onnx"), Path("data.npz")
               help="Default: cross_entropy for whole numbers as labels, else mse.")  # fmt: skip
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True,
               help="What devices train with.")  # fmt: skip
-@click.option("--lr", type=click.FloatRange(0, min_open=True), help="Learning rate. Default: the optimizer's.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs of a device in a round.")
+@click.option(
+    "--lr", type=click.FloatRange(0, min_open=True), help="Learning rate. Default: 0.05 with sgd, 0.001 with adam."
+)
+@click.option("--epochs", type=click.IntRange(1), default=2, show_default=True, help="Epochs of a device in a round.")
 @click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples in one step.")
 @click.option("--evaluate-every", type=click.IntRange(0), default=0, show_default=True,
               help="After every so many rounds devices also measure the new version; 0: never.")  # fmt: skip
@@ -85,7 +90,8 @@ def up(
     if model is not None and data is not None:
         asked = Plan(
             model=fingerprint(model), data=fingerprint(data), devices=devices, rounds=rounds, split=split,
-            strategy=strategy, loss=loss or "", optimizer=optimizer, lr=lr, epochs=epochs, batch_size=batch_size,
+            strategy=strategy, loss=loss or "", optimizer=optimizer,
+            lr=RATES[optimizer] if lr is None else lr, epochs=epochs, batch_size=batch_size,
             seed=seed, evaluate_every=evaluate_every,
         )  # fmt: skip
     console = Console()
@@ -115,12 +121,26 @@ def _sources(model: Path | None, data: Path | None) -> tuple[Path, Path]:
         raise CommandError("give both MODEL and DATA, such as: archipel up model.onnx data.npz")
     if model is None or data is None:
         model, data = MODEL_FILE, DATA_FILE
+        if PROGRAM_FILE.is_file():
+            _make_sources()
         if not (model.exists() and data.exists()):
             raise CommandError("no MODEL and DATA: archipel up model.onnx data.npz (`archipel new` makes examples)")
     for path in (model, data):
         if not path.is_file():
             raise CommandError(f"{path}: no such file")
     return model, data
+
+
+def _make_sources() -> None:
+    """Call federation.py of `archipel new` in this folder, which writes model and data. Raises CommandError."""
+    click.echo(f"{PROGRAM_FILE}: writes {MODEL_FILE} and {DATA_FILE}")
+    done = subprocess.run([sys.executable, str(PROGRAM_FILE)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        raise CommandError(
+            f"{PROGRAM_FILE}: {lines[-1] if lines else f'ended with {done.returncode}'}; mend it, and run "
+            f"`python {PROGRAM_FILE}` to see where"
+        )
 
 
 def _check_same(found: object, asked: object, folder: Path) -> None:

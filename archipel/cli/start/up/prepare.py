@@ -15,7 +15,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Bundle, PrivacyPolicy
-from archipel.bundle.roles import Example, Label, Port
+from archipel.bundle.roles import Example, Label
 from archipel.cli.input_output.arrays import check_fields
 from archipel.cli.start.local.layout import lay_out
 from archipel.cli.start.up.data import Data, read_data, split
@@ -25,6 +25,7 @@ from archipel.converter.request import Request
 from archipel.converter.sources import read_model
 from archipel.durable import creating_folder, write_durably
 from archipel.errors import CommandError
+from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.training import losses, optimizers
 
 POPULATION = "local"
@@ -48,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     strategy: str
     loss: str
     optimizer: str
-    lr: float | None
+    lr: float
     epochs: int
     batch_size: int
     seed: int
@@ -97,9 +98,8 @@ def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519
     loss = plan.loss or ("cross_entropy" if data.classes is not None else "mse")
     parts = split(data, plan.split, plan.devices, plan.seed)
     plan = msgspec.structs.replace(plan, loss=loss, key=secrets.token_hex(16))
-    rate = {} if plan.lr is None else {"lr": plan.lr}
     training = Training(
-        LOSSES[loss](), OPTIMIZERS[plan.optimizer](**rate), strategy=plan.strategy, epochs=plan.epochs,
+        LOSSES[loss](), OPTIMIZERS[plan.optimizer](lr=plan.lr), strategy=plan.strategy, epochs=plan.epochs,
         batch_size=plan.batch_size,
     )  # fmt: skip
     name = re.sub(r"[^A-Za-z0-9._-]", "-", model.stem).strip(".-_") or "model"
@@ -148,13 +148,7 @@ def cohort_minimum(devices: int) -> int:
 
 def _fields(data: Data, bundle: Bundle) -> dict[str, np.ndarray]:
     """The examples and labels under the names that the bundle has for them, checked against it."""
-    ports: dict[str, Port] = {
-        port.name: port
-        for program in bundle.manifest.programs.values()
-        if program.kind == "train"
-        for port in program.inputs
-        if isinstance(port, Example | Label)
-    }
+    ports = {port.name: port for port in evaluation_fields(bundle) if isinstance(port, Example | Label)}
     fields = dict(data.inputs)
     for port in ports.values():
         if isinstance(port, Label):
