@@ -79,7 +79,9 @@ def test_other_bytes_than_those_asked_for_are_not_kept(
 
 def test_what_rounds_came_to(archipel: Command, trained: tuple[str, dict[str, np.ndarray]]) -> None:
     head, row = archipel("task", "metrics", trained[0])[0].splitlines()
-    assert head.split() == ["number", "round", "devices", "ended", "weight", "step", "result"]
-    assert (row.split()[0], row.split()[2], row.split()[-2]) == ("1", "3", "6")  # weights 1, 2 and 3
+    assert head.split() == ["number", "round", "devices", "ended", "weight", "step", "clipped", "result"]
+    cells = row.split()  # weights 1, 2 and 3
+    assert (cells[0], cells[2], cells[5]) == ("1", "3", "6"), row
+    assert cells[7:] == ["-"]  # its bundle has devices report nothing beside the update
     [found] = json.loads(archipel("task", "metrics", trained[0], "--json")[0])
     assert found["weight_sum"] == 6
