@@ -1,4 +1,4 @@
-"""The options of compression, which `compress` and `convert` share."""
+"""The group of options that `compress` and `convert` share."""
 
 from __future__ import annotations
 
