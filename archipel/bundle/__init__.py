@@ -1,10 +1,16 @@
 """The deployable: programs, weights and their meaning, in one signed folder or file."""
 
 from archipel.bundle.archive import MAX_ARCHIVE_BYTES, pack, unpack
+from archipel.bundle.development import (
+    development_key,
+    development_key_file,
+    generate_development_key,
+)
 from archipel.bundle.keys import (
     decode_private_key,
     encode_private_key,
     generate_key,
+    is_development_key,
     load_private_key,
     load_public_key,
     save_private_key,
@@ -25,6 +31,7 @@ from archipel.bundle.manifest import (
     encode_manifest,
 )
 from archipel.bundle.reader import Bundle, open_bundle
+from archipel.bundle.release import Release, SignedRelease, Variant, open_release
 from archipel.bundle.roles import Program, role_of
 from archipel.bundle.weights import TensorPlace, read_weights, release_pages, weights_layout, write_weights
 from archipel.bundle.writer import parameter_specs, write_bundle
@@ -40,18 +47,26 @@ __all__ = [
     "Phase",
     "PrivacyPolicy",
     "Program",
+    "Release",
     "SelfTest",
+    "SignedRelease",
     "Statistic",
     "TensorPlace",
     "TensorSpec",
+    "Variant",
     "decode_manifest",
     "decode_private_key",
+    "development_key",
+    "development_key_file",
     "encode_manifest",
     "encode_private_key",
+    "generate_development_key",
     "generate_key",
+    "is_development_key",
     "load_private_key",
     "load_public_key",
     "open_bundle",
+    "open_release",
     "pack",
     "parameter_specs",
     "read_weights",

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("start.demo.command:demo", "Run a whole federation on real data and write report.html."),
     "device": ("devices.device:device", "Take part in a federation with this machine; see what it did."),
     "doctor": ("start.doctor:doctor", "Show what is installed and what is missing."),
+    "export": ("models.export:export_command", "Write what was learned as ONNX, safetensors or PyTorch."),
     "fit": ("devices.fit:fit", "Train a bundle further on data in files."),
     "inspect": ("models.inspect:inspect", "Show the contents of a bundle or an ONNX file."),
     "keys": ("models.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
@@ -44,7 +45,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     # Title in --help: its commands. Both are shown in this order, and every command is in one group, in whose folder
     # it lies.
     "Start": ("demo", "doctor", "version"),
-    "Models": ("keys", "convert", "compress", "compare", "inspect", "verify"),
+    "Models": ("keys", "convert", "compress", "compare", "export", "inspect", "verify"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
     "Federation": ("task", "round", "model", "rollout"),
     "Operations": ("serve", "token", "population", "access", "audit"),

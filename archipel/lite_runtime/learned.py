@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,18 +28,23 @@ def is_slot(path: Path) -> bool:
     return (path / BUNDLE_FOLDER).is_dir()
 
 
+def is_model_file(path: Path) -> bool:
+    """Whether an importer reads the file, such as an ONNX file, and `load` does not. Also true where there is none."""
+    if path.is_dir() or path.suffix == ".bundle":
+        return False
+    return path.suffix == ".pt2" or not zipfile.is_zipfile(path)
+
+
 def write_slot(folder: Path, bundle: Bundle, learned: Mapping[str, np.ndarray]) -> None:
     """Write a slot folder, or replace the learned file in one of the same bundle. After a kill at any time the folder
     has the old contents or the new ones. Raises RuntimeInputError if `folder` holds anything else, OSError.
     """
     folder = folder.absolute()
     # The bundle of an equal digest is the same bytes, so only one file has to be replaced, by a rename.
-    if is_slot(folder) and _digest(folder) == bundle.digest:
+    check_slot(folder, bundle)
+    if folder.exists():
         write_durably(folder / LEARNED_FILE, write_weights(learned))
         return
-    if folder.exists():
-        what = "a model of another bundle" if is_slot(folder) else "something else"
-        raise RuntimeInputError(f"{folder}: holds {what}; choose another name, or remove it first")
     # Only what a killed writer of this very name left: others may be writing beside it.
     make_folder(folder.parent)
     sweep(folder.parent, folder.name)
@@ -49,10 +55,42 @@ def write_slot(folder: Path, bundle: Bundle, learned: Mapping[str, np.ndarray]) 
         write_durably(staging / LEARNED_FILE, write_weights(learned))
 
 
+def check_slot(folder: Path, bundle: Bundle) -> None:
+    """Raises RuntimeInputError where `folder` holds anything else than a slot of this bundle."""
+    if not folder.exists() or (is_slot(folder) and _digest(folder) == bundle.digest):
+        return
+    what = "a model of another bundle" if is_slot(folder) else "something else"
+    raise RuntimeInputError(f"{folder}: holds {what}; choose another name, or remove it first")
+
+
 def read_learned(folder: Path) -> dict[str, np.ndarray]:
     """The tensors of a slot's learned file, {} without one. Raises TensorLayoutError."""
     path = folder / LEARNED_FILE
     return dict(read_weights(path, MAX_LEARNED_BYTES)) if path.exists() else {}
+
+
+def read_parameters(file: Path, bundle: Bundle) -> dict[str, np.ndarray]:
+    """All parameters of the bundle from a safetensors file. Raises RuntimeInputError, which names the file."""
+    try:
+        arrays = read_weights(file, MAX_LEARNED_BYTES)
+    except TensorLayoutError as error:
+        if not file.is_file():
+            raise RuntimeInputError(f"{file}: no such file of weights") from None
+        raise RuntimeInputError(f"{file}: not a safetensors file of weights ({error})") from None
+    name, specs = bundle.manifest.name, {spec.name: spec for spec in bundle.manifest.parameters}
+    for tensor, array in arrays.items():
+        spec = specs.get(tensor)
+        if spec is None:
+            known = ", ".join(specs) or "none; it only predicts"
+            raise RuntimeInputError(f"{file}: {tensor!r} is no parameter of bundle {name!r}, which has {known}")
+        if array.shape != spec.shape or array.dtype.name != spec.dtype:
+            raise RuntimeInputError(
+                f"{file}: {tensor!r} is {array.dtype}{list(array.shape)}, but {spec.dtype}{list(spec.shape)} in bundle "
+                f"{name!r}; give the bundle of the task that made these weights"
+            )
+    if missing := [tensor for tensor in specs if tensor not in arrays]:
+        raise RuntimeInputError(f"{file}: has no {', '.join(missing)}, of the parameters of bundle {name!r}")
+    return arrays
 
 
 def join_names(groups: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import click
 
 from archipel.bundle import load_public_key, open_bundle
-from archipel.cli.input_output.publisher_keys import publisher_keys
+from archipel.cli.devices.variant_limits import VariantLimits, variant_limits
+from archipel.cli.input_output.publisher_keys import allow_development, offer_option, required_keys
 from archipel.errors import ArchipelError, CommandError
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, LEARNED_FILE
 from archipel.lite_runtime.slots.folder import SlotFolder, SlotName
@@ -68,7 +70,9 @@ def show(folder: Path, key_files: tuple[Path, ...]) -> None:
                 click.echo(f"     {slot.reason}")
             if keys and slot.status != "bad":
                 try:
-                    digest = open_bundle(owned.path(name) / BUNDLE_FOLDER, keys).digest
+                    path = owned.path(name) / BUNDLE_FOLDER
+                    # Shown, not run: whether to use a development key is asked where a bundle is used.
+                    digest = open_bundle(path, keys, allow_development=True).digest
                     if digest != slot.digest:
                         damaged.append(f"slot {name} holds bundle {digest}")
                 except ArchipelError as error:
@@ -80,29 +84,48 @@ def show(folder: Path, key_files: tuple[Path, ...]) -> None:
 @slots.command()
 @_FOLDER
 @click.argument("bundle", type=click.Path(path_type=Path))
-@publisher_keys
+@required_keys
+@allow_development
 @click.option(
     "--memory-limit", type=int, help="Refuse a bundle whose manifest says that it needs more bytes of memory."
 )
-def install(folder: Path, bundle: Path, key_files: tuple[Path, ...], memory_limit: int | None) -> None:
+@variant_limits
+def install(
+    folder: Path,
+    bundle: Path,
+    key_files: tuple[Path, ...],
+    allow_development: bool,
+    memory_limit: int | None,
+    limits: VariantLimits,
+) -> None:
     """Verify BUNDLE (folder or .bundle file) and copy it into the slot of FOLDER that is not in use.
 
     \b
     archipel slots install FOLDER new.bundle --key publisher.pub
+    archipel slots install FOLDER digits --key publisher.pub --max-bytes 200000
 
-    Nothing else changes: `archipel slots switch` makes the new model the active one.
+    Of a release, the folder of `archipel convert --variants`, it takes the best variant within the limits, and says
+    which and why. Nothing else changes: `archipel slots switch` makes the new model the active one.
     """
-    with _open(folder, key_files, memory_limit=memory_limit) as opened:
-        name = opened.install(bundle)
+    with (
+        offer_option(),
+        tempfile.TemporaryDirectory() as cache,
+        _open(folder, key_files, allow_development=allow_development, memory_limit=memory_limit) as opened,
+    ):
+        choice = limits.choose(bundle, key_files, Path(cache), allow_development=allow_development)
+        if choice is not None:
+            click.echo(str(choice))
+        name = opened.install(bundle if choice is None else choice.bundle.folder)
         slot = opened.state.slot(name)
         click.echo(f"slot {name}: staged {slot.name!r}, digest {slot.digest}")
 
 
 @slots.command()
 @_FOLDER
-@publisher_keys
+@required_keys
+@allow_development
 @_THREADS
-def switch(folder: Path, key_files: tuple[Path, ...], threads: int) -> None:
+def switch(folder: Path, key_files: tuple[Path, ...], allow_development: bool, threads: int) -> None:
     """Load the installed model, run its self-test, and make it the active one, on trial.
 
     \b
@@ -110,7 +133,7 @@ def switch(folder: Path, key_files: tuple[Path, ...], threads: int) -> None:
 
     If it fails, the active model stays and the exit code is 1.
     """
-    with _open(folder, key_files, threads=threads) as opened:
+    with offer_option(), _open(folder, key_files, allow_development=allow_development, threads=threads) as opened:
         report = opened.switch()
         active = opened.state.active
         click.echo(f"slot {active or '-'}: active, on trial; self-test: {report}")
@@ -131,25 +154,35 @@ def confirm(folder: Path) -> None:
 
 @slots.command()
 @_FOLDER
-@publisher_keys
+@required_keys
+@allow_development
 @click.option(
     "--reason",
     default="rolled back by hand",
     show_default=True,
     help="A reason to record with the slot that is given up.",
 )
-def rollback(folder: Path, key_files: tuple[Path, ...], reason: str) -> None:
+def rollback(folder: Path, key_files: tuple[Path, ...], allow_development: bool, reason: str) -> None:
     """Make the last good model active again, and mark the present one as bad.
 
     \b
     archipel slots rollback FOLDER --key publisher.pub --reason "slow"
     """
-    with _open(folder, key_files) as opened:
+    with offer_option(), _open(folder, key_files, allow_development=allow_development) as opened:
         name = opened.rollback(reason)
         click.echo(f"slot {name}: active again")
 
 
-def _open(folder: Path, key_files: tuple[Path, ...], *, threads: int = 1, memory_limit: int | None = None) -> Slots:
+def _open(
+    folder: Path,
+    key_files: tuple[Path, ...],
+    *,
+    allow_development: bool = False,
+    threads: int = 1,
+    memory_limit: int | None = None,
+) -> Slots:
     keys = [load_public_key(file) for file in key_files]
     # load=False: a model on trial has a counted number of starts, and those are for the program that serves it.
-    return Slots(folder, keys, threads=threads, memory_limit=memory_limit, load=False)
+    return Slots(
+        folder, keys, threads=threads, memory_limit=memory_limit, load=False, allow_development=allow_development
+    )

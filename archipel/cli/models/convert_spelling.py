@@ -21,6 +21,8 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "name": "--name",
         "privacy": "--policy",
         "self_test": "--self-test",
+        "min_agreement": "--min-agreement",
+        "min_snr": "--min-snr",
         "batch_size": "--batch-size",
     },
     "Training": {

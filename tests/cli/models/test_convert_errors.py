@@ -114,6 +114,8 @@ CONVERT = """
 --name \t
 --population two/words
 --valid-days -1
+--min-agreement 2
+--min-snr loud
 --sequence -1
 --sequence 99999999999999999999
 --parent short
@@ -171,6 +173,7 @@ COMPRESS = """
 UNTRIED = {
     "-h", "--help", "--output", "--trainable", "--report", "--json", "--work", "--list",  # any path is right
     "--dropout", "--no-dropout",  # both are right
+    "--weights", "--source-key", "--key",  # test_sources.py
 }  # fmt: skip
 FILES = {
     "wrong.toml": "colour = 3\n",
