@@ -96,7 +96,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     trusted_proxies: Annotated[int, Meta(ge=0, le=10)] = 0
     """How many proxies in front of the server add the client's address to X-Forwarded-For; 0: the header is ignored."""
     retry_after: Annotated[float, Meta(ge=0.01, le=86400)] = 2.0
-    """How long a device waits between check-ins while there are few devices; in a round, half of it."""
+    """How long a device waits between check-ins while there are few devices, and at most in a small fleet with rounds
+    under way, which asks more often (devices.pace); in a round, half of it."""
     check_ins_per_second: Rate = 200.0
     """With more devices than this rate allows each one waits longer, for a random time (devices.pace)."""
     check_in_window: Seconds = 10.0
@@ -111,6 +112,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Numbers of devices that depend on attributes are shown as multiples of this only (devices.smallest_answer)."""
     max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
     """After this many failed rounds in a row a task fails; docs/operations.md says which ones count."""
+    leave_seconds: Long = 30.0
+    """How long a device that left a round is not taken again (devices.rests). Twice as long with each further time."""
     max_spoiled_rounds: Annotated[int, Meta(ge=0, le=100_000)] = 50
     """So many rounds in a row may be spoiled while the server searches for the spoiler; later ones count as failed."""
     max_faults: Annotated[int, Meta(ge=1, le=1000)] = 3

@@ -17,13 +17,16 @@ import click
 import numpy as np
 
 from archipel.bundle.roles import Example, ExampleWeight, Label, Port
-from archipel.cli.devices.run import DELEGATES, open_runtime
+from archipel.cli.devices.fit_table import fit_table
+from archipel.cli.devices.run import DELEGATES, deployed
 from archipel.cli.input_output.arrays import check_fields, read_fields
 from archipel.cli.input_output.publisher_keys import publisher_keys
+from archipel.cli.input_output.sources import open_runtime
 from archipel.errors import CommandError
 from archipel.lite_runtime import Control, History, Progress
 from archipel.lite_runtime.evaluation import evaluation_fields
-from archipel.lite_runtime.training.driver import need_program
+from archipel.lite_runtime.learned import check_slot
+from archipel.lite_runtime.training.driver import find_program, need_program
 
 
 @click.command()
@@ -45,6 +48,7 @@ from archipel.lite_runtime.training.driver import need_program
 @click.option(
     "--save", type=click.Path(path_type=Path), help="A new folder for the trained model; `archipel run` opens it."
 )
+@click.option("--force", is_flag=True, help="Replace what an earlier fit of this bundle saved there.")
 @click.option("--checkpoint", type=click.Path(path_type=Path),
               help="A file for progress; after an interruption the same command continues from it.")  # fmt: skip
 @click.option(
@@ -67,6 +71,7 @@ def fit(
     settings: tuple[str, ...],
     seed: int,
     save: Path | None,
+    force: bool,
     checkpoint: Path | None,
     checkpoint_every: float,
     threads: int,
@@ -81,8 +86,12 @@ def fit(
 
     With --checkpoint Ctrl-C stops after the present step, and the same command continues as if nothing had happened.
     """
+    if save is not None and save.exists() and not force:
+        raise CommandError(f"{save}: exists already; choose another name, or replace it with --force")
     with tempfile.TemporaryDirectory() as folder:
         runtime = open_runtime(bundle, key_files, folder, threads, delegates)
+        if save is not None:
+            check_slot(save, runtime.bundle)  # now, and not when hours of training are over
         x = _fields(data, runtime.bundle.program(need_program(runtime.bundle, "train", "train")).inputs)
         held_out = None if validation is None else (_fields(validation, evaluation_fields(runtime.bundle)), None)
         control = _StopAtCheckpoint()
@@ -110,7 +119,11 @@ def fit(
     if as_json:
         click.echo(_json(history, seconds, save))
         return
-    click.echo(_table(history, epochs))
+    measured = find_program(runtime.bundle, "evaluate")
+    click.echo(fit_table(history, epochs, None if measured is None else runtime.bundle.program(measured)))
+    click.echo("training: of the training form (the float programs), before each step")
+    if history.validation:
+        click.echo(f"validation: of {deployed(runtime.bundle)}, after each epoch")
     click.echo(f"{history.steps} steps on {history.examples} examples in {seconds:.1f} s")
     if save is not None:
         click.echo(f"saved to {save}")
@@ -201,22 +214,6 @@ def _hyperparameters(settings: Sequence[str]) -> dict[str, float]:
         if not equals or not name or not math.isfinite(values[name]):
             raise CommandError(f"--set {setting}: expected NAME=NUMBER, such as lr=0.01")
     return values
-
-
-def _table(history: History, epochs: int) -> str:
-    """One line an epoch: the mean loss of its steps, and the validation's metrics after it."""
-    names = list(history.validation[0]) if history.validation else []
-    lines = [f"{'epoch':>5}{'loss':>12}" + "".join(f"{name:>14}" for name in names)]
-    # Every epoch has the same number of steps.
-    size = max(1, math.ceil(len(history.losses) / epochs))
-    for epoch in range(math.ceil(len(history.losses) / size)):
-        losses = history.losses[epoch * size : (epoch + 1) * size]
-        metrics = history.validation[epoch] if epoch < len(history.validation) else {}
-        lines.append(
-            f"{epoch + 1:>5}{math.fsum(losses) / len(losses):>12.4f}"
-            + "".join(f"{metrics.get(name, math.nan):>14.6g}" for name in names)
-        )
-    return "\n".join(lines)
 
 
 def _json(history: History, seconds: float, save: Path | None) -> str:

@@ -173,6 +173,7 @@ COMPRESS = """
 UNTRIED = {
     "-h", "--help", "--output", "--trainable", "--report", "--json", "--work", "--list",  # any path is right
     "--dropout", "--no-dropout",  # both are right
+    "--weights", "--source-key", "--key",  # test_sources.py
 }  # fmt: skip
 FILES = {
     "wrong.toml": "colour = 3\n",
