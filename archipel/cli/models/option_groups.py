@@ -9,7 +9,7 @@ from typing import Any, Literal
 import click
 
 from archipel.cli.input_output.arrays import read_arrays
-from archipel.cli.input_output.option_group import option_group as option_group
+from archipel.cli.input_output.option_group import option_group
 from archipel.cli.input_output.spelling import rule
 from archipel.compression import StaticInt8
 from archipel.compression.part import Part
