@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 
 from archipel.bundle import Bundle, Program
+from archipel.bundle.graphs import WireError
+from archipel.bundle.graphs.precision import graph_precision
 from archipel.bundle.reader import BundleContents
 from archipel.bundle.release import is_release
 from archipel.bundle.roles import Parameter, role_of
@@ -21,6 +23,7 @@ from archipel.cli.models.bundles import is_bundle, open_unverified, open_verifie
 from archipel.cli.models.inspect_text import bundle_text, onnx_text
 from archipel.cli.models.releases import show_release
 from archipel.errors import ArchipelError, CommandError
+from archipel.lite_runtime.self_test import count_examples
 
 if TYPE_CHECKING:
     from archipel.graph import Model
@@ -115,7 +118,7 @@ def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
         },
         "self_test": _self_test(bundle),
         "programs": [
-            {**_ports(name, program, files.get(program.file, 0)), **graphs[name]}
+            {**_ports(name, program, files.get(program.file, 0), _precision(bundle, program)), **graphs[name]}
             for name, program in sorted(manifest.programs.items())
         ],
         "parameters": parameters,
@@ -176,10 +179,24 @@ def _file_names(bundle: BundleContents) -> list[str]:
     return [path.name for path in bundle.folder.iterdir() if path.is_file()]
 
 
-def _ports(name: str, program: Program, size: int) -> dict[str, Any]:
+_FORMS = {"predict": "deployed", "features": "training form", "train": "training form"}
+"""Of programs with the model in them: what devices answer with, and the float form of it that they train."""
+
+
+def _precision(bundle: BundleContents, program: Program) -> str | None:
+    # An unverified bundle may lack the file, or have any bytes in it.
+    try:
+        return graph_precision((bundle.folder / program.file).read_bytes())
+    except (OSError, WireError, KeyError):
+        return None
+
+
+def _ports(name: str, program: Program, size: int, precision: str | None) -> dict[str, Any]:
     return {
         "name": name,
         "kind": program.kind,
+        "form": _FORMS.get(str(program.kind)),
+        "precision": precision,
         "file": program.file,
         "bytes": size,
         "steps": program.steps,
@@ -249,7 +266,18 @@ def _self_test(bundle: BundleContents) -> dict[str, Any] | None:
     test = bundle.manifest.self_test
     if test is None:
         return None
-    return {"file": test.file, "rtol": test.rtol, "atol": test.atol}
+    try:
+        examples = count_examples(bundle.folder / test.file)
+    except (OSError, ArchipelError):  # an unverified bundle may have any bytes in it
+        examples = 0
+    return {
+        "file": test.file,
+        "program": "predict",
+        "examples": examples,
+        "source": test.source,
+        "rtol": test.rtol,
+        "atol": test.atol,
+    }
 
 
 def _zero_share(arrays: list[np.ndarray]) -> float | None:
