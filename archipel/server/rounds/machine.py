@@ -256,12 +256,12 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
 def deadline(task: Task, phase: str, current: Round | None = None) -> float:
     """Seconds that a phase of the round may take; without a round, what the task says."""
     of_round = {} if current is None else current.deadlines or {}
-    return {**DEADLINES, **request_of(task).deadlines, **of_round}[phase]
+    return dict(dict(DEADLINES, **request_of(task).deadlines), **of_round)[phase]
 
 
 def adaptable(task: Task) -> dict[str, float]:
     """The phases that wait for answers and for which the task says nothing but the default, with that in seconds."""
-    asked = request_of(task).deadlines
+    asked: Mapping[str, float] = dict(request_of(task).deadlines.items())
     return {
         rule.name: rule.seconds
         for rule in RULES.values()
