@@ -39,6 +39,7 @@ from archipel.converter.request import Request
 from archipel.converter.variants import make_release
 from archipel.errors import CommandError, SignatureError
 from archipel.graph import Model
+from archipel.lite_runtime.self_test import count_examples, describe_vectors
 
 
 def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -195,6 +196,9 @@ def _summary(bundle: Bundle, output: Path) -> str:
     if "accuracy_before" in metrics:
         lines.append(f"accuracy: {100 * metrics['accuracy_before']:.2f} -> {100 * metrics['accuracy_after']:.2f} %")
     lines += agreement_lines(metrics)
+    test = manifest.self_test
+    vectors = test and describe_vectors(count_examples(bundle.folder / test.file), test.source)
+    lines.append(f"self-test: {vectors or 'without vectors; devices predict one example of zeros'}")
     lines.append(f"programs {', '.join(sorted(manifest.programs))}; {len(manifest.parameters)} parameters")
     if "train" not in {program.kind for program in manifest.programs.values()}:
         lines.append("it predicts only; with --loss devices can train it")
