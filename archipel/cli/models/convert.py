@@ -27,7 +27,7 @@ from archipel.cli.models.option_groups import (
 )
 from archipel.cli.models.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
-from archipel.cli.models.releases import release_text
+from archipel.cli.models.releases import made_text
 from archipel.cli.models.training_options import TrainingOptions, training_options
 from archipel.cli.models.validity_options import ValidityOptions, validity_options
 from archipel.cli.models.variants import read_variants, variants_option
@@ -39,6 +39,7 @@ from archipel.converter.request import Request
 from archipel.converter.variants import make_release
 from archipel.errors import CommandError, SignatureError
 from archipel.graph import Model
+from archipel.lite_runtime.self_test import count_examples, describe_vectors
 
 
 def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -144,12 +145,11 @@ def convert_command(
         on_progress = progress_callback(check, show)
         if variants is not None:
             made = make_release(request, read_variants(variants, compression, on_progress))
+            summary = f"{output}: {made_text(made, folder)}"
         else:
             bundle = make_bundle(dataclasses.replace(request, compression=_compression(compression, on_progress)))
-    if variants is not None:
-        click.echo(f"{output}: {release_text(made)}")
-        return
-    click.echo(_summary(bundle, output))
+            summary = _summary(bundle, output)
+    click.echo(summary)
 
 
 def _compression(options: CompressionOptions, on_progress: Callable[[Progress], None]) -> Compression | None:
@@ -195,6 +195,9 @@ def _summary(bundle: Bundle, output: Path) -> str:
     if "accuracy_before" in metrics:
         lines.append(f"accuracy: {100 * metrics['accuracy_before']:.2f} -> {100 * metrics['accuracy_after']:.2f} %")
     lines += agreement_lines(metrics)
+    test = manifest.self_test
+    vectors = test and describe_vectors(count_examples(bundle.folder / test.file), test.source)
+    lines.append(f"self-test: {vectors or 'without vectors; devices predict one example of zeros'}")
     lines.append(f"programs {', '.join(sorted(manifest.programs))}; {len(manifest.parameters)} parameters")
     if "train" not in {program.kind for program in manifest.programs.values()}:
         lines.append("it predicts only; with --loss devices can train it")
