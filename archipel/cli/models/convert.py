@@ -27,7 +27,7 @@ from archipel.cli.models.option_groups import (
 )
 from archipel.cli.models.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
-from archipel.cli.models.releases import release_text
+from archipel.cli.models.releases import made_text
 from archipel.cli.models.training_options import TrainingOptions, training_options
 from archipel.cli.models.validity_options import ValidityOptions, validity_options
 from archipel.cli.models.variants import read_variants, variants_option
@@ -145,12 +145,11 @@ def convert_command(
         on_progress = progress_callback(check, show)
         if variants is not None:
             made = make_release(request, read_variants(variants, compression, on_progress))
+            summary = f"{output}: {made_text(made, folder)}"
         else:
             bundle = make_bundle(dataclasses.replace(request, compression=_compression(compression, on_progress)))
-    if variants is not None:
-        click.echo(f"{output}: {release_text(made)}")
-        return
-    click.echo(_summary(bundle, output))
+            summary = _summary(bundle, output)
+    click.echo(summary)
 
 
 def _compression(options: CompressionOptions, on_progress: Callable[[Progress], None]) -> Compression | None:
