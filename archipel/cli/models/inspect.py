@@ -117,6 +117,7 @@ def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
             "metrics": dict(manifest.lineage.metrics),
         },
         "self_test": _self_test(bundle),
+        "source": manifest.source or None,
         "programs": [
             {**_ports(name, program, files.get(program.file, 0), _precision(bundle, program)), **graphs[name]}
             for name, program in sorted(manifest.programs.items())

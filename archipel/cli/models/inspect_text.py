@@ -37,6 +37,8 @@ def bundle_text(facts: Mapping[str, Any], layers: bool) -> str:
         f"self-test: {describe_vectors(test['examples'], test['source'])}, within {test['atol']:.3g} + "
         f"{test['rtol']:.3g} |expected|; {test['file']}"
     )  # fmt: skip
+    if facts["source"]:
+        lines.append(f"source: {facts['source']}, the float model as it was converted, for `archipel export`")
     lines.append(f"parent: {lineage['parent'] or '-'}")
     lines += [f"recipe: {part}" for part in lineage["recipe"]]
     lines += [f"metric: {name} {value:.6g}" for name, value in sorted(lineage["metrics"].items())]
