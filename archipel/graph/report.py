@@ -1,14 +1,16 @@
-"""`ImportReport`: what an import did; kept in the model's metadata and so in its file."""
+"""What an import and a conversion did on their own; kept in the model's metadata and so in its file."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 DEVIATION_KEY = "archipel.import_deviation"
 REPORT_KEY = "archipel.import"
+CONVERSION_KEY = "archipel.conversion"
 
 
 @dataclass(frozen=True)
@@ -58,3 +60,18 @@ class ImportReport:
             )
         except (KeyError, TypeError, ValueError):  # the file may be anybody's, with anything under this key
             return None
+
+
+def record_conversion(model: ir.Model, notes: Sequence[str]) -> None:
+    """Write into a program's metadata what its conversion did, in sentences for people."""
+    if notes:
+        model.metadata_props[CONVERSION_KEY] = json.dumps(list(notes))
+
+
+def conversion_notes(model: ir.Model) -> tuple[str, ...]:
+    """What `record_conversion` wrote; empty where there is nothing, or nothing well formed."""
+    try:
+        notes = json.loads(model.metadata_props.get(CONVERSION_KEY, "[]"))
+        return tuple(map(str, notes)) if isinstance(notes, list) else ()
+    except ValueError:
+        return ()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -13,7 +15,9 @@ from archipel.cli.input_output.arrays import read_arrays
 from archipel.cli.input_output.spelling import spells_options
 from archipel.cli.models.analysis_options import AnalysisOptions, analysis_options
 from archipel.cli.models.convert_list import ALL, LISTS, list_text
+from archipel.cli.models.convert_notes import made_by, note_lines
 from archipel.cli.models.convert_spelling import RULES
+from archipel.cli.models.inspect import program_facts
 from archipel.cli.models.option_groups import (
     DEFAULT_RECIPE,
     CompressionOptions,
@@ -23,6 +27,7 @@ from archipel.cli.models.option_groups import (
 from archipel.cli.models.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
 from archipel.cli.models.training_options import TrainingOptions, training_options
+from archipel.cli.models.update_text import update_lines
 from archipel.cli.models.validity_options import ValidityOptions, validity_options
 from archipel.compression import Progress
 from archipel.compression.recipe import check_sets, load_recipe
@@ -53,6 +58,7 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @click.option("--self-test", "self_test", type=click.Path(path_type=Path),
               help="Examples (.npz) by which devices check their answers; anybody who has the bundle can read them. "
               "Default: pseudo-random numbers.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print what was made, and every note, as one JSON object.")
 @click.option("--list", "what", type=click.Choice([*LISTS, ALL]), is_flag=False, flag_value=ALL, is_eager=True,
               expose_value=False, callback=_list,
               help="List what there is of this, with every option, and exit.")  # fmt: skip
@@ -68,6 +74,7 @@ def convert_command(
     analysis: AnalysisOptions,
     compression: CompressionOptions,
     self_test: Path | None,
+    as_json: bool,
 ) -> None:
     """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
 
@@ -108,7 +115,8 @@ def convert_command(
                 batch_size=training.batch_size,
             )
         )
-    click.echo(_summary(bundle, output))
+    facts = _facts(bundle, output)
+    click.echo(json.dumps(facts, allow_nan=False) if as_json else _text(facts))
 
 
 def _compression(options: CompressionOptions, on_progress: Callable[[Progress], None]) -> Compression | None:
@@ -129,16 +137,33 @@ def _examples(file: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _summary(bundle: Bundle, output: Path) -> str:
+def _facts(bundle: Bundle, output: Path) -> dict[str, Any]:
+    """What was made, as values for JSON."""
     manifest = bundle.manifest
     size = sum(path.stat().st_size for path in ([output] if output.is_file() else output.rglob("*")) if path.is_file())
-    lines = [f"{output}: {manifest.name!r}, {size:,} bytes, digest {bundle.digest}"]
-    metrics = manifest.lineage.metrics
+    programs = {"programs": [program_facts(name, program, 0) for name, program in manifest.programs.items()]}
+    limits = [line for line in update_lines(programs) if not line.startswith("hyperparameter")]
+    return {
+        "output": str(output),
+        "name": manifest.name,
+        "bytes": size,
+        "digest": bundle.digest,
+        "programs": sorted(manifest.programs),
+        "trains": "train" in {program.kind for program in manifest.programs.values()},
+        "parameters": len(manifest.parameters),
+        "metrics": dict(manifest.lineage.metrics),
+        "notes": [*note_lines(made_by(bundle)), *limits],
+    }
+
+
+def _text(facts: Mapping[str, Any]) -> str:
+    metrics = facts["metrics"]
+    lines = [f"{facts['output']}: {facts['name']!r}, {facts['bytes']:,} bytes, digest {facts['digest']}"]
     if "nbytes_before" in metrics:
         lines.append(f"predict: {metrics['nbytes_before']:,.0f} -> {metrics['nbytes_after']:,.0f} bytes")
     if "accuracy_before" in metrics:
         lines.append(f"accuracy: {100 * metrics['accuracy_before']:.2f} -> {100 * metrics['accuracy_after']:.2f} %")
-    lines.append(f"programs {', '.join(sorted(manifest.programs))}; {len(manifest.parameters)} parameters")
-    if "train" not in {program.kind for program in manifest.programs.values()}:
+    lines.append(f"programs {', '.join(facts['programs'])}; {facts['parameters']} parameters")
+    if not facts["trains"]:
         lines.append("it predicts only; with --loss devices can train it")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"note: {note}" for note in facts["notes"])])

@@ -17,6 +17,7 @@ from archipel.bundle.reader import BundleContents
 from archipel.bundle.roles import Parameter, role_of
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
 from archipel.cli.models.bundles import is_bundle, open_unverified, open_verified, read_program
+from archipel.cli.models.convert_notes import made_by
 from archipel.cli.models.inspect_text import bundle_text, onnx_text
 from archipel.errors import ArchipelError, CommandError
 
@@ -105,9 +106,10 @@ def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
             "recipe": list(manifest.lineage.recipe),
             "metrics": dict(manifest.lineage.metrics),
         },
+        **_made_by(bundle),
         "self_test": _self_test(bundle),
         "programs": [
-            {**_ports(name, program, files.get(program.file, 0)), **graphs[name]}
+            {**program_facts(name, program, files.get(program.file, 0)), **graphs[name]}
             for name, program in sorted(manifest.programs.items())
         ],
         "parameters": parameters,
@@ -164,11 +166,19 @@ def onnx_facts(path: Path) -> dict[str, Any]:
     }
 
 
+def _made_by(bundle: BundleContents) -> dict[str, Any]:
+    try:
+        return made_by(bundle)
+    except (ArchipelError, StopIteration):  # without the extra `convert`, or without `predict`
+        return {"import": None, "conversion": []}
+
+
 def _file_names(bundle: BundleContents) -> list[str]:
     return [path.name for path in bundle.folder.iterdir() if path.is_file()]
 
 
-def _ports(name: str, program: Program, size: int) -> dict[str, Any]:
+def program_facts(name: str, program: Program, size: int) -> dict[str, Any]:
+    """A program with its inputs and outputs, as values for JSON; `size` is that of its file in bytes."""
     return {
         "name": name,
         "kind": program.kind,

@@ -103,6 +103,7 @@ CONVERT = """
 --batch-size 4 --fixed
 --loss-range -1
 --loss-range inf
+--loss-output ghost
 --batch-norm melted
 --accumulate 0
 --precision float8
