@@ -82,7 +82,7 @@ postgres-if-possible:
 $(WEB_PAGE): $(NODE_READY) $(WEB_MODEL) $(WEB_SOURCES)
 	@echo "== building the browser demo"
 	@cd web && node_modules/.bin/tsc --project . && node_modules/.bin/vite build --logLevel error demo
-	@find web/demo/dist/assets -name '*.wasm' -exec gzip --force --best {} +
+	@find web/demo/dist \( -name '*.wasm' -o -name '*.js' -o -name '*.css' -o -name '*.bin' \) -exec gzip --force --best --no-name {} +
 	@rm -rf $(@D) && cp -R web/demo/dist $(@D) && touch $@
 
 $(WEB_MODEL): $(READY) $(MODEL_SOURCES)

@@ -10,12 +10,14 @@ from archipel import importer_registry
 if TYPE_CHECKING:
     from archipel.compression import compress as compress
     from archipel.converter import convert as convert
+    from archipel.converter import export as export
     from archipel.graph import Model as Model
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__", "compress", "convert"]
+__all__ = ["Model", "__version__", "compress", "convert", "export"]
 
-_HOMES = {"Model": "archipel.graph", "compress": "archipel.compression", "convert": "archipel.converter"}
+_HOMES = {"Model": "archipel.graph", "compress": "archipel.compression", "convert": "archipel.converter",
+          "export": "archipel.converter"}  # fmt: skip
 _ROOMS = (
     "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "graph", "lite_runtime", "models",
     "operator", "protocol", "server", "strategies", "training",

@@ -111,6 +111,10 @@ class UnknownRoleError(ManifestError): ...
 class SignatureError(BundleError): ...
 
 
+class DevelopmentKeyError(SignatureError):
+    """A development key signed the bundle, and whoever opens it does not allow such keys."""
+
+
 class DigestError(BundleError): ...
 
 

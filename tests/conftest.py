@@ -47,5 +47,6 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _user_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache: Path = tmp_path_factory.getbasetemp() / "user-cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    base: Path = tmp_path_factory.getbasetemp()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base / "user-cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(base / "user-config"))

@@ -1,10 +1,16 @@
 """The deployable: programs, weights and their meaning, in one signed folder or file."""
 
 from archipel.bundle.archive import MAX_ARCHIVE_BYTES, pack, unpack
+from archipel.bundle.development import (
+    development_key,
+    development_key_file,
+    generate_development_key,
+)
 from archipel.bundle.keys import (
     decode_private_key,
     encode_private_key,
     generate_key,
+    is_development_key,
     load_private_key,
     load_public_key,
     save_private_key,
@@ -46,9 +52,13 @@ __all__ = [
     "TensorSpec",
     "decode_manifest",
     "decode_private_key",
+    "development_key",
+    "development_key_file",
     "encode_manifest",
     "encode_private_key",
+    "generate_development_key",
     "generate_key",
+    "is_development_key",
     "load_private_key",
     "load_public_key",
     "open_bundle",

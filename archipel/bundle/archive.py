@@ -114,7 +114,9 @@ def check_directory_size(file: Path, size: int) -> None:
         tail = source.read()
     end = tail[-_END:]
     if len(end) < _END or not end.startswith(b"PK\x05\x06") or end[-2:] != b"\0\0":
-        raise ArchiveError(f"{file}: not a bundle file (no zip directory); expected a .bundle made by archipel")
+        raise ArchiveError(
+            f"{file}: not a bundle file (no zip directory), or a damaged one; `archipel convert` makes one of a model"
+        )
     counts: tuple[int, ...] = struct.unpack_from("<HH", end, 8)  # on this disk, and in all
     directory_bytes = struct.unpack_from("<L", end, 12)[0]
     if tail[-_END - _LOCATOR :].startswith(b"PK\x06\x07"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -17,17 +18,30 @@ from archipel.durable import create_durably
 from archipel.errors import SignatureError
 
 _MAX_KEY_FILE_BYTES = 16 << 10
+_DEVELOPMENT_MARK = b"\0\0"
 
 
 def generate_key() -> Ed25519PrivateKey:
-    """A new private key of the operating system's generator.
+    """A new private key of the operating system's generator, never a development key.
 
     Example:
         key = generate_key()
         save_private_key(key, "publisher.key")
         save_public_key(key, "publisher.key.pub")
     """
-    return Ed25519PrivateKey.generate()
+    while True:
+        key = Ed25519PrivateKey.generate()
+        if not is_development_key(key.public_key().public_bytes_raw()):
+            return key
+
+
+def is_development_key(public_key: bytes) -> bool:
+    """Whether this is a development key: the SHA-256 of its 32 raw bytes begins with 16 zero bits.
+
+    The mark is in the key itself, so a publisher cannot leave it out of a bundle. One in 65,536 keys of other programs
+    has it by chance; `generate_key` makes none.
+    """
+    return hashlib.sha256(public_key).digest().startswith(_DEVELOPMENT_MARK)
 
 
 def save_private_key(key: Ed25519PrivateKey, path: Path | str) -> None:

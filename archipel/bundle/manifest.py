@@ -156,6 +156,9 @@ class Manifest(_Strict, frozen=True, kw_only=True):
     Devices adopt the bundle and take part in rounds with it until `not_after` (Unix seconds; 0: without end), and only
     where their population is one of `populations` (none: any). A publisher who raises `sequence` ends this for all
     earlier bundles of the same name: devices refuse a smaller one than they have seen. All of them can still predict.
+
+    `source` is the file of the model as it was converted, in float, with its source's names: `archipel export` reads
+    it, no device runs it. "" where the bundle only predicts.
     """
 
     format: int
@@ -173,6 +176,7 @@ class Manifest(_Strict, frozen=True, kw_only=True):
     sequence: int = 0
     not_after: int = 0
     populations: tuple[str, ...] = ()
+    source: str = ""
 
 
 class _Header(msgspec.Struct):

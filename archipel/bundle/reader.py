@@ -17,7 +17,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from archipel.bundle.archive import unpack
+from archipel.bundle.foreign import recognize
 from archipel.bundle.graphs import MAX_GRAPH_BYTES, inspect_graph
+from archipel.bundle.keys import is_development_key
 from archipel.bundle.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -32,6 +34,7 @@ from archipel.bundle.weights import read_weights, release_pages
 from archipel.durable import publish, sync_folder
 from archipel.errors import (
     BundleError,
+    DevelopmentKeyError,
     DigestError,
     ManifestError,
     SignatureError,
@@ -111,7 +114,13 @@ class UnverifiedBundle(BundleContents):
     """A bundle whose signature is not checked: anybody may have written it. It is for displaying its contents."""
 
 
-def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | str | None = None) -> Bundle:
+def open_bundle(
+    path: Path | str,
+    trusted_keys: Sequence[bytes],
+    cache: Path | str | None = None,
+    *,
+    allow_development: bool = False,
+) -> Bundle:
     """Open and verify a bundle.
 
     Arguments:
@@ -119,6 +128,7 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | s
         trusted_keys: raw 32-byte Ed25519 public keys, one of which must have signed the bundle.
         cache: a `.bundle` file is unpacked to CACHE/DIGEST (default: archipel/ in the user's cache folder). A copy that
             is there already is verified again and used.
+        allow_development: whether a development key may have signed it (`is_development_key`).
 
     Returns:
         The bundle in its folder; its tensors are mapped, not read.
@@ -130,8 +140,10 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | s
         weights = bundle.parameters()
     """
     path = Path(path)
+    if (foreign := recognize(path)) is not None:
+        raise BundleError(f"{path}: {foreign}")
     if path.is_dir():
-        return verify_folder(path, trusted_keys)
+        return verify_folder(path, trusted_keys, allow_development=allow_development)
     if not path.is_file():
         raise BundleError(f"{path}: no such bundle (expected a folder or a .bundle file)")
     root = Path(cache) if cache is not None else _default_cache()
@@ -145,11 +157,11 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | s
     try:
         unpack(path, staging / "bundle")
         sync_folder(staging / "bundle")
-        digest = verify_folder(staging / "bundle", trusted_keys, path).digest
+        digest = verify_folder(staging / "bundle", trusted_keys, path, allow_development=allow_development).digest
         target = root / digest
         if target.is_dir():
             try:
-                return verify_folder(target, trusted_keys)
+                return verify_folder(target, trusted_keys, allow_development=allow_development)
             except BundleError:
                 # A half-written or damaged copy; the one just unpacked has been verified.
                 shutil.rmtree(target)
@@ -162,7 +174,7 @@ def open_bundle(path: Path | str, trusted_keys: Sequence[bytes], cache: Path | s
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     # Again: the folder under this name may be another process's.
-    return verify_folder(target, trusted_keys)
+    return verify_folder(target, trusted_keys, allow_development=allow_development)
 
 
 def _default_cache() -> Path:
@@ -170,7 +182,9 @@ def _default_cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "archipel"
 
 
-def verify_folder(folder: Path, trusted_keys: Sequence[bytes], shown: Path | None = None) -> Bundle:
+def verify_folder(
+    folder: Path, trusted_keys: Sequence[bytes], shown: Path | None = None, *, allow_development: bool = False
+) -> Bundle:
     """The bundle in `folder`, once its signature, manifest, files, parameters and graphs are checked.
 
     `shown` is the file that the folder was unpacked from, which a signature error names. Raises BundleError.
@@ -179,7 +193,8 @@ def verify_folder(folder: Path, trusted_keys: Sequence[bytes], shown: Path | Non
     # decoded before it is authentic. A file that the manifest does not list is refused: nobody signed it.
     manifest_bytes = _read(folder, MANIFEST_FILE, MAX_MANIFEST_BYTES)
     signature = _read(folder, SIGNATURE_FILE, 64)
-    publisher = verify_signature(manifest_bytes, signature, trusted_keys, shown or folder)
+    where = shown or folder
+    publisher = verify_signature(manifest_bytes, signature, trusted_keys, where, allow_development=allow_development)
     manifest = decode_manifest(manifest_bytes)
     expected = {MANIFEST_FILE, SIGNATURE_FILE, *manifest.files}
     for entry in folder.iterdir():
@@ -197,16 +212,32 @@ def verify_folder(folder: Path, trusted_keys: Sequence[bytes], shown: Path | Non
     return bundle
 
 
-def verify_signature(manifest: bytes, signature: bytes, trusted_keys: Sequence[bytes], where: Path | str) -> bytes:
-    """The key among `trusted_keys` that signed the manifest's bytes. Raises SignatureError where none of them did."""
+def verify_signature(
+    manifest: bytes,
+    signature: bytes,
+    trusted_keys: Sequence[bytes],
+    where: Path | str,
+    *,
+    allow_development: bool = False,
+) -> bytes:
+    """The key among `trusted_keys` that signed the manifest's bytes.
+
+    Raises SignatureError where none of them did, DevelopmentKeyError where a development key did and
+    `allow_development` is not given.
+    """
     if not trusted_keys:
         raise SignatureError(f"{where}: no trusted keys given, so nothing can be verified")
     for key in trusted_keys:
         try:
             Ed25519PublicKey.from_public_bytes(key).verify(signature, manifest)
-            return key
         except (InvalidSignature, ValueError):
             continue
+        if is_development_key(key) and not allow_development:
+            raise DevelopmentKeyError(
+                f"{where}: signed with a development key, which is for trying out only; sign it with a key of "
+                "`archipel keys FILE`, or allow development keys (allow_development)"
+            )
+        return key
     raise SignatureError(f"{where}: none of the {len(trusted_keys)} trusted keys signed this manifest")
 
 

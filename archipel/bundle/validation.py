@@ -66,6 +66,8 @@ def validate_manifest(manifest: Manifest) -> None:
     _validate_self_test(manifest)
     validate_policy(manifest.privacy)
     _validate_validity(manifest)
+    if manifest.source and manifest.source not in manifest.files:
+        raise ManifestError(f"manifest: source {manifest.source!r} is not among the bundle's files")
     if manifest.lineage.parent is not None:
         check_digest("lineage.parent", manifest.lineage.parent)
     if min(manifest.limits.peak_bytes, manifest.limits.flops_per_example, manifest.limits.upload_bytes) < 0:

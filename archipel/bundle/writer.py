@@ -64,6 +64,7 @@ def write_bundle(
     sequence: int = 0,
     not_after: int = 0,
     populations: Sequence[str] = (),
+    source: str = "",
 ) -> Bundle:
     """Write and sign a new bundle folder, all or nothing, and read it back verified.
 
@@ -71,7 +72,8 @@ def write_bundle(
 
     Arguments:
         folder: the new folder; its parents are made where they are missing.
-        graphs: serialized ONNX by the programs' file names, with external data in weights.safetensors only.
+        graphs: serialized ONNX by file name, of the programs and `source`, with external data in weights.safetensors
+            only.
         weights: the contents of weights.safetensors, see `write_weights`.
         key: the publisher's private key.
         self_test: the manifest's entry, and the contents of its file.
@@ -104,6 +106,7 @@ def write_bundle(
         sequence=sequence,
         not_after=not_after,
         populations=tuple(sorted(set(populations))),
+        source=source,
     )
     manifest_bytes = encode_manifest(manifest)
     contents[MANIFEST_FILE] = manifest_bytes
@@ -115,8 +118,8 @@ def write_bundle(
                 with open(staging / path, "xb") as file:
                     file.write(data)
             # Before the folder gets its name: nobody finds a bundle that does not open.
-            verify_folder(staging, [key.public_key().public_bytes_raw()])
+            verify_folder(staging, [key.public_key().public_bytes_raw()], allow_development=True)
     except OSError as error:
         raise BundleError(f"{folder}: cannot be written ({error.strerror})") from None
     # Once more, because the bundle that was verified above has the paths of the staging folder.
-    return verify_folder(folder, [key.public_key().public_bytes_raw()])
+    return verify_folder(folder, [key.public_key().public_bytes_raw()], allow_development=True)

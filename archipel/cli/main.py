@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("start.demo.command:demo", "Run a whole federation on real data and write report.html."),
     "device": ("devices.device:device", "Take part in a federation with this machine; see what it did."),
     "doctor": ("start.doctor:doctor", "Show what is installed and what is missing."),
+    "export": ("models.export:export_command", "Write what was learned as ONNX, safetensors or PyTorch."),
     "fit": ("devices.fit:fit", "Train a bundle further on data in files."),
     "inspect": ("models.inspect:inspect", "Show the contents of a bundle or an ONNX file."),
     "keys": ("models.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
@@ -44,7 +45,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     # Title in --help: its commands. Both are shown in this order, and every command is in one group, in whose folder
     # it lies.
     "Start": ("demo", "doctor", "version"),
-    "Models": ("keys", "convert", "compress", "compare", "inspect", "verify"),
+    "Models": ("keys", "convert", "compress", "compare", "export", "inspect", "verify"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
     "Federation": ("task", "round", "model", "rollout"),
     "Operations": ("serve", "token", "population", "access", "audit"),
@@ -125,6 +126,9 @@ def main() -> NoReturn:
         # stderr keeps Python from printing one when it flushes standard output at exit.
         sys.stderr.close()
         sys.exit(1)
+    except MemoryError as error:
+        # NumPy says how much it was for; Python itself says nothing.
+        fail(f"not enough memory{f' ({error})' if str(error) else ''}; give less data at once, or a smaller batch")
     except OSError as error:
         name = f"{error.filename}: " if error.filename else ""
         hint = "; free some space and run again" if error.errno == errno.ENOSPC else ""

@@ -112,7 +112,9 @@ class Agent:
                 config=config,
                 identity=IdentityStore(config.folder, self._keys),
                 journal=Journal(config.folder / "rounds", vault),
-                cache=Cache(config.folder / "cache", config.max_cache_bytes),
+                cache=Cache(
+                    config.folder / "cache", config.max_cache_bytes, allow_development=config.allow_development
+                ),
                 origins=Origins(config.folder),
                 vault=vault,
                 seeds=RoundSeeds(secret),

@@ -70,6 +70,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     limit the agent refuses rounds whose bundle states no noise. None: no limit."""
     publishers: tuple[PublicKey, ...] = ()
     """Public keys (64 hexadecimal digits, as in a .pub file): of the pinned keys only these count. Empty: all."""
+    allow_development: bool = False
+    """Whether the device uses bundles that a development key signed; such keys are for trying out only."""
     populations: tuple[str, ...] = ()
     """The device enrols in these populations only, and works for no other. Empty: any."""
     max_peak_bytes: Size = 512 << 20

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from archipel.compression.deploy import deploy
+from archipel.compression.examples import Examples
 from archipel.compression.report import Report
 from archipel.errors import CompressionError
 from archipel.graph import Model
@@ -23,13 +24,15 @@ class CompressedModel(Model):
     The graph is the simulation: parameters are float, and what compression does to them (masks, rounding) is written
     into the graph, so that it trains. `deployed` is the form that devices run. `training_form` is the float graph that
     devices train, if the simulation has more than that needs (quantization); its parameters have the same names.
-    `report` has the measurements of `compress`, on the model that it returns.
+    `report` has the measurements of `compress`, and `examples` those that it calibrated and validated with, both on the
+    model that it returns.
     """
 
     def __init__(self, model: ir.Model, training_form: Model | None = None) -> None:
         super().__init__(model)
         self.training_form = training_form
         self.report: Report | None = None
+        self.examples: Mapping[str, Examples] = {}
 
     @classmethod
     def of(cls, model: Model) -> CompressedModel:

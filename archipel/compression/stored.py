@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
+from onnx.external_data_helper import ExternalDataInfo
 
+from archipel.bundle import WEIGHTS_FILE
+from archipel.bundle.foreign import recognize
+from archipel.bundle.reader import BundleContents
 from archipel.errors import ModelImportError
 from archipel.graph import Model
+from archipel.graph.loading import with_output_shapes
+from archipel.graph.sources import tensors
 
 MAX_BYTES = 2**31 - 1
 
@@ -23,29 +30,69 @@ def read_stored(path: str | os.PathLike[str]) -> Model:
     `Model.from_onnx` normalizes a graph. This function only infers shapes, takes weights out of the inputs, and names
     nodes without a unique name ("Conv_3"). Raises ModelImportError that names the file.
     """
+    with _naming(path):
+        if (foreign := recognize(path)) is not None:
+            raise ModelImportError(foreign)
+        if Path(path).stat().st_size > MAX_BYTES:
+            raise ModelImportError(f"{Path(path).stat().st_size:,} bytes; at most {MAX_BYTES:,} can be read")
+        return _as_stored(onnx.load(path, format="protobuf"))
+
+
+def read_program(bundle: BundleContents, name: str) -> Model:
+    """As `read_stored` for a program of a bundle, with its signature. Raises ModelImportError that names the file."""
+    path = bundle.program_path(name)
+    with _naming(path):
+        model = _as_stored(read_bundled(bundle, path.name))
+    model.signature = bundle.program(name)
+    return model
+
+
+def read_bundled(bundle: BundleContents, file: str) -> onnx.ModelProto:
+    """A graph in a bundle, with the tensors that it refers to. Raises ModelImportError, what onnx raises, and OSError.
+
+    onnx itself refuses weights whose file has a second name (a hard link), as in the folders that devices learn in.
+    """
+    proto = onnx.load(bundle.folder / file, format="protobuf", load_external_data=False)
+    external = [tensor for tensor in tensors(proto) if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    stored = np.memmap(bundle.folder / WEIGHTS_FILE, np.uint8, "r") if external else np.zeros(0, np.uint8)
+    for tensor in external:
+        place = ExternalDataInfo(tensor)
+        start, length = place.offset or 0, place.length or 0
+        if place.location != WEIGHTS_FILE or not 0 <= start <= start + length <= len(stored):
+            raise ModelImportError(f"the place of tensor {tensor.name!r} is not within {WEIGHTS_FILE}")
+        tensor.raw_data = stored[start : start + length].tobytes()
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
+    return proto
+
+
+def _as_stored(proto: onnx.ModelProto) -> Model:
+    if not proto.graph.output:
+        raise ModelImportError("not an ONNX model, it has no graph outputs")
+    # Again, now with external data: protobuf cannot hold more in one message.
+    if proto.ByteSize() > MAX_BYTES:
+        raise ModelImportError(f"{proto.ByteSize():,} bytes of weights; at most {MAX_BYTES:,} can be read")
+    proto = with_output_shapes(proto)
+    onnx.checker.check_model(proto)
+    model = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+    common.RemoveInitializersFromInputsPass()(model)
+    _name_nodes(model.graph)
+    return Model(model)
+
+
+@contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
     where = os.fspath(path)
     try:
-        if Path(path).stat().st_size > MAX_BYTES:
-            raise ModelImportError(f"{where}: {Path(path).stat().st_size:,} bytes; at most {MAX_BYTES:,} can be read")
-        proto = onnx.load(path, format="protobuf")
-        if not proto.graph.output:
-            raise ModelImportError(f"{where}: not an ONNX model, it has no graph outputs")
-        # Again, now with external data: protobuf cannot hold more in one message.
-        if proto.ByteSize() > MAX_BYTES:
-            raise ModelImportError(f"{where}: {proto.ByteSize():,} bytes of weights; at most {MAX_BYTES:,} can be read")
-        onnx.checker.check_model(proto)
-        model = ir.from_proto(onnx.shape_inference.infer_shapes(proto, data_prop=True))
+        yield
     except OSError as error:
         raise ModelImportError(f"{error.filename or where}: {error.strerror or error}") from None
-    except ModelImportError:
-        raise
+    except ModelImportError as error:
+        raise ModelImportError(f"{where}: {error}") from None
     except Exception as error:
         # Protobuf, the C++ checker, inference and external data each raise exceptions of their own.
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelImportError(f"{where}: not a valid ONNX file ({text})") from error
-    common.RemoveInitializersFromInputsPass()(model)
-    _name_nodes(model.graph)
-    return Model(model)
 
 
 def _name_nodes(graph: ir.Graph) -> None:

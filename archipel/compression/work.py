@@ -81,6 +81,16 @@ class Work:
         return _require(self._validation, part, "validation data", "validation=(inputs, labels)")
 
     @property
+    def samples(self) -> dict[str, Examples]:
+        """The examples for the ranges of activations under "calibration", and those under "validation", where given."""
+        sets: dict[str, Examples] = {}
+        if self._calibration is not None or self._data is not None:
+            sets["calibration"] = self.need_calibration("samples")
+        if self._validation is not None:
+            sets["validation"] = self._validation
+        return sets
+
+    @property
     def validated(self) -> bool:
         return self._validation is not None
 

@@ -1,6 +1,7 @@
 """From a trained model to the bundle that devices run."""
 
 from archipel.graph import requirement as requirement  # isort: skip  (first: it names the missing extra)
+from archipel.converter.model_files import export
 from archipel.converter.options import Analysis, Compression, Signing, Training
 from archipel.converter.pipeline import convert
 from archipel.converter.statistics import Histogram, Mean, Quantiles, Sum
@@ -15,4 +16,5 @@ __all__ = [
     "Sum",
     "Training",
     "convert",
+    "export",
 ]

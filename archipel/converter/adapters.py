@@ -12,11 +12,13 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.bundle.roles import Parameter
+from archipel.compression.deploy import evaluate_constants
 from archipel.compression.layer_weights import LayerWeight, layer_weights
 from archipel.converter.roles import select
 from archipel.errors import ConversionError
 from archipel.graph import Builder, Model
 from archipel.graph.parameters import parameter_names, record_parameters, trainable_names
+from archipel.graph.passes import remove_dead_code
 from archipel.graph.shapes import dims
 from archipel.strategies.device import Adapters
 
@@ -188,3 +190,19 @@ def _insert(model: Model, adapter: Adapter, seed: int) -> None:
         merged = adapter.merge(op, weight, values)
     for use in uses:
         use.node.replace_input_with(use.idx, merged)
+
+
+def merge_adapters(model: Model) -> None:
+    """Add the changes that a model's adapters make to their weights, and remove the adapters. Changes the model."""
+    graph = model.ir.graph
+    names = [name for name in parameter_names(model.ir) if f"{name}.lora_a" in graph.initializers]
+    # An adapted weight is read by its merge alone (`_insert`).
+    merged = {name: next(iter(graph.initializers[name].uses())).node.outputs[0] for name in names}
+    contents = evaluate_constants(model.ir, [str(value.name) for value in merged.values()])
+    for name, value in merged.items():
+        weight = graph.initializers[name]
+        value.replace_all_uses_with(weight)
+        weight.const_value = ir.tensor(contents[str(value.name)], name=name)
+    if names:
+        remove_dead_code(model.ir)
+        record_parameters(model.ir, [name for name in parameter_names(model.ir) if name in graph.initializers])

@@ -25,6 +25,13 @@ def check_whole(where: str, value: object, low: int, high: int | None = None) ->
     raise ConversionError(f"{where}: expected a whole number {bounds}, got {_shown(value)}")
 
 
+def check_number(where: str, value: object, low: float, high: float) -> None:
+    """Refuse a `value` that is not a number from `low` to `high`."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+        return
+    raise ConversionError(f"{where}: expected a number from {low:g} to {high:g}, got {_shown(value)}")
+
+
 def check_above_zero(where: str, value: object) -> None:
     """Refuse a `value` that is not a finite number above 0."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:

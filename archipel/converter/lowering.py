@@ -28,10 +28,14 @@ from archipel.training.folding import is_batch_norm
 
 
 class Lowered(NamedTuple):
-    """The programs by name, each a Model with its signature, and the phases of a local round."""
+    """The programs by name, each a Model with its signature, and the phases of a local round.
+
+    `source` is the float graph that the train programs were made of, None without them.
+    """
 
     programs: dict[str, Model]
     schedule: tuple[Phase, ...]
+    source: Model | None = None
 
 
 def predict_program(predict: Model) -> Model:
@@ -80,7 +84,7 @@ def lower(model: Model, training: Training | None, *, max_clip: float = math.inf
     if half.begin is not None:
         programs["begin"] = written_program(half.begin, local)
     programs["finish"] = written_program(half.finish, local)
-    return Lowered(programs, schedule(half, training.epochs, training.batch_size))
+    return Lowered(programs, schedule(half, training.epochs, training.batch_size), adapted.model)
 
 
 class Trained(NamedTuple):

@@ -26,6 +26,7 @@ from archipel.bundle import (
 from archipel.compression.compress import compress
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.report import Measured, Report
+from archipel.converter.agreement import check_agreement
 from archipel.converter.features import split_features
 from archipel.converter.former_keywords import accepts_former_keywords
 from archipel.converter.limits import compute_limits
@@ -40,9 +41,10 @@ from archipel.converter.self_test import self_test as make_self_test
 from archipel.converter.sources import read_model
 from archipel.converter.statistics import PROGRAM, analyze_program
 from archipel.converter.validation import check_model, check_request, with_weighting
-from archipel.converter.weights import check_refresh, derived_tensors, share_weights
+from archipel.converter.weights import SOURCE, check_refresh, derived_tensors, share_weights
 from archipel.graph import Model
 from archipel.graph.report import record_conversion
+from archipel.lite_runtime.agreement import MIN_AGREEMENT, MIN_SNR
 from archipel.training.batch_norm import prepared
 
 
@@ -56,14 +58,21 @@ def make_bundle(request: Request) -> Bundle:
     report = model.report if isinstance(model, CompressedModel) else None
     if training is not None and training.loss_output is not None:
         model = with_first_output(model, training.loss_output)
-    source = model
+    original = model
     # Folded before compression, so that it works on the parameters that every program will have.
     if request.parts and training is not None and training.step_options.get("batch_norm") == "folded":
         model = prepared(model, "folded")
     check_model(dataclasses.replace(request, training=training), model)
     if request.compression is not None and request.parts:
         model, report = _compressed(model, request.compression, training)
-    programs, schedule = lower(model, training, max_clip=privacy.max_clip)
+    programs, schedule, source = lower(model, training, max_clip=privacy.max_clip)
+    agreement = check_agreement(
+        model,
+        programs,
+        axis=1 if training is None else getattr(training.loss, "axis", 1),
+        min_agreement=request.min_agreement,
+        min_snr=request.min_snr,
+    )
     if training is not None:
         programs = with_ranges(programs, training.loss_range, privacy)
     described: tuple[Statistic, ...] = ()
@@ -76,17 +85,17 @@ def make_bundle(request: Request) -> Bundle:
         )
     # Features first: without the backbone a step may be short enough to repeat, and only single steps can be split.
     programs = with_repeated(split_features(programs), request.rows)
-    record_conversion(programs["predict"].ir, conversion_notes(source, training, programs))
+    record_conversion(programs["predict"].ir, conversion_notes(original, training, programs))
     check_refresh(programs["predict"], derived_tensors(programs))
     values = initial_values(programs)
     parameters = {tensor: values[tensor] for tensor in parameter_names(programs)}
-    graphs, weights = share_weights(programs, {**parameters, **values})
-    files = {program: f"{program}.onnx" for program in programs}
+    graphs, weights = share_weights(programs, {**parameters, **values}, source)
+    files = {graph: f"{graph}.onnx" for graph in graphs}
     write = partial(
         write_bundle,
         name=request.bundle_name,
         programs={name: msgspec.structs.replace(model.program, file=files[name]) for name, model in programs.items()},
-        graphs={files[program]: graphs[program] for program in programs},
+        graphs={files[name]: graph for name, graph in graphs.items()},
         weights=weights,
         parameters=parameter_specs(parameters, list(parameters)),
         limits=compute_limits(programs, request.rows),
@@ -94,12 +103,13 @@ def make_bundle(request: Request) -> Bundle:
         key=signing.key,
         schedule=schedule,
         strategy="" if training is None else training.strategy,
-        lineage=signing.lineage or _lineage(report, signing.parent),
+        lineage=signing.lineage or _lineage(report, signing.parent, agreement),
         self_test=make_self_test(programs["predict"], values, request.self_test),
         statistics=described,
         sequence=signing.sequence,
         not_after=signing.end,
         populations=signing.populations,
+        source=files.get(SOURCE, ""),
     )
     path = Path(request.path)
     if path.suffix != SUFFIX:
@@ -108,7 +118,7 @@ def make_bundle(request: Request) -> Bundle:
     # `write` makes a folder, which is packed into the file and removed whatever happens.
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder:
         pack(write(Path(folder) / "bundle").folder, path)
-    return open_bundle(path, [signing.key.public_key().public_bytes_raw()])
+    return open_bundle(path, [signing.key.public_key().public_bytes_raw()], allow_development=True)
 
 
 @accepts_former_keywords(make_bundle)
@@ -124,6 +134,8 @@ def convert(
     name: str | None = None,
     privacy: PrivacyPolicy = DEFAULT_PRIVACY,
     self_test: Mapping[str, np.ndarray] | None = None,
+    min_agreement: float = MIN_AGREEMENT,
+    min_snr: float = MIN_SNR,
 ) -> Bundle:
     """Make a signed bundle of a model.
 
@@ -144,15 +156,22 @@ def convert(
         self_test: an array `[examples, ...]` for every input. These examples go into the bundle, where anybody who has
             it can read them, with the answers of `predict`, so that devices can compare theirs. None: pseudo-random
             numbers.
+        min_agreement: of a compressed model. `predict`, as devices run it, and the float graph that they train are
+            compared on the examples of calibration and validation, and must give at least this share of them equal
+            classes. 0: any.
+        min_snr: of a compressed model, in dB: the least ratio of signal to noise, where the loss is none of
+            classification or all examples are in one class. The signal is how the float graph's answers vary over the
+            examples, the noise how far those of `predict` are from them. -math.inf: any.
 
     Returns:
         The bundle, opened and verified. If the layers before the trained ones are frozen and costly enough, it has a
         program `features` of them, which devices run once for each example. A train program whose steps are short has
-        another one beside it that makes several steps at once.
+        another one beside it that makes several steps at once. The lineage has the measured agreement among its
+        metrics.
 
     Raises:
-        ConversionError: an argument is wrong or does not fit the model. Arguments are checked before the model is
-            read, and with the model before it is compressed.
+        ConversionError: an argument is wrong or does not fit the model, or `predict` agrees too little with the
+            training form. Arguments are checked before the model is read, and with the model before it is compressed.
         ArchipelError: the error of the part that failed, such as ModelImportError or CompressionError.
 
     The keywords that the groups replace work with a DeprecationWarning until version 0.2.
@@ -163,7 +182,20 @@ def convert(
                 compression=Compression([StaticInt8()], calibration=images))
     """
     return make_bundle(
-        Request(source, path, signing, training, analysis, compression, example, name, privacy, self_test)
+        Request(
+            source,
+            path,
+            signing,
+            training,
+            analysis,
+            compression,
+            example,
+            name,
+            privacy,
+            self_test,
+            min_agreement,
+            min_snr,
+        )
     )
 
 
@@ -181,11 +213,11 @@ def _compressed(model: Model, compression: Compression, training: Training | Non
     )
 
 
-def _lineage(report: Report | None, parent: str | None) -> Lineage:
-    """The recipe as TOML, and the measurements before and after it."""
+def _lineage(report: Report | None, parent: str | None, agreement: dict[str, float]) -> Lineage:
+    """The recipe as TOML, the measurements before and after it, and how far `predict` agrees with the training form."""
     if report is None:
         return Lineage(parent=parent)
-    metrics: dict[str, float] = {}
+    metrics = dict(agreement)
     for when, measured in (("before", report.before), ("after", report.after)):
         metrics.update({f"{name}_{when}": float(value) for name, value in _numbers(measured).items()})
     return Lineage(parent=parent, recipe=(report.recipe,), metrics=metrics)

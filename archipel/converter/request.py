@@ -13,6 +13,7 @@ import numpy as np
 from archipel.bundle import PrivacyPolicy
 from archipel.compression.part import Part
 from archipel.converter.options import BATCH_SIZE, Analysis, Compression, Signing, Training
+from archipel.lite_runtime.agreement import MIN_AGREEMENT, MIN_SNR
 
 SUFFIX = ".bundle"
 DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.67, max_clip=1000.0, max_bits=24)
@@ -36,6 +37,8 @@ class Request:
     name: str | None = None
     privacy: PrivacyPolicy = DEFAULT_PRIVACY
     self_test: Mapping[str, np.ndarray] | None = None
+    min_agreement: float = MIN_AGREEMENT
+    min_snr: float = MIN_SNR
     batch_size: int = BATCH_SIZE
 
     @property

@@ -5,6 +5,7 @@ A group of arguments checks its own fields when it is made (options.py).
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from archipel.bundle.roles import Example
 from archipel.bundle.validation import check_text, validate_policy
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.low_rank import LowRank
-from archipel.converter.arguments import check_instance, check_struct, check_whole
+from archipel.converter.arguments import check_instance, check_number, check_struct, check_whole
 from archipel.converter.lowering import lower_training, predict_program
 from archipel.converter.options import Analysis, Compression, Signing, Training
 from archipel.converter.request import Request
@@ -52,6 +53,8 @@ def check_request(request: Request) -> None:
         check_instance("name", request.name, str, "text")
     check_text("name", request.bundle_name)
     check_whole("batch_size", request.batch_size, 1)
+    check_number("min_agreement", request.min_agreement, 0, 1)
+    check_number("min_snr", request.min_snr, -math.inf, math.inf)
     check_struct("privacy", request.privacy, PrivacyPolicy)
     validate_policy(request.privacy)
     if request.analysis is not None:

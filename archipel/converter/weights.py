@@ -15,20 +15,26 @@ from archipel.graph.slim import slim
 
 # A tensor below this (a list of axes, a scale) costs less in place than entries that say where it lies in the file.
 _INLINE_BYTES = 256
+SOURCE = "source"
+"""Stands for the graph of the model as it was converted, among those of programs."""
 
 
 def share_weights(
-    programs: Mapping[str, Model], parameters: Mapping[str, np.ndarray]
+    programs: Mapping[str, Model], parameters: Mapping[str, np.ndarray], source: Model | None = None
 ) -> tuple[dict[str, bytes], bytes]:
     """Serialize the programs with their weights as external data, and the weights.
 
-    `parameters` are the global model's values, and those that state starts from. Returns the graphs as ONNX bytes by
-    program name, and the bytes of weights.safetensors. Large initializers, parameters and derived tensors move into
-    that file; tensors of the same bytes are stored once.
+    `parameters` are the global model's values, and those that state starts from. `source` becomes the graph SOURCE,
+    which says what its parameters are called. Returns the graphs as ONNX bytes by name, and the bytes of
+    weights.safetensors. Large initializers, parameters and derived tensors move into that file; tensors of the same
+    bytes are stored once.
     """
     # These keep their names in the file, since devices and servers look them up there.
     kept = set(parameters) | derived_tensors(programs)
     protos = {name: slim(program.ir) for name, program in programs.items()}
+    if source is not None:
+        # Last, so that it stores nothing that a program has already.
+        protos[SOURCE] = slim(source.ir, lists=True)
     tensors = {name: np.asarray(values) for name, values in parameters.items()}
     # Parameters first, so that an initializer with a parameter's bytes refers to the parameter and not to a copy.
     stored: dict[tuple[str, tuple[int, ...], bytes], str] = {_content(a): name for name, a in tensors.items()}

@@ -13,6 +13,7 @@ from archipel.graph.opset import OPSET, STANDARD_DOMAINS, standard_nodes
 from archipel.graph.shapes import dims
 from archipel.graph.walk import proto_nodes
 
+_COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
 _FLOATS = {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"}
 
 
@@ -102,6 +103,22 @@ def refuse_foreign(proto: onnx.ModelProto) -> None:
             "write it with standard operators, or give it a body as a model-local function",
         )
         raise ModelImportError(f"{_title(node)} is of domain {node.domain!r}, not standard ONNX; {remedy}")
+
+
+def refuse_types(model: ir.Model) -> None:
+    """Raise ModelImportError for an input or output that is no tensor of numbers, which is all that programs read."""
+    for kind, values in (("input", model.graph.inputs), ("output", model.graph.outputs)):
+        for value in values:
+            if value.dtype == ir.DataType.STRING:
+                raise ModelImportError(
+                    f"{kind} {value.name!r} is text (strings), and devices compute with numbers; export the model "
+                    "without the part that reads or writes text, with token ids or class numbers in its place"
+                )
+            if value.type is not None and (not isinstance(value.type, ir.TensorType) or value.dtype in _COMPLEX):
+                raise ModelImportError(
+                    f"{kind} {value.name!r} is {value.type}, no tensor of real numbers; export the model with such "
+                    "tensors, one for each part"
+                )
 
 
 def refuse_unsupported(model: ir.Model) -> None:

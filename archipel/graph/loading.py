@@ -42,9 +42,7 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
     original, proto = proto, onnx.ModelProto()
     proto.CopyFrom(original)
     try:
-        if not all(value.type.tensor_type.HasField("shape") for value in proto.graph.output):
-            # Many exporters leave out shapes of outputs, which the checker requires.
-            proto = onnx.shape_inference.infer_shapes(proto)
+        proto = with_output_shapes(proto)
         share_opset(proto)
         version = opset_of(proto.opset_import)
         refuse_unknown(proto, version)
@@ -119,6 +117,29 @@ def _require_tensors(graph: onnx.GraphProto) -> None:
                 )
             if kind == "input" and not value.type.tensor_type.HasField("shape"):
                 raise ModelImportError(f"input {value.name!r} has no shape; declare one (names for free sizes)")
+
+
+def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the shapes of its outputs, which many exporters leave out and onnx's checker requires.
+
+    Raises ModelImportError for an output whose shape cannot be inferred.
+    """
+
+    def without_shape(value: onnx.ValueInfoProto) -> bool:
+        return value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.HasField("shape")
+
+    if not any(map(without_shape, proto.graph.output)):
+        return proto
+    proto = onnx.shape_inference.infer_shapes(proto)
+    makers = {name: node for node in proto.graph.node for name in node.output}
+    for value in filter(without_shape, proto.graph.output):
+        node = makers.get(value.name)
+        maker = "" if node is None else f" (of {node.op_type} {node.name!r})"
+        raise ModelImportError(
+            f"output {value.name!r}{maker} has no shape, and none can be inferred; write its shape into the file "
+            "(names for free sizes), or export a loop unrolled or with carried values of one shape"
+        )
+    return proto
 
 
 def _name_dimensions(model: ir.Model) -> None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from archipel.errors import ModelImportError
 from archipel.graph.batch import BATCH, STAYS, FixedBatchError, fixed_batch, free_batch
-from archipel.graph.check import refuse_foreign
+from archipel.graph.check import refuse_foreign, refuse_types
 from archipel.graph.cleaning import clean
 from archipel.graph.comparison import HALF_TOLERANCE, TOLERANCE, CannotRunError, Reference, deviation
 from archipel.graph.half import widen
@@ -42,6 +42,7 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
     """What `Model.from_onnx` does after reading the file. Raises ModelImportError."""
     refuse_foreign(proto)
     model = normalize(proto)
+    refuse_types(model)
     if any(entry.key == NAMES_KEY for entry in proto.metadata_props):
         _serialize(model)
         return model  # `Model.save` wrote this file: it is clean, and has its report

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from archipel.errors import GraphError
-from archipel.graph.shapes import dims
+from archipel.graph.shapes import dims, produced_by
 
 
 class Sizes:
@@ -41,7 +41,10 @@ class Sizes:
             known = [d if isinstance(d, int) else None for d in dims(value)]
             shape = [a if b is None else b for a, b in zip(shape, known)] if len(shape) == len(known) else known
         elif value.name not in self._inferred:
-            raise GraphError(f"value {value.name!r} has no known shape, so its size has no bound")
+            raise GraphError(
+                f"value {value.name!r}{produced_by(value)} has no known shape, so its size has no bound; export a loop "
+                "unrolled or with carried values of one shape, and write the shapes of computed values into the file"
+            )
         node = value.producer()
         # A Reshape keeps the number of elements, which gives the one size that is missing.
         if shape.count(None) == 1 and node is not None and node.op_type == "Reshape":
@@ -53,4 +56,6 @@ class Sizes:
         """Bytes of its elements; 4-bit types have two to a byte. Raises GraphError if shape or type is not known."""
         if value.dtype is None:
             raise GraphError(f"value {value.name!r} has no known type, so its size has no bound")
+        if value.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
+            raise GraphError(f"value {value.name!r} is text, which has no fixed size; give numbers, such as token ids")
         return math.ceil(math.prod(self(value)) * value.dtype.itemsize)

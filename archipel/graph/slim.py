@@ -16,11 +16,12 @@ _OWN = "archipel."
 _LISTS = (NAMES_KEY, STATE_KEY)
 
 
-def slim(model: ir.Model) -> onnx.ModelProto:
+def slim(model: ir.Model, lists: bool = False) -> onnx.ModelProto:
     """The model without shapes that inference can restore, the list of its parameters, and other tools' metadata.
 
     In a small network these are a tenth of the file. Exporters' metadata contains paths of somebody's source code, and
-    runtimes may act on it, so bundles have none.
+    runtimes may act on it, so bundles have none. `lists`: keep the list of parameters, and what the source's state has
+    beside them.
     """
     proto = ir.to_proto(model)
     graph = proto.graph
@@ -32,8 +33,8 @@ def slim(model: ir.Model) -> onnx.ModelProto:
     # Inference ran on the model without shapes: what it finds is what a runtime finds. Only the rest is written back.
     types = {value.name: value.type for value in inferred.graph.value_info}
     graph.value_info.extend(value for name, value in kept.items() if not _is_inferred(types.get(name), value.type))
-    own = [key for entry in proto.metadata_props if (key := entry.key).startswith(_OWN) and key not in _LISTS]
-    _keep_metadata(proto, own)
+    own = [key for entry in proto.metadata_props if (key := entry.key).startswith(_OWN)]
+    _keep_metadata(proto, own if lists else [key for key in own if key not in _LISTS])
     _clean(graph)
     for function in proto.functions:
         _keep_metadata(function)

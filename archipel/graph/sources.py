@@ -12,6 +12,7 @@ from google.protobuf.message import Message  # type: ignore[import-untyped]
 from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model
 
+from archipel.bundle.foreign import recognize
 from archipel.errors import ModelImportError
 from archipel.graph.walk import proto_bodies
 
@@ -26,6 +27,8 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
     absolute, has `..`, follows a symbolic link out of the model's folder, or is no plain file.
     """
     name = os.fspath(path)
+    if (foreign := recognize(path)) is not None:
+        raise ModelImportError(f"{name}: {foreign}")
     try:
         size = os.stat(path).st_size
         if size > MAX_BYTES:

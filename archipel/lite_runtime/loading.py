@@ -26,6 +26,7 @@ def load(
     delegates: Delegates = ...,
     cache: Path | str | None = ...,
     state: DeviceState | None = ...,
+    allow_development: bool = ...,
     isolated: Literal[False] = ...,
 ) -> Runtime: ...
 @overload
@@ -38,6 +39,7 @@ def load(
     delegates: Delegates = ...,
     cache: Path | str | None = ...,
     state: DeviceState | None = ...,
+    allow_development: bool = ...,
     isolated: Literal[True],
     seconds: float | None = ...,
     cpu_seconds: float | None = ...,
@@ -53,6 +55,7 @@ def load(
     delegates: Delegates = ...,
     cache: Path | str | None = ...,
     state: DeviceState | None = ...,
+    allow_development: bool = ...,
     isolated: bool,
     seconds: float | None = ...,
     cpu_seconds: float | None = ...,
@@ -67,6 +70,7 @@ def load(
     delegates: Delegates = "auto",
     cache: Path | str | None = None,
     state: DeviceState | None = None,
+    allow_development: bool = False,
     isolated: bool = False,
     seconds: float | None = None,
     cpu_seconds: float | None = None,
@@ -82,6 +86,7 @@ def load(
         delegates: what runs the graphs (docs/device.md); "auto": what suits the machine, and the CPU.
         cache: the folder below which a `.bundle` file is unpacked; None: the user's cache folder.
         state: the device's own tensors for this model; None: none yet.
+        allow_development: whether a development key may have signed it (`bundle.is_development_key`).
         isolated: run the graphs in a child process with enforced limits (Linux).
         seconds: most time for one prediction, evaluation, analysis or training step of that process.
         cpu_seconds: most CPU time of all its threads for one call, also of a whole fit or round.
@@ -100,11 +105,13 @@ def load(
 
         return load_isolated(
             path, trusted_keys, threads=threads, memory_limit=memory_limit, delegates=delegates, cache=cache,
-            state=state, seconds=seconds, cpu_seconds=cpu_seconds, niceness=niceness,
+            state=state, allow_development=allow_development, seconds=seconds, cpu_seconds=cpu_seconds,
+            niceness=niceness,
         )  # fmt: skip
     for name, given in (("seconds", seconds), ("cpu_seconds", cpu_seconds), ("niceness", niceness or None)):
         if given is not None:
             raise RuntimeInputError(f"{name}: has an effect only on a child process; pass isolated=True too")
     return open_runtime(
-        path, trusted_keys, threads=threads, memory_limit=memory_limit, delegates=delegates, cache=cache, state=state
-    )
+        path, trusted_keys, threads=threads, memory_limit=memory_limit, delegates=delegates, cache=cache, state=state,
+        allow_development=allow_development,
+    )  # fmt: skip

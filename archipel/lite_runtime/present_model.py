@@ -50,11 +50,20 @@ class PresentModel:
         with self._lock:
             if values is None:
                 values = Values(self.bundle, self.parameters, self.state)
-                derived = {} if self._is_published() else self._derived(sessions, values)
+                derived = {} if self._is_published() else self.derived(sessions, values)
             else:
-                derived = self._derived(sessions, values)
+                derived = self.derived(sessions, values)
             session = sessions.open(name, derived) if derived else sessions.get(name)
             return Predictor(session, self.bundle.program(name), values)
+
+    def derived(self, sessions: Sessions, values: Values) -> dict[str, np.ndarray]:
+        """What `refresh` computes from `values`: initializers of `predict` by name, {} without such a program."""
+        refresh = find_program(self.bundle, "refresh")
+        if refresh is None:
+            return {}
+        program = self.bundle.program(refresh)
+        outputs = run_once(sessions, self.bundle, refresh, values)
+        return {port.tensor: outputs[port.name] for port in program.outputs if isinstance(port, Derived)}
 
     def take(self, values: Values) -> None:
         """Take over the parameters and device tensors that training left in `values`."""
@@ -157,11 +166,3 @@ class PresentModel:
             or (isinstance(port, State) and port.tensor in self.state.state)
             for port in ports
         )
-
-    def _derived(self, sessions: Sessions, values: Values) -> dict[str, np.ndarray]:
-        refresh = find_program(self.bundle, "refresh")
-        if refresh is None:
-            return {}
-        program = self.bundle.program(refresh)
-        outputs = run_once(sessions, self.bundle, refresh, values)
-        return {port.tensor: outputs[port.name] for port in program.outputs if isinstance(port, Derived)}

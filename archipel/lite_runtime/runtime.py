@@ -15,7 +15,7 @@ from archipel.lite_runtime.analysis import analyze
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.evaluation import evaluate, evaluation_fields
 from archipel.lite_runtime.fields import collect
-from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned, write_slot
+from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned, read_parameters, write_slot
 from archipel.lite_runtime.noise import Randomness
 from archipel.lite_runtime.predictor import Predictor
 from archipel.lite_runtime.present_model import PresentModel
@@ -52,14 +52,23 @@ def open_runtime(
     delegates: Delegates = "auto",
     cache: Path | str | None = None,
     state: DeviceState | None = None,
+    allow_development: bool = False,
+    weights: Path | str | None = None,
 ) -> Runtime:
-    """`archipel.lite_runtime.load` in this process; its arguments and errors are described there."""
+    """`archipel.lite_runtime.load` in this process; its arguments and errors are described there.
+
+    `weights`: a safetensors file with all of the bundle's parameters, as `archipel task download` writes it; they
+    replace the bundle's. Raises also RuntimeInputError, which names the file, for weights that do not fit.
+    """
     path = Path(path)
     slot = is_slot(path)
-    bundle = open_bundle(path / BUNDLE_FOLDER if slot else path, trusted_keys, cache)
+    source = path / BUNDLE_FOLDER if slot else path
+    bundle = open_bundle(source, trusted_keys, cache, allow_development=allow_development)
     runtime = Runtime(bundle, threads=threads, memory_limit=memory_limit, delegates=delegates, state=state)
     if slot:
         runtime.restore(read_learned(path))
+    if weights is not None:
+        runtime.set_parameters(read_parameters(Path(weights), bundle))
     return runtime
 
 
@@ -185,6 +194,10 @@ class Runtime(Learning):
     def set_parameters(self, parameters: Arrays) -> None:
         """Replace some or all parameters. Raises RuntimeInputError for an unknown name, a wrong dtype or shape."""
         self._model.adopt(self._model.check_parameters(parameters))
+
+    def derived(self) -> dict[str, np.ndarray]:
+        """The initializers of `predict` as `refresh` computes them from the present parameters, by name."""
+        return self._model.derived(self._sessions, self._values())
 
     def reset(self, what: Literal["personal", "state", "parameters"]) -> None:
         """Remove the personal tensors or the device's state, or go back to the bundle's own parameters."""

@@ -11,7 +11,9 @@ from archipel.protocol.operator.devices import DeviceInfo, DevicePage, DeviceSta
 class Devices(Resource):
     """`OperatorClient.devices`. `device_id` is a device's id, 32 hexadecimal digits (`DeviceInfo.device_id`)."""
 
-    def list(self, *, population: str | None = None, state: DeviceState | None = None) -> Iterator[DeviceInfo]:
+    def list(
+        self, *, population: str | None = None, state: DeviceState | None = None, starts: str | None = None
+    ) -> Iterator[DeviceInfo]:
         """Go through the devices of the token's populations.
 
         Route: GET /v1/devices
@@ -19,6 +21,7 @@ class Devices(Resource):
         Args:
             population: only those of this one; None: of all.
             state: only "active" ones (all that were not revoked), "set-aside" or "revoked" ones; None: all.
+            starts: only those whose id begins with these hexadecimal digits; None: all.
 
         Returns:
             The devices, newest first, fetched as they are reached.
@@ -27,7 +30,7 @@ class Devices(Resource):
             RefusedError: 403: the token is not for this population. 400: there is no such state. Both at the first
                 item.
         """
-        return self._connection.pages("/v1/devices", DevicePage, population=population, state=state)
+        return self._connection.pages("/v1/devices", DevicePage, population=population, state=state, starts=starts)
 
     def get(self, device_id: str) -> DeviceInfo:
         """Look at one device.

@@ -33,10 +33,13 @@ class Rollouts(Resource):
         """
         return self._connection.post("/v1/rollouts", RolloutInfo, request, key=key)
 
-    def list(self) -> Iterator[RolloutInfo]:
+    def list(self, *, starts: str | None = None) -> Iterator[RolloutInfo]:
         """Go through the rollouts in the token's populations.
 
         Route: GET /v1/rollouts
+
+        Args:
+            starts: only those whose id begins with these hexadecimal digits; None: all.
 
         Returns:
             The rollouts, newest first, fetched as they are reached.
@@ -44,7 +47,7 @@ class Rollouts(Resource):
         Raises:
             RefusedError: no status that other calls do not have; at the first item.
         """
-        return self._connection.pages("/v1/rollouts", RolloutPage)
+        return self._connection.pages("/v1/rollouts", RolloutPage, starts=starts)
 
     def get(self, rollout_id: str) -> RolloutInfo:
         """Look at one rollout, with the results of each stage.

@@ -34,10 +34,13 @@ class Tasks(Resource):
         """
         return self._connection.post("/v1/tasks", TaskInfo, request, key=key)
 
-    def list(self) -> Iterator[TaskInfo]:
+    def list(self, *, starts: str | None = None) -> Iterator[TaskInfo]:
         """Go through all tasks of the token's populations.
 
         Route: GET /v1/tasks
+
+        Args:
+            starts: only those whose id begins with these hexadecimal digits; None: all.
 
         Returns:
             The tasks, newest first, fetched as they are reached.
@@ -45,7 +48,7 @@ class Tasks(Resource):
         Raises:
             RefusedError: no status that other calls do not have; at the first item.
         """
-        return self._connection.pages("/v1/tasks", TaskPage)
+        return self._connection.pages("/v1/tasks", TaskPage, starts=starts)
 
     def get(self, task_id: str) -> TaskInfo:
         """Look at one task: its request, and its progress.
@@ -81,7 +84,7 @@ class Tasks(Resource):
         return self._connection.post(make_path("tasks", task_id, "approve"), TaskInfo)
 
     def cancel(self, task_id: str) -> TaskInfo:
-        """Stop a task for good; the server discards the round under way. A task that has ended stays as it is.
+        """Stop a task for good; the server discards the round under way, and cancels a training's evaluation with it.
 
         Route: POST /v1/tasks/<task_id>/cancel
 
@@ -131,13 +134,14 @@ class Tasks(Resource):
         """
         return self._connection.post(make_path("tasks", task_id, "resume"), TaskInfo)
 
-    def rounds(self, task_id: str) -> Iterator[RoundInfo]:
+    def rounds(self, task_id: str, *, starts: str | None = None) -> Iterator[RoundInfo]:
         """Go through all rounds of a task, failed ones too, with how far each participant came.
 
         Route: GET /v1/tasks/<task_id>/rounds
 
         Args:
             task_id: the task's id.
+            starts: only those whose id begins with these hexadecimal digits; None: all.
 
         Returns:
             The rounds, oldest first, fetched as they are reached.
@@ -145,7 +149,7 @@ class Tasks(Resource):
         Raises:
             RefusedError: 404: there is no such task for this token; at the first item.
         """
-        return self._connection.pages(make_path("tasks", task_id, "rounds"), RoundPage)
+        return self._connection.pages(make_path("tasks", task_id, "rounds"), RoundPage, starts=starts)
 
     def metrics(self, task_id: str) -> Iterator[RoundMetrics]:
         """Go through the results of a task's committed rounds, without their participants.

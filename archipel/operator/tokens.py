@@ -28,10 +28,13 @@ class Tokens(Resource):
         """
         return self._connection.post_once("/v1/tokens", NewToken, request)
 
-    def list(self) -> Iterator[TokenInfo]:
+    def list(self, *, starts: str | None = None) -> Iterator[TokenInfo]:
         """Go through all access tokens: what they are for, never the tokens themselves.
 
         Route: GET /v1/tokens
+
+        Args:
+            starts: only those whose id begins with these hexadecimal digits; None: all.
 
         Returns:
             What the tokens are for, newest first, fetched as they are reached.
@@ -39,7 +42,7 @@ class Tokens(Resource):
         Raises:
             RefusedError: 403: the token of this client lacks the role admin; at the first item.
         """
-        return self._connection.pages("/v1/tokens", TokenPage)
+        return self._connection.pages("/v1/tokens", TokenPage, starts=starts)
 
     def revoke(self, token_id: str) -> TokenInfo:
         """End an access token now. A token that was revoked stays as it is.

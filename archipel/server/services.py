@@ -70,4 +70,7 @@ class Services:
     def open_bundle(self, file_digest: str) -> Bundle:
         """The verified bundle whose .bundle file is the blob `file_digest`. Raises BundleError, and as `blobs.open`."""
         with self.blobs.open(file_digest) as path:
-            return open_bundle(path, self.settings.trusted_keys, self.settings.bundle_folder)
+            settings = self.settings
+            return open_bundle(
+                path, settings.trusted_keys, settings.bundle_folder, allow_development=settings.allow_development
+            )

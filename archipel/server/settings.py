@@ -18,15 +18,23 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import Meta
 
-from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key, save_public_key
+from archipel.bundle import (
+    generate_key,
+    is_development_key,
+    load_private_key,
+    load_public_key,
+    save_private_key,
+    save_public_key,
+)
 from archipel.durable import write_durably
-from archipel.errors import BundleError, ServerError
+from archipel.errors import BundleError, DevelopmentKeyError, ServerError
 from archipel.protocol import settings_file
 
 SETTINGS_FILE = "server.toml"
 SERVER_KEY_FILE = "server.key"
 PUBLIC_KEY_FILE = "server.key.pub"
 ENVIRONMENT_PREFIX = "ARCHIPEL_SERVER_"
+DEMO_DOWNLOADS = 64
 _NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _BUCKET = re.compile(f"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/({_NAME}(?:/{_NAME})*))?/?")
 
@@ -50,6 +58,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     publisher_keys: Annotated[tuple[HexKey, ...], Meta(min_length=1)]
     """Bundles signed by one of these are accepted."""
     operator_token_sha256: HexKey
+    allow_development: bool = False
+    """Whether bundles that a development key signed are accepted; such keys are for trying out only."""
     server_key: str = SERVER_KEY_FILE
     """File of the private key that signs plans."""
     database: str = ""
@@ -101,6 +111,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Numbers of devices that depend on attributes are shown as multiples of this only (devices.smallest_answer)."""
     max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
     """After this many failed rounds in a row a task fails; docs/operations.md says which ones count."""
+    leave_seconds: Long = 30.0
+    """How long a device that left a round is not taken again (devices.rests). Twice as long with each further time."""
     max_spoiled_rounds: Annotated[int, Meta(ge=0, le=100_000)] = 50
     """So many rounds in a row may be spoiled while the server searches for the spoiler; later ones count as failed."""
     max_faults: Annotated[int, Meta(ge=1, le=1000)] = 3
@@ -111,6 +123,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long a device is set aside the first time. Each further time is twice as long as the one before."""
     false_accusations: Annotated[float, Meta(gt=0, le=0.5)] = 0.05
     """The risk that a search for spoilers sets any honest device aside. A smaller risk takes more rounds."""
+    demo: bool = False
+    """Whether anybody may load the browser demo at /demo/ (`make web` builds it)."""
     query_approval: bool = False
     """Whether evaluations and analyses wait until somebody else with the right to run them approves."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
@@ -141,6 +155,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "blobs must be a folder or s3://BUCKET/PREFIX, in letters, digits, '-', '_' and '.'; credentials and "
                 "endpoint come from AWS's environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL)"
             )
+
+    @property
+    def downloads(self) -> int:
+        """How many files of the demo page may be sent at once by each web process, which has as many more threads."""
+        return DEMO_DOWNLOADS if self.demo else 0
 
     @property
     def database_url(self) -> str:
@@ -250,19 +269,23 @@ def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None =
         raise ServerError(str(error)) from None
 
 
-def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys: Sequence[bytes]) -> str:
+def init_data_folder(
+    folder: Path | str, *, enrolment_key: bytes, publisher_keys: Sequence[bytes], allow_development: bool = False
+) -> str:
     """Make a data folder with a new server key and server.toml.
 
     Arguments:
         folder: A new or empty folder.
         enrolment_key: Raw 32-byte Ed25519 public key that certifies enrolment tokens.
         publisher_keys: Raw 32-byte Ed25519 public keys of accepted publishers, at least one.
+        allow_development: Whether development keys may be among them.
 
     Returns:
         An operator token. Only its hash is stored, so it is shown here once.
 
     Raises:
         ServerError: The folder is not empty or cannot be written, or a key is wrong.
+        DevelopmentKeyError: A publisher's key is a development key.
 
     Example:
         token = init_data_folder("server", enrolment_key=enrolment_public, publisher_keys=[publisher_public])
@@ -278,6 +301,11 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
             raise ServerError(f"a public key has 32 bytes, got {len(key)}")
     if not publisher_keys:
         raise ServerError("at least one publisher key is needed, or no bundle could be accepted")
+    if not allow_development and any(map(is_development_key, publisher_keys)):
+        raise DevelopmentKeyError(
+            "a publisher's key is a development key, which is for trying out only; make one with `archipel keys FILE`, "
+            "or allow it (allow_development)"
+        )
     token = secrets.token_urlsafe(32)
     # A plain hash is enough for a token of 256 random bits, which nobody can find by trying.
     lines = [
@@ -285,6 +313,7 @@ def init_data_folder(folder: Path | str, *, enrolment_key: bytes, publisher_keys
         f'enrolment_key = "{enrolment_key.hex()}"',
         f"publisher_keys = [{', '.join(chr(34) + key.hex() + chr(34) for key in publisher_keys)}]",
         f'operator_token_sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"',
+        *(["allow_development = true"] if allow_development else []),
     ]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ import pytest
 import archipel
 
 PUBLIC = {
-    "archipel": "Model __version__ compress convert",
+    "archipel": "Model __version__ compress convert export",
     "archipel.autodiff": "RULES RuleContext differentiate gradient rule vjp",
     "archipel.bundle": "FORMAT_VERSION MAX_ARCHIVE_BYTES WEIGHTS_FILE Bundle Limits Lineage Manifest Phase "
     "PrivacyPolicy Program SelfTest Statistic TensorPlace TensorSpec decode_manifest decode_private_key "
@@ -23,7 +23,7 @@ PUBLIC = {
     "archipel.compression": "Comparison CompressedModel Distil DynamicInt8 Examples FineTune Float16 LowRank Measured "
     "Progress PruneChannels PruneNM PruneWeights QuantizationAware Report StaticInt8 Step WeightOnly Work compare "
     "compress load_recipe parse_recipe write_recipe",
-    "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert",
+    "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert export",
     "archipel.datasets": "DigitsByWriter HarByPerson HarWindows Labelled LabelledSplits WriterSplit cifar10 "
     "digits_by_writer fashion_mnist har_by_person har_windows mnist split_own_digits split_writers",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",

@@ -14,6 +14,8 @@ from archipel.bundle import Bundle, PrivacyPolicy, pack, read_weights
 from archipel.converter import Signing, Training, convert
 from archipel.datasets import digits_by_writer, split_writers
 from archipel.lite_runtime import Runtime
+from archipel.protocol.training_metrics import training_arrays
+from archipel.protocol.uploads import plan_layout
 from archipel.protocol.vector import Layout
 from archipel.training import losses, optimizers
 from tests.support.devices import Device, Keys
@@ -61,12 +63,14 @@ def bundle_file(made: tuple[Bundle, Path]) -> Path:
 
 
 class Digits:
-    """Ten pupils' devices. `vectors` are what they have to upload: int64 by device, the weight last."""
+    """Ten pupils' devices. `vectors` are their updates: int64 by device, the weight last. What they report beside the
+    update, such as the loss, stays as it is."""
 
     def __init__(self, bundle: Bundle, world: World) -> None:
         digits = digits_by_writer()
-        self.world, self.runtime = world, Runtime(bundle)
+        self.world, self.bundle, self.runtime = world, bundle, Runtime(bundle)
         self.layout = Layout.of(bundle.program("finish"))
+        self.reports: list[np.ndarray] = []
         self.owners = [digits.of([writer]) for writer in split_writers(digits, devices=DEVICES, seed=0).devices]
         self.devices = world.add_devices(DEVICES)
 
@@ -74,19 +78,24 @@ class Digits:
         """Open a round; every device trains. Returns what they would send."""
         self.world.start_round(self.devices)
         parameters = self.weights(self.devices[0].plan.weights)  # type: ignore[union-attr]
-        vectors = []
+        finish, vectors = self.bundle.program("finish"), []
         for number, (device, owned) in enumerate(zip(self.devices, self.owners, strict=True)):
             assert device.plan is not None
             made = self.runtime.local_round(owned.inputs(), owned.targets(), seed=number, parameters=parameters)
-            bits = device.plan.modulus_bits
-            vector = self.layout.encode(made.arrays, modulus_bits=bits, max_cohort=DEVICES).astype(np.int64)
+            reported = training_arrays(self.bundle.manifest, finish, made.arrays, made.metrics)
+            bits, layout = device.plan.modulus_bits, plan_layout(device.plan, self.bundle.manifest)
+            arrays = {**made.arrays, **reported}
+            vector = layout.encode(arrays, modulus_bits=bits, max_cohort=DEVICES).astype(np.int64)
             vector[vector >= 1 << (bits - 1)] -= 1 << bits
-            vectors.append(vector)
+            vectors.append(vector[: -len(reported)])
+            self.reports.append(vector[-len(reported) :])
         return vectors
 
     def finish(self, vectors: list[np.ndarray]) -> dict[str, Any]:
         """Mask, confirm, unmask; the server sums up. Returns the round as an operator sees it."""
-        for device, vector in zip(self.devices, vectors, strict=True):
+        reports, self.reports = self.reports, []
+        for device, *parts in zip(self.devices, vectors, reports, strict=True):
+            vector = np.concatenate(parts)
             device.vector = (vector % 2**device.plan.modulus_bits).astype(np.uint32)  # type: ignore[union-attr]
         self.world.run_to("unmasking", self.devices)
         for device in self.devices:

@@ -67,7 +67,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     folder = tmp_path_factory.mktemp("server")
     key = generate_key().public_key().public_bytes_raw()
     init_data_folder(folder / "data", enrolment_key=key, publisher_keys=[key])
-    made = load_settings(folder / "data")
+    made = load_settings(folder / "data", demo=True)
     services = Services.open(made)
     services.prepare()
     services.database.dispose()

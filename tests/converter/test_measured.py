@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from archipel.converter import Compression, Signing, Training, convert
 from archipel.datasets import digits_by_writer
 from archipel.graph import Model
 from archipel.lite_runtime import Runtime, load
+from archipel.lite_runtime.agreement import measure_agreement
 from archipel.models import digits_cnn
 from archipel.training import losses, optimizers
 from archipel.training.cloud import fit
@@ -43,6 +45,7 @@ def bundle(model: Model, folder: Path, calibration: np.ndarray) -> Bundle:
         training=Training(losses.cross_entropy(), optimizers.sgd(lr=0.01)),
         compression=Compression([StaticInt8()], calibration={model.inputs[0].name: calibration}),
         signing=Signing(KEY),
+        min_snr=-math.inf,
     )
 
 
@@ -79,6 +82,10 @@ def test_a_wrong_predict_is_told(model: Model, digits: tuple[np.ndarray, np.ndar
     wrong = load(bundle(model, tmp_path / "wrong", digits[0][:256] * np.float32(1e-3)).folder, TRUSTED)
     assert good.evaluate(x, y)["correct"] > 300
     assert wrong.evaluate(x, y)["correct"] < 200
+    for runtime, alike in ((good, True), (wrong, False)):
+        agreement = measure_agreement(runtime, x)
+        assert agreement is not None
+        assert agreement.good(0.8, 10.0) is alike
 
 
 def test_the_validation_of_a_fit_measures_what_the_fit_has_made(

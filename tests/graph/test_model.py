@@ -225,7 +225,7 @@ def test_invalid_models_are_refused(case: str, tmp_path: Path) -> None:
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelImportError, match=r"nowhere.onnx does not exist"):
         Model.from_onnx(tmp_path / "nowhere.onnx")
-    with pytest.raises(ModelImportError, match="Is a directory"):
+    with pytest.raises(ModelImportError, match=r"a folder, and no bundle, since it has no manifest\.json"):
         Model.from_onnx(tmp_path)
     (tmp_path / "text.onnx").write_text("this is no protobuf")
     with pytest.raises(ModelImportError, match=r"text.onnx: not an ONNX file, or a damaged one"):

@@ -9,6 +9,8 @@ import type { EpochProgress, History, LocalUpdate, Progress } from "./runtime/re
 export interface LoadOptions {
   /** Ed25519 public keys, raw (32 bytes) or as 64 hexadecimal digits; one of them must have signed the bundle. */
   readonly trustedKeys: readonly (Uint8Array | string)[];
+  /** Whether a development key may have signed it; these are for trying out only. Default: no. */
+  readonly allowDevelopment?: boolean | undefined;
   /** Bytes; a bundle that declares to need more is refused, and features are cached within what is left. */
   readonly memoryLimit?: number | undefined;
   /** "auto": WebGPU where it works and answers as the bundle's self-test says, else WebAssembly. */

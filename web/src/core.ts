@@ -16,7 +16,7 @@ export async function loadCore(file: Uint8Array, options: CoreOptions): Promise<
   if (!["auto", "wasm", "webgpu"].includes(choice)) {
     throw new RuntimeInputError(`delegate: expected "auto", "wasm" or "webgpu", got ${JSON.stringify(choice)}`);
   }
-  const bundle = await openBundle(file, options.trustedKeys);
+  const bundle = await openBundle(file, options.trustedKeys, options.allowDevelopment);
   checkBundle(bundle, options.memoryLimit);
   const engine = await openEngine(choice, options.threads ?? 1);
   let core = new RuntimeCore(bundle, engine, options.memoryLimit);

@@ -21,6 +21,21 @@ async function refusal(file: Uint8Array): Promise<Error> {
   return outcome as Error;
 }
 
+test("a development key counts only where it is allowed", async () => {
+  // Of tests/support/development.py: its SHA-256 begins with 16 zero bits. It has signed "manifest".
+  const [key] = keyBytes(["49828b2ad9dde3e85948bd84d732e6c69fe19e1508360733c335302ff5cef8f8"]);
+  const signature = Buffer.from(
+    "90042bfc5e97c0e5e51e673b6d9770ebb4b79dbb96a4db678dae5d1e7d9afc56" +
+      "dcbd8d610af86210c834f11ca1c84c976b8307a8871e86e732f3581cba26150d",
+    "hex",
+  );
+  const manifest = new TextEncoder().encode("manifest");
+  const keys = [...KEYS, key as Uint8Array];
+  await expect(verifySignature(manifest, signature, keys)).rejects.toThrow(/signed with a development key/);
+  await expect(verifySignature(manifest, signature, keys, true)).resolves.toBeUndefined();
+  await expect(verifySignature(manifest, signature, KEYS, true)).rejects.toThrow(/none of the 1 trusted keys/);
+});
+
 describe("a sound bundle", () => {
   test("opens, with the digest of its manifest, and its tensors aligned", async () => {
     const opened = await openBundle(bundle, KEYS);

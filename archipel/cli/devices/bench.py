@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -18,11 +20,12 @@ from typing import Any
 import click
 import numpy as np
 
-from archipel.bundle import Program, load_public_key
+from archipel.bundle import Program
 from archipel.bundle.roles import Example, Label, Port
 from archipel.cli.devices.run import DELEGATES, open_runtime
 from archipel.cli.input_output.arrays import check_fields, read_fields
-from archipel.cli.input_output.publisher_keys import publisher_keys
+from archipel.cli.input_output.publisher_keys import publisher_keys, trusted_keys
+from archipel.client.conditions.probes.space import Memory
 from archipel.errors import CommandError
 from archipel.lite_runtime import ModelRuntime
 from archipel.lite_runtime.training.driver import need_program
@@ -101,7 +104,7 @@ def bench(
     predict once.
     """
     counts = _threads(threads)
-    keys = [load_public_key(file) for file in key_files]
+    keys = trusted_keys(bundle, key_files)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         runtime = open_runtime(bundle, key_files, str(folder / "cache"), counts[0], delegates)
@@ -172,6 +175,7 @@ def _fields(program: Program, path: Path | None, batch: int, kind: str) -> dict[
     for port in ports:
         if isinstance(port.shape[0], int) and port.shape[0] != batch:
             raise CommandError(f"{kind} takes batches of {port.shape[0]} examples; give --batch {port.shape[0]}")
+    _check_memory(ports, rows, batch)
     if path is None:
         generator = np.random.default_rng(0)
         return {port.name: _random(port, rows, generator) for port in ports}
@@ -181,6 +185,21 @@ def _fields(program: Program, path: Path | None, batch: int, kind: str) -> dict[
         raise CommandError(f"{path}: no examples; give at least one")
     # `resize` repeats the examples where the file has fewer than are needed.
     return {port.name: np.resize(arrays[port.name], (rows, *arrays[port.name].shape[1:])) for port in ports}
+
+
+def _check_memory(ports: Sequence[Port], rows: int, batch: int) -> None:
+    """Refuse a batch whose arrays do not fit into the free memory: this process makes them, its children read them."""
+    if sys.platform not in ("linux", "android"):
+        return
+    # Random numbers are drawn as float64 first.
+    sizes = [math.prod(dim for dim in port.shape[1:] if isinstance(dim, int)) for port in ports]
+    need = rows * sum(size * (2 * np.dtype(port.dtype).itemsize + 8) for size, port in zip(sizes, ports))
+    free = int(Memory(1).value())
+    if need > free:
+        raise CommandError(
+            f"--batch {batch}: its examples need {need:,} bytes of memory, and {free:,} are free here; give a smaller "
+            "--batch"
+        )
 
 
 def _random(port: Port, rows: int, generator: np.random.Generator) -> np.ndarray:
@@ -217,6 +236,8 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-m", "archipel.cli.devices.bench_child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         out, err = child.communicate(json.dumps({**request, "spawned_ns": spawned}).encode())
+    if child.returncode == -signal.SIGKILL:
+        raise CommandError("a process that measures was killed, mostly for want of memory; give a smaller --batch")
     if child.returncode:
         lines = err.decode(errors="replace").strip().splitlines() or ["no message"]
         raise CommandError(f"a process that measures ended with {child.returncode}: {lines[-1][:300]}")

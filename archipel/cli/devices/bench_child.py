@@ -36,6 +36,7 @@ def main() -> None:
         threads=request["threads"],
         delegates=request["delegates"] or "auto",
         cache=request["cache"],
+        allow_development=True,
     )
     loaded = time.monotonic_ns()
     answer = (_train if request["train"] else _predict)(runtime, feed, request)

@@ -196,6 +196,7 @@ folder = "device"
 # max_rounds_per_day = 256          # in any 24 hours; else any number
 # max_epsilon = 8.0                 # of all rounds together, for each example; else any, and without noise too
 # publishers = []                   # public keys: of the publishers in the token only these
+# allow_development = false         # bundles that a development key signed, which is for trying out only
 # populations = []                  # to enrol in and work for; else the token's
 # max_peak_bytes = 536_870_912      # memory of a model while it trains
 # max_upload_bytes = 67_108_864     # of one round

@@ -18,6 +18,7 @@ from archipel.client.memory.folder import lock_folder
 from archipel.client.memory.keystore import DATA_KEY, FileKeys, data_key
 from archipel.client.settings import DeviceSettings, ExampleSettings, load_device_settings
 from archipel.errors import ArchipelError, ClientError, CommandError
+from archipel.lite_runtime.store.duplicates import lacking
 from archipel.lite_runtime.store.example_store import ExampleStore
 
 
@@ -33,22 +34,29 @@ def examples() -> None:
 @examples.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("data", type=click.Path(path_type=Path))
-def add(config: Path, data: Path) -> None:
+@click.option("--duplicates", is_flag=True, help="Add also examples that the store holds already.")
+def add(config: Path, data: Path, duplicates: bool) -> None:
     """Add the examples in DATA, an .npz or .safetensors file with an array for each field and one row for each example.
 
     \b
     archipel device examples add device.toml data.npz
 
-    An agent may be at work meanwhile. The oldest examples go when the store is full (`examples.max_bytes`). DATA stays
-    where it is: remove it if nobody else is to read it.
+    Examples that the store holds already, equal in every field, are left out, so a file may be added again when it has
+    grown. An agent may be at work meanwhile. The oldest examples go when the store is full (`examples.max_bytes`).
+    DATA stays where it is: remove it if nobody else is to read it.
     """
     settings = load_device_settings(config)
     if settings.examples is None or not settings.examples.store:
         raise CommandError(f"{settings.file}: the device has no store; set store = true in [examples]")
     arrays = _read(data)
     with _store(settings.config.folder, settings.examples) as store:
-        ids = store.add_many(arrays)
-        click.echo(f"{len(ids)} examples added, {len(store)} in the store, {store.nbytes} bytes sealed")
+        count = len(next(iter(arrays.values())))
+        chosen = np.arange(count) if duplicates else lacking(store, arrays)
+        if len(chosen):
+            store.add_many({name: array[chosen] for name, array in arrays.items()})
+        held = count - len(chosen)
+        left_out = f" ({held} were there; --duplicates adds them again)" if held else ""
+        click.echo(f"{len(chosen)} examples added{left_out}, {len(store)} in the store, {store.nbytes} bytes sealed")
     not_finite = _count_not_finite(arrays)
     if not_finite:
         click.echo(

@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from archipel.bundle import load_public_key
 from archipel.bundle.roles import Example, ExampleWeight, Label
 from archipel.cli.input_output.arrays import check_fields, read_fields, write_arrays
-from archipel.cli.input_output.publisher_keys import publisher_keys
+from archipel.cli.input_output.publisher_keys import publisher_keys, remedy_of, tell_development, trusted_keys
 from archipel.errors import CommandError, RuntimeInputError
 from archipel.lite_runtime import ModelRuntime, Runtime, load
 from archipel.lite_runtime.evaluation import evaluation_fields
@@ -35,7 +34,7 @@ def open_runtime(
 
     Arguments:
         bundle: a folder or a .bundle file.
-        key_files: public keys of publishers.
+        key_files: public keys of publishers; none: the user's development key.
         folder: an existing folder that a .bundle file is unpacked below.
         threads: threads for one operator.
         delegates: execution providers in order; none: "auto".
@@ -43,8 +42,14 @@ def open_runtime(
     Raises:
         BundleError: the bundle is damaged, or none of the keys signed it.
     """
-    keys = [load_public_key(file) for file in key_files]
-    return load(bundle, keys, threads=threads, delegates=list(delegates) or "auto", cache=Path(folder))
+    keys = trusted_keys(bundle, key_files)
+    with remedy_of(key_files):
+        runtime = load(
+            bundle, keys, threads=threads, delegates=list(delegates) or "auto", cache=Path(folder),
+            allow_development=True,
+        )  # fmt: skip
+    tell_development(runtime.bundle.publisher)
+    return runtime
 
 
 @click.command()
@@ -76,7 +81,7 @@ def run(
     """Predict with BUNDLE (a file, a folder, or a model that `archipel fit --save` wrote) on arrays in a file.
 
     \b
-    archipel run digits.bundle --key publisher.pub --input x.npy --output out.npz
+    archipel run digits.bundle --input x.npy --output out.npz
     archipel run digits.bundle --key publisher.pub --input test.npz --evaluate
 
     The command verifies the bundle first. An .npz has an entry for each of the bundle's fields; `archipel inspect`

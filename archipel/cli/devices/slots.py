@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from archipel.bundle import load_public_key, open_bundle
-from archipel.cli.input_output.publisher_keys import publisher_keys
+from archipel.cli.input_output.publisher_keys import allow_development, offer_option, required_keys
 from archipel.errors import ArchipelError, CommandError
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, LEARNED_FILE
 from archipel.lite_runtime.slots.folder import SlotFolder, SlotName
@@ -68,7 +68,9 @@ def show(folder: Path, key_files: tuple[Path, ...]) -> None:
                 click.echo(f"     {slot.reason}")
             if keys and slot.status != "bad":
                 try:
-                    digest = open_bundle(owned.path(name) / BUNDLE_FOLDER, keys).digest
+                    path = owned.path(name) / BUNDLE_FOLDER
+                    # Shown, not run: whether to use a development key is asked where a bundle is used.
+                    digest = open_bundle(path, keys, allow_development=True).digest
                     if digest != slot.digest:
                         damaged.append(f"slot {name} holds bundle {digest}")
                 except ArchipelError as error:
@@ -80,11 +82,14 @@ def show(folder: Path, key_files: tuple[Path, ...]) -> None:
 @slots.command()
 @_FOLDER
 @click.argument("bundle", type=click.Path(path_type=Path))
-@publisher_keys
+@required_keys
+@allow_development
 @click.option(
     "--memory-limit", type=int, help="Refuse a bundle whose manifest says that it needs more bytes of memory."
 )
-def install(folder: Path, bundle: Path, key_files: tuple[Path, ...], memory_limit: int | None) -> None:
+def install(
+    folder: Path, bundle: Path, key_files: tuple[Path, ...], allow_development: bool, memory_limit: int | None
+) -> None:
     """Verify BUNDLE (folder or .bundle file) and copy it into the slot of FOLDER that is not in use.
 
     \b
@@ -92,7 +97,10 @@ def install(folder: Path, bundle: Path, key_files: tuple[Path, ...], memory_limi
 
     Nothing else changes: `archipel slots switch` makes the new model the active one.
     """
-    with _open(folder, key_files, memory_limit=memory_limit) as opened:
+    with (
+        offer_option(),
+        _open(folder, key_files, allow_development=allow_development, memory_limit=memory_limit) as opened,
+    ):
         name = opened.install(bundle)
         slot = opened.state.slot(name)
         click.echo(f"slot {name}: staged {slot.name!r}, digest {slot.digest}")
@@ -100,9 +108,10 @@ def install(folder: Path, bundle: Path, key_files: tuple[Path, ...], memory_limi
 
 @slots.command()
 @_FOLDER
-@publisher_keys
+@required_keys
+@allow_development
 @_THREADS
-def switch(folder: Path, key_files: tuple[Path, ...], threads: int) -> None:
+def switch(folder: Path, key_files: tuple[Path, ...], allow_development: bool, threads: int) -> None:
     """Load the installed model, run its self-test, and make it the active one, on trial.
 
     \b
@@ -110,7 +119,7 @@ def switch(folder: Path, key_files: tuple[Path, ...], threads: int) -> None:
 
     If it fails, the active model stays and the exit code is 1.
     """
-    with _open(folder, key_files, threads=threads) as opened:
+    with offer_option(), _open(folder, key_files, allow_development=allow_development, threads=threads) as opened:
         report = opened.switch()
         active = opened.state.active
         click.echo(f"slot {active or '-'}: active, on trial; self-test: {report}")
@@ -131,25 +140,35 @@ def confirm(folder: Path) -> None:
 
 @slots.command()
 @_FOLDER
-@publisher_keys
+@required_keys
+@allow_development
 @click.option(
     "--reason",
     default="rolled back by hand",
     show_default=True,
     help="A reason to record with the slot that is given up.",
 )
-def rollback(folder: Path, key_files: tuple[Path, ...], reason: str) -> None:
+def rollback(folder: Path, key_files: tuple[Path, ...], allow_development: bool, reason: str) -> None:
     """Make the last good model active again, and mark the present one as bad.
 
     \b
     archipel slots rollback FOLDER --key publisher.pub --reason "slow"
     """
-    with _open(folder, key_files) as opened:
+    with offer_option(), _open(folder, key_files, allow_development=allow_development) as opened:
         name = opened.rollback(reason)
         click.echo(f"slot {name}: active again")
 
 
-def _open(folder: Path, key_files: tuple[Path, ...], *, threads: int = 1, memory_limit: int | None = None) -> Slots:
+def _open(
+    folder: Path,
+    key_files: tuple[Path, ...],
+    *,
+    allow_development: bool = False,
+    threads: int = 1,
+    memory_limit: int | None = None,
+) -> Slots:
     keys = [load_public_key(file) for file in key_files]
     # load=False: a model on trial has a counted number of starts, and those are for the program that serves it.
-    return Slots(folder, keys, threads=threads, memory_limit=memory_limit, load=False)
+    return Slots(
+        folder, keys, threads=threads, memory_limit=memory_limit, load=False, allow_development=allow_development
+    )

@@ -31,6 +31,8 @@ def task() -> None:
     archipel task metrics ID --plot curves.png
     archipel task download ID weights.safetensors
 
+    ID is the task's id, or its first four or more digits.
+
     A task's file has the fields of its request:
 
     \b
@@ -202,12 +204,17 @@ def _step_text(metrics: RoundMetrics) -> str:
 @click.argument("file", type=click.Path(path_type=Path))
 @remote
 def download(client: OperatorClient, task_id: str, file: Path) -> None:
-    """Write the task's newest weights into FILE, a new file (safetensors).
+    """Write the training's newest weights into FILE, a new file (safetensors).
 
     \b
     archipel task download ID weights.safetensors
     """
     info = client.tasks.get(task_id)
+    if info.kind != "training":
+        raise CommandError(
+            f"task {info.name!r} is of kind {info.kind} and makes no weights; "
+            f"`archipel task metrics {info.task_id}` shows its results"
+        )
     if info.model is None:
         raise CommandError(f"task {info.name!r} has no weights yet: no round was opened")
     digest = info.model
@@ -254,7 +261,7 @@ def approve(client: OperatorClient, task_id: str) -> None:
 @click.argument("task_id")
 @remote
 def cancel(client: OperatorClient, task_id: str) -> None:
-    """Stop a task for good, and discard the round under way.
+    """Stop a task for good, and a training's evaluation with it, and discard the round under way.
 
     \b
     archipel task cancel ID

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from archipel.cli.input_output.short_ids import whole_ids
 from archipel.cli.input_output.toml_files import read_toml
 from archipel.durable import write_durably
 from archipel.errors import ClientError, CommandError
@@ -40,7 +41,8 @@ def _file(name: str, variable: str, text: str) -> Callable[[Callable[..., Any]],
 def remote(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command that needs a server: adds the options of the connection.
 
-    The function gets a connected OperatorClient as its first argument, and none of these options.
+    The function gets a connected OperatorClient as its first argument, and none of these options. Ids among its other
+    arguments may be typed in part (`short_ids`); it gets them whole.
 
     Example:
         @click.command()
@@ -83,7 +85,7 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
         tls = _tls(server, ca, client_certificate, client_key)
         token = _token(token_file)
         with OperatorClient(server, token, tls=tls, on_outage=_outage, allow_http=allow_http) as client:
-            return function(client, *arguments, **options)
+            return function(client, *arguments, **whole_ids(client, options))
 
     return wrapped
 

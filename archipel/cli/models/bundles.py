@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from archipel.bundle import Bundle, decode_manifest, load_public_key, open_bundle, unpack
+from archipel.bundle import Bundle, decode_manifest, open_bundle, unpack
+from archipel.bundle.foreign import recognize
 from archipel.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from archipel.bundle.reader import BundleContents, UnverifiedBundle
 from archipel.bundle.roles import Example
-from archipel.errors import BundleError, CommandError
+from archipel.cli.input_output.publisher_keys import remedy_of, tell_development, trusted_keys
+from archipel.errors import BundleError, CommandError, ModelImportError
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot
 
 if TYPE_CHECKING:
@@ -22,12 +24,15 @@ if TYPE_CHECKING:
 def is_bundle(path: Path) -> bool:
     """Whether the path is a bundle and not an ONNX file.
 
-    Raises CommandError where there is no file, and for the folder of a trained model, in which the bundle lies.
+    Raises CommandError where there is no file, for the folder of a trained model, in which the bundle lies, and for
+    files of other kinds.
     """
     if is_slot(path):
         raise CommandError(
             f"{path}: a model that `archipel fit --save` wrote; name the bundle in it: {path / BUNDLE_FOLDER}"
         )
+    if (foreign := recognize(path)) is not None:
+        raise CommandError(f"{path}: {foreign}")
     if path.is_dir():
         return True
     if not path.is_file():
@@ -37,10 +42,15 @@ def is_bundle(path: Path) -> bool:
 
 
 def open_verified(path: Path, key_files: Sequence[Path], folder: str) -> Bundle:
-    """The bundle, verified with one of the keys, unpacked below `folder`. Raises CommandError, BundleError."""
-    if not key_files:
-        raise CommandError(f"{path}: a bundle is opened with its publisher's key; give --key FILE.pub")
-    return open_bundle(path, [load_public_key(file) for file in key_files], cache=Path(folder))
+    """The bundle, verified with one of the keys (none: the development key) and unpacked below `folder`.
+
+    Raises CommandError, BundleError.
+    """
+    keys = trusted_keys(path, key_files)
+    with remedy_of(key_files):
+        bundle = open_bundle(path, keys, cache=Path(folder), allow_development=True)
+    tell_development(bundle.publisher)
+    return bundle
 
 
 def open_unverified(path: Path, folder: str) -> UnverifiedBundle:
@@ -67,11 +77,9 @@ def open_unverified(path: Path, folder: str) -> UnverifiedBundle:
 def read_program(bundle: BundleContents, name: str) -> Model:
     """The graph of a program as it is in the bundle, with its signature. Raises MissingExtraError, ModelImportError."""
     import archipel.graph  # noqa: F401  (first: its error names the extra that is missing)
-    from archipel.compression.stored import read_stored
+    from archipel.compression.stored import read_program as read
 
-    model = read_stored(bundle.program_path(name))
-    model.signature = bundle.program(name)
-    return model
+    return read(bundle, name)
 
 
 def read_predict(path: Path, key_files: Sequence[Path], folder: str) -> Model:
@@ -82,9 +90,15 @@ def read_predict(path: Path, key_files: Sequence[Path], folder: str) -> Model:
     """
     import archipel.graph  # noqa: F401
     from archipel.compression.stored import fix_inputs, read_stored
+    from archipel.graph.check import refuse_types
 
     if not is_bundle(path):
-        return read_stored(path)
+        model = read_stored(path)
+        try:
+            refuse_types(model.ir)
+        except ModelImportError as error:
+            raise CommandError(f"{path}: {error}") from None
+        return model
     from archipel.lite_runtime.device_state import DeviceState
     from archipel.lite_runtime.training.driver import need_program
     from archipel.lite_runtime.values import Values

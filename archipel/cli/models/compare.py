@@ -96,16 +96,21 @@ def text(result: Comparison, a: str, b: str, layers: int | None = None) -> str:
     inner = [row for row in result.rows if not row.output]
     # Outputs always: a large difference inside may not matter to them.
     shown = [*result.outputs, *inner[:layers]]
+    names = [
+        ("output " if row.output else "")
+        + (row.name if row.name == row.counterpart else f"{row.name} = {row.counterpart}")
+        for row in shown
+    ]
+    # Exporters write long names, and the next column begins after the longest.
+    width = max(map(len, names), default=0) + 2
     lines = [f"{b} against {a}: {result.examples} examples, inner values on {result.compared}", "",
-             f"{'SNR dB':>8}{'cosine':>12}{'largest':>11}  {'value':<32}computed by"]  # fmt: skip
-    for row in shown:
-        name = row.name if row.name == row.counterpart else f"{row.name} = {row.counterpart}"
-        mark = "output " if row.output else ""
+             f"{'SNR dB':>8}{'cosine':>12}{'largest':>11}  {'value':<{width}}computed by"]  # fmt: skip
+    for row, name in zip(shown, names):
         if row.cosine is None and row.reason and row.snr_db is None:
-            lines.append(f"{'-':>8}{'-':>12}{'-':>11}  {mark + name:<32}{row.layer}  {row.reason}")
+            lines.append(f"{'-':>8}{'-':>12}{'-':>11}  {name:<{width}}{row.layer}  {row.reason}")
             continue
         cosine = "-" if row.cosine is None else f"{row.cosine:.6f}"
-        lines.append(f"{decibels(row):>8}{cosine:>12}{row.largest or 0:>11.3g}  {mark + name:<32}{row.layer}"
+        lines.append(f"{decibels(row):>8}{cosine:>12}{row.largest or 0:>11.3g}  {name:<{width}}{row.layer}"
                      + (f"  {row.reason}" if row.reason else ""))  # fmt: skip
     if len(inner) > len(shown) - len(result.outputs):
         lines.append(f"{'':>8}... and {len(inner) - (layers or 0)} more values; --layers shows more")

@@ -10,20 +10,22 @@ from typing import Any
 import click
 import numpy as np
 
-from archipel.bundle import Bundle, load_private_key
+from archipel.bundle import Bundle
 from archipel.cli.input_output.arrays import read_arrays
+from archipel.cli.input_output.publisher_keys import read_signing_key, signing_key
 from archipel.cli.input_output.spelling import spells_options
+from archipel.cli.models.agreement import AgreementOptions, agreement_lines, agreement_options
 from archipel.cli.models.analysis_options import AnalysisOptions, analysis_options
-from archipel.cli.models.convert_list import ALL, LISTS, list_text
-from archipel.cli.models.convert_notes import made_by, note_lines
-from archipel.cli.models.convert_spelling import RULES
-from archipel.cli.models.inspect import program_facts
-from archipel.cli.models.option_groups import (
+from archipel.cli.models.compression_options import (
     DEFAULT_RECIPE,
     CompressionOptions,
     compression_options,
     note_default_recipe,
 )
+from archipel.cli.models.convert_list import ALL, LISTS, list_text
+from archipel.cli.models.convert_notes import made_by, note_lines
+from archipel.cli.models.convert_spelling import RULES
+from archipel.cli.models.inspect import program_facts
 from archipel.cli.models.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
 from archipel.cli.models.training_options import TrainingOptions, training_options
@@ -47,14 +49,14 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True,
               help="The bundle: a file if it ends in .bundle, else a folder; must not exist.")  # fmt: skip
-@click.option("--key", "key_file", type=click.Path(path_type=Path), required=True,
-              help="The publisher's private key (FILE of `archipel keys`).")  # fmt: skip
+@signing_key
 @training_options
 @click.option("--name", help="The bundle's name. Default: the output's.")
 @validity_options
 @policy_options
 @analysis_options
 @compression_options
+@agreement_options
 @click.option("--self-test", "self_test", type=click.Path(path_type=Path),
               help="Examples (.npz) by which devices check their answers; anybody who has the bundle can read them. "
               "Default: pseudo-random numbers.")  # fmt: skip
@@ -66,21 +68,22 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 def convert_command(
     source: Path,
     output: Path,
-    key_file: Path,
+    key_file: Path | None,
     training: TrainingOptions,
     name: str | None,
     validity: ValidityOptions,
     policy: PolicyOptions,
     analysis: AnalysisOptions,
     compression: CompressionOptions,
+    agreement: AgreementOptions,
     self_test: Path | None,
     as_json: bool,
 ) -> None:
     """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
 
     \b
+    archipel convert model.onnx -o model.bundle
     archipel keys publisher
-    archipel convert model.onnx -o model.bundle --key publisher
     archipel convert model.onnx -o model.bundle --key publisher --loss cross_entropy --lr 0.05 --trainable "head.*"
     archipel convert model.onnx -o model.bundle --key publisher --calibration images.npy
     archipel convert model.onnx -o model.bundle --key publisher --recipe recipe.toml --data train.npz
@@ -89,8 +92,11 @@ def convert_command(
 
     A recipe compresses the model first, as `archipel compress` does; --calibration without one means int8. With a
     loss, devices train the float parameters of the compressed model, and the bundle rounds them anew after training.
+    The command compares what the bundle predicts with what these float parameters answer, on the examples of
+    --calibration and --validation, prints how far the two agree, and makes no bundle below --min-agreement or
+    --min-snr.
     """
-    key = load_private_key(key_file)
+    key = read_signing_key(key_file)
     if output.exists():
         raise CommandError(f"{output}: exists already; remove it or choose another name")
     if not compression.compresses and any((*compression.files.values(), compression.work)):
@@ -110,6 +116,8 @@ def convert_command(
                 analysis=analysed,
                 compression=_compression(compression, progress_callback(check, show)),
                 name=name,
+                min_agreement=agreement.min_agreement,
+                min_snr=agreement.min_snr,
                 privacy=privacy,
                 self_test=None if self_test is None else _examples(self_test),
                 batch_size=training.batch_size,
@@ -163,6 +171,7 @@ def _text(facts: Mapping[str, Any]) -> str:
         lines.append(f"predict: {metrics['nbytes_before']:,.0f} -> {metrics['nbytes_after']:,.0f} bytes")
     if "accuracy_before" in metrics:
         lines.append(f"accuracy: {100 * metrics['accuracy_before']:.2f} -> {100 * metrics['accuracy_after']:.2f} %")
+    lines += agreement_lines(metrics)
     lines.append(f"programs {', '.join(facts['programs'])}; {facts['parameters']} parameters")
     if not facts["trains"]:
         lines.append("it predicts only; with --loss devices can train it")

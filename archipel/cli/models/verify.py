@@ -11,7 +11,10 @@ from pathlib import Path
 import click
 
 from archipel.bundle import Bundle, Limits, load_public_key
+from archipel.bundle.roles import Example
+from archipel.cli.input_output.arrays import check_fields, read_fields
 from archipel.cli.input_output.publisher_keys import publisher_keys
+from archipel.cli.models.agreement import AgreementOptions, agreement_options
 from archipel.cli.models.bundles import open_verified, read_program
 from archipel.errors import (
     ArchipelError,
@@ -23,6 +26,7 @@ from archipel.errors import (
     GraphError,
     ManifestError,
     MissingExtraError,
+    RuntimeInputError,
     RuntimeProgramError,
     SelfTestError,
     SignatureError,
@@ -59,23 +63,39 @@ class Check:
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @publisher_keys
-@click.option("--no-run", is_flag=True, help="Leave out the self-test, which predicts.")
+@click.option("--no-run", is_flag=True, help="Leave out the self-test and --data, which predict.")
+@click.option("--data", type=click.Path(path_type=Path),
+              help="Examples like those of devices (.npz or .npy; labels are not read), on which what the bundle "
+              "predicts is compared with what devices train.")  # fmt: skip
+@agreement_options
 @click.option("--json", "as_json", is_flag=True, help="Print the checks as one JSON object.")
-def verify(bundle: Path, key_files: tuple[Path, ...], no_run: bool, as_json: bool) -> None:
+def verify(
+    bundle: Path,
+    key_files: tuple[Path, ...],
+    no_run: bool,
+    data: Path | None,
+    agreement: AgreementOptions,
+    as_json: bool,
+) -> None:
     """Check BUNDLE (a file or a folder), one line for each check. Exit code 1 means that a check failed.
 
     \b
     archipel verify digits.bundle --key publisher.pub
     archipel verify digits.bundle --key publisher.pub --no-run --json
+    archipel verify digits.bundle --key publisher.pub --data test.npz
 
     The checks: the signature, the digests of all files and the declared parameters are right; every graph loads into
     the installed ONNX Runtime; the signed limits are not below what the graphs need, computed again (with the extra
-    `convert`); and predictions equal those of the self-test in the bundle.
+    `convert`); and predictions equal those of the self-test in the bundle. The self-test shows that this machine
+    predicts what the publisher's did, for a few inputs. Whether a compressed bundle predicts what its float parameters
+    answer shows with --data: agreement below --min-agreement or --min-snr is a failed check.
     """
     with tempfile.TemporaryDirectory() as folder:
         checks, opened = check_opening(bundle, key_files, folder)
         if opened is not None:
             checks += check_contents(opened, run=not no_run)
+            if data is not None:
+                checks.append(_check_agreement(opened, checks, data, agreement, run=not no_run))
         failed = [check for check in checks if check.good is False]
         if as_json:
             answer = {
@@ -133,7 +153,9 @@ def check_opening(path: Path, key_files: Sequence[Path], folder: str) -> tuple[l
     values = sum(spec.nbytes for spec in manifest.parameters)
     texts = {
         "archive": "a folder" if path.is_dir() else f"{path.stat().st_size:,} bytes",
-        "signature": f"by one of {len(key_files)} keys" if len(key_files) > 1 else f"by {key_files[0]}",
+        "signature": f"by one of {len(key_files)} keys"
+        if len(key_files) > 1
+        else f"by {key_files[0] if key_files else 'your development key'}",
         "manifest": f"format {manifest.format}, {len(manifest.programs)} programs",
         "digests": f"{len(manifest.files)} files, {size:,} bytes",
         "parameters": f"{len(manifest.parameters)} tensors, {values:,} bytes",
@@ -197,6 +219,33 @@ def compute(bundle: Bundle, batch_size: int) -> Limits:
     from archipel.converter.limits import compute_limits
 
     return compute_limits(programs, batch_size)
+
+
+def _check_agreement(bundle: Bundle, before: Sequence[Check], path: Path, bounds: AgreementOptions, run: bool) -> Check:
+    """Compare `predict` with the training form on the examples of a file. Raises CommandError for a wrong file."""
+    from archipel.lite_runtime import Runtime
+    from archipel.lite_runtime.agreement import measure_agreement
+
+    name = "agreement"
+    program = next((p for p in bundle.manifest.programs.values() if p.kind == "predict"), None)
+    if program is None:
+        return Check(name, None, "there is no predict program")
+    arrays = read_fields(path, program.inputs)
+    check_fields(path, program.inputs, arrays, Example)
+    if not run or any(check.good is False for check in before):
+        return Check(name, None, "not reached" if run else "left out (--no-run)")
+    try:
+        found = measure_agreement(Runtime(bundle, delegates=["cpu"]), arrays)
+    except (RuntimeInputError, RuntimeProgramError) as error:
+        return Check(name, False, f"{path}: {error}")
+    if found is None:
+        return Check(name, None, "devices do not train it, so there is no training form")
+    good = found.good(bounds.min_agreement, bounds.min_snr)
+    if good is False:
+        least = f"{bounds.min_agreement:.1%}" if found.share is not None else f"{bounds.min_snr:g} dB"
+        remedy = "convert the model with calibration examples like those of devices"
+        return Check(name, False, f"{found}, expected at least {least}; {remedy}")
+    return Check(name, good, str(found))
 
 
 def _check_answers(bundle: Bundle) -> Check:

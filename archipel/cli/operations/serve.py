@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from archipel.bundle import load_public_key
+from archipel.cli.input_output.publisher_keys import allow_development, offer_option
 from archipel.durable import creating
 from archipel.server import back_up, copy_files, init_data_folder, load_settings, supervise
 from archipel.server import restore as restore_backup
@@ -47,7 +48,14 @@ def serve() -> None:
     type=click.Path(path_type=Path),
     help="New file (mode 0600) for the operator token. Default: print it.",
 )
-def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...], token_file: Path | None) -> None:
+@allow_development
+def init(
+    folder: Path,
+    enrolment_key: Path,
+    publisher_keys: tuple[Path, ...],
+    token_file: Path | None,
+    allow_development: bool,
+) -> None:
     """Make a data folder with settings, the server's key, and the operator token, which is printed or written once.
 
     \b
@@ -57,10 +65,12 @@ def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...], to
     FOLDER is new or empty. The keys are public halves (FILE.pub of `archipel keys`); the private halves stay offline.
     """
     enrolment, publishers = load_public_key(enrolment_key), [load_public_key(file) for file in publisher_keys]
-    with ExitStack() as stack:
+    with offer_option(), ExitStack() as stack:
         # The file comes before the token: a token is shown once, and one that cannot be stored is lost.
         file = None if token_file is None else stack.enter_context(creating(token_file))
-        token = init_data_folder(folder, enrolment_key=enrolment, publisher_keys=publishers)
+        token = init_data_folder(
+            folder, enrolment_key=enrolment, publisher_keys=publishers, allow_development=allow_development
+        )
         if file is not None:
             file.write(token.encode() + b"\n")
     click.echo(f"data folder      {folder}")
@@ -74,13 +84,19 @@ def init(folder: Path, enrolment_key: Path, publisher_keys: tuple[Path, ...], to
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port, 0 for a free one. Default: from the settings, then 8470."
 )
-def start(folder: Path, host: str | None, port: int | None) -> None:
+@click.option(
+    "--demo/--no-demo",
+    default=None,
+    help="Show the browser demo at /demo/ to anybody. Default: from the settings, then --no-demo.",
+)
+def start(folder: Path, **given: Any) -> None:
     """Serve until Ctrl-C or SIGTERM, with gunicorn and one coordinator; the supervisor restarts either if it dies.
 
     \b
     archipel serve start federation --host 0.0.0.0 --port 8470
+    archipel serve start federation --demo
     """
-    overrides: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    overrides = {name: value for name, value in given.items() if value is not None}
     supervise(load_settings(folder, **overrides), announce=lambda line: click.echo(line))
 
 

@@ -30,12 +30,13 @@ _PIECES = "pieces"
 class Cache:
     """A folder of unpacked bundles, weights and unfinished downloads. One process at a time uses it.
 
-    `index` finds parts of new files in those that are here.
+    `index` finds parts of new files in those that are here. `allow_development` is as for `open_bundle`.
     """
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, *, allow_development: bool = False) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
+        self._allow_development = allow_development
         for name in (_BUNDLES, _BLOBS, _PARTS):
             (folder / name).mkdir(parents=True, exist_ok=True)
         for path in (folder / _BUNDLES).glob(".unpack-*"):
@@ -53,13 +54,13 @@ class Cache:
         target = root / digest
         if target.is_dir():
             try:
-                return _mark_used(target, open_bundle(target, trusted_keys))
+                return _mark_used(target, self._open(target, trusted_keys))
             except BundleError:
                 # The disk has damaged it: fetch it again.
                 _remove(target)
 
         def unpack(part: Path) -> Bundle:
-            bundle = open_bundle(part, trusted_keys, root)
+            bundle = self._open(part, trusted_keys, root)
             # A genuine bundle of the same publisher, but not the one of the plan.
             if bundle.digest != digest:
                 _remove(bundle.folder)
@@ -69,6 +70,9 @@ class Cache:
 
         part = self._folder / _PARTS / f"{digest}.bundle"
         return _mark_used(target, _fetch(f"/v1/bundles/{digest}", part, limit, download, unpack))
+
+    def _open(self, path: Path, trusted_keys: Sequence[bytes], root: Path | None = None) -> Bundle:
+        return open_bundle(path, trusted_keys, root, allow_development=self._allow_development)
 
     def weights(self, digest: str, download: Download, limit: int) -> dict[str, np.ndarray]:
         """The tensors of the safetensors file with this SHA-256, read-only and mapped.

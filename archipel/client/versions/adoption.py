@@ -189,7 +189,8 @@ class Adoption:
         running, path = current_slot(state), self._running.folder(model) / state.running
         assert running is not None
         try:
-            bundle = open_bundle(path / BUNDLE_FOLDER, record.publisher_keys)
+            allowed = self._device.config.allow_development
+            bundle = open_bundle(path / BUNDLE_FOLDER, record.publisher_keys, allow_development=allowed)
             present = Content(running.version, bundle, read_learned(path))
         except BundleError as error:
             return Verdict(True, f"version {running.version}, which ran, is damaged: {error}")

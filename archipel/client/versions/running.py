@@ -145,6 +145,7 @@ class RunningModels:
             seconds=config.max_step_seconds if config.isolated else None,
             load=False,
             own=self._own_state,
+            allow_development=config.allow_development,
         )
 
     def _own_state(self, bundle: Bundle) -> DeviceState:

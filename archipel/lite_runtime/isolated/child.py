@@ -183,6 +183,7 @@ class Service:
             threads=request.threads,
             memory_limit=request.memory_limit,
             delegates=delegates,
+            allow_development=request.allow_development,
         )
         return confinement
 

@@ -53,6 +53,7 @@ class Open(_Message, frozen=True, kw_only=True):
     cpu_seconds: float | None = None
     niceness: int = 0
     scratch: str = ""
+    allow_development: bool = False
 
 
 class Learn(_Message, frozen=True, kw_only=True):

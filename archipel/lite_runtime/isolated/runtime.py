@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import msgspec
 import numpy as np
 
-from archipel.bundle import WEIGHTS_FILE, Bundle, open_bundle
+from archipel.bundle import WEIGHTS_FILE, Bundle, is_development_key, open_bundle
 from archipel.errors import RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime.confinement import Confinement
 from archipel.lite_runtime.device_state import DeviceState
@@ -71,6 +71,7 @@ def load_isolated(
     delegates: Delegates = "auto",
     cache: Path | str | None = None,
     state: DeviceState | None = None,
+    allow_development: bool = False,
     seconds: float | None = None,
     cpu_seconds: float | None = None,
     niceness: int = 0,
@@ -82,7 +83,8 @@ def load_isolated(
     """
     path = Path(path)
     slot = is_slot(path)
-    bundle = open_bundle(path / BUNDLE_FOLDER if slot else path, trusted_keys, cache)
+    source = path / BUNDLE_FOLDER if slot else path
+    bundle = open_bundle(source, trusted_keys, cache, allow_development=allow_development)
     runtime = IsolatedRuntime(
         bundle,
         trusted_keys,
@@ -139,6 +141,8 @@ class IsolatedRuntime(Learning):
         request = Open(
             folder=str(bundle.folder.resolve()),
             keys=tuple(trusted_keys),
+            # Whoever opened the bundle for this process has decided about its publisher's key.
+            allow_development=is_development_key(bundle.publisher),
             threads=threads,
             # The child's runtime subtracts the claim; the rest is its budget for keeping features.
             memory_limit=claim + max(0, (memory_limit or 0) - CLAIM_FACTOR * claim),

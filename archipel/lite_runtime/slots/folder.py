@@ -134,6 +134,7 @@ class SlotFolder:
         *,
         version: int = 0,
         weights: str = "",
+        allow_development: bool = False,
     ) -> SlotName:
         """Verify the bundle (folder or file), copy it to the slot that is not in use and mark that one "staged".
 
@@ -146,11 +147,11 @@ class SlotFolder:
             with temporary_folder(self.path(name), 0o700) as staging:
                 copy = staging / BUNDLE_FOLDER
                 if Path(source).is_dir():
-                    _copy_bundle(open_bundle(source, trusted_keys), copy)
+                    _copy_bundle(open_bundle(source, trusted_keys, allow_development=allow_development), copy)
                 else:
                     unpack(source, copy)
                 # Verified after copying: somebody may have changed the source since it was opened.
-                bundle = open_bundle(copy, trusted_keys)
+                bundle = open_bundle(copy, trusted_keys, allow_development=allow_development)
                 tensors = learned(bundle)
                 if tensors:
                     write_durably(staging / LEARNED_FILE, write_weights(tensors))

@@ -36,6 +36,7 @@ class Loader:
     isolated: bool
     seconds: float | None
     own: OwnState | None
+    allow_development: bool = False
 
     def learned(self, bundle: Bundle, parameters: Mapping[str, np.ndarray] | None) -> dict[str, np.ndarray]:
         """The tensors for a slot's learned file, so that the bundle runs with `parameters` (None: its own).
@@ -49,7 +50,7 @@ class Loader:
 
     def open(self, slot: Path, digest: str) -> Bundle:
         """Open and verify the slot's bundle. Raises a BundleError, or SlotError if its digest is not `digest`."""
-        bundle = open_bundle(slot / BUNDLE_FOLDER, self.trusted_keys)
+        bundle = open_bundle(slot / BUNDLE_FOLDER, self.trusted_keys, allow_development=self.allow_development)
         # The signature alone would also admit an older bundle that somebody put here.
         if bundle.digest != digest:
             raise SlotError(f"{slot}: holds bundle {bundle.digest}, the state says {digest}; install it again")

@@ -78,12 +78,13 @@ class Slots:
         confirm_after: int | None = 100,
         load: bool = True,
         own: OwnState | None = None,
+        allow_development: bool = False,
     ) -> None:
         """Own `folder` and load its active slot, or the last good one if that fails.
 
         Arguments:
             folder: made if it is not there; one process owns it at a time.
-            trusted_keys, threads, memory_limit, delegates: as for `load`.
+            trusted_keys, threads, memory_limit, delegates, allow_development: as for `load`.
             isolated: run the models in child processes, so that a model that crashes does not end this one (Linux).
             seconds: most time for one request of such a process.
             attempts: loads of a model on trial, without a confirmation, after which it is given up.
@@ -99,7 +100,7 @@ class Slots:
         self._keys = list(trusted_keys)
         self._loader = Loader(
             trusted_keys=self._keys, threads=threads, memory_limit=memory_limit, delegates=delegates,
-            isolated=isolated, seconds=seconds, own=own,
+            isolated=isolated, seconds=seconds, own=own, allow_development=allow_development,
         )  # fmt: skip
         self._attempts = attempts
         self._confirm_after = confirm_after
@@ -192,7 +193,10 @@ class Slots:
             def learned(opened: Bundle) -> Mapping[str, np.ndarray]:
                 return self._loader.learned(opened, parameters)
 
-            return self._folder.install(bundle, self._keys, self._attempts, learned, version=version, weights=weights)
+            return self._folder.install(
+                bundle, self._keys, self._attempts, learned, version=version, weights=weights,
+                allow_development=self._loader.allow_development,
+            )  # fmt: skip
 
     def switch(self) -> SelfTestReport:
         """Load the staged slot beside the running one, test it, and make it active. Returns the self-test's report.

@@ -44,10 +44,12 @@ DeadlinePhase = Literal[
 
 
 class PageQuery(Message, frozen=True, kw_only=True):
-    """At most `limit` items, from the one that follows the item with the id `after`."""
+    """At most `limit` items, from the one that follows the item with the id `after`; with `starts` those alone whose id
+    begins with these hexadecimal digits."""
 
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 50
     after: RoundId | None = None
+    starts: Annotated[str, Meta(pattern="^[0-9a-f]{1,64}$")] | None = None
 
 
 class EntryQuery(Message, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from archipel.protocol.operator.tasks import AuditEntry
 from archipel.server.audit.chain import FIRST, entry_hash
-from archipel.server.database.tables import AuditRow
+from archipel.server.database.server_tables import AuditRow
 
 _LOCK = 0x61726368
 

@@ -1,11 +1,11 @@
-"""The tables of faults, of devices that are set aside, and of searches for devices that spoil rounds."""
+"""The tables of faults, of devices that are set aside or rest, and of searches for devices that spoil rounds."""
 
 from __future__ import annotations
 
 from sqlalchemy import JSON, Float, ForeignKey, Index, Integer, String
 from sqlalchemy.orm import Mapped, mapped_column
 
-from archipel.server.database.tables import Base
+from archipel.server.database.tables import Base, Digest
 
 Population = String(128)
 Reason = String(128)
@@ -68,3 +68,15 @@ class Suspect(Base):
     logs: Mapped[list[float]] = mapped_column(JSON)
     rounds: Mapped[int] = mapped_column(Integer)
     spoiled: Mapped[int] = mapped_column(Integer)
+
+
+class Rest(Base):
+    """A device that left rounds with `bundle` of tasks of this `kind`, `times` in a row: such rounds take it again from
+    `until` on. Why it left is not in it, and does not follow from it (archipel.server.devices.rests)."""
+
+    __tablename__ = "rests"
+    bundle: Mapped[str] = mapped_column(Digest, ForeignKey("bundles.digest"), primary_key=True)
+    kind: Mapped[str] = mapped_column(String(16), primary_key=True)
+    device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
+    times: Mapped[int] = mapped_column(Integer)
+    until: Mapped[float] = mapped_column(Float, index=True)

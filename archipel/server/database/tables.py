@@ -223,7 +223,8 @@ class Round(Base):
     devices were drawn (devices.spoiler_search). `settled`: since when the set of devices in the sum is fixed, and
     devices may know it. `step_norm` and `state_norm` are the L2 norms of what a training's round changed, `step_scale`
     is the factor that limited it (server.rounds.steps); null before the round is committed, and for other kinds of
-    tasks. `complaints` is the number of excluded participants.
+    tasks. `complaints` is the number of excluded participants. `deadlines` are the seconds that each phase of this
+    round may take (null: those of the task), `timings` what its devices took (server.rounds.durations).
     """
 
     __tablename__ = "rounds"
@@ -248,6 +249,8 @@ class Round(Base):
     state_norm: Mapped[float | None] = mapped_column(Float)
     step_scale: Mapped[float | None] = mapped_column(Float)
     complaints: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
+    deadlines: Mapped[dict[str, float] | None] = mapped_column(JSON(none_as_null=True))
+    timings: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (
@@ -354,45 +357,3 @@ class WeightsEntry(Base):
     statement: Mapped[bytes] = mapped_column(LargeBinary)
     evidence: Mapped[bytes | None] = mapped_column(LargeBinary)
     __table_args__ = (Index(None, "population", "bundle", "weights"),)
-
-
-class AuditRow(Base):
-    """One entry of the audit log; see archipel.server.audit.log. The database refuses UPDATE and DELETE."""
-
-    __tablename__ = "audit"
-    # Counted by the log itself: a sequence of the database may leave gaps, which would look like removed entries.
-    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    time: Mapped[int] = mapped_column(BigInteger)
-    actor: Mapped[str] = mapped_column(String(64))
-    action: Mapped[str] = mapped_column(String(64))
-    subject: Mapped[str] = mapped_column(String(192))
-    detail: Mapped[dict[str, Any]] = mapped_column(JSON)
-    previous: Mapped[str] = mapped_column(Digest)
-    hash: Mapped[str] = mapped_column(Digest)
-
-
-class AccessToken(Base):
-    """An access token, as its SHA-256, valid until `expires` or `revoked` if these are set.
-
-    `populations`: those for which it is valid; null: all.
-    """
-
-    __tablename__ = "access_tokens"
-    token_id: Mapped[str] = mapped_column(Id, primary_key=True)
-    token_hash: Mapped[bytes] = mapped_column(LargeBinary(32), unique=True)
-    name: Mapped[str] = mapped_column(String(128))
-    role: Mapped[str] = mapped_column(String(16))
-    populations: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    created: Mapped[float] = mapped_column(Float)
-    expires: Mapped[float | None] = mapped_column(Float)
-    revoked: Mapped[float | None] = mapped_column(Float)
-
-
-class LeaseRow(Base):
-    """The coordinator's lease: its holder, its number (`term`), and when it `expires`; see server.processes.lease."""
-
-    __tablename__ = "leases"
-    name: Mapped[str] = mapped_column(String(32), primary_key=True)
-    holder: Mapped[str] = mapped_column(Id)
-    term: Mapped[int] = mapped_column(BigInteger)
-    expires: Mapped[float] = mapped_column(Float)

@@ -24,7 +24,7 @@ def create_app(settings: Settings, *, clock: Clock = time.time, demo_page: Path 
     Arguments:
         settings: The server's settings. The database must have the current schema (`Services.prepare`).
         clock: Gives Unix seconds.
-        demo_page: The folder of the built browser demo, served at /demo/.
+        demo_page: The folder of the built browser demo, served at /demo/ with the setting `demo`.
 
     Raises:
         ServerError: The database, the server key or the request log cannot be used.
@@ -44,6 +44,7 @@ def create_app(settings: Settings, *, clock: Clock = time.time, demo_page: Path 
             app.wsgi_app, x_for=settings.trusted_proxies, x_proto=0, x_host=0, x_port=0, x_prefix=0
         )
     door = Door(services, Authenticator(services), RequestLimits(settings))
-    for name, routes in {**ROUTES, "pages": pages.routes(demo_page)}.items():
+    people = pages.routes(demo_page, demo=settings.demo, stall_seconds=settings.stall_seconds)
+    for name, routes in {**ROUTES, "pages": people}.items():
         app.register_blueprint(blueprint(name, routes, door))
     return app

@@ -8,7 +8,8 @@ import hmac
 from sqlalchemy import bindparam, select
 
 from archipel.server.callers import ANYONE, ROOT, Identity
-from archipel.server.database.tables import AccessToken, Device, DeviceSession
+from archipel.server.database.server_tables import AccessToken
+from archipel.server.database.tables import Device, DeviceSession
 from archipel.server.http.problems import refuse
 from archipel.server.services import Services
 

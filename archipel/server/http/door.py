@@ -33,14 +33,17 @@ class Door:
     authenticator: Authenticator
     limits: RequestLimits
 
-    def admit(self, roles: frozenset[Role]) -> Admission:
+    def admit(self, roles: frozenset[Role], *, download: bool = False) -> Admission:
         """Admit the current request, before anything of its body is read.
 
-        Raises ApiError 401, 403 or 429 if it is refused.
+        With `download` it asks for a file of the demo page, which has limits of its own. Raises ApiError 401, 403, 429
+        or 503 if it is refused.
         """
         self.services.tally.flush(self.services.database, self.services.clock())
         source = address_source(request.remote_addr)
         try:
+            if download:
+                return Admission(ANYONE, source, self.limits.begin_download(source))
             identity = ANYONE if "anyone" in roles else self._identify(source)
             known = identity.role != "anyone"
             source = identity.actor if known else source

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
-import os
-import re
-from pathlib import Path, PurePosixPath
-from typing import IO
+from pathlib import Path
 
-from flask import Response, request, send_file
+from flask import Response
 
+from archipel.server.http.page_files import INDEX, PageFiles
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import PUBLIC, Call, Route
 
 PAGE_FOLDER = Path(__file__).with_name("demo_page")
-INDEX = "index.html"
-COMPRESSED = ".gz"
-"""NAME.gz is served as NAME: as it is to clients that accept gzip, and unpacked to others."""
-YEAR_SECONDS = 365 * 24 * 3600
-
-# Not from the tables of the operating system, which differ: with nosniff a wrong type leaves the page empty.
-CONTENT_TYPES = {
-    ".html": "text/html",
-    ".js": "text/javascript",
-    ".mjs": "text/javascript",
-    ".css": "text/css",
-    ".json": "application/json",
-    ".svg": "image/svg+xml",
-    ".wasm": "application/wasm",
-    ".txt": "text/plain",
-}
-OTHER_TYPE = "application/octet-stream"
-
 # The page may load and compile files of this server only, and connect to no other.
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -57,9 +34,6 @@ HEADERS = {
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-HASHED = re.compile(r"assets/.+-[0-9A-Za-z_-]{8}\.\w+")
-"""Names with eight characters of a digest, which Vite writes into them: the content of such a file never changes."""
-
 _HERE = """<!doctype html>
 <html lang="en">
 <title>archipel</title>
@@ -75,41 +49,19 @@ _ITEMS = {"/v1/openapi.json": "its API, as OpenAPI 3.1", "/v1/health": "whether 
 _DEMO = {"/demo/": "the browser demo"}
 
 
-class Pages:
-    """The files of one folder. A name from a request is looked up among them, and is never made part of a path."""
+def routes(folder: Path = PAGE_FOLDER, *, demo: bool = True, stall_seconds: float = 30.0) -> tuple[Route, ...]:
+    """The pages' lines of the route table.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._etags: dict[tuple[str, int, int], str] = {}
-
-    def files(self) -> dict[str, Path]:
-        """Every plain file by its name in URLs, without links. Empty if the page was not built."""
-        paths = {}
-        for parent, _, names in os.walk(self._folder):
-            for name in names:
-                path = Path(parent, name)
-                # A link could lead out of the folder, to any file of this machine.
-                if not path.is_symlink() and path.is_file():
-                    paths[path.relative_to(self._folder).as_posix()] = path
-        return paths
-
-    def etag(self, path: Path) -> str:
-        """SHA-256 of the content, remembered until size or time of the file change."""
-        stat = path.stat()
-        key = (str(path), stat.st_mtime_ns, stat.st_size)
-        if key not in self._etags:
-            with path.open("rb") as file:
-                self._etags[key] = hashlib.file_digest(file, "sha256").hexdigest()
-        return self._etags[key]
-
-
-def routes(folder: Path = PAGE_FOLDER) -> tuple[Route, ...]:
-    """The pages' lines of the route table, for the demo built in `folder`."""
-    pages = Pages(folder)
+    Arguments:
+        folder: Where the demo was built.
+        demo: Whether it is shown.
+        stall_seconds: In this time a reader must take `page_files.PART_BYTES`.
+    """
+    files = PageFiles(folder, stall_seconds=stall_seconds)
 
     def front_page(call: Call[None]) -> Response:
         """What there is, for people."""
-        shown = {**_ITEMS, **(_DEMO if INDEX in pages.files() else {})}
+        shown = {**_ITEMS, **(_DEMO if demo and files.built else {})}
         items = "\n".join(_ITEM.format(path=path, what=what) for path, what in shown.items())
         return Response(
             _HERE.format(items=items), headers={**HEADERS, "Cache-Control": "no-cache"}, mimetype="text/html"
@@ -117,44 +69,26 @@ def routes(folder: Path = PAGE_FOLDER) -> tuple[Route, ...]:
 
     def demo_page(call: Call[None]) -> Response:
         """The browser demo; nothing that is drawn there is sent anywhere."""
-        return _send(pages, INDEX)
+        return send(INDEX)
 
     def demo_file(call: Call[None], name: str) -> Response:
         """A file of the browser demo."""
-        return _send(pages, name)
+        return send(name)
+
+    def send(name: str) -> Response:
+        if not demo:
+            raise refuse(404, "this server does not show the demo page; `archipel serve start FOLDER --demo` does")
+        if not files.built:
+            raise refuse(404, "the demo page was not built; `make web` in archipel's source folder builds it")
+        file = files.find(name)
+        if file is None:
+            raise refuse(404, f"the demo page has no file {name[:100]!r}")
+        response = files.send(file)
+        response.headers.update(HEADERS)
+        return response
 
     return (
         Route("GET", "/", PUBLIC, front_page),
-        Route("GET", "/demo/", PUBLIC, demo_page),
-        Route("GET", "/demo/<path:name>", PUBLIC, demo_file),
+        Route("GET", "/demo/", PUBLIC, demo_page, download=demo),
+        Route("GET", "/demo/<path:name>", PUBLIC, demo_file, download=demo),
     )
-
-
-def _send(pages: Pages, name: str) -> Response:
-    files = pages.files()
-    if INDEX not in files:
-        raise refuse(404, "the demo page was not built; `make web` in archipel's source folder builds it")
-    packed = name not in files
-    path = files.get(name + COMPRESSED if packed else name)
-    if path is None:
-        raise refuse(404, f"the demo page has no file {name[:100]!r}")
-    unpack = packed and not request.accept_encodings["gzip"]
-    source: Path | IO[bytes] = path
-    if unpack:
-        # Not gzip.open: gunicorn sends from the file descriptor, which would be the packed bytes.
-        source = io.BytesIO(gzip.decompress(path.read_bytes()))
-    response = send_file(
-        source,
-        mimetype=CONTENT_TYPES.get(PurePosixPath(name).suffix, OTHER_TYPE),
-        # Two representations of one file must not have the same ETag, or a cache would mix them up.
-        etag=f"{pages.etag(path)}-plain" if unpack else pages.etag(path),
-        conditional=not unpack,
-        last_modified=None,
-    )
-    if packed and not unpack:
-        response.headers["Content-Encoding"] = "gzip"
-    response.headers["Vary"] = "Accept-Encoding"
-    fixed = HASHED.fullmatch(name) is not None
-    response.headers["Cache-Control"] = f"public, max-age={YEAR_SECONDS}, immutable" if fixed else "no-cache"
-    response.headers.update(HEADERS)
-    return response

@@ -35,6 +35,9 @@ def page(
     # Rows with equal times are ordered by their keys; the comparison of pairs continues exactly there.
     place: Any = tuple_(time, key)
     rows = select(table).where(*where, *chosen)
+    if query.starts is not None:
+        # A range, which the index of the key finds; "g" follows the last hexadecimal digit.
+        rows = rows.where(key >= query.starts, key < query.starts + "g")
     if query.after is not None:
         # Without `chosen`: the last row of the page before may have left that choice in the meantime.
         last = session.execute(select(time, key).where(key == query.after, *where)).one_or_none()

@@ -19,6 +19,8 @@ from archipel.server.settings import Settings
 
 BUCKETS = 50_000
 """How many sources are remembered: those that came last. A forgotten source begins again with a full bucket."""
+DOWNLOADS_OF_ONE_ADDRESS = 48
+"""So many files of the demo page at once: eight browsers behind one address, of six connections each."""
 
 
 class TokenBuckets:
@@ -87,6 +89,10 @@ class RequestLimits:
         self._known = TokenBuckets(settings.requests_per_second, settings.requests_per_second * burst)
         self._unknown = TokenBuckets(settings.anonymous_per_second, settings.anonymous_per_second * burst)
         self._slots = Slots(settings.concurrent_requests)
+        # Files of the demo page have a bucket of their own, so that a page that loads uses up nobody's enrolment.
+        self._files = TokenBuckets(settings.anonymous_per_second, settings.anonymous_per_second * burst)
+        self._downloads = Slots(DOWNLOADS_OF_ONE_ADDRESS)
+        self._all_downloads = Slots(settings.downloads)
         self._clock = clock
 
     def count(self, source: str, *, known: bool) -> None:
@@ -94,6 +100,28 @@ class RequestLimits:
         wait = (self._known if known else self._unknown).take(source, self._clock())
         if wait > 0:
             raise refuse(429, "too many requests; wait, then try again", retry_after=math.ceil(wait))
+
+    def begin_download(self, source: str) -> Callable[[], None]:
+        """Count a request of `source` for a file of the demo page, and return the function that ends it.
+
+        Raises ApiError 429 if `source` asks for too many, and 503 if everybody together does.
+        """
+        wait = self._files.take(source, self._clock())
+        if wait > 0:
+            raise refuse(429, "too many requests; wait, then try again", retry_after=math.ceil(wait))
+        leave = self._downloads.enter(source)
+        if leave is None:
+            raise refuse(429, "too many downloads at the same time; wait for the end of an earlier one")
+        leave_all = self._all_downloads.enter("")
+        if leave_all is None:
+            leave()
+            raise refuse(503, "too many people load the demo page at this moment; try again")
+
+        def leave_both() -> None:
+            leave_all()
+            leave()
+
+        return leave_both
 
     def enter(self, source: str) -> Callable[[], None]:
         """Begin a request and return the function that ends it. Raises ApiError 429 with too many at the same time."""

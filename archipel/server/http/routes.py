@@ -46,7 +46,8 @@ class Route:
 
     `path` is in Flask's syntax, `query` a struct of the query string's parameters, `takes` and `gives` the content
     types of bodies that are bytes, `headers` the patterns of headers that a request must have. With `members` a device
-    must be a participant of the round in the path. The handler returns the response struct, encoded JSON (bytes), a
+    must be a participant of the round in the path. With `download` it is a file of the demo page, for anyone. The
+    handler returns the response struct, encoded JSON (bytes), a
     pair of struct and status, or a Response.
     """
 
@@ -58,6 +59,7 @@ class Route:
     response: Any = None
     status: int = 200
     members: bool = False
+    download: bool = False
     query: type[msgspec.Struct] | None = None
     takes: str = ""
     gives: str = ""
@@ -130,7 +132,7 @@ def _view(route: Route, door: Door) -> Callable[..., Response]:
     what = re.sub(r"[^A-Za-z]+", " ", getattr(route.request, "__name__", "")).strip()
 
     def view(**arguments: str) -> Response:
-        admitted = door.admit(route.roles)
+        admitted = door.admit(route.roles, download=route.download)
         try:
             response = serve(admitted.identity, arguments)
         except BaseException as error:

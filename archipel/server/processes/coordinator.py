@@ -22,31 +22,30 @@ from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
 from archipel.server.database.tables import (
     LIVE,
     Answer,
-    Blob,
     BundleRow,
     DeviceSession,
     Participant,
     Round,
     Task,
     UsedNonce,
-    Version,
 )
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
 from archipel.server.devices import spoiler_search as search
 from archipel.server.devices.faults import note_fault, set_aside_faulty
+from archipel.server.devices.rests import forget_rests
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
-from archipel.server.rounds import buffers, evaluating, folding, opening, reach, weights_log
-from archipel.server.rounds.aggregation import Outcome, aggregate
+from archipel.server.rounds import buffers, evaluating, folding, opening
+from archipel.server.rounds.aggregation import aggregate
 from archipel.server.rounds.checks import layout_of
+from archipel.server.rounds.committing import record_result
 from archipel.server.rounds.machine import (
     RULES,
     Transition,
     Verdict,
     advance,
-    commit_round,
     count,
     count_seatable,
     decide,
@@ -297,48 +296,11 @@ class Coordinator:
                 most = settings.max_failed_rounds
                 done = fail_round(session, current, task, reason, now=now, max_failed=most, counts=counts)
             else:
-                self._commit(session, current, task, outcome, now)
+                record_result(session, current, task, outcome, settings=settings, now=now)
                 done = Transition(round_id, "committed")
             set_aside_faulty(session, round_id, settings, now)
         self._report(done)
         return True
-
-    def _commit(self, session: Session, current: Round, task: Task, outcome: Outcome, now: float) -> None:
-        """Record the round's result. One transaction: version, log entry, the task's new model, and the phase."""
-        current.weight_sum = outcome.weight_sum
-        current.result = outcome.result
-        version = outcome.version
-        if version is not None:
-            session.merge(Blob(digest=version.weights, kind="weights", size=version.weights_size, created=now))
-            reach.extend(session, task.population, task.task_id, version.weights)
-            if version.strategy_state is not None:
-                session.merge(
-                    Blob(digest=version.strategy_state, kind="state", size=version.strategy_state_size, created=now)
-                )
-            session.add(
-                Version(
-                    task_id=task.task_id,
-                    number=task.rounds_committed + 1,
-                    weights=version.weights,
-                    strategy_state=version.strategy_state,
-                    parent=task.model,
-                    round_id=current.round_id,
-                    cohort=outcome.cohort,
-                    weight_sum=outcome.weight_sum,
-                    created=now,
-                )
-            )
-            # Before `task.model` changes: the entry names the model that the step began with.
-            bundle_log = weights_log.Log(task.population, task.bundle, self._services.settings.private_key)
-            weights_log.step(session, bundle_log, current, task, version, outcome.cohort)
-            current.weights_out = version.weights
-            current.step_norm, current.state_norm = version.step.parameters, version.step.state
-            current.step_scale = version.step.scale
-            task.model = version.weights
-            task.strategy_state = version.strategy_state
-        search.after_success(session, current, task, settings=self._services.settings, now=now)
-        commit_round(session, current, task, now=now, note="" if version is None else version.step.note)
-        evaluating.evaluate_version(session, current, task, settings=self._services.settings, now=now)
 
     def _start(self, task: Task) -> bool:
         """Make the task's first version, or open a round if enough devices wait. Returns whether it did."""
@@ -392,6 +354,7 @@ class Coordinator:
         now = self._services.clock()
         with self._write() as session:
             session.execute(delete(DeviceSession).where(DeviceSession.expires <= now))
+            forget_rests(session, now)
             search.forget(session, before=now - self._services.settings.fault_seconds)
             session.execute(delete(UsedNonce).where(UsedNonce.expires <= now))
         self._services.blobs.sweep(before=now - LEFTOVER_SECONDS)

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from archipel.errors import LeaseLostError
 from archipel.server.database.engine import Database
-from archipel.server.database.tables import LeaseRow
+from archipel.server.database.server_tables import LeaseRow
 
 NAME = "coordinator"
 

@@ -21,9 +21,11 @@ settings = children.settings_from_environment()
 
 bind = [f"fd://{os.environ[children.LISTEN_FD]}"]
 wsgi_app = "archipel.server.processes.web:application()"
-worker_class = "gthread"
+worker_class = "archipel.server.processes.worker.Worker"
 workers = settings.workers
-threads = settings.threads
+# A download of the demo page takes a thread for as long as its reader likes. These are beside those for requests, and
+# there are never more downloads (RequestLimits).
+threads = settings.threads + settings.downloads
 # A device keeps its connection between polls. An idle connection takes no thread.
 keepalive = 75
 worker_connections = 4000

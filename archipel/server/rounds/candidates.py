@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from archipel.server.database.tables import UPDATE_PHASES, Answer, CheckInRow, Participant, Round, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices.faults import set_aside_now
+from archipel.server.devices.rests import resting
 from archipel.server.devices.targeting import Target
 
 
@@ -69,6 +70,7 @@ def _conditions(task: Task, now: float, window: float) -> list[ColumnElement[boo
     request = request_of(task)
     where = [CheckInRow.population == task.population, *is_waiting(now, window)]
     where.append(CheckInRow.device_id.not_in(set_aside_now(task.population, now)))
+    where.append(CheckInRow.device_id.not_in(resting(task.bundle, task.kind, now)))
     if request.max_contributions is not None:
         where.append(CheckInRow.device_id.not_in(have_given(task)))
     if request.devices_of is not None:

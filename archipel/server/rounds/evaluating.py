@@ -27,7 +27,7 @@ from archipel.server.database.tables import BundleRow, Round, Task
 from archipel.server.database.task_requests import audited, request_of
 from archipel.server.rounds.candidates import count_candidates
 from archipel.server.rounds.checks import check_task
-from archipel.server.rounds.machine import deadline, fail_task
+from archipel.server.rounds.machine import deadline, fail_task, let_go
 from archipel.server.rounds.opening import Write, add_task, new_task
 from archipel.server.rounds.waiting import waiting_for
 from archipel.server.settings import Settings
@@ -108,6 +108,16 @@ def evaluate_version(session: Session, current: Round, task: Task, *, settings: 
     )
     add_task(session, made)
     audit.append(session, now, "coordinator", "task.create", made.task_id, training=task.task_id, **audited(made))
+
+
+def cancel_evaluations(session: Session, task: Task, *, now: float, actor: str) -> None:
+    """Cancel the evaluations of a training that `actor` cancels, in the same transaction: nobody waits for them."""
+    of_task = select(Round.round_id).where(Round.task_id == task.task_id)
+    unfinished = select(Task).where(Task.evaluates.in_(of_task), Task.ended.is_(None)).with_for_update()
+    for evaluation in session.scalars(unfinished).all():
+        evaluation.state, evaluation.reason, evaluation.ended = "cancelled", "its training was cancelled", now
+        audit.append(session, now, actor, "task.cancel", evaluation.task_id, training=task.task_id)
+        let_go(session, evaluation)
 
 
 def end_idle(services: Services, write: Write) -> bool:

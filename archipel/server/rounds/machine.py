@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import bindparam, delete, func, insert, select, update
+from sqlalchemy import bindparam, case, delete, exists, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import Phase, RoundPlan
@@ -28,10 +28,12 @@ from archipel.server.database.tables import Answer, CheckInRow, Participant, Rou
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
 from archipel.server.devices.faults import has_faults
+from archipel.server.devices.rests import end_rests
 from archipel.server.devices.smallest_answer import reads_attributes
 from archipel.server.devices.spoiler_search import draw_round, waiting_needed
 from archipel.server.rounds import complaining
 from archipel.server.rounds.candidates import candidates, count_candidates
+from archipel.server.rounds.refusals import told_reasons
 
 MAX_REASON = 1024
 
@@ -40,12 +42,12 @@ MAX_REASON = 1024
 class PhaseRule:
     """One row of the state machine.
 
-    The devices that answered in phase `previous` must answer in this one (after `assigning`: all that were assigned and
-    have not left; after `complaining`: all that no complaint excludes). The phase ends as soon as all of them have
-    answered, or at its deadline (`seconds` by default) if at least `minimum` have; otherwise the round fails with
-    `lacking`. Phase `assigning` waits for devices that check in, `buffering` for updates that were folded into the
-    round's sum, `aggregating` for the coordinator's own work. With `collects` the answers are updates, and the task's
-    `goal` of them end the phase early.
+    The devices that answered in phase `previous` must answer in this one (after `assigning`: all that were assigned),
+    except those that have left or that a complaint excludes. The phase ends as soon as all of them have answered, or at
+    its deadline (`seconds` by default) if at least `minimum` have; otherwise the round fails with `lacking`. It fails
+    at once when fewer than `minimum` are left. Phase `assigning` waits for devices that check in, `buffering` for
+    updates that were folded into the round's sum, `aggregating` for the coordinator's own work. With `collects` the
+    answers are updates, and the task's `goal` of them end the phase early.
     """
 
     name: Phase
@@ -90,13 +92,15 @@ class Verdict(enum.Enum):
 class Counts:
     """Numbers of devices: `expected` must answer, `answered` have answered, `minimum` are enough at the deadline.
 
-    A phase that collects updates ends early with `goal` answers (None: only when all expected ones are there).
+    `left` must not answer any more, because they said that they leave. A phase that collects updates ends early with
+    `goal` answers (None: only when all expected ones are there).
     """
 
     expected: int
     answered: int
     minimum: int
     goal: int | None = None
+    left: int = 0
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,8 @@ def decide(rule: PhaseRule, counts: Counts, *, now: float, phase_ends: float) ->
     complete = counts.answered >= counts.expected
     if rule.collects and counts.goal is not None:
         complete = complete or counts.answered >= counts.goal
+    if rule.waits_for == "answers" and counts.expected < counts.minimum:
+        return Verdict.FAIL
     if not (complete or late):
         return Verdict.STAY
     # Also before the deadline: all expected devices have answered, and still they may be fewer than `minimum`.
@@ -165,15 +171,10 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
     if rule.waits_for == "folded":
         folded = session.scalar(_FOLDED, {"in_round": current.round_id}) or 0
         return Counts(task.cohort, folded, required(task, rule))
-    minimum, expected = required(task, rule), _count_answers(session, current.round_id, rule.previous or "")
-    if rule.previous == "complaining":
-        expected = session.scalar(_STAYING, {"in_round": current.round_id, "in_phase": rule.previous}) or 0
-    if rule.previous == "assigning":
-        # If too many have left, the round still waits for its deadline. A round that failed at once would be opened
-        # again soon, and `max_failed` such rounds in a row would end the task.
-        expected = max(expected, minimum)
-    answered = _count_answers(session, current.round_id, rule.name)
-    return Counts(expected, answered, minimum, goal=request_of(task).goal)
+    here = {"in_round": current.round_id, "in_phase": rule.name, "before": rule.previous}
+    expected, left = session.execute(_FIRST if rule.previous == "assigning" else _LATER, here).one()
+    answered = session.scalar(_ANSWERS, here) or 0
+    return Counts(expected or 0, answered, required(task, rule), goal=request_of(task).goal, left=left or 0)
 
 
 def count_seatable(session: Session, task: Task, *, now: float, window: float) -> int:
@@ -220,6 +221,9 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
             hidden = rule.waits_for == "check-ins" and reads_attributes(task.eligibility)
             number = "too few" if hidden else str(counts.answered)
             reason = f"{number} {rule.lacking} by the deadline of phase {rule.name}, {counts.minimum} needed"
+            if rule.waits_for == "answers" and counts.expected < counts.minimum:
+                of = counts.expected + counts.left
+                reason = f"{counts.left} of {of} devices left the round in phase {rule.name}, {counts.minimum} needed"
         return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
     if rule.collects and queries.is_query(task) and (why := queries.conflict(session, current, task, now=now)):
         # Checked before devices see the survivors: each device remembers a set that it was shown, even of a round that
@@ -261,7 +265,11 @@ def fail_round(
         task.failed_rounds += 1
         # A training waits for the evaluations of its versions, so these are not tried again.
         if task.failed_rounds >= (max_failed if task.evaluates is None else 1):
-            fail_task(session, task, f"{task.failed_rounds} rounds in a row failed; the last one: {reason}", now=now)
+            # What devices said is for operators: a round's reason is told to its devices too.
+            said = told_reasons(session, current.round_id)
+            fail_task(
+                session, task, f"{task.failed_rounds} rounds in a row failed; the last one: {reason}{said}", now=now
+            )
     let_go(session, task)
     return Transition(current.round_id, "failed", current.reason)
 
@@ -281,6 +289,7 @@ def commit_round(session: Session, current: Round, task: Task, *, now: float, no
     `note` becomes the round's reason: what is unusual about its result.
     """
     _end(session, current, task, "committed", note, now)
+    end_rests(session, current.round_id, task)
     task.rounds_committed += 1
     task.failed_rounds = 0
     if task.rounds_committed >= request_of(task).rounds:
@@ -306,25 +315,26 @@ def read_plan(current: Round) -> RoundPlan:
     return decode("plan", decode("plan", current.plan, Sealed).body, RoundPlan)
 
 
-_PARTICIPANTS = select(func.count()).where(Participant.round_id == bindparam("in_round"), Participant.left.is_(None))
 _FOLDED = select(func.count()).where(Answer.folded_into == bindparam("in_round"))
 _ANSWERS = select(func.count()).where(Answer.round_id == bindparam("in_round"), Answer.phase == bindparam("in_phase"))
-_STAYING = (
-    select(func.count())
-    .select_from(Answer)
-    .join(Participant, (Participant.round_id == Answer.round_id) & (Participant.device_id == Answer.device_id))
-    .where(
+_HAS_ANSWERED = exists().where(
+    Answer.round_id == bindparam("in_round"),
+    Answer.phase == bindparam("in_phase"),
+    Answer.device_id == Participant.device_id,
+)
+_GONE = Participant.left.is_not(None) & ~_HAS_ANSWERED
+_FIRST = select(func.sum(case((_GONE, 0), else_=1)), func.sum(case((_GONE, 1), else_=0))).where(
+    Participant.round_id == bindparam("in_round"), Participant.excluded.is_(None)
+)
+"""How many participants a phase waits for, and how many have left without an answer in it."""
+_LATER = _FIRST.where(
+    exists().where(
         Answer.round_id == bindparam("in_round"),
-        Answer.phase == bindparam("in_phase"),
-        Participant.excluded.is_(None),
+        Answer.phase == bindparam("before"),
+        Answer.device_id == Participant.device_id,
     )
 )
-
-
-def _count_answers(session: Session, round_id: str, phase: str) -> int:
-    if phase == "assigning":
-        return session.scalar(_PARTICIPANTS, {"in_round": round_id}) or 0
-    return session.scalar(_ANSWERS, {"in_round": round_id, "in_phase": phase}) or 0
+"""The same of those that answered in the phase before."""
 
 
 def _assign(session: Session, current: Round, task: Task, *, now: float, window: float) -> None:

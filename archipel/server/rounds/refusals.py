@@ -16,14 +16,18 @@ UNTOLD = "untold"
 
 def count_refusal(
     connection: Connection, round_id: str, device_id: str, reason: LeaveReason | None, now: float
-) -> None:
-    """Count the refusal, once for each device, however often it repeats it. The caller has locked the round."""
+) -> bool:
+    """Count the refusal, once for each device, however often it repeats it. The caller has locked the round.
+
+    Returns whether it was the device's first one.
+    """
     # Whether the device was counted is kept with the participant, and the reason apart from it.
     if not connection.execute(_FIRST, {"of_round": round_id, "leaving": device_id, "at": now}).rowcount:
-        return
+        return False
     row = {"of_round": round_id, "why": reason or UNTOLD}
     if not connection.execute(_ONE_MORE, row).rowcount:
         connection.execute(insert(Refusal), {"round_id": round_id, "reason": reason or UNTOLD, "devices": 1})
+    return True
 
 
 def refusals_of_rounds(session: Session, round_ids: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -47,6 +51,12 @@ def refusals_of_task(session: Session, task_id: str) -> dict[str, int]:
         .order_by(Refusal.reason)
     )
     return {row.reason: int(row.devices) for row in session.execute(query)}
+
+
+def told_reasons(session: Session, round_id: str) -> str:
+    """What the devices that left the round said, as an addition to a sentence; empty if none left."""
+    told = refusals_of_rounds(session, [round_id]).get(round_id, {})
+    return f" (they said: {', '.join(f'{reason} {count}' for reason, count in sorted(told.items()))})" if told else ""
 
 
 _FIRST = (

@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 from archipel.bundle import Bundle
 from archipel.protocol.bounds import step
 from archipel.server.database.tables import Round, Task
-from archipel.server.processes.coordinator import Coordinator
 from archipel.server.rounds.aggregation import Outcome
 from archipel.server.rounds.steps import limit
 from tests.attacks.bounds_federation import *  # noqa: F403
@@ -72,13 +71,13 @@ def test_the_step_is_the_same_when_the_sum_is_made_again_after_a_crash(
     vectors[0] = pushed(digits, vectors[0], sum(vectors[1:]))
     made: list[str] = []
 
-    def lost(self: Coordinator, session: Session, current: Round, task: Task, outcome: Outcome, now: float) -> None:
+    def lost(session: Session, current: Round, task: Task, outcome: Outcome, **_: object) -> None:
         assert outcome.version is not None
         made.append(outcome.version.weights)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("archipel.server.processes.coordinator.Coordinator._commit", lost)
+        patch.setattr("archipel.server.processes.coordinator.record_result", lost)
         with pytest.raises(KeyboardInterrupt):
             digits.finish(vectors)
     world.restart_coordinator()

@@ -101,3 +101,11 @@ def test_the_peak_is_this_process_own() -> None:
     before, after = map(int, done.stdout.split())
     assert before < 60e6 < held.nbytes < peak_bytes()
     assert 50e6 < after - before < 60e6
+
+
+def test_a_batch_that_no_memory_holds_is_refused_before_it_is_made(linear: Linear, archipel: Command) -> None:
+    _, err = archipel("bench", *linear.arguments, *QUICK, "--batch", str(10**12), code=1)
+    # Four float32, here and in the process that measures, and as the float64 that they are drawn as.
+    assert f"--batch {10**12}: its examples need {10**12 * 4 * (2 * 4 + 8):,} bytes of memory, and " in err
+    assert err.endswith(" are free here; give a smaller --batch\n")
+    assert err.count("\n") == 1

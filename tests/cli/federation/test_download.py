@@ -79,7 +79,20 @@ def test_other_bytes_than_those_asked_for_are_not_kept(
 
 def test_what_rounds_came_to(archipel: Command, trained: tuple[str, dict[str, np.ndarray]]) -> None:
     head, row = archipel("task", "metrics", trained[0])[0].splitlines()
-    assert head.split() == ["number", "round", "devices", "ended", "weight", "step", "result"]
-    assert (row.split()[0], row.split()[2], row.split()[-2]) == ("1", "3", "6")  # weights 1, 2 and 3
+    assert head.split() == ["number", "round", "devices", "ended", "weight", "step", "clipped", "result"]
+    assert (row.split()[0], row.split()[2], row.split()[5]) == ("1", "3", "6")  # weights 1, 2 and 3
     [found] = json.loads(archipel("task", "metrics", trained[0], "--json")[0])
     assert found["weight_sum"] == 6
+
+
+@pytest.mark.parametrize("kind", [{"kind": "analytics"}, {"kind": "evaluation", "metrics": {"loss": 8.0}}])
+def test_what_makes_no_weights_gives_none(
+    archipel: Command,
+    reached: World,  # noqa: F811
+    tmp_path: Path,
+    kind: dict[str, object],
+) -> None:
+    task = reached.create_task(**kind)["task_id"]
+    said = archipel("task", "download", task, str(tmp_path / "w.safetensors"), code=1)[1]
+    assert f"is of kind {kind['kind']} and makes no weights; `archipel task metrics {task}`" in said
+    assert list(tmp_path.iterdir()) == []

@@ -318,5 +318,5 @@ def test_a_number_that_is_a_bound_is_marked() -> None:
 
 @pytest.mark.parametrize("name", ["../../x", "%00", "", "a b", ".."])
 def test_what_is_no_id_leads_nowhere(archipel: Command, served: Path, name: str) -> None:
-    assert "expected an id or a name" in archipel("task", "show", name, code=1)[1]
+    assert "expected the id of a task" in archipel("task", "show", name, code=1)[1]
     assert "expected an id or a name" in archipel("population", "show", name, code=1)[1]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from onnx import numpy_helper, parser
+from onnx import helper, numpy_helper, parser
 
 from archipel import bundle as b
 from tests.support.commands import Command, Linear
@@ -176,3 +176,16 @@ def test_mistakes_are_one_line(
     _, err = archipel("compare", *(each.format(**places) for each in arguments), code=1)
     assert text in err
     assert err.count("\n") == 1
+
+
+def test_long_names_do_not_run_into_the_next_column(archipel: Command, tmp_path: Path) -> None:
+    long = "model/encoder/layers/11/attention/output/dense/MatMul:0"
+    proto = parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[n, 4] x) => (float[n, 4] y) {}')
+    proto.graph.node.append(helper.make_node("Relu", ["x"], [long], name="relu"))
+    proto.graph.output[0].name = long
+    (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
+    np.save(tmp_path / "x.npy", np.ones((8, 4), np.float32))
+    out, _ = archipel("compare", str(tmp_path / "m.onnx"), str(tmp_path / "m.onnx"), "--data", str(tmp_path / "x.npy"))
+    head, row = (next(line for line in out.splitlines() if word in line) for word in ("computed by", long))
+    assert row[head.index("computed by") :] == "Relu relu"
+    assert row[head.index("value") :].startswith(f"output {long}  ")

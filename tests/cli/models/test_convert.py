@@ -82,6 +82,23 @@ def test_a_recipe_is_applied_and_kept_as_lineage(archipel: Command, folder: Path
         node.op_type for node in onnx.load(bundle.folder / "predict.onnx", load_external_data=False).graph.node
     }
     assert "QuantizeLinear" in operators
+    for name in ("calibration", "validation"):
+        assert f"predict and training form on the {name} examples: 100.0% equal classes, signal to noise " in out
+
+
+def test_calibration_unlike_the_data_is_refused(archipel: Command, folder: Path) -> None:
+    with np.load(folder / "data.npz") as data:
+        np.save(folder / "faint.npy", data["x"] * np.float32(1e-3))
+    arguments = ["--recipe", str(folder / "recipe.toml"), "--calibration", str(folder / "faint.npy"),
+                 "--validation", str(folder / "data.npz"), "--loss", "cross_entropy"]  # fmt: skip
+    _, err = call(archipel, folder, *arguments, code=1)
+    assert "--validation: predict, as devices run it, gives" in err
+    assert "or lower --min-agreement" in err
+    assert not (folder / "m.bundle").exists()
+    out, _ = call(archipel, folder, *arguments, "--min-agreement", "0.1")
+    metrics = opened(folder).manifest.lineage.metrics
+    assert 0.1 < metrics["agreement_validation"] < 0.8
+    assert f"on the validation examples: {metrics['agreement_validation']:.1%} equal classes" in out
 
 
 def test_calibration_alone_means_int8(archipel: Command, folder: Path) -> None:

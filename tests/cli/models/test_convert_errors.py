@@ -115,6 +115,8 @@ CONVERT = """
 --name \t
 --population two/words
 --valid-days -1
+--min-agreement 2
+--min-snr loud
 --sequence -1
 --sequence 99999999999999999999
 --parent short

@@ -155,7 +155,7 @@ def test_a_graph_that_cannot_be_read_is_said(archipel: Command, linear: Linear) 
         (["{mlp}", "--unverified"], "an ONNX file has no signature; leave out --key and --unverified"),
         (["{folder}", "--unverified", "--key", "k.pub"], "--unverified and --key: give one of the two"),
         (["{text}"], "text.onnx: not a valid ONNX file"),
-        (["{empty}", "--unverified"], "is {empty} a bundle?"),
+        (["{empty}", "--unverified"], "{empty}: a folder, and no bundle, since it has no manifest.json"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -167,6 +167,18 @@ def test_mistakes_are_one_line(
     _, err = archipel("inspect", *(each.format(**places) for each in arguments), code=1)
     assert text.format(**places) in err
     assert err.count("\n") == 1
+
+
+def test_text_is_shown(archipel: Command, tmp_path: Path) -> None:
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (string[n] words) => (string[n] y){ y = StringNormalizer (words) }'
+    )
+    (tmp_path / "text.onnx").write_bytes(proto.SerializeToString())
+    out, _ = archipel("inspect", str(tmp_path / "text.onnx"))
+    assert "  <- words: " in out
+    assert "peak" not in out  # text has no fixed size
+    facts = json.loads(archipel("inspect", str(tmp_path / "text.onnx"), "--json")[0])
+    assert (facts["inputs"][0]["shape"], facts["peak_bytes"]) == (["n"], None)
 
 
 def test_a_saved_model_names_the_bundle_in_it(archipel: Command, linear: Linear, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from archipel.server.database.tables import AccessToken
+from archipel.server.database.server_tables import AccessToken
 from archipel.server.http.auth import NOT_VALID
 from tests.support.world import World
 

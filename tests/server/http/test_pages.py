@@ -5,18 +5,18 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
-import urllib3
 from flask.testing import FlaskClient
 
 from archipel.server.http import pages
 from archipel.server.http.app import create_app
+from archipel.server.http.request_limits import DOWNLOADS_OF_ONE_ADDRESS
+from archipel.server.settings import DEMO_DOWNLOADS
 from tests.support.world import World
 
 FILES = {
@@ -29,6 +29,11 @@ FILES = {
     "model/digits.bundle": (b"PK", "application/octet-stream"),
     "model/publisher.json": (b"{}", "application/json"),
 }
+
+
+@pytest.fixture
+def server_settings() -> Mapping[str, object]:
+    return {"demo": True}
 
 
 @pytest.fixture
@@ -101,6 +106,7 @@ def test_a_compressed_file_stands_for_itself(client: FlaskClient, folder: Path) 
     etags = set()
     for accepted, encoding in (("gzip, br", "gzip"), ("br", None), ("gzip;q=0", None)):
         with client.get(f"/demo/{name}", headers={"Accept-Encoding": accepted}) as response:
+            assert response.headers["Content-Length"] == str(len(response.get_data()))
             assert response.headers["Content-Type"] == kind
             assert response.headers.get("Content-Encoding") == encoding
             assert response.headers["Vary"] == "Accept-Encoding"
@@ -139,39 +145,45 @@ def test_the_server_itself_serves_the_package_s_folder() -> None:
     assert Path(pages.__file__).parent / "demo_page" == pages.PAGE_FOLDER
 
 
+def test_a_server_shows_the_demo_only_if_it_is_told_to(world: World, folder: Path) -> None:
+    app = create_app(msgspec.structs.replace(world.settings, demo=False), demo_page=folder)
+    client = app.test_client()
+    for path in ("/demo/", "/demo/index.html"):
+        answer = client.get(path)
+        assert answer.status_code == 404
+        assert "--demo" in answer.get_json()["message"]
+    assert "/demo/" not in client.get("/").text
+    app.extensions["archipel"].database.dispose()
+
+
 def test_only_reading(client: FlaskClient) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
         with client.open("/demo/", method=method) as response:
             assert response.status_code == 405
 
 
-def test_gunicorn_sends_compressed_files_whole(world: World, folder: Path, tmp_path: Path) -> None:
-    """It sends files by their descriptor where it can, so what it has to send must not have another's."""
-    name = "assets/ort-wasm-DEADBEEF.wasm"
-    data = bytes(range(256)) * 400
-    (folder / name).unlink()
-    (folder / f"{name}.gz").write_bytes(gzip.compress(data))
-    (tmp_path / "served.py").write_text(
-        "from pathlib import Path\n"
-        "from archipel.server import create_app, load_settings\n"
-        f"app = create_app(load_settings(Path({str(world.settings.folder)!r})), demo_page=Path({str(folder)!r}))\n"
-    )
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = [sys.executable, "-m", "gunicorn", "--bind", f"fd://{listener.fileno()}", "served:app"]
-        with subprocess.Popen(
-            command, cwd=tmp_path, pass_fds=[listener.fileno()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as server:
-            try:
-                for accepted in ("gzip", "identity"):
-                    request = urllib3.request(
-                        "GET",
-                        f"http://127.0.0.1:{listener.getsockname()[1]}/demo/{name}",
-                        headers={"Accept-Encoding": accepted},
-                        timeout=30,
-                    )
-                    assert request.data == data, accepted
-            finally:
-                server.terminate()
+def test_six_browsers_behind_one_address_load_the_page(client: FlaskClient, world: World) -> None:
+    """All at once, with as many connections as browsers open; and they use up no enrolment."""
+    with ExitStack() as stack:
+        for _ in range(6 * 6):
+            response = stack.enter_context(client.get("/demo/assets/ort-wasm-DEADBEEF.wasm"))
+            assert response.status_code == 200
+        assert client.get("/v1/health").status_code == 200
+
+
+def test_who_asks_for_more_is_told_when_to_ask_again(client: FlaskClient) -> None:
+    with ExitStack() as stack:
+        answers = [stack.enter_context(client.get("/demo/")) for _ in range(DOWNLOADS_OF_ONE_ADDRESS + 1)]
+        assert [answer.status_code for answer in answers] == [*[200] * DOWNLOADS_OF_ONE_ADDRESS, 429]
+        assert int(answers[-1].headers["Retry-After"]) >= 1
+        others = [
+            stack.enter_context(client.get("/demo/", environ_base={"REMOTE_ADDR": f"10.0.0.{number}"}))
+            for number in range(DEMO_DOWNLOADS - DOWNLOADS_OF_ONE_ADDRESS + 1)
+        ]
+        assert [answer.status_code for answer in others] == [*[200] * (DEMO_DOWNLOADS - DOWNLOADS_OF_ONE_ADDRESS), 503]
+        assert int(others[-1].headers["Retry-After"]) >= 1
+    with client.get("/demo/") as again:
+        assert again.status_code == 200
 
 
 def test_the_front_page_says_what_is_here(client: FlaskClient, folder: Path) -> None:

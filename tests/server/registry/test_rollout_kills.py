@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 import archipel.server.processes.coordinator as coordinating
 import archipel.server.registry.rollout_steps as steps
 from archipel.errors import LeaseLostError
-from archipel.server.database.tables import AuditRow, LeaseRow
+from archipel.server.database.server_tables import AuditRow, LeaseRow
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.processes.lease import Lease
 from archipel.server.registry import rollouts

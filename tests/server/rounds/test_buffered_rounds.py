@@ -153,6 +153,7 @@ def test_a_buffer_that_does_not_fill_in_time_fails_or_is_taken_as_it_is(world: W
 def test_a_killed_coordinator_loses_no_update(world: World, kill: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at its `kill`th durable step (file or transaction) and started again, the versions are the same."""
     from archipel.server.processes import coordinator as module
+    from archipel.server.rounds import committing
 
     task = asynchronous(world, rounds=2)
     devices = world.add_devices(6)
@@ -181,7 +182,7 @@ def test_a_killed_coordinator_loses_no_update(world: World, kill: int, monkeypat
     monkeypatch.setattr(spool, "keep_sum", counted(spool.keep_sum, after=True))
     monkeypatch.setattr(spool, "drop", counted(spool.drop, after=False))
     monkeypatch.setattr(module.folding, "record", counted(module.folding.record, after=False))
-    monkeypatch.setattr(module, "commit_round", counted(module.commit_round, after=False))
+    monkeypatch.setattr(committing, "commit_round", counted(committing.commit_round, after=False))
     monkeypatch.setattr(module.folding, "forget", counted(module.folding.forget, after=False))
     for device, values in zip(devices, updates):
         device.updating(**values)

@@ -90,6 +90,28 @@ def test_an_evaluation_that_cannot_begin_or_fails_stops_no_training(world: World
     assert world.task(task["task_id"])["state"] == "completed"
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_cancelling_a_training_cancels_its_evaluation(world: World, begun: bool) -> None:
+    task = world.create_task(rounds=3, evaluate_every=1, **PLAIN)
+    devices = world.add_devices(3)
+    train(world, devices)
+    if begun:
+        world.clock.now += 1
+        world.start_round(devices)
+    status, answer = world.operator("POST", f"/v1/tasks/{task['task_id']}/cancel")
+    assert (status, answer["state"]) == (200, "cancelled")
+    evaluation = world.task(metrics(world, task)[0]["evaluation"])
+    assert (evaluation["state"], evaluation["reason"]) == ("cancelled", "its training was cancelled")
+    world.settle()
+    assert [each["phase"] for each in world.rounds(evaluation["task_id"])] == ["failed"] * begun
+    # Its devices are free for another task.
+    world.create_task(
+        rounds=1, **{name: value for name, value in PLAIN.items() if name not in ("metrics", "max_examples")}
+    )
+    world.clock.now += 5
+    world.start_round(devices)
+
+
 @pytest.mark.parametrize("server_settings", [{"query_approval": True}])
 def test_an_evaluation_that_needs_approval_keeps_nothing_waiting(world: World) -> None:
     task = world.create_task(rounds=2, evaluate_every=1, **PLAIN)

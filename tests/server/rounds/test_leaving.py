@@ -57,20 +57,85 @@ def test_the_last_answer_may_be_that_one_leaves(world: World) -> None:
     assert devices[1].status().phase == "sharing"
 
 
-def test_where_too_many_leave_the_deadline_is_waited_for(world: World) -> None:
-    task = world.create_task(cohort=4, min_cohort=3)
+@pytest.mark.parametrize("settings", [{}, {"mode": "synchronous", "goal": 3}], ids=["semi-synchronous", "goal"])
+def test_where_too_few_are_left_the_round_ends_at_once(world: World, settings: dict[str, Any]) -> None:
+    task = world.create_task(cohort=4, min_cohort=3, **settings)
     devices = world.add_devices(4)
     world.start_round(devices)
-    for device in devices[:2]:
-        assert leave(device)[0] == 200
-    for device in devices[2:]:
-        device.advertising()
+    devices[2].advertising()
+    assert leave(devices[0])[0] == 200
     world.settle()
     assert devices[2].status().phase == "advertising"
-    world.clock.now += 121
+    assert leave(devices[1], "size")[0] == 200
     world.settle()
-    [failed] = [row for row in world.rounds(task["task_id"]) if row["ended"]]
-    assert failed["reason"] == "2 devices advertised keys by the deadline of phase advertising, 3 needed"
+    [failed] = world.rounds(task["task_id"])
+    assert failed["ended"] == world.clock.now
+    assert failed["reason"] == "2 of 4 devices left the round in phase advertising, 3 needed"
+    assert failed["refused"] == {"size": 1, "untold": 1}
+    # What the devices said is for operators, not for the other devices.
+    assert "size" not in devices[2].status().reason
+
+
+def test_a_plain_round_ends_at_once_too(world: World) -> None:
+    task = world.create_task(privacy="plain", threshold=None, cohort=4, min_cohort=4)
+    devices = world.add_devices(4)
+    world.start_round(devices)
+    devices[1].updating(**update(0, 1.0))
+    assert leave(devices[0])[0] == 200
+    world.settle()
+    [failed] = world.rounds(task["task_id"])
+    assert failed["reason"] == "1 of 4 devices left the round in phase updating, 4 needed"
+
+
+@pytest.mark.parametrize("phase", ["sharing", "complaining", "masking", "confirming", "unmasking"])
+def test_who_has_sent_something_may_leave_too(world: World, phase: str) -> None:
+    """What it has sent counts; the phases after it do not wait for it, and no reason of its own is noted."""
+    task = world.create_task(cohort=4, min_cohort=3, threshold=3)
+    devices = world.add_devices(4)
+    world.start_round(devices)
+    updates = give_updates(devices, [1, 2, 1, 3])
+    world.run_to(phase, devices)
+    began = world.clock.now
+    assert leave(devices[0], "other")[0] == 200
+    if phase == "sharing":
+        status, problem = devices[0].call("PUT", f"{devices[0].round}/shares", messages.Shares(shares=[]))
+        assert (status, problem["message"]) == (410, "this device has left the round")
+    order = ("sharing", "complaining", "masking", "confirming", "unmasking")
+    for each in order[order.index(phase) :]:
+        for device in devices[1:]:
+            device.answer(each)
+        world.settle()
+    assert world.clock.now == began
+    assert devices[1].status().phase == "committed"
+    counted = updates if phase in ("confirming", "unmasking") else updates[1:]
+    w, _ = expected_parameters(counted)
+    np.testing.assert_array_equal(new_parameters(world, task)["w"], w)
+    assert world.task(task["task_id"])["refused"] == {}
+
+
+def test_too_few_left_in_a_later_phase(world: World) -> None:
+    task = world.create_task(cohort=4, min_cohort=3, threshold=3)
+    devices = world.add_devices(4)
+    world.start_round(devices)
+    world.run_to("sharing", devices)
+    for device in devices[:2]:
+        assert leave(device)[0] == 200
+    world.settle()
+    [failed] = world.rounds(task["task_id"])
+    assert failed["reason"] == "2 of 4 devices left the round in phase sharing, 3 needed"
+
+
+def test_who_has_answered_and_left_is_not_missing(world: World) -> None:
+    world.create_task(cohort=4, min_cohort=4, threshold=4)
+    devices = world.add_devices(4)
+    world.start_round(devices)
+    for device in devices:
+        device.advertising()
+        if device is devices[0]:
+            assert leave(device)[0] == 200
+    world.settle()
+    # It goes on to the next phase, which knows that it cannot end well.
+    assert devices[1].status().reason == "1 of 4 devices left the round in phase sharing, 4 needed"
 
 
 def test_who_has_left_sends_nothing_and_is_given_nothing_more(world: World) -> None:
@@ -83,20 +148,6 @@ def test_who_has_left_sends_nothing_and_is_given_nothing_more(world: World) -> N
     assert (status, problem["message"]) == (410, "this device has left the round")
     assert devices[0].check_in() is None
     assert devices[1].check_in() is not None
-
-
-def test_who_has_sent_something_cannot_leave(world: World) -> None:
-    world.create_task(cohort=4)
-    devices = world.add_devices(4)
-    world.start_round(devices)
-    devices[0].advertising()
-    status, problem = leave(devices[0])
-    assert (status, problem["type"]) == (409, "conflict")
-    for device in devices[1:]:
-        device.advertising()
-    world.settle()
-    assert devices[0].status().phase == "sharing"
-    devices[0].sharing()
 
 
 def test_who_is_not_in_the_round(world: World) -> None:

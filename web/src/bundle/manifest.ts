@@ -95,6 +95,8 @@ export interface Manifest {
   readonly not_after: number;
   /** Whose devices may use it; none: anybody's. */
   readonly populations: readonly string[];
+  /** The file of the model as it was converted, for export; no device runs it. */
+  readonly source: string;
 }
 
 const NO_LINEAGE: Lineage = { parent: null, recipe: [], metrics: {} };
@@ -168,6 +170,7 @@ const decoder = struct<Manifest>({
   sequence: optional(integer, 0, "0"),
   not_after: optional(integer, 0, "0"),
   populations: optional(list(text), [], "[]"),
+  source: optional(text, "", '""'),
 });
 
 /** Decode and validate. Raises the ManifestError that says what is wrong, and where. */

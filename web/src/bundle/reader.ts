@@ -56,13 +56,18 @@ export class Bundle {
 /**
  * Open a `.bundle` file's bytes and verify it with one of `trustedKeys` (raw 32-byte Ed25519 public keys).
  *
- * Raises the BundleError that says what is wrong.
+ * A development key, whose SHA-256 begins with 16 zero bits, counts only with `allowDevelopment`. Raises the BundleError that says what is wrong.
  */
-export async function openBundle(file: Uint8Array, trustedKeys: readonly Uint8Array[]): Promise<Bundle> {
+export async function openBundle(
+  file: Uint8Array,
+  trustedKeys: readonly Uint8Array[],
+  allowDevelopment = false,
+): Promise<Bundle> {
   // Copies: what is verified here must not change afterwards, and tensors are to start at aligned addresses.
   const members = new Map(Array.from(unpack(file), ([name, data]) => [name, data.slice()]));
   const manifestBytes = members.get(MANIFEST_FILE) ?? new Uint8Array();
-  await verifySignature(manifestBytes, members.get(SIGNATURE_FILE) ?? new Uint8Array(), trustedKeys);
+  const signature = members.get(SIGNATURE_FILE) ?? new Uint8Array();
+  await verifySignature(manifestBytes, signature, trustedKeys, allowDevelopment);
   const manifest = decodeManifest(manifestBytes);
   for (const name of members.keys()) {
     if (name !== MANIFEST_FILE && name !== SIGNATURE_FILE && manifest.files[name] === undefined) {
@@ -88,11 +93,12 @@ export async function openBundle(file: Uint8Array, trustedKeys: readonly Uint8Ar
   return bundle;
 }
 
-/** Raises SignatureError unless one of the keys signed these bytes. */
+/** Raises SignatureError unless one of the keys signed these bytes, and it is no development key or these are allowed. */
 export async function verifySignature(
   manifest: Uint8Array,
   signature: Uint8Array,
   trustedKeys: readonly Uint8Array[],
+  allowDevelopment = false,
 ): Promise<void> {
   if (!trustedKeys.length) throw new SignatureError("bundle: no trusted keys given, so nothing can be verified");
   const subtle = webCrypto();
@@ -111,7 +117,11 @@ export async function verifySignature(
       continue;
     }
     const [message, proof] = [manifest as Uint8Array<ArrayBuffer>, signature as Uint8Array<ArrayBuffer>];
-    if (await subtle.verify("Ed25519", imported, proof, message)) return;
+    if (!(await subtle.verify("Ed25519", imported, proof, message))) continue;
+    if (!allowDevelopment && (await sha256(key)).startsWith("0000")) {
+      throw new SignatureError("bundle: signed with a development key; sign it with a real one, or allowDevelopment");
+    }
+    return;
   }
   throw new SignatureError(`bundle: none of the ${trustedKeys.length} trusted keys signed this manifest`);
 }

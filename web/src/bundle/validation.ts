@@ -63,6 +63,9 @@ export function validateManifest(manifest: Manifest): void {
   validateSelfTest(manifest);
   validatePolicy(manifest);
   validateValidity(manifest);
+  if (manifest.source !== "" && manifest.files[manifest.source] === undefined) {
+    throw new ManifestError(`manifest: source ${quoted(manifest.source)} is not among the bundle's files`);
+  }
   if (manifest.lineage.parent !== null) checkDigest("lineage.parent", manifest.lineage.parent);
   const { peak_bytes, flops_per_example, upload_bytes } = manifest.limits;
   if (Math.min(peak_bytes, flops_per_example, upload_bytes) < 0) {

@@ -6,7 +6,7 @@ import secrets
 
 from archipel.protocol.operator.tasks import NewToken, PageQuery, TokenInfo, TokenPage, TokenRequest
 from archipel.server.audit import log as audit
-from archipel.server.database.tables import AccessToken
+from archipel.server.database.server_tables import AccessToken
 from archipel.server.http.auth import ACCESS_PREFIX, token_hash
 from archipel.server.http.paging import page
 from archipel.server.http.problems import refuse

@@ -8,7 +8,7 @@ from archipel.protocol.operator.tasks import AuditHead, AuditPage, AuditQuery
 from archipel.protocol.sealed import Sealed, seal
 from archipel.server.audit.chain import FIRST
 from archipel.server.audit.log import read
-from archipel.server.database.tables import AuditRow
+from archipel.server.database.server_tables import AuditRow
 from archipel.server.http.routes import AUDIT, Call, Route
 
 

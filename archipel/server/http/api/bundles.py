@@ -9,7 +9,7 @@ from pathlib import Path
 from flask import Response, request, send_file
 
 from archipel.bundle import Manifest, encode_manifest, open_bundle
-from archipel.errors import BundleError, SignatureError
+from archipel.errors import BundleError, DevelopmentKeyError, SignatureError
 from archipel.protocol.messages import Message, Name, Pieces
 from archipel.protocol.operator.tasks import BundleInfo
 from archipel.server.audit import log as audit
@@ -39,7 +39,11 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
     try:
         try:
             # Verified before it is kept: an upload that is no bundle never becomes a blob.
-            bundle = open_bundle(written.temporary, services.settings.trusted_keys, services.settings.bundle_folder)
+            settings = services.settings
+            bundle = open_bundle(
+                written.temporary, settings.trusted_keys, settings.bundle_folder,
+                allow_development=settings.allow_development,
+            )  # fmt: skip
         except BundleError as error:
             raise refuse(
                 422, "the body is not a bundle that this server accepts", _plain(error, written.temporary)
@@ -168,6 +172,11 @@ def _plain(error: BundleError, received: Path) -> str:
     # Paths of the server's temporary files are replaced: they mean nothing to the sender.
     text = str(error).replace(str(received), "the bundle")
     text = _UNPACKED.sub(lambda found: found[1] or "the bundle", text)
+    if isinstance(error, DevelopmentKeyError):
+        return (
+            "signed with a development key, which is for trying out only; sign it with a key of `archipel keys FILE`, "
+            "or set `allow_development = true` in server.toml"
+        )
     if isinstance(error, SignatureError):
         return f"{text}; add its publisher's key to `publisher_keys` in server.toml"
     return text

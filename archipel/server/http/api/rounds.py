@@ -40,6 +40,7 @@ from archipel.protocol.secagg import (
 )
 from archipel.server.database.tables import Participant, Round, Share, Task
 from archipel.server.devices.faults import note_fault
+from archipel.server.devices.rests import let_rest
 from archipel.server.http.problems import refuse, refusing
 from archipel.server.http.routes import DEVICE, READ, B, Call, Route
 from archipel.server.rounds.refusals import count_refusal
@@ -105,10 +106,10 @@ def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
 
 
 def leave(call: Call[LeaveRequest], round_id: str) -> Receipt:
-    """Leave the round before the device's first message, so that the round does not wait for it.
+    """Leave the round: it does not wait for what this device would still have to send. What it has sent counts.
 
-    A buffered round never waits for single devices; there the device keeps its seat until its time is over. The reason,
-    if the device gives one, is counted.
+    A buffered round never waits for single devices; there the device keeps its seat until its time is over. Of a device
+    that has sent nothing yet the reason, if it gives one, is counted, and such rounds do not take it again for a while.
     """
     device_id = call.identity.device_id
 
@@ -118,13 +119,11 @@ def leave(call: Call[LeaveRequest], round_id: str) -> Receipt:
         # between the check of its answers and the note that it has left.
         connection.execute(_ALONE, {"in_round": round_id})
         seat = take_seat(connection, round_id, device_id, now=now)
-        if seat.answers:
-            raise refuse(
-                409, "this device has sent messages in the round; what it does not send any more is waited for"
-            )
         if not seat.left and seat.buffer_ends is None:
             connection.execute(_LEAVE, {"in_round": round_id, "leaving": device_id, "at": now})
-        count_refusal(connection, round_id, device_id, call.body.reason, now)
+        # After its first message a device leaves because of the round, such as for what its peers sent.
+        if not seat.answers and count_refusal(connection, round_id, device_id, call.body.reason, now):
+            let_rest(connection, round_id, device_id, first=call.services.settings.leave_seconds, now=now)
         return Receipt()
 
     return call.services.database.together(store)

@@ -29,7 +29,7 @@ from archipel.server.registry import rollouts
 from archipel.server.rounds import reach
 from archipel.server.rounds.candidates import count_candidates
 from archipel.server.rounds.checks import check_task
-from archipel.server.rounds.evaluating import check_evaluations
+from archipel.server.rounds.evaluating import cancel_evaluations, check_evaluations
 from archipel.server.rounds.machine import let_go
 from archipel.server.rounds.opening import add_task, new_task
 from archipel.server.rounds.refusals import refusals_of_task
@@ -143,7 +143,7 @@ def show_task(call: Call[None], task_id: str) -> TaskInfo:
 
 
 def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
-    """Stop a running task; its live round fails closed. A task that has ended stays as it is."""
+    """Stop a running task and its evaluation; live rounds fail closed. A task that has ended stays as it is."""
     with call.services.database.write() as session:
         task = find_task(session, call.identity, task_id, lock=True)
         if call.identity.role not in OPERATOR:
@@ -156,6 +156,7 @@ def cancel_task(call: Call[None], task_id: str) -> TaskInfo:
             audit.append(session, task.ended, call.identity.actor, "task.cancel", task_id)
             # The devices of a buffered task keep their seats when a round ends, so nothing else would release them.
             let_go(session, task)
+            cancel_evaluations(session, task, now=task.ended, actor=call.identity.actor)
         return _info(call, session, task)
 
 

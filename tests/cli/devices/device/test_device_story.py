@@ -141,14 +141,16 @@ def test_a_store_as_examples(archipel: Command, federation: Federation, enrolled
     assert enrolled.until("trained")["detail"]["examples"] == 5
     # Beside the running agent.
     out, _ = archipel("device", "examples", "add", str(enrolled.config), str(enrolled.place / "data.npz"))
-    assert out.startswith("5 examples added, 10 in the store, ")
+    assert out.startswith("0 examples added (5 were there; --duplicates adds them again), 5 in the store, ")
+    add = ("device", "examples", "add", "--duplicates", str(enrolled.config), str(enrolled.place / "data.npz"))
+    assert archipel(*add)[0].startswith("5 examples added, 10 in the store, ")
     assert status(archipel, enrolled)["example_bytes"] > 0
     assert enrolled.stop() == 0
     data = local_data(0)
     data["x"][1, 2], data["y"][1], data["y"][3] = np.nan, np.inf, np.nan
     np.savez(enrolled.place / "data.npz", **data)
     out, error = archipel("device", "examples", "add", str(enrolled.config), str(enrolled.place / "data.npz"))
-    assert out.startswith("5 examples added, 15 in the store, ")
+    assert out.startswith("2 examples added (3 were there; --duplicates adds them again), 12 in the store, ")
     assert "data.npz: 2 examples have numbers that are not finite" in error
 
 

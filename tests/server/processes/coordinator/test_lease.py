@@ -11,7 +11,7 @@ import pytest
 
 import archipel.server.processes.coordinator as module
 from archipel.errors import LeaseLostError
-from archipel.server.database.tables import LeaseRow
+from archipel.server.database.server_tables import LeaseRow
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from archipel.bundle import read_weights
+from archipel.protocol.messages import LeaveRequest
 from archipel.protocol.operator.tasks import AuditEntry
 from archipel.protocol.uploads import metric_arrays
 from archipel.server.audit.chain import verify
-from archipel.server.database.fault_tables import Search, Suspect
+from archipel.server.database.fault_tables import Rest, Search, Suspect
 from archipel.server.database.tables import Round
 from tests.attacks.faults_world import upload_noise
 from tests.server.rounds.test_plain_rounds import mean, update
@@ -143,9 +144,28 @@ def spoiled(through: Through) -> None:
         assert [row.spoiled for row in session.query(Round).filter_by(phase="failed")] == [True]
 
 
+def left(through: Through) -> None:
+    """A device leaves, so the first round ends; it rests, and is in the second one."""
+    task = through.create(privacy="plain")
+    through.join()
+    gone = through.devices[0]
+    assert gone.call("POST", f"{gone.round}/leave", LeaveRequest(reason="size"))[0] == 200
+    through.settle()
+    assert through.world.task(task)["refused"] == {"size": 1}
+    through.world.clock.now += through.world.settings.leave_seconds
+    through.join()
+    updates = [update(index, 1.0 + index) for index in range(3)]
+    for device, values in zip(through.devices, updates, strict=True):
+        device.updating(**values)
+        through.settle()
+    with through.world.coordinator._services.database.read() as session:
+        assert session.query(Rest).all() == []
+    check(through, task, mean(updates))
+
+
 SCENARIOS: dict[str, Callable[[Through], None]] = {
     "secure": secure, "plain": plain, "buffered": buffered, "evaluated": evaluated,
-    "spoiled": spoiled,
+    "spoiled": spoiled, "left": left,
 }  # fmt: skip
 
 
@@ -179,7 +199,7 @@ def run(world: World, scenario: str, kill: int) -> Server:
     return through.server
 
 
-POINTS = {"secure": 160, "plain": 125, "buffered": 250, "evaluated": 115, "spoiled": 265}
+POINTS = {"secure": 160, "plain": 125, "buffered": 250, "evaluated": 115, "spoiled": 265, "left": 160}
 """More than each scenario has; a kill beyond the last one kills nobody."""
 
 

@@ -1,0 +1,52 @@
+"""Records what a round made: the new version, its entry in the weights log, and the task's new model."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from archipel.server.database.tables import Blob, Round, Task, Version
+from archipel.server.devices import spoiler_search as search
+from archipel.server.rounds import evaluating, reach, weights_log
+from archipel.server.rounds.aggregation import Outcome
+from archipel.server.rounds.machine import commit_round
+from archipel.server.settings import Settings
+
+
+def record_result(
+    session: Session, current: Round, task: Task, outcome: Outcome, *, settings: Settings, now: float
+) -> None:
+    """Record the result and commit the round, in the caller's transaction, which has locked round and task."""
+    current.weight_sum = outcome.weight_sum
+    current.result = outcome.result
+    version = outcome.version
+    if version is not None:
+        session.merge(Blob(digest=version.weights, kind="weights", size=version.weights_size, created=now))
+        reach.extend(session, task.population, task.task_id, version.weights)
+        if version.strategy_state is not None:
+            session.merge(
+                Blob(digest=version.strategy_state, kind="state", size=version.strategy_state_size, created=now)
+            )
+        session.add(
+            Version(
+                task_id=task.task_id,
+                number=task.rounds_committed + 1,
+                weights=version.weights,
+                strategy_state=version.strategy_state,
+                parent=task.model,
+                round_id=current.round_id,
+                cohort=outcome.cohort,
+                weight_sum=outcome.weight_sum,
+                created=now,
+            )
+        )
+        # Before `task.model` changes: the entry names the model that the step began with.
+        bundle_log = weights_log.Log(task.population, task.bundle, settings.private_key)
+        weights_log.step(session, bundle_log, current, task, version, outcome.cohort)
+        current.weights_out = version.weights
+        current.step_norm, current.state_norm = version.step.parameters, version.step.state
+        current.step_scale = version.step.scale
+        task.model = version.weights
+        task.strategy_state = version.strategy_state
+    search.after_success(session, current, task, settings=settings, now=now)
+    commit_round(session, current, task, now=now, note="" if version is None else version.step.note)
+    evaluating.evaluate_version(session, current, task, settings=settings, now=now)

@@ -1,0 +1,135 @@
+"""Strangers read the demo page as slowly as they can.
+
+Who: anybody who reaches the server, from several addresses. What they want: to keep every thread of the server busy, so
+that nobody else is answered. What stops them: downloads of the page have threads of their own, so that those for
+requests stay free, and a reader that is too slow is cut off. Or they keep connections open that the server closes: it
+waits for them in threads of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+import urllib3
+
+from archipel.server.processes import children
+from archipel.server.settings import Settings
+from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
+    bundle_file,
+    data_folder,
+    empty_database,
+    keys,
+    world,
+)
+from tests.support.world import World
+
+MEBIBYTES = 8
+"""More than the kernel keeps of one connection for a reader that does not read."""
+STALL_SECONDS = 0.5
+Serve = Callable[[Settings], int]
+
+
+@pytest.fixture
+def server_settings() -> Mapping[str, object]:
+    return {"demo": True, "stall_seconds": STALL_SECONDS, "threads": 4, "concurrent_requests": 3}
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    """Start the server's web processes, with their own configuration, for a page in `tmp_path`; gives the port."""
+    page = tmp_path / "page"
+    page.mkdir()
+    (page / "index.html").write_bytes(b"<!doctype html>")
+    (page / "large.bin").write_bytes(bytes(MEBIBYTES << 20))
+    (tmp_path / "served.py").write_text(
+        "from pathlib import Path\n"
+        "from archipel.server.http.app import create_app\n"
+        "from archipel.server.processes.web import settings\n"
+        f"def application():\n    return create_app(settings, demo_page=Path({str(page)!r}))\n"
+    )
+    with ExitStack() as stack:
+
+        def start(settings: Settings) -> int:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=2048))
+            ready, writer = os.pipe()
+            environment = children.child_environment(settings)
+            environment |= {children.LISTEN_FD: str(listener.fileno()), children.READY_FD: str(writer)}
+            command = [sys.executable, "-m", "gunicorn", "-c", "python:archipel.server.processes.web"]
+            server = stack.enter_context(
+                subprocess.Popen(
+                    [*command, "--pythonpath", str(tmp_path), "served:application()"],
+                    env=environment,
+                    pass_fds=[listener.fileno(), writer],
+                )
+            )
+            stack.callback(server.terminate)
+            os.close(writer)
+            with open(ready, "rb") as pipe:
+                assert pipe.read(1) == b"1"
+            return int(listener.getsockname()[1])
+
+        yield start
+
+
+def slow_reader(port: int, address: str) -> socket.socket:
+    """Ask for the large file from `address`, and read one byte of it."""
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.settimeout(10)
+    reader.bind((address, 0))
+    reader.connect(("127.0.0.1", port))
+    reader.sendall(b"GET /demo/large.bin HTTP/1.1\r\nHost: here\r\n\r\n")
+    assert reader.recv(12) == b"HTTP/1.1 200"
+    return reader
+
+
+def test_slow_readers_keep_nobody_from_being_answered(world: World, serve: Serve) -> None:  # noqa: F811
+    port = serve(world.settings)
+    with ExitStack() as stack:
+        # Twice as many as the server has threads for requests.
+        readers = [
+            stack.enter_context(slow_reader(port, f"127.0.0.{2 + number}"))
+            for number in range(2 * world.settings.threads)
+        ]
+        # While they read and while they are cut off; gunicorn waits for clients whose connections it closes.
+        ended = time.monotonic() + 3 * STALL_SECONDS
+        while time.monotonic() < ended:
+            assert seconds_of_an_operator(world, port) < 1.0
+            time.sleep(0.05)
+        assert rest(readers[0]) < MEBIBYTES << 20
+
+
+def rest(reader: socket.socket) -> int:
+    """How many bytes still come."""
+    received = 0
+    with suppress(ConnectionResetError):
+        while part := reader.recv(1 << 20):
+            received += len(part)
+    return received
+
+
+def seconds_of_an_operator(world: World, port: int) -> float:  # noqa: F811
+    """How long an operator waits for an answer."""
+    begun = time.monotonic()
+    headers = {"Authorization": f"Bearer {world.operator_token}", "Connection": "close"}
+    answer = urllib3.request("GET", f"http://127.0.0.1:{port}/v1/tasks", headers=headers, timeout=10, retries=False)
+    assert answer.status == 200
+    return time.monotonic() - begun
+
+
+def test_clients_that_never_close_keep_nobody_from_being_answered(world: World, serve: Serve) -> None:  # noqa: F811
+    port = serve(world.settings)
+    with ExitStack() as stack:
+        for _ in range(20):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+            client.sendall(b"GET /v1/health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+            assert client.recv(12) == b"HTTP/1.1 200"
+        assert seconds_of_an_operator(world, port) < 1.0

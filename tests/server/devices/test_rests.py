@@ -1,0 +1,101 @@
+"""A device that left a round is not taken again at once, and later each time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from archipel.protocol import messages
+from archipel.server.database.fault_tables import Rest
+from archipel.server.devices import rests
+from tests.server.rounds.test_leaving import leave
+from tests.server.rounds.test_plain_rounds import update
+from tests.support.devices import Device
+from tests.support.world import World
+
+
+def plain(world: World, **settings: Any) -> dict[str, Any]:
+    return world.create_task(**{"privacy": "plain", "threshold": None, "cohort": 3, "min_cohort": 3, **settings})
+
+
+def taken(world: World, devices: list[Device]) -> set[str]:
+    """Whom a round takes of the `devices`, which all check in."""
+    for device in devices:
+        device.check_in()
+    world.settle()
+    return {device.id for device in devices if device.join()}
+
+
+def waits(world: World) -> dict[str, tuple[int, float]]:
+    with world.services.database.read() as session:
+        return {row.device_id: (row.times, row.until - world.clock.now) for row in session.query(Rest)}
+
+
+def fail(world: World, devices: list[Device], leaving: Device) -> None:
+    assert leaving.id in taken(world, devices)
+    assert leave(leaving, "size")[0] == leave(leaving, "size")[0] == 200
+    world.settle()
+
+
+def test_the_next_round_takes_others(world: World) -> None:
+    task = plain(world)
+    devices = world.add_devices(4)
+    first = taken(world, devices)
+    gone = next(device for device in devices if device.id in first)
+    assert leave(gone)[0] == 200
+    world.settle()
+    assert world.rounds(task["task_id"])[0]["phase"] == "failed"
+    assert taken(world, devices) == {device.id for device in devices if device is not gone}
+
+
+def test_each_time_it_rests_twice_as_long(world: World) -> None:
+    plain(world)
+    devices = world.add_devices(3)
+    first = world.settings.leave_seconds
+    for times in (1, 2, 3):
+        fail(world, devices, devices[0])
+        assert waits(world) == {devices[0].id: (times, first * 2 ** (times - 1))}
+        world.clock.now += first * 2 ** (times - 1) - 1
+        assert taken(world, devices) == set()
+        world.clock.now += 1
+    # After an update that counts it begins anew.
+    assert taken(world, devices) == {device.id for device in devices}
+    for index, device in enumerate(devices):
+        device.updating(**update(index, 1.0))
+    world.settle()
+    assert waits(world) == {}
+
+
+def test_only_rounds_of_the_same_kind_with_the_same_bundle_leave_it_out(world: World) -> None:
+    task = plain(world)
+    devices = world.add_devices(3)
+    fail(world, devices, devices[0])
+    world.operator("POST", f"/v1/tasks/{task['task_id']}/cancel")
+    same = plain(world)
+    assert taken(world, devices) == set()
+    world.operator("POST", f"/v1/tasks/{same['task_id']}/cancel")
+    plain(world, kind="evaluation", metrics={"loss": 8.0}, rounds=1, min_contributors=3)
+    assert taken(world, devices) == {device.id for device in devices}
+
+
+def test_no_rest_is_longer_than_a_day_and_old_ones_are_forgotten(world: World) -> None:
+    plain(world)
+    devices = world.add_devices(3)
+    fail(world, devices, devices[0])
+    with world.services.database.write() as session:
+        session.query(Rest).update({"times": 40})
+    world.clock.now += 31
+    fail(world, devices, devices[0])
+    assert waits(world) == {devices[0].id: (41, rests.LONGEST)}
+    world.clock.now += rests.LONGEST + rests.FORGOTTEN + 1
+    world.coordinator.step()
+    assert waits(world) == {}
+
+
+def test_a_rest_does_not_tell_what_the_device_said(world: World) -> None:
+    plain(world)
+    devices = world.add_devices(3)
+    taken(world, devices)
+    told: list[messages.LeaveReason | None] = ["size", "privacy", None]
+    for device, reason in zip(devices, told, strict=True):
+        assert leave(device, reason)[0] == 200
+    assert len(set(waits(world).values())) == 1
