@@ -31,6 +31,7 @@ from archipel.bundle.manifest import (
     encode_manifest,
 )
 from archipel.bundle.reader import Bundle, open_bundle
+from archipel.bundle.release import Release, SignedRelease, Variant, open_release
 from archipel.bundle.roles import Program, role_of
 from archipel.bundle.weights import TensorPlace, read_weights, release_pages, weights_layout, write_weights
 from archipel.bundle.writer import parameter_specs, write_bundle
@@ -46,10 +47,13 @@ __all__ = [
     "Phase",
     "PrivacyPolicy",
     "Program",
+    "Release",
     "SelfTest",
+    "SignedRelease",
     "Statistic",
     "TensorPlace",
     "TensorSpec",
+    "Variant",
     "decode_manifest",
     "decode_private_key",
     "development_key",
@@ -62,6 +66,7 @@ __all__ = [
     "load_private_key",
     "load_public_key",
     "open_bundle",
+    "open_release",
     "pack",
     "parameter_specs",
     "read_weights",

@@ -9,6 +9,8 @@ from pathlib import Path
 _HEAD = 512
 _TAIL = 1 << 16
 """The bytes that are read of a file's beginning, and of the end of a zip archive, where its directory is."""
+RELEASE_FILE = "release.json"
+"""In the folder of a release (release.py)."""
 _PICKLES = (".pkl", ".pickle", ".joblib")
 
 EXPORT = "load it in PyTorch and write the model with torch.onnx.export(model, example, 'model.onnx')"
@@ -33,6 +35,10 @@ ARRAYS = "NumPy arrays and no model: give them as data, and a model here"
 TENSORS = "weights alone (safetensors), without a graph: load them into the model and export that as ONNX"
 ORT = "a model in ONNX Runtime's own format: give the .onnx file that it was made from"
 EMPTY = "empty (0 bytes): copy or export it again"
+RELEASE = (
+    "a release of several bundles; name one of its .bundle files, or let `archipel run`, `archipel slots install` or "
+    "lite_runtime.choose take the one that fits"
+)
 FOLDER = "a folder, and no bundle, since it has no manifest.json: name the file in it"
 
 _MAGIC: Sequence[tuple[int, bytes, str]] = (
@@ -62,6 +68,8 @@ def recognize(path: str | os.PathLike[str]) -> str | None:
         if path.is_dir():
             if (path / "saved_model.pb").exists():
                 return SAVED_MODEL
+            if (path / RELEASE_FILE).exists():
+                return RELEASE
             return None if (path / "manifest.json").exists() else FOLDER
         if not path.is_file():
             return None

@@ -213,14 +213,15 @@ def verify_folder(
 
 
 def verify_signature(
-    manifest: bytes,
+    signed: bytes,
     signature: bytes,
     trusted_keys: Sequence[bytes],
     where: Path | str,
+    what: str = "manifest",
     *,
     allow_development: bool = False,
 ) -> bytes:
-    """The key among `trusted_keys` that signed the manifest's bytes.
+    """The key among `trusted_keys` that signed these bytes, a manifest's or those of `what`.
 
     Raises SignatureError where none of them did, DevelopmentKeyError where a development key did and
     `allow_development` is not given.
@@ -229,7 +230,7 @@ def verify_signature(
         raise SignatureError(f"{where}: no trusted keys given, so nothing can be verified")
     for key in trusted_keys:
         try:
-            Ed25519PublicKey.from_public_bytes(key).verify(signature, manifest)
+            Ed25519PublicKey.from_public_bytes(key).verify(signature, signed)
         except (InvalidSignature, ValueError):
             continue
         if is_development_key(key) and not allow_development:
@@ -238,7 +239,7 @@ def verify_signature(
                 "`archipel keys FILE`, or allow development keys (allow_development)"
             )
         return key
-    raise SignatureError(f"{where}: none of the {len(trusted_keys)} trusted keys signed this manifest")
+    raise SignatureError(f"{where}: none of the {len(trusted_keys)} trusted keys signed this {what}")
 
 
 _passed: OrderedDict[tuple[str, int], None] = OrderedDict()

@@ -27,6 +27,7 @@ def export(
     *,
     weights: str | os.PathLike[str] | None = None,
     force: bool = False,
+    allow_development: bool = False,
 ) -> Model:
     """Write a model, with what it has learned, as a file that other tools read.
 
@@ -37,6 +38,7 @@ def export(
         trusted_keys: publishers' public keys, 32 bytes each; needed for a bundle.
         weights: a safetensors file with all parameters of the bundle, as `archipel task download` writes it.
         force: replace a file at `path`. It is the old file or the whole new one, also after a kill.
+        allow_development: also open a bundle that a development key signed.
 
     Returns the model that was written.
 
@@ -60,7 +62,10 @@ def export(
         _torch()  # before anything is read
     if isinstance(source, Model) and weights is not None:
         raise ConversionError("weights: are for a bundle; set those of a Model in the model")
-    model = source if isinstance(source, Model) else open_model(source, trusted_keys, weights)
+    if isinstance(source, Model):
+        model = source
+    else:
+        model = open_model(source, trusted_keys, weights, allow_development=allow_development)
     write_durably(path, encode(model), 0o666)
     return model
 

@@ -18,20 +18,15 @@ from archipel.graph import Model
 from archipel.graph.onnx_import import import_onnx
 from archipel.graph.passes.constants import UNPACK
 from archipel.lite_runtime import Runtime
+from archipel.lite_runtime.learned import is_model_file
 from archipel.lite_runtime.runtime import open_runtime
 from archipel.lite_runtime.training.driver import find_program, need_program
 from archipel.lite_runtime.values import Values
 
-_FILES = (".onnx", ".pt2")
 _INTEGER_NODES = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearConv",
      "QLinearMatMul"}
 )  # fmt: skip
-
-
-def is_model_file(path: str | os.PathLike[str]) -> bool:
-    """Whether an importer reads this file, by its name: an ONNX file or a program of `torch.export`."""
-    return Path(path).suffix in _FILES
 
 
 def open_model(
@@ -39,6 +34,7 @@ def open_model(
     trusted_keys: Sequence[bytes] = (),
     weights: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
+    allow_development: bool = False,
 ) -> Model:
     """The model that a file or folder holds, in float and with its present parameters.
 
@@ -48,18 +44,26 @@ def open_model(
         weights: a safetensors file with all parameters of a bundle, as `archipel task download` writes it. They replace
             those of the bundle.
         cache: the folder below which a `.bundle` file is unpacked; None: the user's cache folder.
+        allow_development: also open a bundle that a development key signed.
 
-    Returns a model that converts, compresses and exports. A trained bundle gives back the graph that it was converted
-    from, a bundle that only predicts the graph of `predict`, if that is in float.
+    Returns a model that converts, compresses and exports. A bundle that trains gives back the graph that it was
+    converted from, a bundle that only predicts the graph of `predict`, if that is in float.
 
     Raises ModelImportError, the BundleError that says what is wrong, RuntimeInputError for weights that do not fit,
     ConversionError.
+
+    Example:
+        model = open_model("digits.bundle", [load_public_key("publisher.pub")], "task.safetensors")
     """
-    if is_model_file(path):
+    if is_model_file(Path(path)):
         if weights is not None:
             raise ConversionError(f"{os.fspath(path)}: weights are for a bundle; a model file has its own")
         return read_model(path, None)
-    return source_model(open_runtime(Path(path), trusted_keys, cache=_path(cache), weights=_path(weights)))
+    return source_model(
+        open_runtime(
+            Path(path), trusted_keys, cache=_path(cache), weights=_path(weights), allow_development=allow_development
+        )
+    )
 
 
 def source_model(runtime: Runtime) -> Model:

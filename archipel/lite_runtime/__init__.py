@@ -10,6 +10,8 @@ from archipel.lite_runtime.training.control import Control
 from archipel.lite_runtime.training.results import History, LocalUpdate, Progress
 
 if TYPE_CHECKING:
+    from archipel.lite_runtime.choice import Choice as Choice
+    from archipel.lite_runtime.choice import choose as choose
     from archipel.lite_runtime.interface import ModelRuntime as ModelRuntime
     from archipel.lite_runtime.isolated.runtime import IsolatedRuntime as IsolatedRuntime
     from archipel.lite_runtime.profile import Profile as Profile
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from archipel.lite_runtime.store.example_store import ExampleStore as ExampleStore
 
 __all__ = [
+    "Choice",
     "Control",
     "DeviceState",
     "ExampleStore",
@@ -29,17 +32,20 @@ __all__ = [
     "Progress",
     "Runtime",
     "Slots",
+    "choose",
     "load",
     "running_slot",
 ]
 
 # Imported on first use: a device that only predicts starts without them.
 _LATER = {
+    "Choice": "choice",
     "ExampleStore": "store.example_store",
     "IsolatedRuntime": "isolated.runtime",
     "ModelRuntime": "interface",
     "Profile": "profile",
     "Slots": "slots.model_slots",
+    "choose": "choice",
     "running_slot": "slots.folder",
 }
 

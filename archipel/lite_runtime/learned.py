@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,18 +28,23 @@ def is_slot(path: Path) -> bool:
     return (path / BUNDLE_FOLDER).is_dir()
 
 
+def is_model_file(path: Path) -> bool:
+    """Whether an importer reads the file, such as an ONNX file, and `load` does not. Also true where there is none."""
+    if path.is_dir() or path.suffix == ".bundle":
+        return False
+    return path.suffix == ".pt2" or not zipfile.is_zipfile(path)
+
+
 def write_slot(folder: Path, bundle: Bundle, learned: Mapping[str, np.ndarray]) -> None:
     """Write a slot folder, or replace the learned file in one of the same bundle. After a kill at any time the folder
     has the old contents or the new ones. Raises RuntimeInputError if `folder` holds anything else, OSError.
     """
     folder = folder.absolute()
     # The bundle of an equal digest is the same bytes, so only one file has to be replaced, by a rename.
-    if is_slot(folder) and _digest(folder) == bundle.digest:
+    check_slot(folder, bundle)
+    if folder.exists():
         write_durably(folder / LEARNED_FILE, write_weights(learned))
         return
-    if folder.exists():
-        what = "a model of another bundle" if is_slot(folder) else "something else"
-        raise RuntimeInputError(f"{folder}: holds {what}; choose another name, or remove it first")
     # Only what a killed writer of this very name left: others may be writing beside it.
     make_folder(folder.parent)
     sweep(folder.parent, folder.name)
@@ -47,6 +53,14 @@ def write_slot(folder: Path, bundle: Bundle, learned: Mapping[str, np.ndarray]) 
         for name in sorted(path.name for path in bundle.folder.iterdir()):
             _copy(bundle.folder / name, staging / BUNDLE_FOLDER / name)
         write_durably(staging / LEARNED_FILE, write_weights(learned))
+
+
+def check_slot(folder: Path, bundle: Bundle) -> None:
+    """Raises RuntimeInputError where `folder` holds anything else than a slot of this bundle."""
+    if not folder.exists() or (is_slot(folder) and _digest(folder) == bundle.digest):
+        return
+    what = "a model of another bundle" if is_slot(folder) else "something else"
+    raise RuntimeInputError(f"{folder}: holds {what}; choose another name, or remove it first")
 
 
 def read_learned(folder: Path) -> dict[str, np.ndarray]:

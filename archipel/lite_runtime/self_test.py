@@ -121,7 +121,7 @@ def answer_zeros(runtime: ModelRuntime) -> SelfTestReport:
         # A free length or picture size: with 1 a deep graph may pool to nothing, and 32 may be too many for another.
         sizes = (1, 32)
     for size in sizes:
-        zeros = {port.name: np.zeros(_one_example(port.shape, size), port.dtype) for port in ports}
+        zeros = {port.name: np.zeros(one_example(port.shape, size), port.dtype) for port in ports}
         try:
             _predict_checked(runtime, program, zeros)
             break
@@ -131,7 +131,8 @@ def answer_zeros(runtime: ModelRuntime) -> SelfTestReport:
     return SelfTestReport(vectors=False, examples=_count_rows(zeros.values()), deviations={})
 
 
-def _one_example(shape: tuple[Dim, ...], free: int) -> tuple[int, ...]:
+def one_example(shape: tuple[Dim, ...], free: int) -> tuple[int, ...]:
+    """The shape of one example where `shape` leaves the batch free; `free` stands for its other free dimensions."""
     return tuple(dim if isinstance(dim, int) else free if axis else 1 for axis, dim in enumerate(shape))
 
 

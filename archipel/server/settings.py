@@ -96,7 +96,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     trusted_proxies: Annotated[int, Meta(ge=0, le=10)] = 0
     """How many proxies in front of the server add the client's address to X-Forwarded-For; 0: the header is ignored."""
     retry_after: Annotated[float, Meta(ge=0.01, le=86400)] = 2.0
-    """How long a device waits between check-ins while there are few devices; in a round, half of it."""
+    """How long a device waits between check-ins while there are few devices, and at most in a small fleet with rounds
+    under way, which asks more often (devices.pace); in a round, half of it."""
     check_ins_per_second: Rate = 200.0
     """With more devices than this rate allows each one waits longer, for a random time (devices.pace)."""
     check_in_window: Seconds = 10.0

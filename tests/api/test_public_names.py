@@ -13,22 +13,24 @@ import archipel
 PUBLIC = {
     "archipel": "Model __version__ compress convert export",
     "archipel.autodiff": "RULES RuleContext differentiate gradient rule vjp",
-    "archipel.bundle": "FORMAT_VERSION MAX_ARCHIVE_BYTES WEIGHTS_FILE Bundle Limits Lineage Manifest Phase "
-    "PrivacyPolicy Program SelfTest Statistic TensorPlace TensorSpec decode_manifest decode_private_key "
-    "encode_manifest encode_private_key generate_key load_private_key load_public_key open_bundle pack "
-    "parameter_specs read_weights release_pages role_of "
+    "archipel.bundle": "Bundle FORMAT_VERSION Limits Lineage MAX_ARCHIVE_BYTES Manifest Phase PrivacyPolicy Program "
+    "Release SelfTest SignedRelease Statistic TensorPlace TensorSpec Variant WEIGHTS_FILE "
+    "decode_manifest decode_private_key development_key development_key_file encode_manifest "
+    "encode_private_key generate_development_key generate_key is_development_key load_private_key "
+    "load_public_key open_bundle open_release pack parameter_specs read_weights release_pages role_of "
     "save_private_key save_public_key unpack weights_layout write_bundle write_weights",
     "archipel.client": "Agent AgentConfig ConditionSettings Conditions Entry Event FileKeys KeyStore Outcome Probe "
     "data_key erase pause paused resume",
     "archipel.compression": "Comparison CompressedModel Distil DynamicInt8 Examples FineTune Float16 LowRank Measured "
     "Progress PruneChannels PruneNM PruneWeights QuantizationAware Report StaticInt8 Step WeightOnly Work compare "
     "compress load_recipe parse_recipe write_recipe",
-    "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert export",
+    "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
+    "convert_variants export open_model variant_recipes",
     "archipel.datasets": "DigitsByWriter HarByPerson HarWindows Labelled LabelledSplits WriterSplit cifar10 "
     "digits_by_writer fashion_mnist har_by_person har_windows mnist split_own_digits split_writers",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
-    "archipel.lite_runtime": "Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
-    "Profile Progress Runtime Slots load running_slot",
+    "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
+    "Profile Progress Runtime Slots choose load running_slot",
     "archipel.models": "autoencoder char_rnn cnn_1d digits_cnn ds_cnn fedavg_cnn lenet mlp mobilenet_v2 resnet8 "
     "transformer unet",
     "archipel.operator": "AuditEntry AuditHead BundleInfo DeviceInfo Endorsement Evaluation FaultInfo Gate Health "

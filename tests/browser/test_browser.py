@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
 import os
@@ -10,6 +11,7 @@ import re
 import shutil
 import subprocess
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +20,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from werkzeug.serving import make_server
 
 from archipel import lite_runtime as lite
@@ -177,7 +179,12 @@ def demo(chromium: Browser, address: str) -> Iterator[Demo]:
 
 
 def test_it_reads_digits_and_talks_to_nobody_else(demo: Demo) -> None:
+    coding: dict[str, str | None] = {}
+    demo.page.on("response", lambda answer: coding.update({answer.url: answer.headers.get("content-encoding")}))
     demo.open()
+    large = [url for url in coding if url.endswith((".js", ".css", ".wasm", ".bin"))]
+    assert len(large) > 5
+    assert {coding[url] for url in large} == {"gzip"}
     assert "WebAssembly" in demo.text("facts")
     for shape, digit in ((ZERO, 0), (TWO, 2), (FOUR, 4), (ONE_LIKE_SEVEN, 7)):
         demo.draw(shape)
@@ -190,6 +197,29 @@ def test_it_reads_digits_and_talks_to_nobody_else(demo: Demo) -> None:
     assert demo.requests[loaded:] == []
     assert demo.complaints == []
     assert demo.page.evaluate("crossOriginIsolated")
+
+
+def test_it_asks_a_busy_server_again(demo: Demo) -> None:
+    refused: dict[str, float] = {}
+    early: list[str] = []
+
+    def busy(route: Route) -> None:
+        name = urlsplit(route.request.url).path.rsplit("/", 1)[1]
+        if name not in refused:
+            refused[name] = time.monotonic()
+            route.fulfill(status=503 if name.endswith(".wasm") else 429, headers={"Retry-After": "1"}, body="busy")
+            return
+        if time.monotonic() - refused[name] < 0.9:
+            early.append(name)
+        route.continue_()
+
+    demo.page.route(re.compile(r"/model/|\.wasm$"), busy)
+    demo.open()
+    assert len(refused) == 5
+    assert sum(name.endswith(".wasm") for name in refused) == 1
+    assert early == []
+    demo.draw(TWO)
+    demo.expect_answer(2)
 
 
 def test_it_learns_it_remembers_and_it_can_be_reset(demo: Demo) -> None:
@@ -350,7 +380,7 @@ def painted(page: Page, canvas: str) -> bool:
 def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -> None:
     """Fifty steps of the same bundle, data and seed; so small that processors' different rounding does not grow."""
     model = PAGE_FOLDER / "model"
-    records = np.frombuffer((model / "check.bin").read_bytes(), np.uint8).reshape(-1, 785)[:200]
+    records = np.frombuffer(gzip.decompress((model / "check.bin.gz").read_bytes()), np.uint8).reshape(-1, 785)[:200]
     x = (records[:, 1:].reshape(-1, 1, 28, 28) / np.float32(255)).astype(np.float32)
     y = records[:, 0].astype(np.int64)
     key = json.loads((model / "publisher.json").read_text())["key"]

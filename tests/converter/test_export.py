@@ -24,6 +24,7 @@ from archipel.training import losses, optimizers
 KEY = generate_key()
 PUBLIC = [KEY.public_key().public_bytes_raw()]
 FLOAT = np.float32
+SLOW = pytest.mark.slow
 
 
 class Recurrent(nn.Module):
@@ -108,7 +109,7 @@ def run_onnx(path: Path, x: np.ndarray) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*sorted(set(NETWORKS) - {"recurrent"}), pytest.param("recurrent", marks=SLOW)])
 def test_there_and_back(name: str, tmp_path: Path) -> None:
     x, _ = data(name)
     device = trained(name, tmp_path)
@@ -145,7 +146,15 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(answers(back, x), other.predict(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("parts", [[StaticInt8()], [WeightOnly()], [DynamicInt8()], [PruneWeights(sparsity=0.5)]])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [StaticInt8()],
+        [PruneWeights(sparsity=0.5)],
+        pytest.param([WeightOnly()], marks=SLOW),
+        pytest.param([DynamicInt8()], marks=SLOW),
+    ],
+)
 def test_a_compressed_model_exports_the_float_model_behind_it(parts: list[object], tmp_path: Path) -> None:
     x, _ = data("convolutional")
     device = trained("convolutional", tmp_path, parts=parts)
@@ -163,7 +172,9 @@ def test_a_compressed_model_exports_the_float_model_behind_it(parts: list[object
     assert (expected.argmax(1) == device.predict(x).argmax(1)).mean() > 0.9
 
 
-@pytest.mark.parametrize("strategy", ["lora", "fedbn", "ditto", "fedrep"])
+@pytest.mark.parametrize(
+    "strategy", ["lora", "fedbn", pytest.param("ditto", marks=SLOW), pytest.param("fedrep", marks=SLOW)]
+)
 def test_what_a_strategy_keeps_on_the_device_is_in_its_model(strategy: str, tmp_path: Path) -> None:
     """Adapters are merged into their weights; statistics, heads and copies that never leave the device are those of
     the model that was saved there."""

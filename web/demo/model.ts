@@ -1,5 +1,6 @@
 /** The network twice: as it was published, and as it has become on this device. */
 
+import { fetchPatiently } from "../src/fetching.js";
 import { load, type Runtime } from "../src/index.js";
 import { highest } from "./bars.js";
 import { decodeDigits, type Digit, images, labels } from "./digits.js";
@@ -43,7 +44,7 @@ export async function fetchFiles(): Promise<Files> {
 }
 
 async function fetchFile(name: string): Promise<Uint8Array> {
-  const response = await fetch(`./model/${name}`);
+  const response = await fetchPatiently(`./model/${name}`);
   if (!response.ok) throw new Error(`model/${name}: the server answers ${response.status} ${response.statusText}`);
   return new Uint8Array(await response.arrayBuffer());
 }

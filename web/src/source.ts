@@ -2,6 +2,7 @@
 
 import { MAX_ARCHIVE_BYTES } from "./bundle/archive.js";
 import { ArchiveError, RuntimeInputError, SignatureError } from "./errors.js";
+import { fetchPatiently } from "./fetching.js";
 
 export type Source = ArrayBuffer | Uint8Array | Blob | string;
 
@@ -30,7 +31,7 @@ export async function readSource(source: Source): Promise<Uint8Array> {
 }
 
 async function download(address: string): Promise<Uint8Array> {
-  const response = await fetch(address);
+  const response = await fetchPatiently(address);
   if (!response.ok) throw new ArchiveError(`${address}: the server answers ${response.status} ${response.statusText}`);
   const announced = Number(response.headers.get("content-length") ?? 0);
   if (announced > MAX_ARCHIVE_BYTES) throw tooLarge(announced);

@@ -22,9 +22,10 @@ import numpy as np
 
 from archipel.bundle import Program
 from archipel.bundle.roles import Example, Label, Port
-from archipel.cli.devices.run import DELEGATES, open_runtime
+from archipel.cli.devices.run import DELEGATES
 from archipel.cli.input_output.arrays import check_fields, read_fields
 from archipel.cli.input_output.publisher_keys import publisher_keys, trusted_keys
+from archipel.cli.input_output.sources import has_bundle, open_runtime
 from archipel.client.conditions.probes.space import Memory
 from archipel.errors import CommandError
 from archipel.lite_runtime import ModelRuntime
@@ -104,6 +105,8 @@ def bench(
     predict once.
     """
     counts = _threads(threads)
+    if not has_bundle(bundle):
+        raise CommandError(f"{bundle}: a model file; make a bundle of it with `archipel convert`")
     keys = trusted_keys(bundle, key_files)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

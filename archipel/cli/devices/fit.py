@@ -17,12 +17,14 @@ import click
 import numpy as np
 
 from archipel.bundle.roles import Example, ExampleWeight, Label, Port
-from archipel.cli.devices.run import DELEGATES, open_runtime
+from archipel.cli.devices.run import DELEGATES
 from archipel.cli.input_output.arrays import check_fields, read_fields
 from archipel.cli.input_output.publisher_keys import publisher_keys
+from archipel.cli.input_output.sources import open_runtime
 from archipel.errors import CommandError
 from archipel.lite_runtime import Control, History, Progress
 from archipel.lite_runtime.evaluation import evaluation_fields
+from archipel.lite_runtime.learned import check_slot
 from archipel.lite_runtime.training.driver import need_program
 
 
@@ -45,6 +47,7 @@ from archipel.lite_runtime.training.driver import need_program
 @click.option(
     "--save", type=click.Path(path_type=Path), help="A new folder for the trained model; `archipel run` opens it."
 )
+@click.option("--force", is_flag=True, help="Replace what an earlier fit of this bundle saved there.")
 @click.option("--checkpoint", type=click.Path(path_type=Path),
               help="A file for progress; after an interruption the same command continues from it.")  # fmt: skip
 @click.option(
@@ -67,6 +70,7 @@ def fit(
     settings: tuple[str, ...],
     seed: int,
     save: Path | None,
+    force: bool,
     checkpoint: Path | None,
     checkpoint_every: float,
     threads: int,
@@ -81,8 +85,12 @@ def fit(
 
     With --checkpoint Ctrl-C stops after the present step, and the same command continues as if nothing had happened.
     """
+    if save is not None and save.exists() and not force:
+        raise CommandError(f"{save}: exists already; choose another name, or replace it with --force")
     with tempfile.TemporaryDirectory() as folder:
         runtime = open_runtime(bundle, key_files, folder, threads, delegates)
+        if save is not None:
+            check_slot(save, runtime.bundle)  # now, and not when hours of training are over
         x = _fields(data, runtime.bundle.program(need_program(runtime.bundle, "train", "train")).inputs)
         held_out = None if validation is None else (_fields(validation, evaluation_fields(runtime.bundle)), None)
         control = _StopAtCheckpoint()

@@ -11,11 +11,14 @@ import click
 import numpy as np
 
 from archipel.bundle.roles import Example, ExampleWeight, Label
+from archipel.cli.devices.variant_limits import VariantLimits, variant_limits
 from archipel.cli.input_output.arrays import check_fields, read_fields, write_arrays
-from archipel.cli.input_output.publisher_keys import publisher_keys, remedy_of, tell_development, trusted_keys
+from archipel.cli.input_output.publisher_keys import keys_for_bundles
+from archipel.cli.input_output.sources import learned_weights, open_runtime
 from archipel.errors import CommandError, RuntimeInputError
-from archipel.lite_runtime import ModelRuntime, Runtime, load
+from archipel.lite_runtime import ModelRuntime, Runtime
 from archipel.lite_runtime.evaluation import evaluation_fields
+from archipel.lite_runtime.learned import is_model_file
 from archipel.lite_runtime.training.driver import need_program
 
 DELEGATES = click.option(
@@ -27,34 +30,10 @@ DELEGATES = click.option(
 _SHOWN = 10
 
 
-def open_runtime(
-    bundle: Path, key_files: Sequence[Path], folder: str, threads: int, delegates: Sequence[str]
-) -> Runtime:
-    """Load a bundle, or what `archipel fit --save` wrote, verified with one of the keys.
-
-    Arguments:
-        bundle: a folder or a .bundle file.
-        key_files: public keys of publishers; none: the user's development key.
-        folder: an existing folder that a .bundle file is unpacked below.
-        threads: threads for one operator.
-        delegates: execution providers in order; none: "auto".
-
-    Raises:
-        BundleError: the bundle is damaged, or none of the keys signed it.
-    """
-    keys = trusted_keys(bundle, key_files)
-    with remedy_of(key_files):
-        runtime = load(
-            bundle, keys, threads=threads, delegates=list(delegates) or "auto", cache=Path(folder),
-            allow_development=True,
-        )  # fmt: skip
-    tell_development(runtime.bundle.publisher)
-    return runtime
-
-
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@publisher_keys
+@keys_for_bundles
+@learned_weights
 @click.option("--input", "inputs", type=click.Path(path_type=Path), required=True,
               help=".npy (the only field) or .npz (an entry for each field), first axis = examples.")  # fmt: skip
 @click.option(
@@ -67,9 +46,11 @@ def open_runtime(
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Examples in one run.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Threads for one operator.")
 @DELEGATES
+@variant_limits
 def run(
     bundle: Path,
     key_files: tuple[Path, ...],
+    weights: Path | None,
     inputs: Path,
     labels: Path | None,
     evaluate: bool,
@@ -77,22 +58,37 @@ def run(
     batch_size: int,
     threads: int,
     delegates: tuple[str, ...],
+    limits: VariantLimits,
 ) -> None:
     """Predict with BUNDLE (a file, a folder, or a model that `archipel fit --save` wrote) on arrays in a file.
 
     \b
     archipel run digits.bundle --input x.npy --output out.npz
     archipel run digits.bundle --key publisher.pub --input test.npz --evaluate
+    archipel run digits.bundle --key publisher.pub --weights task.safetensors --input test.npz --evaluate
 
-    The command verifies the bundle first. An .npz has an entry for each of the bundle's fields; `archipel inspect`
-    shows them.
+    The command verifies the bundle first. An ONNX file, which may stand in its place, needs no key. An .npz has an
+    entry for each of the bundle's fields; `archipel inspect` shows them. BUNDLE may also be a release, the folder of
+    `archipel convert --variants`: then the command takes the best variant within --max-bytes, --max-memory and
+    --max-latency, and says which and why.
+
+    \b
+    archipel run digits --key publisher.pub --input x.npy --max-bytes 200000 --max-latency 5
     """
     if evaluate and output is not None:
         raise CommandError("--output is for predictions; --evaluate only prints metrics")
     if labels is not None and not evaluate:
         raise CommandError("--labels is for --evaluate")
+    if evaluate and is_model_file(bundle):
+        raise CommandError(f"--evaluate: {bundle} has no metrics; make a bundle of it with `archipel convert --loss`")
     with tempfile.TemporaryDirectory() as folder:
-        runtime = open_runtime(bundle, key_files, folder, threads, delegates)
+        choice = limits.choose(
+            bundle, key_files, Path(folder), threads=threads, delegates=delegates, allow_development=True
+        )
+        if choice is not None:
+            click.echo(f"archipel: {choice}", err=True)
+            bundle = choice.bundle.folder
+        runtime = open_runtime(bundle, key_files, folder, threads, delegates, weights)
         if evaluate:
             for name, value in sorted(_metrics(runtime, inputs, labels, batch_size).items()):
                 click.echo(f"{name:<16}{value:.6g}")

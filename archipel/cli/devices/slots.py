@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import click
 
 from archipel.bundle import load_public_key, open_bundle
+from archipel.cli.devices.variant_limits import VariantLimits, variant_limits
 from archipel.cli.input_output.publisher_keys import allow_development, offer_option, required_keys
 from archipel.errors import ArchipelError, CommandError
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, LEARNED_FILE
@@ -87,21 +89,33 @@ def show(folder: Path, key_files: tuple[Path, ...]) -> None:
 @click.option(
     "--memory-limit", type=int, help="Refuse a bundle whose manifest says that it needs more bytes of memory."
 )
+@variant_limits
 def install(
-    folder: Path, bundle: Path, key_files: tuple[Path, ...], allow_development: bool, memory_limit: int | None
+    folder: Path,
+    bundle: Path,
+    key_files: tuple[Path, ...],
+    allow_development: bool,
+    memory_limit: int | None,
+    limits: VariantLimits,
 ) -> None:
     """Verify BUNDLE (folder or .bundle file) and copy it into the slot of FOLDER that is not in use.
 
     \b
     archipel slots install FOLDER new.bundle --key publisher.pub
+    archipel slots install FOLDER digits --key publisher.pub --max-bytes 200000
 
-    Nothing else changes: `archipel slots switch` makes the new model the active one.
+    Of a release, the folder of `archipel convert --variants`, it takes the best variant within the limits, and says
+    which and why. Nothing else changes: `archipel slots switch` makes the new model the active one.
     """
     with (
         offer_option(),
+        tempfile.TemporaryDirectory() as cache,
         _open(folder, key_files, allow_development=allow_development, memory_limit=memory_limit) as opened,
     ):
-        name = opened.install(bundle)
+        choice = limits.choose(bundle, key_files, Path(cache), allow_development=allow_development)
+        if choice is not None:
+            click.echo(str(choice))
+        name = opened.install(bundle if choice is None else choice.bundle.folder)
         slot = opened.state.slot(name)
         click.echo(f"slot {name}: staged {slot.name!r}, digest {slot.digest}")
 

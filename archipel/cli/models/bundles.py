@@ -6,14 +6,15 @@ import hashlib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from archipel.bundle import Bundle, decode_manifest, open_bundle, unpack
 from archipel.bundle.foreign import recognize
 from archipel.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from archipel.bundle.reader import BundleContents, UnverifiedBundle
-from archipel.bundle.roles import Example
+from archipel.bundle.roles import Label
 from archipel.cli.input_output.publisher_keys import remedy_of, tell_development, trusted_keys
+from archipel.cli.input_output.sources import has_bundle, open_runtime
 from archipel.errors import BundleError, CommandError, ModelImportError
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot
 
@@ -82,38 +83,35 @@ def read_program(bundle: BundleContents, name: str) -> Model:
     return read(bundle, name)
 
 
-def read_predict(path: Path, key_files: Sequence[Path], folder: str) -> Model:
-    """The graph that predicts, with only the examples as inputs.
+class Predicting(NamedTuple):
+    """The graph that predicts, with only the examples as inputs, and what its bundle calls labels, None if nothing."""
 
-    That is an ONNX file as it is. Of a bundle it is the `predict` program, whose parameters are inputs; the published
-    values take their place. Raises CommandError, BundleError, ModelImportError.
+    model: Model
+    label: str | None
+
+
+def read_predict(path: Path, key_files: Sequence[Path], weights: Path | None, folder: str) -> Predicting:
+    """What predicts: an ONNX file as it is, or the `predict` of a bundle, a saved fit or a slot with present weights.
+
+    Raises CommandError, BundleError, ModelImportError, RuntimeInputError for weights that do not fit.
     """
     import archipel.graph  # noqa: F401
-    from archipel.compression.stored import fix_inputs, read_stored
+    from archipel.compression.stored import read_stored
+    from archipel.converter.opened import predict_model
     from archipel.graph.check import refuse_types
 
-    if not is_bundle(path):
+    if not has_bundle(path, weights):
         model = read_stored(path)
         try:
             refuse_types(model.ir)
         except ModelImportError as error:
             raise CommandError(f"{path}: {error}") from None
-        return model
-    from archipel.lite_runtime.device_state import DeviceState
-    from archipel.lite_runtime.training.driver import need_program
-    from archipel.lite_runtime.values import Values
-
-    bundle = open_verified(path, key_files, folder)
-    model = read_program(bundle, need_program(bundle, "predict", "be compared"))
-    values = Values(bundle, bundle.parameters(), DeviceState())
-    ports = [port for port in model.program.inputs if not isinstance(port, Example)]
-    return fix_inputs(model, {port.name: values.read(port) for port in ports})
+        return Predicting(model, None)
+    runtime = open_runtime(path, key_files, folder, 1, ["cpu"], weights)
+    return Predicting(predict_model(runtime), _label_field(runtime.bundle))
 
 
-def label_field(bundle: Bundle) -> str | None:
-    """What the bundle calls its labels, None if it has no label of its own."""
-    from archipel.bundle.roles import Label
-
+def _label_field(bundle: Bundle) -> str | None:
     names = [port.name for program in bundle.manifest.programs.values() for port in program.inputs
              if isinstance(port, Label)]  # fmt: skip
     return names[0] if names else None

@@ -15,7 +15,7 @@ import numpy as np
 
 from archipel.cli.input_output.arrays import read_arrays
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
-from archipel.cli.models.bundles import is_bundle, label_field, open_verified, read_predict
+from archipel.cli.models.bundles import Predicting, read_predict
 from archipel.errors import CommandError, CompressionError
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ _LABELS = ("label", "labels")
 @click.option("--data", type=click.Path(path_type=Path), required=True,
               help=".npy (the only input) or .npz (an entry for each input of A, and `label` for labels).")  # fmt: skip
 @keys_for_bundles
+@click.option("--weights-a", type=click.Path(path_type=Path),
+              help="Learned parameters of the bundle A (FILE of `archipel task download`).")  # fmt: skip
+@click.option("--weights-b", type=click.Path(path_type=Path), help="The same for B.")
 @click.option("--rows", type=click.IntRange(0), default=256, show_default=True,
               help="Examples for the inner values; outputs and accuracy use all examples.")  # fmt: skip
 @click.option("--layers", type=click.IntRange(1), help="Print at most this many inner values. Default: all.")
@@ -44,6 +47,8 @@ def compare(
     b: Path,
     data: Path,
     key_files: tuple[Path, ...],
+    weights_a: Path | None,
+    weights_b: Path | None,
     rows: int,
     layers: int | None,
     threshold: float,
@@ -56,12 +61,13 @@ def compare(
     \b
     archipel compare float.onnx int8.onnx --data test.npz
     archipel compare digits.bundle small.bundle --key publisher.pub --data test.npz --html report.html
+    archipel compare digits.bundle digits.bundle --weights-b task.safetensors --key publisher.pub --data test.npz
 
-    A and B are ONNX files or bundles. The command compares every value that both compute: cosine and signal-to-noise
-    ratio (dB), outputs first. It matches values by name, and layers by the names of their weights; integers count as
-    the float numbers that they stand for. 20 dB is noise of a tenth of the signal's amplitude; outputs that noisy begin
-    to cost accuracy. Values that a recipe rescales on purpose (equalised layers) differ without harm: look at the
-    outputs.
+    A and B are ONNX files, bundles, slots, or models that `archipel fit --save` wrote. The command compares every
+    value that both compute: cosine and signal-to-noise ratio (dB), outputs first. It matches values by name, and layers
+    by the names of their weights; integers count as the float numbers that they stand for. 20 dB is noise of a tenth of
+    the signal's amplitude; outputs that noisy begin to cost accuracy. Values that a recipe rescales on purpose
+    (equalised layers) differ without harm: look at the outputs.
 
     With labels in the data it also prints the accuracy of both, and the difference with a paired 95% interval.
     """
@@ -71,12 +77,12 @@ def compare(
     if math.isnan(threshold):
         raise CommandError("--threshold nan: expected a number of dB, such as 20")
     with tempfile.TemporaryDirectory() as folder:
-        model_a, model_b = (read_predict(path, key_files, folder) for path in (a, b))
-        fields = _fields(data, model_a, _label_names(a, b, key_files, folder))
+        first = read_predict(a, key_files, weights_a, folder)
+        second = read_predict(b, key_files, weights_b, folder)
+        fields = _fields(data, first.model, _label_names(first, second))
         try:
-            result = run(
-                model_a, model_b, fields, rows=rows, threshold=threshold, batch_size=batch_size, progress=_progress()
-            )
+            result = run(first.model, second.model, fields, rows=rows, threshold=threshold, batch_size=batch_size,
+                         progress=_progress())  # fmt: skip
         except CompressionError as error:
             raise CommandError(f"{a} and {b} on {data}: {error}") from None
     if html is not None:
@@ -149,9 +155,8 @@ def decibels(row: Row) -> str:
     return "equal" if row.snr_db == math.inf else f"{row.snr_db:.1f}"
 
 
-def _label_names(a: Path, b: Path, key_files: tuple[Path, ...], folder: str) -> list[str]:
-    fields = [label_field(open_verified(path, key_files, folder)) for path in (a, b) if is_bundle(path)]
-    return list(dict.fromkeys([*(name for name in fields if name is not None), *_LABELS]))
+def _label_names(*models: Predicting) -> list[str]:
+    return list(dict.fromkeys([*(model.label for model in models if model.label is not None), *_LABELS]))
 
 
 def _fields(path: Path, model: Model, labels: list[str]) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import tempfile
 import typing
 from pathlib import Path
 from types import UnionType
@@ -12,6 +13,8 @@ from typing import Any
 
 import click
 
+from archipel.cli.input_output.publisher_keys import keys_for_bundles
+from archipel.cli.input_output.sources import learned_weights, open_source
 from archipel.cli.input_output.spelling import rule, spells_options
 from archipel.cli.models.compression_options import (
     DATA_RULES,
@@ -86,6 +89,8 @@ result_options = option_group(
 @click.command("compress")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The small model, plain ONNX.")
+@keys_for_bundles
+@learned_weights
 @compression_options
 @search_options
 @result_options
@@ -95,11 +100,15 @@ result_options = option_group(
 def compress_command(
     model: Path,
     output: Path,
+    key_files: tuple[Path, ...],
+    weights: Path | None,
     compression: CompressionOptions,
     searching: SearchOptions,
     results: ResultOptions,
 ) -> None:
     """Make MODEL (an ONNX file from any tool) small, by a recipe or by a search for one.
+
+    MODEL may also be a bundle, a model that `archipel fit --save` wrote or a slot: its float model is made small.
 
     \b
     archipel compress model.onnx -o small.onnx --calibration x.npy --validation test.npz
@@ -124,7 +133,8 @@ def compress_command(
         if compression.validation is None:
             raise CommandError("--target needs --validation, labelled examples that accuracy is measured on")
     sets = compression.read_sets()
-    source = Model.from_onnx(model)
+    with tempfile.TemporaryDirectory() as unpacked:
+        source = open_source(model, key_files, weights, unpacked).model
     if searching.target is not None:
         folder = compression.work or output.with_name(output.name + ".search")
         _search(source, output, sets, folder, compression.seed, searching.target, searching, results)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import click
 
-from archipel.bundle import load_public_key
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
-from archipel.cli.input_output.sources import learned_weights
+from archipel.cli.input_output.sources import learned_weights, open_source
 from archipel.errors import CommandError
 
 
@@ -40,7 +40,8 @@ def export_command(source: Path, output: Path, key_files: tuple[Path, ...], weig
 
     if output.exists() and not force:
         raise CommandError(f"{output}: exists already; choose another name, or replace it with --force")
-    model = export(source, output, [load_public_key(file) for file in key_files], weights=weights, force=force)
+    with tempfile.TemporaryDirectory() as folder:
+        model = export(open_source(source, key_files, weights, folder).model, output, force=force)
     parameters = model.parameters
     size = sum(array.size for array in parameters.values())
     click.echo(f"{output}: {output.stat().st_size:,} bytes, {len(parameters)} parameters of {size:,} numbers")

@@ -14,11 +14,13 @@ import numpy as np
 
 from archipel.bundle import Bundle, Program
 from archipel.bundle.reader import BundleContents
+from archipel.bundle.release import is_release
 from archipel.bundle.roles import Parameter, role_of
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
 from archipel.cli.models.bundles import is_bundle, open_unverified, open_verified, read_program
 from archipel.cli.models.convert_notes import made_by
 from archipel.cli.models.inspect_text import bundle_text, onnx_text
+from archipel.cli.models.releases import show_release
 from archipel.errors import ArchipelError, CommandError
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source", metavar="BUNDLE|ONNX", type=click.Path(path_type=Path))
+@click.argument("source", metavar="BUNDLE|RELEASE|ONNX", type=click.Path(path_type=Path))
 @keys_for_bundles
 @click.option("--unverified", is_flag=True, help="Show a bundle without verifying it; do not rely on anything in it.")
 @click.option(
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as one JSON object.")
 def inspect(source: Path, key_files: tuple[Path, ...], unverified: bool, layers: bool, as_json: bool) -> None:
-    """Show the contents of a bundle (a file or a folder) or of an ONNX file.
+    """Show the contents of a bundle (a file or a folder), of a release, or of an ONNX file.
 
     \b
     archipel inspect digits.bundle --key publisher.pub
@@ -43,8 +45,14 @@ def inspect(source: Path, key_files: tuple[Path, ...], unverified: bool, layers:
 
     The command verifies a bundle first. It shows programs with their inputs, outputs and roles, parameters, FLOPs,
     bytes, zeros, lineage, limits, self-test and privacy. FLOPs are for one example, two for each multiplication with
-    its addition; they need the extra `convert`. An ONNX file always needs that extra, and no key.
+    its addition; they need the extra `convert`. An ONNX file always needs that extra, and no key. Of a release it shows
+    a table of the variants.
     """
+    if is_release(source):
+        if unverified or layers:
+            raise CommandError(f"{source}: --unverified and --layers are for one bundle; name one of the release's")
+        show_release(source, key_files, as_json)
+        return
     if not is_bundle(source):
         if key_files or unverified:
             raise CommandError(f"{source}: an ONNX file has no signature; leave out --key and --unverified")

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from archipel.bundle import Bundle, Limits, load_public_key
+from archipel.bundle.release import is_release
 from archipel.bundle.roles import Example
 from archipel.cli.input_output.arrays import check_fields, read_fields
 from archipel.cli.input_output.publisher_keys import publisher_keys
@@ -77,7 +78,7 @@ def verify(
     agreement: AgreementOptions,
     as_json: bool,
 ) -> None:
-    """Check BUNDLE (a file or a folder), one line for each check. Exit code 1 means that a check failed.
+    """Check BUNDLE (a file, a folder, or a release), one line for each check. Exit code 1 means that a check failed.
 
     \b
     archipel verify digits.bundle --key publisher.pub
@@ -88,31 +89,46 @@ def verify(
     the installed ONNX Runtime; the signed limits are not below what the graphs need, computed again (with the extra
     `convert`); and predictions equal those of the self-test in the bundle. The self-test shows that this machine
     predicts what the publisher's did, for a few inputs. Whether a compressed bundle predicts what its float parameters
-    answer shows with --data: agreement below --min-agreement or --min-snr is a failed check.
+    answer shows with --data: agreement below --min-agreement or --min-snr is a failed check. Of a release it checks the
+    signature and every bundle, which must be there, be the one that was released, and cost what the release says.
     """
+
+    def check(opened: Bundle) -> list[Check]:
+        found = check_contents(opened, run=not no_run)
+        if data is not None:
+            found.append(_check_agreement(opened, found, data, agreement, run=not no_run))
+        return found
+
     with tempfile.TemporaryDirectory() as folder:
-        checks, opened = check_opening(bundle, key_files, folder)
-        if opened is not None:
-            checks += check_contents(opened, run=not no_run)
-            if data is not None:
-                checks.append(_check_agreement(opened, checks, data, agreement, run=not no_run))
+        name, digest = None, None
+        if is_release(bundle):
+            from archipel.cli.models.releases import check_release
+
+            checks, signed = check_release(bundle, key_files, folder, check)
+            if signed is not None:
+                name, digest = signed.release.name, signed.digest
+        else:
+            checks, opened = check_opening(bundle, key_files, folder)
+            if opened is not None:
+                checks += check(opened)
+                name, digest = opened.manifest.name, opened.digest
         failed = [check for check in checks if check.good is False]
         if as_json:
             answer = {
                 "bundle": str(bundle),
-                "name": None if opened is None else opened.manifest.name,
-                "digest": None if opened is None else opened.digest,
+                "name": name,
+                "digest": digest,
                 "good": not failed,
                 "checks": [asdict(check) for check in checks],
             }
             click.echo(json.dumps(answer))
         else:
             click.echo("\n".join(map(str, checks)))
-        if failed or opened is None:
+        if failed:
             wrong = "; ".join(f"{check.name}: {check.text}" for check in failed)
             raise CommandError(f"{bundle}: {len(failed)} of {len(checks)} checks failed: {wrong}")
         if not as_json:
-            click.echo(f"{bundle}: good; {opened.manifest.name!r}, digest {opened.digest}")
+            click.echo(f"{bundle}: good; {name!r}, digest {digest}")
 
 
 def check_opening(path: Path, key_files: Sequence[Path], folder: str) -> tuple[list[Check], Bundle | None]:

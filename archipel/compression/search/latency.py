@@ -7,21 +7,11 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
-from archipel.bundle import (
-    Limits,
-    PrivacyPolicy,
-    Program,
-    generate_key,
-    write_bundle,
-    write_weights,
-)
-from archipel.bundle.roles import DType, Example, Output
+from archipel.compression.bare_bundle import write_bare_bundle
 from archipel.graph import Model
-from archipel.graph.slim import slim
 from archipel.lite_runtime import ModelRuntime, load
 
 LEAST, MOST, WARM_UP, SECONDS = 15, 2000, 3, 0.3
@@ -51,23 +41,4 @@ def latencies(models: Sequence[Model], fields: Mapping[str, np.ndarray], seconds
 
 
 def _runtime(model: Model, folder: Path) -> ModelRuntime:
-    """The model in a bundle of its own, signed by a key that nobody keeps: the runtime opens nothing else."""
-    key = generate_key()
-    predict = Program(
-        kind="predict",
-        file="predict.onnx",
-        inputs=tuple(Example(name=i.name, dtype=cast(DType, i.dtype), shape=i.shape) for i in model.inputs),
-        outputs=tuple(Output(name=o.name, dtype=cast(DType, o.dtype), shape=o.shape) for o in model.outputs),
-    )
-    write_bundle(
-        folder,
-        name="latency",
-        programs={"predict": predict},
-        graphs={"predict.onnx": slim(model.ir).SerializeToString()},
-        weights=write_weights({}),
-        parameters=(),
-        limits=Limits(peak_bytes=1, flops_per_example=1, upload_bytes=0),
-        privacy=PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.67, max_clip=1.0, max_bits=16),
-        key=key,
-    )
-    return load(folder, [key.public_key().public_bytes_raw()], threads=1, delegates=["cpu"])
+    return load(folder, [write_bare_bundle(model, folder, "latency")], threads=1, delegates=["cpu"])

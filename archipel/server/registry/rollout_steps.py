@@ -29,7 +29,9 @@ def step_rollouts(services: Services, write: Callable[[], AbstractContextManager
     with services.database.read() as session:
         # Most of the time nothing is due, and finding that out must not take the write lock.
         live = session.scalars(select(Rollout).where(Rollout.ended.is_(None)).order_by(Rollout.created)).all()
-        due = [rollout.rollout_id for rollout in live if next_step(session, rollout, now).move is not Move.STAY]
+        due = [
+            rollout.rollout_id for rollout in live if next_step(session, rollout, now, settings).move is not Move.STAY
+        ]
     happened = False
     for rollout_id in due:
         with write() as session:

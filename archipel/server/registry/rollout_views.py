@@ -13,7 +13,7 @@ from archipel.protocol.operator.registry import Gate, RolloutInfo, Stage, StageE
 from archipel.protocol.operator.tasks import RoundResult
 from archipel.server.database.registry_tables import Rollout, RolloutStage
 from archipel.server.database.tables import Round, Task
-from archipel.server.registry.rollouts import request_of
+from archipel.server.registry.stage_evaluations import request_of
 
 
 @dataclass(frozen=True)

@@ -175,3 +175,23 @@ def test_ctrl_c_without_a_checkpoint_says_so(
     thread.join()
     assert "nothing was kept; with --checkpoint FILE an interrupted fit can go on" in err
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_nothing_is_replaced_unless_it_is_forced(
+    linear: Linear, archipel: Command, tmp_path: Path, data: dict[str, np.ndarray]
+) -> None:
+    """And it is said before the first step: a fit may take hours."""
+    mine, train = tmp_path / "mine", ["--data", str(tmp_path / "train.npz")]
+    given = ["fit", *linear.arguments, *train, "--save", str(mine)]
+    archipel(*given)
+    learned = (mine / "learned.safetensors").read_bytes()
+    err = archipel(*given, "--epochs", "100000", code=1)[1]
+    assert f"{mine}: exists already; choose another name, or replace it with --force" in err
+    assert (mine / "learned.safetensors").read_bytes() == learned
+    archipel(*given, "--force", "--epochs", "2")
+    assert (mine / "learned.safetensors").read_bytes() != learned
+    for path in (tmp_path / "file", tmp_path / "folder"):
+        path.write_bytes(b"mine") if path.name == "file" else path.mkdir()
+        err = archipel(*given[:-1], str(path), "--force", "--epochs", "100000", code=1)[1]
+        assert f"{path}: holds something else; choose another name, or remove it first" in err
+    assert (tmp_path / "file").read_bytes() == b"mine"

@@ -148,6 +148,9 @@ CONVERT = """
 --recipe int8.toml
 --recipe aware.toml
 --work run
+--variants huge
+--variants int8
+--variants float,small
 --seed -1
 --self-test missing.npz
 --self-test one.npy
@@ -174,6 +177,7 @@ COMPRESS = """
 UNTRIED = {
     "-h", "--help", "--output", "--trainable", "--report", "--json", "--work", "--list",  # any path is right
     "--dropout", "--no-dropout",  # both are right
+    "--weights", "--source-key", "--key",  # test_sources.py
 }  # fmt: skip
 FILES = {
     "wrong.toml": "colour = 3\n",

@@ -8,12 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archipel.protocol.messages import CheckIn, CheckInResponse
+from archipel.protocol.messages import CheckIn, CheckInResponse, LeaveRequest
 from archipel.server.database.tables import CheckInRow
-from archipel.server.devices.pace import LONGEST, Pace, retry_seconds
+from archipel.server.devices.pace import (
+    BUSY_SECONDS,
+    LONGEST,
+    QUICK_PER_SECOND,
+    QUICKEST,
+    Pace,
+    quick_seconds,
+    retry_seconds,
+)
 from archipel.server.http.app import create_app
 from archipel.server.services import Services
-from tests.support.devices import Device
+from tests.support.devices import POPULATION, Device
 from tests.support.world import World
 
 
@@ -41,6 +49,75 @@ def test_devices_that_came_together_come_apart() -> None:
     assert abs(later.mean() / per_second - 1) < 0.02
     assert abs(later.var() / per_second - 1) < 0.15
     assert all(abs(part.mean() / per_second - 1) < 0.1 for part in np.array_split(later, 30))
+
+
+@given(st.integers(0, 10**8), st.floats(0.01, 60), st.floats(0.1, 1e5))
+def test_a_small_fleet_asks_often_and_never_too_often_in_total(devices: int, usual: float, per_second: float) -> None:
+    quick = quick_seconds(devices, usual, per_second)
+    assert min(usual, QUICKEST, usual / 10) <= quick <= usual
+    assert quick == usual or devices / quick <= min(QUICK_PER_SECOND, per_second) * (1 + 1e-9)
+
+
+def test_eight_devices_and_a_hundred() -> None:
+    assert [quick_seconds(devices, 2.0, 200.0) for devices in (8, 50, 100, 1000)] == [0.2, 1.0, 2.0, 2.0]
+    assert quick_seconds(8, 0.05, 200.0) == 0.05
+    assert quick_seconds(8, 30.0, 200.0) == 3.0
+
+
+def test_a_fleet_is_quick_only_while_there_is_work(world: World) -> None:
+    devices = world.add_devices(3)
+    assert [told(device) for device in devices] == [2.0] * 3
+    task = world.create_task(cohort=3, rounds=2)
+    world.clock.now += 2
+    assert [told(device) for device in devices] == [0.2] * 3
+    world.clock.now += BUSY_SECONDS  # nothing began with it
+    assert [told(device) for device in devices] == [2.0] * 3
+    world.start_round(devices)
+    assert told(devices[0]) == 0.2  # the wait after the round
+    assert devices[0].status().retry_after == 0.1
+    for device in devices:
+        assert device.call("POST", f"{device.round}/leave", LeaveRequest())[0] == 200
+    world.settle()
+    world.clock.now += BUSY_SECONDS / 2
+    assert told(devices[0]) == 0.2
+    world.operator("POST", f"/v1/tasks/{task['task_id']}/cancel")
+    world.clock.now += 2
+    assert told(devices[0]) == 2.0
+
+
+def test_a_buffer_that_nobody_works_for_is_no_work(world: World) -> None:
+    world.create_task(
+        privacy="plain", mode="asynchronous", threshold=None, cohort=3, concurrency=3, rounds=3,
+        deadlines={"updating": 100.0},
+    )  # fmt: skip
+    devices = world.add_devices(3)
+    world.start_round(devices)
+    world.clock.now += 65
+    (other,) = world.add_devices(1)
+    told(other)
+    assert told(other) == 0.2
+    world.clock.now += 40  # the seats are over
+    assert told(other) == 2.0
+
+
+def test_another_population_is_left_alone(world: World) -> None:
+    world.add_devices(1)
+    world.create_task(cohort=3)
+    pace = world.app.extensions["archipel"].pace
+    assert pace.retry_after(world.clock.now, POPULATION) == 0.2
+    assert pace.retry_after(world.clock.now, "teachers") == pace.retry_after(world.clock.now) == 2.0
+
+
+def test_many_that_come_at_once_are_counted_at_once(world: World) -> None:
+    """A crowd that was not there when devices were last counted gets quick answers for a second, not for ten."""
+    world.create_task(cohort=3)
+    devices = world.add_devices(105)
+    pace = world.app.extensions["archipel"].pace
+    assert pace.retry_after(world.clock.now, POPULATION) == 0.2
+    for device in devices:
+        told(device)
+    world.clock.now += 1
+    assert pace.retry_after(world.clock.now, POPULATION) == 2.0
 
 
 @pytest.fixture

@@ -129,6 +129,7 @@ def test_without_a_result_in_time_it_is_rolled_back_but_not_rejected(world: Worl
 
 def test_an_evaluation_that_is_cancelled_ends_it(world: World, fleet: Fleet) -> None:
     rollout = fleet.begin()
+    fleet.enrol(rollout, 3)
     world.clock.now += 60
     world.settle()
     task = fleet.show(rollout)["stages"][0]["candidate"]["task_id"]
@@ -224,6 +225,7 @@ def test_no_pause_lasts_for_ever(world: World, fleet: Fleet) -> None:
 @pytest.mark.parametrize("moment", ["soaking", "evaluating", "paused"])
 def test_abort_at_any_moment(world: World, fleet: Fleet, moment: str) -> None:
     rollout = fleet.begin()
+    fleet.enrol(rollout, 3)
     if moment != "soaking":
         world.clock.now += 60
         world.settle()

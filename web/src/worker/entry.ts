@@ -3,6 +3,7 @@
 import type { FitOptions } from "../api.js";
 import { loadCore } from "../core.js";
 import { RuntimeInputError } from "../errors.js";
+import { fetchPatiently } from "../fetching.js";
 import type { RuntimeCore } from "../runtime/runtime.js";
 import { buffersOf, type FromWorker, type Loaded, type Request, type ToWorker } from "./messages.js";
 
@@ -10,6 +11,9 @@ interface Scope {
   onmessage: ((event: MessageEvent<ToWorker>) => void) | null;
   postMessage(message: FromWorker, transfer?: Transferable[]): void;
 }
+
+// ONNX Runtime fetches its WebAssembly by itself, and gives up at the first refusal.
+globalThis.fetch = fetchPatiently;
 
 const scope = globalThis as unknown as Scope;
 const cores = new Map<number, RuntimeCore>();

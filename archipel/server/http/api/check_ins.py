@@ -70,7 +70,7 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         # A device that has dropped out of its round gets no plan, and no other round takes it before that one ends.
         if takes_part or row.ends is None:
             plan = decode("plan", row.plan, Sealed) if takes_part else None
-            wait = services.settings.retry_after
+            wait = services.pace.after_round(now)
             if report.versions is not None and row.versions != report.versions:
                 services.database.together(lambda connection: _store(connection, device_id, report, now, wait, ""))
             # Also in a round: a device that goes from one round into the next would never learn of offers otherwise.
@@ -79,7 +79,7 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         # The device's seat in a buffer is over. The coordinator releases it only while the task has an open round, so
         # it is released here too.
         over = row.round_id
-    wait = services.pace.retry_after(now)
+    wait = services.pace.retry_after(now, "" if row is None else row.population)
     # Most check-ins only read: `due` is written only if it would be off by more than this. The window tolerates that.
     tolerance = services.settings.check_in_window / WRITES_PER_WINDOW
     population, serial, aside = "", None, None

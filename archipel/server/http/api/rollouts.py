@@ -20,7 +20,7 @@ from archipel.server.http.idempotency import keyed
 from archipel.server.http.paging import page
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import ANALYST, OPERATOR, READ, Call, Route
-from archipel.server.registry import rollouts
+from archipel.server.registry import rollouts, stage_evaluations
 from archipel.server.registry.rollout_views import describe_rollouts
 from archipel.server.registry.versions import find_model, find_version
 from archipel.server.rounds import weights_log
@@ -46,8 +46,8 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
             # Without a gate nothing depends on a number of devices, and this only checks the expression.
             check_enough(request.eligibility, smallest if fewest is None else fewest, "gate: min_devices", smallest)
             most = call.services.settings.max_update_bytes
-            rollouts.check_expiry(session, model, version.number, now)
-            rollouts.check_evaluations(session, request, version, promoted, model.population, most, now)
+            stage_evaluations.check_version(session, model, version.number, now)
+            stage_evaluations.check_evaluations(session, request, version, promoted, model.population, most, now)
         except ArchipelError as error:
             raise refuse(422, f"the rollout is not possible: {error}") from None
         # A gate's evaluation is a query. Whoever chooses its devices by an eligibility must have the right to run one.

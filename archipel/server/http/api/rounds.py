@@ -78,8 +78,7 @@ def round_status(call: Call[None], round_id: str) -> RoundStatus:
         phase=row.phase,
         phase_ends=row.phase_ends,
         reason=row.reason,
-        # Half of what devices without a round are told: a secure round has many phases, and all devices wait for each.
-        retry_after=call.services.settings.retry_after / 2,
+        retry_after=call.services.pace.in_round(call.services.clock()),
         complaints=row.complaints,
         staleness=max(row.rounds_committed + 1 - row.number, 0) if row.mode == "asynchronous" else 0,
     )
