@@ -98,8 +98,9 @@ def find_rule(node: ir.Node) -> Rule:
             f"register one with @autodiff.rule({node.domain!r}, {node.op_type!r})"
         )
     raise MissingRuleError(
-        f"no gradient rule for {node.op_type} (node {node.name!r}); add one to "
-        f"archipel/autodiff/rules/{_family(node.op_type)}.py, with cases in tests/autodiff/gradient_cases/"
+        f"no gradient rule for {node.op_type} (node {node.name!r}); train only what comes after it, export "
+        f"the model without it, or add a rule to archipel/autodiff/rules/{_family(node.op_type)}.py, with cases in "
+        "tests/autodiff/gradient_cases/"
     )
 
 

@@ -26,7 +26,7 @@ from archipel.compression.work import Progress, Work
 from archipel.durable import make_folder, sweep, write_durably
 from archipel.errors import CompressionError
 from archipel.graph import Model
-from archipel.graph.check import check_model
+from archipel.graph.check import check_model, refuse_not_finite
 from archipel.training.losses import Loss
 
 _STATE = "state.json"
@@ -61,9 +61,10 @@ def compress(
 
     Returns the small model, and the report of what each part did.
 
-    Raises CompressionError for a recipe or data that do not fit the model.
+    Raises CompressionError for a recipe or data that do not fit the model, GraphError for weights that are not finite.
     """
     parts = check_parts(recipe)
+    refuse_not_finite(model.ir)
     sets = {
         "data": None if data is None else Examples.of(data, model, "data", labelled=True),
         "calibration": None if calibration is None else Examples.of(calibration, model, "calibration", labelled=False),

@@ -26,6 +26,7 @@ from archipel.converter.statistics import analyze_program, check_counts
 from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.graph.batch import STAYS
+from archipel.graph.check import refuse_not_finite
 from archipel.graph.parameters import match
 
 UNSIGNED = (
@@ -75,6 +76,7 @@ def check_model(request: Request, model: Model) -> None:
     neither its inputs and outputs nor, except for LowRank, the names of its parameters. Raises ConversionError,
     TrainingError, GraphError or AutodiffError.
     """
+    refuse_not_finite(model.ir)
     predict = predict_program(model)
     ports = [port for port in predict.program.inputs if isinstance(port, Example)]
     if request.training is not None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from onnx import defs
 
 from archipel.errors import GraphError, ModelImportError
 from archipel.graph.opset import OPSET, STANDARD_DOMAINS, standard_nodes
-from archipel.graph.shapes import dims
+from archipel.graph.parameters import parameter_names
+from archipel.graph.shapes import constant_array, dims
 from archipel.graph.walk import proto_nodes
 
 _COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
+_MASKING = frozenset({"Add", "Where", "Slice", "Unsqueeze", "Reshape", "Expand", "Cast", "Identity"})
 _FLOATS = {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"}
 
 
@@ -119,6 +122,28 @@ def refuse_types(model: ir.Model) -> None:
                     f"{kind} {value.name!r} is {value.type}, no tensor of real numbers; export the model with such "
                     "tensors, one for each part"
                 )
+
+
+def refuse_not_finite(model: ir.Model) -> None:
+    """Raise GraphError for a parameter with an element that is not a number, or infinite.
+
+    Minus infinity is allowed where it is only added or chosen, as in the mask of an attention.
+    """
+    for name in parameter_names(model):
+        value = model.graph.initializers[name]
+        content = constant_array(value)
+        if content is None or content.dtype.kind != "f" or np.isfinite(content).all():
+            continue
+        masks = all(use.node.op_type in _MASKING for use in value.uses())
+        wrong = ~np.isfinite(content) & ~(masks & np.isneginf(content))
+        if not wrong.any():
+            continue
+        first = tuple(map(int, np.argwhere(wrong)[0]))
+        raise GraphError(
+            f"weight {name!r}: {int(wrong.sum())} of {content.size} elements are not finite, the first at "
+            f"{list(first)} ({content[first]}); the training that made it diverged, or the file is damaged: export a "
+            "checkpoint whose weights are finite"
+        )
 
 
 def refuse_unsupported(model: ir.Model) -> None:

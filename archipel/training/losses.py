@@ -15,12 +15,14 @@ import onnx_ir as ir
 from archipel.errors import TrainingError
 from archipel.graph.build import Builder
 from archipel.graph.shapes import Dim, dims, dtype_of, is_float, rank
+from archipel.graph.walk import trace_back
 from archipel.training.arguments import flag, number, numbers, whole
 
 Sizes = Sequence[int | str]
 
 LOSS_METHODS = ("label", "values", "weights", "correct")
 _LARGEST = 2**63 - 1
+_HAND_ON = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
 
 
 class Loss(Protocol):
@@ -53,6 +55,11 @@ class CrossEntropy:
     def label(self, output: ir.Value) -> tuple[ir.DataType, Sizes]:
         expected = "[batch, classes, ...]" if self.axis == 1 else f"with the classes along axis {self.axis}"
         shape, axis = _logits("cross_entropy", expected, output, self.axis)
+        if shape[axis] == 1:
+            raise TrainingError(
+                f"cross_entropy: the output {output.name!r} has one logit, and the softmax of one is always 1; use "
+                f"binary_cross_entropy, with labels of 0.0 and 1.0 in the shape {list(shape)}"
+            )
         if self.class_weights is not None and isinstance(shape[axis], int) and shape[axis] != len(self.class_weights):
             raise TrainingError(
                 f"cross_entropy: {len(self.class_weights)} class_weights, but the output {output.name!r} has "
@@ -138,6 +145,7 @@ class BinaryCrossEntropy(_Regression):
 
     def label(self, output: ir.Value) -> tuple[ir.DataType, Sizes]:
         dtype, sizes = super().label(output)
+        _refuse_probabilities(self.name, output, "Sigmoid")
         if isinstance(self.pos_weight, tuple):
             last = dims(output)[-1] if rank(output) else 0
             if isinstance(last, int) and last != len(self.pos_weight):
@@ -324,7 +332,29 @@ def _logits(function: str, expected: str, output: ir.Value, axis: int) -> tuple[
             f"{function}: expected floating-point logits {expected}, "
             f"the output {output.name!r} has shape {list(shape)} and type {output.dtype}"
         )
+    _refuse_probabilities(function, output, "Softmax")
     return shape, axis % len(shape)
+
+
+def _refuse_probabilities(function: str, output: ir.Value, activation: str) -> None:
+    """Refuse an output that is computed by the activation which the loss itself applies.
+
+    It would be applied twice: the loss would be wrong, and training slow, without any error.
+    """
+    made = trace_back(output, _HAND_ON)
+    node = made.producer()
+    if node is not None and node.op_type == activation and node.inputs[0] is not None:
+        before = node.inputs[0]
+        raise TrainingError(
+            f"{function}: the output {output.name!r} is a {activation.lower()} already ({activation} {node.name!r}), "
+            "which the loss applies itself; "
+            + (
+                f"train on the value before it, which is an output too: loss_output={before.name!r}"
+                if before.is_graph_output()
+                else f"make the value before it, {before.name!r}, the model's first output: export the model without "
+                f"its last {activation.lower()}"
+            )
+        )
 
 
 def _sizes(shape: Sequence[Dim]) -> list[int | str]:

@@ -227,7 +227,8 @@ ERRORS = {
         MissingRuleError,
         "agraph (double[n] x) => (double loss) { y = ThresholdedRelu (x) loss = ReduceSum <keepdims = 0> (y) }",
         {"wrt": ["x"]},
-        r"no gradient rule for ThresholdedRelu \(node '.+'\); add one to archipel/autodiff/rules/activation.py",
+        r"no gradient rule for ThresholdedRelu \(node '.+'\); train only .*, or add a rule to "
+        "archipel/autodiff/rules/activation.py",
     ),
     "control flow": (
         MissingRuleError,
@@ -237,7 +238,8 @@ ERRORS = {
             loss = ReduceSum <keepdims = 0> (y)
         }""",
         {"wrt": ["x"]},
-        r"no gradient rule for If \(node '.+'\); add one to archipel/autodiff/rules/control_flow.py",
+        r"no gradient rule for If \(node '.+'\); train only .*, or add a rule to "
+        "archipel/autodiff/rules/control_flow.py",
     ),
     "refused attribute": (
         MissingRuleError,

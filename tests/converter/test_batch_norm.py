@@ -17,6 +17,7 @@ from torch import nn
 from archipel import bundle as b
 from archipel import lite_runtime, training
 from archipel.bundle import role_of
+from archipel.bundle.roles import Update
 from archipel.converter import Signing, Training, convert
 from archipel.graph import Model
 
@@ -71,7 +72,7 @@ def test_who_has_the_statistics(bundle_of: Callable[[str], b.Bundle], strategy: 
     ):
         roles = {port.tensor: role_of(port) for port in ports if getattr(port, "tensor", "") in NAMES}
         assert roles == dict.fromkeys(NAMES, "parameter" if shared else "state"), name
-    uploads = {port.tensor: port for port in programs["finish"].outputs}
+    uploads = {port.tensor: port for port in programs["finish"].outputs if isinstance(port, Update)}
     assert uploads.keys() & NAMES == (NAMES if shared else set())
     if shared:
         # In standard deviations and variances, clamped to 3 and 9, and no part of what is clipped.

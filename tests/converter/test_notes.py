@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from archipel.bundle import Bundle, generate_key
 from archipel.bundle.roles import Output, Prediction
 from archipel.compression import StaticInt8, compress
 from archipel.converter import Signing, Training, convert
-from archipel.errors import ConversionError
+from archipel.errors import ConversionError, TrainingError
 from archipel.graph import Model
 from archipel.graph.report import conversion_notes
 from archipel.lite_runtime import load
@@ -43,12 +44,12 @@ def model() -> Model:
     return model
 
 
-def made(model: Model, path: Path, **training: object) -> Bundle:
+def made(model: Model, path: Path, loss: Any = None, **training: Any) -> Bundle:
     arguments = {"loss_output": "logits", **training}
     return convert(
         model,
         path,
-        training=Training(losses.cross_entropy(), optimizers.sgd(lr=0.1), **arguments),
+        training=Training(loss or losses.cross_entropy(), optimizers.sgd(lr=0.1), **arguments),
         signing=Signing(KEY),
     )
 
@@ -86,8 +87,13 @@ def test_an_output_that_the_model_does_not_have(model: Model, tmp_path: Path) ->
         made(model, tmp_path / "b", loss_output="votes")
 
 
+def test_a_softmax_beside_its_logits(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"is a softmax already .* an output too: loss_output='logits'"):
+        made(model, tmp_path / "b", loss_output=None)
+
+
 def test_notes_say_what_was_decided(model: Model, tmp_path: Path) -> None:
-    assert notes(made(model, tmp_path / "train", loss_output=None, trainable="head.*")) == (
+    assert notes(made(model, tmp_path / "train", losses.mse(), loss_output=None, trainable="head.*")) == (
         "BatchNormalization: 1 of 1 are computed into the layers before them in predict",
         "BatchNormalization: a step normalizes with its batch; running mean and variance are averaged over the devices",
         "the loss reads the output 'probabilities', the first of 2; loss_output= chooses another",

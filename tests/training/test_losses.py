@@ -303,3 +303,33 @@ def test_outputs_that_do_not_fit(loss: losses.Loss, dtype: str, shape: list, mes
 def test_arguments_are_checked(make: Callable[[], losses.Loss], message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("loss", "activation", "shape"),
+    [
+        (losses.cross_entropy(), "Softmax", ["n", 3]),
+        (losses.kl_divergence(), "Softmax", ["n", 3]),
+        (losses.binary_cross_entropy(), "Sigmoid", ["n", 3]),
+    ],
+)
+def test_probabilities_are_no_logits(loss: losses.Loss, activation: str, shape: list) -> None:
+    op = Builder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="loss"))
+    logits = op.input("logits", ir.DataType.FLOAT, shape)
+    output = op.name_output(op.Identity(getattr(op, activation)(logits)), "probabilities")
+    with pytest.raises(TrainingError) as error:
+        loss.label(output)
+    text = str(error.value)
+    assert f"'probabilities' is a {activation.lower()} already ({activation} " in text
+    assert "make the value before it, 'logits', the model's first output" in text
+    loss.label(logits)
+    # The logarithm of a softmax is its own: that of PyTorch's nll_loss gives the same loss.
+    losses.cross_entropy().label(op.LogSoftmax(logits, axis=1))
+
+
+def test_one_logit_has_no_softmax() -> None:
+    op = Builder(ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="loss"))
+    logit = op.input("logit", ir.DataType.FLOAT, ["n", 1])
+    with pytest.raises(TrainingError, match=r"'logit' has one logit.*; use binary_cross_entropy, with labels"):
+        losses.cross_entropy().label(logit)
+    losses.binary_cross_entropy().label(logit)

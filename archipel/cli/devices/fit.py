@@ -17,7 +17,8 @@ import click
 import numpy as np
 
 from archipel.bundle.roles import Example, ExampleWeight, Label, Port
-from archipel.cli.devices.run import DELEGATES
+from archipel.cli.devices.fit_table import fit_table
+from archipel.cli.devices.run import DELEGATES, deployed
 from archipel.cli.input_output.arrays import check_fields, read_fields
 from archipel.cli.input_output.publisher_keys import publisher_keys
 from archipel.cli.input_output.sources import open_runtime
@@ -25,7 +26,7 @@ from archipel.errors import CommandError
 from archipel.lite_runtime import Control, History, Progress
 from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.lite_runtime.learned import check_slot
-from archipel.lite_runtime.training.driver import need_program
+from archipel.lite_runtime.training.driver import find_program, need_program
 
 
 @click.command()
@@ -118,7 +119,11 @@ def fit(
     if as_json:
         click.echo(_json(history, seconds, save))
         return
-    click.echo(_table(history, epochs))
+    measured = find_program(runtime.bundle, "evaluate")
+    click.echo(fit_table(history, epochs, None if measured is None else runtime.bundle.program(measured)))
+    click.echo("training: of the training form (the float programs), before each step")
+    if history.validation:
+        click.echo(f"validation: of {deployed(runtime.bundle)}, after each epoch")
     click.echo(f"{history.steps} steps on {history.examples} examples in {seconds:.1f} s")
     if save is not None:
         click.echo(f"saved to {save}")
@@ -209,22 +214,6 @@ def _hyperparameters(settings: Sequence[str]) -> dict[str, float]:
         if not equals or not name or not math.isfinite(values[name]):
             raise CommandError(f"--set {setting}: expected NAME=NUMBER, such as lr=0.01")
     return values
-
-
-def _table(history: History, epochs: int) -> str:
-    """One line an epoch: the mean loss of its steps, and the validation's metrics after it."""
-    names = list(history.validation[0]) if history.validation else []
-    lines = [f"{'epoch':>5}{'loss':>12}" + "".join(f"{name:>14}" for name in names)]
-    # Every epoch has the same number of steps.
-    size = max(1, math.ceil(len(history.losses) / epochs))
-    for epoch in range(math.ceil(len(history.losses) / size)):
-        losses = history.losses[epoch * size : (epoch + 1) * size]
-        metrics = history.validation[epoch] if epoch < len(history.validation) else {}
-        lines.append(
-            f"{epoch + 1:>5}{math.fsum(losses) / len(losses):>12.4f}"
-            + "".join(f"{metrics.get(name, math.nan):>14.6g}" for name in names)
-        )
-    return "\n".join(lines)
 
 
 def _json(history: History, seconds: float, save: Path | None) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 import click
 import numpy as np
 
+from archipel.bundle import Bundle
+from archipel.bundle.graphs.precision import graph_precision
 from archipel.bundle.roles import Example, ExampleWeight, Label
 from archipel.cli.devices.variant_limits import VariantLimits, variant_limits
 from archipel.cli.input_output.arrays import check_fields, read_fields, write_arrays
@@ -68,9 +70,11 @@ def run(
     archipel run digits.bundle --key publisher.pub --weights task.safetensors --input test.npz --evaluate
 
     The command verifies the bundle first. An ONNX file, which may stand in its place, needs no key. An .npz has an
-    entry for each of the bundle's fields; `archipel inspect` shows them. BUNDLE may also be a release, the folder of
-    `archipel convert --variants`: then the command takes the best variant within --max-bytes, --max-memory and
-    --max-latency, and says which and why.
+    entry for each of the bundle's fields; `archipel inspect` shows them. --evaluate measures what `predict` answers,
+    with its rounding where it has some, and never the float programs that train.
+
+    BUNDLE may also be a release, the folder of `archipel convert --variants`: then the command takes the best variant
+    within --max-bytes, --max-memory and --max-latency, and says which and why.
 
     \b
     archipel run digits --key publisher.pub --input x.npy --max-bytes 200000 --max-latency 5
@@ -92,6 +96,8 @@ def run(
         if evaluate:
             for name, value in sorted(_metrics(runtime, inputs, labels, batch_size).items()):
                 click.echo(f"{name:<16}{value:.6g}")
+            # On stderr, so that standard output has the results alone.
+            click.echo(f"measured: {deployed(runtime.bundle)}", err=True)
             _print_delegates(runtime, delegates)
             return
         outputs = predict(runtime, inputs, batch_size)
@@ -104,6 +110,12 @@ def run(
         if output is not None:
             click.echo(f"written to {output}")
         _print_delegates(runtime, delegates)
+
+
+def deployed(bundle: Bundle) -> str:
+    """What evaluations measure, in words, with its precision. Raises RuntimeProgramError without `predict`."""
+    program = bundle.program(need_program(bundle, "predict", "predict"))
+    return f"what predict answers ({graph_precision((bundle.folder / program.file).read_bytes())})"
 
 
 def predict(runtime: ModelRuntime, path: Path, batch_size: int) -> dict[str, np.ndarray]:

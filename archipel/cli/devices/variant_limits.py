@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from archipel.bundle.release import is_release
+from archipel.cli.input_output.option_group import option_group
 from archipel.cli.input_output.publisher_keys import remedy_of, trusted_keys
 from archipel.errors import CommandError
 from archipel.lite_runtime import Choice, choose
@@ -61,20 +61,12 @@ class VariantLimits:
             )
 
 
-def variant_limits(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --max-bytes, --max-memory and --max-latency to a command, which gets them as its argument `limits`."""
-
-    def command(max_bytes: int | None, max_memory: int | None, max_latency: float | None, **arguments: Any) -> Any:
-        return function(limits=VariantLimits(max_bytes, max_memory, max_latency), **arguments)
-
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    command.__dict__.update(function.__dict__)
-    for option in (
-        click.option("--max-latency", type=click.FloatRange(0, min_open=True), metavar="MS",
-                     help="Of a release: most milliseconds of one prediction, measured here."),
-        click.option("--max-memory", type=_POSITIVE, metavar="BYTES",
-                     help="Of a release: most memory of one prediction, as signed; the runtime comes on top."),
-        click.option("--max-bytes", type=_POSITIVE, metavar="BYTES", help="Of a release: largest file of a variant."),
-    ):  # fmt: skip
-        option(command)
-    return command
+variant_limits = option_group(
+    "limits",
+    VariantLimits,
+    click.option("--max-bytes", type=_POSITIVE, metavar="BYTES", help="Of a release: largest file of a variant."),
+    click.option("--max-memory", type=_POSITIVE, metavar="BYTES",
+                 help="Of a release: most memory of one prediction, as signed; the runtime comes on top."),
+    click.option("--max-latency", type=click.FloatRange(0, min_open=True), metavar="MS",
+                 help="Of a release: most milliseconds of one prediction, measured here."),
+)  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import click
 
-from archipel.cli.models.option_groups import option_group
+from archipel.cli.input_output.option_group import option_group
 from archipel.lite_runtime.agreement import MIN_AGREEMENT, MIN_SNR
 
 

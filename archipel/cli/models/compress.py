@@ -13,17 +13,17 @@ from typing import Any
 
 import click
 
+from archipel.cli.input_output.option_group import option_group
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
 from archipel.cli.input_output.sources import learned_weights, open_source
 from archipel.cli.input_output.spelling import rule, spells_options
-from archipel.cli.models.compression_options import (
+from archipel.cli.models.option_groups import (
     DATA_RULES,
     DEFAULT_RECIPE,
     CompressionOptions,
     compression_options,
     note_default_recipe,
 )
-from archipel.cli.models.option_groups import option_group
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, progress_text, resume_hint
 from archipel.compression import compress, load_recipe
 from archipel.compression.recipe import PARTS, kind_of

@@ -17,15 +17,15 @@ from archipel.cli.input_output.sources import has_bundle, learned_weights, open_
 from archipel.cli.input_output.spelling import spells_options
 from archipel.cli.models.agreement import AgreementOptions, agreement_options
 from archipel.cli.models.analysis_options import AnalysisOptions, analysis_options
-from archipel.cli.models.compression_options import (
+from archipel.cli.models.convert_list import ALL, LISTS, list_text
+from archipel.cli.models.convert_result import bundle_result, release_notes, result_text
+from archipel.cli.models.convert_spelling import RULES
+from archipel.cli.models.option_groups import (
     DEFAULT_RECIPE,
     CompressionOptions,
     compression_options,
     note_default_recipe,
 )
-from archipel.cli.models.convert_list import ALL, LISTS, list_text
-from archipel.cli.models.convert_result import bundle_result, release_notes, result_text
-from archipel.cli.models.convert_spelling import RULES
 from archipel.cli.models.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
 from archipel.cli.models.releases import release_facts, release_text

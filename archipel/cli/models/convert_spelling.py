@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from archipel.cli.input_output.spelling import Rule, argument_rules, rule
-from archipel.cli.models.compression_options import DATA_RULES
+from archipel.cli.models.option_groups import DATA_RULES
 from archipel.cli.models.policy_options import policy_settings
 from archipel.cli.models.training_options import LOSSES, OPTIMIZERS, SCHEDULES, SHORT, TRANSFORMS
 

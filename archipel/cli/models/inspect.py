@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 
 from archipel.bundle import Bundle, Program
+from archipel.bundle.graphs import WireError
+from archipel.bundle.graphs.precision import graph_precision
 from archipel.bundle.reader import BundleContents
 from archipel.bundle.release import is_release
 from archipel.bundle.roles import Parameter, role_of
@@ -117,7 +119,10 @@ def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
         **_made_by(bundle),
         "self_test": _self_test(bundle),
         "programs": [
-            {**program_facts(name, program, files.get(program.file, 0)), **graphs[name]}
+            {
+                **program_facts(name, program, files.get(program.file, 0), _precision(bundle, program)),
+                **graphs[name],
+            }
             for name, program in sorted(manifest.programs.items())
         ],
         "parameters": parameters,
@@ -185,11 +190,25 @@ def _file_names(bundle: BundleContents) -> list[str]:
     return [path.name for path in bundle.folder.iterdir() if path.is_file()]
 
 
-def program_facts(name: str, program: Program, size: int) -> dict[str, Any]:
+_FORMS = {"predict": "deployed", "features": "training form", "train": "training form"}
+"""Of programs with the model in them: what devices answer with, and the float form of it that they train."""
+
+
+def _precision(bundle: BundleContents, program: Program) -> str | None:
+    # An unverified bundle may lack the file, or have any bytes in it.
+    try:
+        return graph_precision((bundle.folder / program.file).read_bytes())
+    except (OSError, WireError, KeyError):
+        return None
+
+
+def program_facts(name: str, program: Program, size: int, precision: str | None = None) -> dict[str, Any]:
     """A program with its inputs and outputs, as values for JSON; `size` is that of its file in bytes."""
     return {
         "name": name,
         "kind": program.kind,
+        "form": _FORMS.get(str(program.kind)),
+        "precision": precision,
         "file": program.file,
         "bytes": size,
         "steps": program.steps,

@@ -42,7 +42,9 @@ def bundle_text(facts: Mapping[str, Any], layers: bool) -> str:
     lines += [f"metric: {name} {value:.6g}" for name, value in sorted(lineage["metrics"].items())]
     for program in facts["programs"]:
         repeated = f", {program['steps']} steps at once" if program["steps"] > 1 else ""
-        lines += ["", f"{program['name']} ({program['kind']}, {program['bytes']:,} bytes{repeated})", *_graph(program)]
+        form = f"; {program['form']}, {program['precision']}" if program["form"] else ""
+        head = f"{program['name']} ({program['kind']}, {program['bytes']:,} bytes{repeated}{form})"
+        lines += ["", head, *_graph(program)]
         for arrow, side in (("<-", "inputs"), ("->", "outputs")):
             lines += [f"  {arrow} {port['role']:<15}{_port(port)}" for port in program[side]]
         lines += _layers(program, layers)

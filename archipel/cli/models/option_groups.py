@@ -1,33 +1,72 @@
-"""Options that a command gets as one struct."""
+"""The group of options that `compress` and `convert` share."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+import click
+
+from archipel.cli.input_output.arrays import read_arrays
+from archipel.cli.input_output.option_group import option_group
+from archipel.cli.input_output.spelling import rule
+from archipel.compression import StaticInt8
+from archipel.compression.part import Part
+
+DEFAULT_RECIPE: tuple[Part, ...] = (StaticInt8(),)
+"""What `compress` does without a recipe, and `convert` with calibration data and no recipe."""
+
+DATA_RULES = [
+    rule(r"\bpass (data|calibration|validation)=(\([^)]*\)|inputs)?", r"give --\1 FILE"),
+    rule(r"^(data|calibration|validation)(?=: )", r"--\1"),
+    rule(r"pass them under 'label', or as the last array of a tuple$", "give an .npz with the entry 'label'"),
+]
+"""How errors spell the arguments that have the examples of `files`."""
 
 
-def option_group(name: str, struct: type[Any], *options: Decorator) -> Decorator:
-    """A decorator that adds `options` to a command, which gets their values as one `struct` in its argument `name`.
+@dataclasses.dataclass(frozen=True)
+class CompressionOptions:
+    """A recipe, the files that it works on, and where it keeps its progress."""
 
-    The struct is a dataclass whose fields have the names of the options' parameters.
-    """
-    fields = [field.name for field in dataclasses.fields(struct)]
+    data: Path | None
+    calibration: Path | None
+    validation: Path | None
+    recipe: Path | None
+    work: Path | None
+    seed: int
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        # `wraps` also copies the list in which click collects the parameters of the decorators below this one.
-        @functools.wraps(function)
-        def grouped(**arguments: Any) -> Any:
-            values = {field: arguments.pop(field) for field in fields}
-            return function(**arguments, **{name: struct(**values)})
+    @property
+    def compresses(self) -> bool:
+        """Whether `convert` compresses: by a recipe, or to int8 with the calibration data."""
+        return self.recipe is not None or self.calibration is not None
 
-        # Decorators are applied from the last to the first, and --help lists the options in the order of the source.
-        command: Callable[..., Any] = grouped
-        for option in reversed(options):
-            command = option(command)
-        return command
+    @property
+    def files(self) -> dict[Literal["data", "calibration", "validation"], Path | None]:
+        """The files of examples, by the argument of `compress` that takes their arrays."""
+        return {"data": self.data, "calibration": self.calibration, "validation": self.validation}
 
-    return decorate
+    def read_sets(self) -> dict[str, Any]:
+        """The arrays of `files`, None for a file that was not given. Raises CommandError, OSError."""
+        return {purpose: None if path is None else read_arrays(path) for purpose, path in self.files.items()}
+
+
+def note_default_recipe() -> None:
+    """Say on standard error which recipe takes the place of a missing one."""
+    click.echo("no --recipe: static_int8 with its defaults", err=True)
+
+
+compression_options = option_group(
+    "compression",
+    CompressionOptions,
+    click.option("--data", type=click.Path(path_type=Path),
+                 help='Training data: an .npz with an entry for each input of the model and "label".'),
+    click.option("--calibration", type=click.Path(path_type=Path),
+                 help="Examples (.npz or .npy, labels optional) for the ranges of activations. Default: --data."),
+    click.option("--validation", type=click.Path(path_type=Path), help="Labelled .npz on which accuracy is measured."),
+    click.option("--recipe", type=click.Path(path_type=Path),
+                 help="A recipe in TOML; `archipel compress --list` shows what it may have."),
+    click.option("--work", type=click.Path(path_type=Path),
+                 help="A folder for progress; after an interruption the same command continues from it."),
+    click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of every random choice."),
+)  # fmt: skip

@@ -9,8 +9,8 @@ import click
 import msgspec
 
 from archipel.bundle import PrivacyPolicy
+from archipel.cli.input_output.option_group import option_group
 from archipel.cli.input_output.toml_files import read_toml
-from archipel.cli.models.option_groups import option_group
 from archipel.cli.models.settings import Setting, read_settings, settings_of
 from archipel.converter.request import DEFAULT_PRIVACY
 from archipel.errors import CommandError

@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 
 import click
 
-from archipel.cli.models.option_groups import option_group
+from archipel.cli.input_output.option_group import option_group
 from archipel.cli.models.settings import Setting, read_call, read_settings, settings_of
 from archipel.converter import Training
 from archipel.converter.options import BATCH_SIZE, LOSS_RANGE

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import click
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.cli.models.option_groups import option_group
+from archipel.cli.input_output.option_group import option_group
 from archipel.converter import Signing
 from archipel.converter.options import DAY, VALID_DAYS
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import click
 
-from archipel.cli.models.compression_options import CompressionOptions
+from archipel.cli.models.option_groups import CompressionOptions
 from archipel.compression import Progress
 from archipel.compression.recipe import load_recipe
 from archipel.converter.options import Compression

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.errors import MissingExtraError, TrainingError
+from archipel.graph import Model
 from archipel.training.cloud.augment import Augment
 from archipel.training.cloud.checkpoint import Progress, crc32, read_checkpoint, write_checkpoint
 
@@ -179,11 +180,23 @@ class Loop:
 
 
 def move_to_device(module: nn.Module) -> nn.Module:
-    """Move the module to a CUDA device if there is one, else to the CPU. Raises MissingExtraError without PyTorch."""
+    """Move the module to a CUDA device if there is one, else to the CPU.
+
+    Raises MissingExtraError without PyTorch, TrainingError for what is no module.
+    """
     try:
         import torch
     except ImportError as error:
         raise MissingExtraError("torch", "cloud") from error
+    if not isinstance(module, torch.nn.Module):
+        kind = type(module)
+        remedy = (
+            "train the module before Model.from_torch(module, example), or the graph with "
+            "training.StepRunner(step_graph(model, losses.cross_entropy(), optimizers.adam()))"
+            if isinstance(module, Model)
+            else "give the network itself, not a class, a path or its state_dict"
+        )
+        raise TrainingError(f"fit expects a torch.nn.Module, got {kind.__module__}.{kind.__qualname__}; {remedy}")
     return module.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 

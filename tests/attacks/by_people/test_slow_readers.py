@@ -33,7 +33,7 @@ from tests.support.world import World
 
 MEBIBYTES = 8
 """More than the kernel keeps of one connection for a reader that does not read."""
-STALL_SECONDS = 0.5
+STALL_SECONDS = 2.0
 Serve = Callable[[Settings], int]
 
 
@@ -99,8 +99,9 @@ def test_slow_readers_keep_nobody_from_being_answered(world: World, serve: Serve
             stack.enter_context(slow_reader(port, f"127.0.0.{2 + number}"))
             for number in range(2 * world.settings.threads)
         ]
+        assert seconds_of_an_operator(world, port) < 1.0
         # While they read and while they are cut off; gunicorn waits for clients whose connections it closes.
-        ended = time.monotonic() + 3 * STALL_SECONDS
+        ended = time.monotonic() + 1.5 * STALL_SECONDS
         while time.monotonic() < ended:
             assert seconds_of_an_operator(world, port) < 1.0
             time.sleep(0.05)

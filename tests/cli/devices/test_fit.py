@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,11 +10,14 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from archipel import bundle as b
-from archipel.lite_runtime import load
+from archipel.bundle import roles
+from archipel.cli.devices.fit_table import fit_table
+from archipel.lite_runtime import History, load
 from tests.support.commands import Command, Linear
 
 
@@ -65,17 +69,40 @@ def test_the_table_has_a_line_for_each_epoch(
 ) -> None:
     train = str(tmp_path / "train.npz")
     options = ["--data", train, "--epochs", "3", "--batch-size", "20", "--validation", train]
-    losses = json.loads(archipel("fit", *linear.arguments, *options, "--json")[0])["losses"]
+    result = json.loads(archipel("fit", *linear.arguments, *options, "--json")[0])
+    losses, validation = result["losses"], result["validation"]
     assert len(losses) == 9
     out, _ = archipel("fit", *linear.arguments, *options)
     lines = out.splitlines()
-    assert lines[0].split() == ["epoch", "loss", "correct", "count"]
+    assert re.split(r" {2,}", lines[0]) == ["epoch", "training loss", "validation accuracy", "validation count"]
     for epoch in range(3):
-        number, loss, _, count = lines[epoch + 1].split()
+        number, loss, accuracy, count = lines[epoch + 1].split()
         assert (number, count) == (str(epoch + 1), "48")
+        assert float(accuracy) == pytest.approx(validation[epoch]["correct"] / 48, rel=1e-5)
         assert float(loss) == pytest.approx(np.mean(losses[epoch * 3 : epoch * 3 + 3]), abs=1e-4)
-    assert lines[4].startswith("9 steps on 48 examples in ")
-    assert lines[5].startswith("not saved")
+    assert lines[4] == "training: of the training form (the float programs), before each step"
+    assert lines[5] == "validation: of what predict answers (float32), after each epoch"
+    assert lines[6].startswith("9 steps on 48 examples in ")
+    assert lines[7].startswith("not saved")
+
+
+def test_no_two_columns_have_one_name() -> None:
+    metrics = {"loss": [3.0, 1.0], "accuracy": [0.25, 0.75]}
+    validation = [{"loss": 12.0, "correct": 6.0, "count": 8.0}]
+    history = History(losses=metrics["loss"], metrics=metrics, validation=validation, steps=2, examples=8)
+    ports = [roles.Metric(name=name, dtype="float32", shape=(), reduction="sum") for name in validation[0]]
+    evaluate = b.Program(kind="evaluate", file="e.onnx", inputs=(), outputs=tuple(ports))
+    head, row = fit_table(history, 1, evaluate).splitlines()
+    named = dict(zip(re.split(r" {2,}", head), row.split(), strict=True))
+    assert named == {
+        "epoch": "1", "training loss": "2.0000", "training accuracy": "0.5000", "validation loss": "1.5",
+        "validation accuracy": "0.75", "validation count": "8",
+    }  # fmt: skip
+    # A mean is no sum: it stays as it is.
+    means = b.Program(kind="evaluate", file="e.onnx", inputs=(), outputs=(msgspec.structs.replace(
+        ports[0], reduction="mean"), *ports[1:]))  # fmt: skip
+    head, row = fit_table(history, 1, means).splitlines()
+    assert dict(zip(re.split(r" {2,}", head), row.split(), strict=True))["validation loss"] == "12"
 
 
 def test_the_seed_decides_the_order(

@@ -53,7 +53,8 @@ def test_evaluate_prints_the_metrics(
     both = ["--input", str(tmp_path / "data.npz")]
     apart = ["--input", str(tmp_path / "x.npy"), "--labels", str(tmp_path / "label.npy")]
     for given in (both, apart):
-        out, _ = archipel("run", *linear.arguments, *given, "--evaluate", "--batch-size", "64")
+        out, err = archipel("run", *linear.arguments, *given, "--evaluate", "--batch-size", "64")
+        assert err == "measured: what predict answers (float32)\n"
         assert dict(line.split() for line in out.splitlines()) == {"correct": str(correct), "count": "150"}
 
 

@@ -94,7 +94,6 @@ def test_round_show_says_how_many_were_clipped(archipel: Command, trained: tuple
 
 
 def test_tensorboard(trained: tuple[World, str], tmp_path: Path) -> None:
-    pytest.importorskip("tensorboardX")
     rounds = read(trained)
     write_tensorboard(rounds, tmp_path / "run")
     [file] = (tmp_path / "run").iterdir()

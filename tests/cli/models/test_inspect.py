@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,11 @@ def test_a_bundle(archipel: Command, linear: Linear) -> None:
     assert facts["self_test"] is None
     assert facts["lineage"] == {"parent": None, "recipe": [], "metrics": {}}
     programs = {program["name"]: program for program in facts["programs"]}
+    forms = {name: (program["form"], program["precision"]) for name, program in programs.items()}
+    assert forms == {
+        "predict": ("deployed", "float32"), "evaluate": (None, "float32"), "train": ("training form", "float32"),
+        "refresh": (None, "float32"),
+    }  # fmt: skip
     product = 2 * 4 * 3
     assert {name: program["flops_per_example"] for name, program in programs.items()} == {
         "predict": product, "evaluate": 0, "train": 2 * product, "refresh": 0
@@ -105,6 +111,8 @@ def test_a_bundle_as_text(archipel: Command, linear: Linear) -> None:
                  "  24 FLOPs per example; 1 nodes: MatMul 1", "1 parameters, 48 bytes, 0.0% zeros",
                  "  weights.safetensors"):  # fmt: skip
         assert line in out
+    assert re.search(r"\npredict \(predict, [\d,]+ bytes; deployed, float32\)\n", out)
+    assert re.search(r"\ntrain \(train, [\d,]+ bytes; training form, float32\)\n", out)
     assert "\ntrained and adopted: without end; any population; sequence 0\n" in out
     assert "share" not in out
     out, _ = archipel("inspect", *linear.arguments, "--layers")

@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from archipel.bundle import generate_key, open_bundle, pack
+from archipel.bundle.roles import Update
 from archipel.cli.start.demo.fleet import Federation
 from archipel.cli.start.demo.processes import Processes
 from archipel.client import Agent, AgentConfig, Event
@@ -26,6 +26,7 @@ from archipel.protocol.messages import Complaints
 from archipel.protocol.operator.tasks import RoundInfo
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import Participant
+from archipel.protocol.training_metrics import training_entries
 from archipel.protocol.vector import Layout
 from archipel.training import losses, optimizers
 
@@ -47,7 +48,9 @@ class Seen:
     device_ids: dict[int, str] = field(default_factory=dict)
     parameters: dict[str, np.ndarray] = field(default_factory=dict)
     moved: dict[str, np.ndarray] = field(default_factory=dict)
-    ports: tuple[Any, ...] = ()
+    ports: tuple[Update, ...] = ()
+    """Of the update, the weight last; in a vector what the device reports of its training follows."""
+    reports: tuple[Update, ...] = ()
     round: RoundInfo | None = None
 
 
@@ -91,7 +94,9 @@ def run_round(seen: Seen, who: threading.local, digits: DigitsByWriter, folder: 
     )  # fmt: skip
     pack(bundle.folder, folder / "digits.bundle")
     seen.parameters = {name: np.array(values) for name, values in bundle.parameters().items()}
-    seen.ports = bundle.program("finish").outputs
+    finish = bundle.program("finish")
+    seen.ports = tuple(port for port in finish.outputs if isinstance(port, Update))
+    seen.reports = training_entries(bundle.manifest, finish, seen.ports)
     federation = Federation(folder, processes, key.public_key().public_bytes_raw())
     stop = threading.Event()
     disk = threading.Lock()
@@ -226,6 +231,8 @@ def test_two_vanished_and_the_sum_is_exact(seen: Seen) -> None:
         signed = seen.vectors[index].astype(np.int64)
         total += np.where(signed >= 1 << 23, signed - (1 << 24), signed)
     largest = 2 ** (BITS - 1) - 1
+    reported = total[-len(seen.reports) :]
+    total = total[: -len(seen.reports)]
     weight = total[-1] * 1.0 / largest
     assert seen.round is not None
     assert seen.round.weight_sum == weight
@@ -239,14 +246,23 @@ def test_two_vanished_and_the_sum_is_exact(seen: Seen) -> None:
         assert np.abs(delta).max() > 0
         at += old.size
     assert at == len(total) - 1
+    # The round tells the mean of the loss that the devices measured, and how many clipped. None has over 100 examples.
+    metrics = seen.round.result.metrics if seen.round.result is not None else {}
+    sums = {port.name: value for port, value in zip(seen.reports, reported.tolist(), strict=True)}
+    loss = sums["archipel/training/loss"] * 64.0 / largest / weight
+    assert metrics["training loss"] == pytest.approx(loss, rel=1e-9)
+    assert seen.round.result is not None
+    assert (seen.round.result.clipped, seen.round.result.capped) == (sums["archipel/devices/update/clipped"], 0)
 
 
 def test_the_plain_updates_agree_with_the_fixed_point_ones(seen: Seen) -> None:
     """What was summed is what the graphs computed, to half a step of the encoding."""
     for index in survivors(seen):
-        flat = np.concatenate([np.ravel(seen.arrays[index][port.name]) for port in seen.ports])
+        ports = (*seen.ports, *seen.reports)
+        flat = np.concatenate([np.ravel(seen.arrays[index][port.name]) for port in ports])
         signed = seen.vectors[index].astype(np.int64)
         signed = np.where(signed >= 1 << 23, signed - (1 << 24), signed)
-        spans = np.concatenate([np.full(int(np.prod(port.shape)), port.range) for port in seen.ports])
-        steps = spans / (2 ** (BITS - 1) - 1)
+        steps = np.concatenate(
+            [np.full(int(np.prod(port.shape)), port.range / (2 ** (port.bits - 1) - 1)) for port in ports]
+        )
         assert np.all(np.abs(flat - signed * steps) <= 0.5001 * steps)

@@ -113,3 +113,25 @@ def test_folding_puts_dropouts_back() -> None:
     FoldConstants(keep=())(model)
     assert [(node.domain, node.op_type) for node in model.graph] == [("", "Dropout"), ("", "Exp")]
     assert set(model.graph.opset_imports) == {""}
+
+
+def test_what_a_dead_branch_reads_is_dead() -> None:
+    """Nodes of a body use values of the graph around it also after the node with the body has gone."""
+    model = parsed(
+        HEADER
+        + """g (float[4] x, bool c) => (float[4] y, float[4] z) <float[4] w = {1, 2, 3, 4}> {
+        y = Neg (x)
+        h = Exp (x)
+        z = If (c) <
+            then_branch = yes () => (float[4] a) { a = Mul (h, w) },
+            else_branch = no () => (float[4] b) { b = If (c) <
+                then_branch = inner () => (float[4] p) { p = Add (h, w) },
+                else_branch = other () => (float[4] q) { q = Sub (h, w) }
+            > }
+        >
+    }"""
+    )
+    model.graph.outputs.pop()
+    assert remove_dead_code(model).modified
+    assert [node.op_type for node in model.graph] == ["Neg"]
+    assert not model.graph.initializers

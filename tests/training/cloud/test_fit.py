@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from archipel.datasets import digits_by_writer, split_writers
 from archipel.errors import MissingExtraError, TrainingError
+from archipel.graph import Model
 from archipel.models import digits_cnn
 from archipel.training.cloud import Epoch, fit, random_shift
 
@@ -140,6 +142,22 @@ def test_unusable_arguments_are_named(change: dict[str, object], message: str) -
     arguments = {"inputs": x, "targets": y, "validation": (x, y), "seed": 0} | change
     with pytest.raises(TrainingError, match=message):
         fit(linear(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (lambda: Model.from_torch(linear(), torch.zeros(2, 2)),
+         r"expects a torch.nn.Module, got archipel.graph.model.Model; train the module before Model.from_torch.*, or "
+         r"the graph with training.StepRunner\(step_graph"),
+        (lambda: torch.nn.Linear, "got builtins.type; give the network itself"),
+        (lambda: linear().state_dict(), "got collections.OrderedDict; give the network itself"),
+    ],
+)  # fmt: skip
+def test_what_is_no_module_is_refused(module: Callable[[], object], message: str) -> None:
+    x, y = blobs(0, 60)
+    with pytest.raises(TrainingError, match=message):
+        fit(module(), x, y, (x, y), seed=0)
 
 
 def test_random_shift_moves_each_image_by_a_whole_number_of_pixels() -> None:
