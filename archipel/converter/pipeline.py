@@ -37,7 +37,7 @@ from archipel.converter.options import Analysis, Compression, Signing, Training
 from archipel.converter.outputs import with_first_output
 from archipel.converter.repeated import with_repeated
 from archipel.converter.request import DEFAULT_PRIVACY, SUFFIX, Request
-from archipel.converter.self_test import self_test as make_self_test
+from archipel.converter.self_test import bounded_self_test
 from archipel.converter.sources import read_model
 from archipel.converter.statistics import PROGRAM, analyze_program
 from archipel.converter.validation import check_model, check_request, with_weighting
@@ -104,7 +104,9 @@ def make_bundle(request: Request) -> Bundle:
         schedule=schedule,
         strategy="" if training is None else training.strategy,
         lineage=signing.lineage or _lineage(report, signing.parent, agreement),
-        self_test=make_self_test(programs["predict"], values, request.self_test),
+        self_test=bounded_self_test(
+            programs["predict"], values, request.self_test, len(weights) + sum(map(len, graphs.values()))
+        ),
         statistics=described,
         sequence=signing.sequence,
         not_after=signing.end,

@@ -19,6 +19,9 @@ from archipel.lite_runtime.sessions import error_types
 
 FILE = "self_test.safetensors"
 ROWS = 4
+SHARE, SMALL_BYTES = 0.25, 256 << 10
+"""Several examples take at most this share of the rest of the bundle, or SMALL_BYTES if that is more; one example at
+most as much as the rest."""
 
 RELATIVE = 1e-3
 """Tolerance of float32: PyTorch's kernels and other optimization levels differ by up to 5e-7 of the largest output."""
@@ -30,6 +33,28 @@ STEPS = 4
 # Sizes to try for a free axis other than the batch: a deep network needs a long one, and some allow no more than 1.
 _FREE_SIZES = (16, 32, 8, 64, 128, 224, 1)
 _SMALL = 100  # integers that a graph computes with are from 0 to below this, which every type holds
+
+
+def bounded_self_test(
+    predict: Model,
+    values: Mapping[str, np.ndarray],
+    examples: Mapping[str, np.ndarray] | None,
+    rest_bytes: int,
+) -> tuple[SelfTest, bytes] | None:
+    """As `self_test`, in proportion to the `rest_bytes` of the rest of the bundle.
+
+    There are fewer examples than ROWS where those would take more than SHARE of it. None, too, where the pseudo-random
+    examples would still take more than all of it; given ones are always kept.
+    """
+    made = self_test(predict, values, examples)
+    if made is None:
+        return None
+    several = max(SHARE * rest_bytes, SMALL_BYTES)
+    if len(made[1]) > several:
+        made = self_test(predict, values, examples, rows=max(1, int(several * ROWS / len(made[1]))))
+    if made is None or (not examples and len(made[1]) > max(rest_bytes, SMALL_BYTES)):
+        return None
+    return made
 
 
 def self_test(
@@ -82,7 +107,8 @@ def self_test(
     rtol, atol = _tolerances(predict, outputs)
     tensors = {f"example/{port.name}": feed[port.name] for port in ports}
     tensors.update({f"output/{name}": array for name, array in outputs.items()})
-    return SelfTest(file=FILE, rtol=rtol, atol=atol), write_weights(tensors)
+    entry = SelfTest(file=FILE, rtol=rtol, atol=atol, source="given" if examples else "drawn")
+    return entry, write_weights(tensors)
 
 
 def _answers(

@@ -17,10 +17,10 @@ from rich.progress import Progress
 
 from archipel.cli.start.demo.command import demo
 from archipel.cli.start.demo.fleet import vanish_plan
-from archipel.cli.start.demo.processes import Processes
 from archipel.cli.start.demo.report import print_results, write_report
 from archipel.cli.start.demo.results import Results
 from archipel.cli.start.demo.story import Options, Story
+from archipel.cli.start.local.processes import Processes
 from archipel.datasets import digits_by_writer
 
 

@@ -28,7 +28,7 @@ from archipel.cli.models.option_groups import (
 )
 from archipel.cli.models.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
-from archipel.cli.models.releases import release_facts, release_text
+from archipel.cli.models.releases import made_text, release_facts
 from archipel.cli.models.training_options import TrainingOptions, training_options
 from archipel.cli.models.validity_options import ValidityOptions, validity_options
 from archipel.cli.models.variants import read_variants, variants_option
@@ -147,15 +147,14 @@ def convert_command(
         on_progress = progress_callback(check, show)
         if variants is not None:
             made = make_release(request, read_variants(variants, compression, on_progress))
+            notes = release_notes(made)
+            text = "\n".join([f"{output}: {made_text(made, folder)}", *(f"note: {note}" for note in notes)])
+            summary = json.dumps({**release_facts(made), "notes": notes}, allow_nan=False) if as_json else text
         else:
             bundle = make_bundle(dataclasses.replace(request, compression=_compression(compression, on_progress)))
-    if variants is None:
-        facts = bundle_result(bundle, output)
-        click.echo(json.dumps(facts, allow_nan=False) if as_json else result_text(facts))
-    else:
-        notes = release_notes(made)
-        text = "\n".join([f"{output}: {release_text(made)}", *(f"note: {note}" for note in notes)])
-        click.echo(json.dumps({**release_facts(made), "notes": notes}, allow_nan=False) if as_json else text)
+            facts = bundle_result(bundle, output)
+            summary = json.dumps(facts, allow_nan=False) if as_json else result_text(facts)
+    click.echo(summary)
 
 
 def _compression(options: CompressionOptions, on_progress: Callable[[Progress], None]) -> Compression | None:

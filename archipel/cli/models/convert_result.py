@@ -12,12 +12,15 @@ from archipel.cli.models.agreement import agreement_lines
 from archipel.cli.models.convert_notes import made_by, note_lines
 from archipel.cli.models.inspect import program_facts
 from archipel.cli.models.update_text import update_lines
+from archipel.lite_runtime.self_test import count_examples, describe_vectors
 
 
 def bundle_result(bundle: Bundle, output: Path) -> dict[str, Any]:
     """What was made, as values for JSON."""
     manifest = bundle.manifest
     size = sum(path.stat().st_size for path in ([output] if output.is_file() else output.rglob("*")) if path.is_file())
+    test = manifest.self_test
+    vectors = None if test is None else describe_vectors(count_examples(bundle.folder / test.file), test.source)
     return {
         "output": str(output),
         "name": manifest.name,
@@ -26,6 +29,7 @@ def bundle_result(bundle: Bundle, output: Path) -> dict[str, Any]:
         "programs": sorted(manifest.programs),
         "trains": "train" in {program.kind for program in manifest.programs.values()},
         "parameters": len(manifest.parameters),
+        "self_test": vectors,
         "metrics": dict(manifest.lineage.metrics),
         "notes": _notes(bundle),
     }
@@ -52,6 +56,7 @@ def result_text(facts: Mapping[str, Any]) -> str:
     if "accuracy_before" in metrics:
         lines.append(f"accuracy: {100 * metrics['accuracy_before']:.2f} -> {100 * metrics['accuracy_after']:.2f} %")
     lines += agreement_lines(metrics)
+    lines.append(f"self-test: {facts['self_test'] or 'without vectors; devices predict one example of zeros'}")
     lines.append(f"programs {', '.join(facts['programs'])}; {facts['parameters']} parameters")
     if not facts["trains"]:
         lines.append("it predicts only; with --loss devices can train it")

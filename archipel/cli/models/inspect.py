@@ -24,6 +24,7 @@ from archipel.cli.models.convert_notes import made_by
 from archipel.cli.models.inspect_text import bundle_text, onnx_text
 from archipel.cli.models.releases import show_release
 from archipel.errors import ArchipelError, CommandError
+from archipel.lite_runtime.self_test import count_examples
 
 if TYPE_CHECKING:
     from archipel.graph import Model
@@ -278,7 +279,18 @@ def _self_test(bundle: BundleContents) -> dict[str, Any] | None:
     test = bundle.manifest.self_test
     if test is None:
         return None
-    return {"file": test.file, "rtol": test.rtol, "atol": test.atol}
+    try:
+        examples = count_examples(bundle.folder / test.file)
+    except (OSError, ArchipelError):  # an unverified bundle may have any bytes in it
+        examples = 0
+    return {
+        "file": test.file,
+        "program": "predict",
+        "examples": examples,
+        "source": test.source,
+        "rtol": test.rtol,
+        "atol": test.atol,
+    }
 
 
 def _zero_share(arrays: list[np.ndarray]) -> float | None:

@@ -46,6 +46,7 @@ def call(archipel: Command, folder: Path, *arguments: str, code: int = 0) -> tup
 
 def test_without_a_loss_it_predicts(archipel: Command, folder: Path) -> None:
     out, _ = call(archipel, folder, "--name", "rain")
+    assert "\nself-test: predict on 4 examples of pseudo-random numbers\n" in out
     bundle = opened(folder)
     assert set(bundle.manifest.programs) == {"predict"}
     assert bundle.manifest.name == "rain"

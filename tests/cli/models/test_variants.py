@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -60,6 +61,10 @@ def release(made: Path) -> Path:
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "3 variants, best first" in done.output
+    agreement = r"^%s: predict and training form on the calibration examples: [0-9.]+%% equal classes, signal to noise "
+    assert [bool(re.search(agreement % name, done.output, re.M)) for name in ("float", "int8", "small")] == [
+        False, True, True,
+    ]  # fmt: skip
     return made / "net"
 
 

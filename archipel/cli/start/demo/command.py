@@ -17,8 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from archipel.errors import CommandError
 
 if TYPE_CHECKING:
-    from archipel.cli.start.demo.processes import Processes
     from archipel.cli.start.demo.story import Story
+    from archipel.cli.start.local.processes import Processes
 
 LEAST_DEVICES = 17
 """Two devices vanish in each round, a third of all may work with the server, and ten others hide each other."""
@@ -51,9 +51,9 @@ def demo(rounds: int, devices: int, output: Path, seed: int, keep_running: bool)
         output = output / "report.html"
     _check_writable(output)
     # These import PyTorch, which takes seconds; an error in the arguments comes without them.
-    from archipel.cli.start.demo.processes import Processes
     from archipel.cli.start.demo.report import print_results, write_report
     from archipel.cli.start.demo.story import Options, Story
+    from archipel.cli.start.local.processes import Processes
 
     console = Console()
     # SystemExit unwinds the ExitStack, so that `kill` ends the other processes in order, as Ctrl-C does.

@@ -14,9 +14,9 @@ from rich.progress import Progress, TaskID
 
 from archipel.bundle import generate_key
 from archipel.cli.start.demo import cloud, measure
-from archipel.cli.start.demo.fleet import Federation
-from archipel.cli.start.demo.processes import Processes
+from archipel.cli.start.demo.fleet import Federation, device_name, examples_of, vanish_plan
 from archipel.cli.start.demo.results import FormRow, ModelScore, Results, RoundRow
+from archipel.cli.start.local.processes import Processes
 from archipel.datasets import DigitsByWriter, digits_by_writer, split_own_digits, split_writers
 from archipel.errors import CommandError
 from archipel.lite_runtime import Runtime
@@ -106,15 +106,10 @@ class Story:
         devices = len(self._split.devices)
         with self._stage("start the server, enrol devices", devices) as (bar, _):
             public = self._key.public_key().public_bytes_raw()
-            self.federation = federation = Federation(self.folder, self._processes, public)
-            federation.start_devices(
-                self._split.devices,
-                self._digits,
-                processes=min(HOSTS, devices),
-                rounds=self.options.rounds,
-                seed=self.options.seed,
-                image_field=cloud.image_field(published.bundle),
-            )
+            examples = examples_of(self._digits, self._split.devices, cloud.image_field(published.bundle))
+            self.federation = federation = Federation(self.folder / "federation", self._processes, public, examples)
+            names = [device_name(writer) for writer in self._split.devices]
+            federation.start_devices(HOSTS, vanish_plan(names, self.options.rounds, self.options.seed))
             federation.wait_until_enrolled(lambda done: self._progress.update(bar, completed=done))
         return federation
 
@@ -158,7 +153,7 @@ class Story:
         furthest = {
             (part.device_id, round_id): part.furthest for round_id, info in seen.items() for part in info.participants
         }
-        self.results.fleet = federation.rows(list(seen), furthest)
+        self.results.fleet = federation.rows(self._digits, self._split.devices, list(seen), furthest)
         return parameters
 
     def _round_row(

@@ -1,0 +1,169 @@
+"""`archipel up`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from archipel.cli.input_output.publisher_keys import read_signing_key, signing_key
+from archipel.durable import write_durably
+from archipel.errors import CommandError
+from archipel.strategies.registry import STRATEGIES
+
+RATES = {"sgd": 0.05, "adam": 0.001}
+MODEL_FILE, DATA_FILE, PROGRAM_FILE = Path("model.onnx"), Path("data.npz"), Path("federation.py")
+
+
+@click.command()
+@click.argument("model", type=click.Path(path_type=Path), required=False)
+@click.argument("data", type=click.Path(path_type=Path), required=False)
+@click.option("--devices", type=click.IntRange(2, 256), default=8, show_default=True, help="How many local devices.")
+@click.option("--rounds", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Rounds of training.")
+@click.option("--split", default="iid", show_default=True, metavar="HOW",
+              help="Which examples a device has: iid; dirichlet:0.3, other mixtures of labels; by-FIELD, whole groups "
+              "by an entry of DATA, such as by-person.")  # fmt: skip
+@click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default="fedavg", show_default=True,
+              help="The federated algorithm.")  # fmt: skip
+@click.option("--loss", type=click.Choice(["cross_entropy", "binary_cross_entropy", "mse", "l1", "huber"]),
+              help="Default: cross_entropy for whole numbers as labels, else mse.")  # fmt: skip
+@click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True,
+              help="What devices train with.")  # fmt: skip
+@click.option(
+    "--lr", type=click.FloatRange(0, min_open=True), help="Learning rate. Default: 0.05 with sgd, 0.001 with adam."
+)
+@click.option("--epochs", type=click.IntRange(1), default=2, show_default=True, help="Epochs of a device in a round.")
+@click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples in one step.")
+@click.option("--evaluate-every", type=click.IntRange(0), default=0, show_default=True,
+              help="After every so many rounds devices also measure the new version; 0: never.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the split.")
+@click.option("--folder", type=click.Path(path_type=Path), default=Path("federation"), show_default=True,
+              help="Everything is written here; the same command again goes on where it was stopped.")  # fmt: skip
+@signing_key
+def up(
+    model: Path | None,
+    data: Path | None,
+    devices: int,
+    rounds: int,
+    split: str,
+    strategy: str,
+    loss: str | None,
+    optimizer: str,
+    lr: float | None,
+    epochs: int,
+    batch_size: int,
+    evaluate_every: int,
+    seed: int,
+    folder: Path,
+    key_file: Path | None,
+) -> None:
+    """Train MODEL on DATA as a federation of this machine: server, keys, devices, secure rounds, curves, result.
+
+    \b
+    archipel up model.onnx data.npz
+    archipel up model.onnx data.npz --devices 8 --rounds 10 --split dirichlet:0.3
+    archipel up model.onnx people.npz --split by-person --lr 0.05
+
+    MODEL is an ONNX file (torch.onnx.export writes one) or a .pt2 file. DATA is an .npz with an entry for each of the
+    model's inputs, or `x`, and the labels as `y`; or a .csv of numbers with a head, labels in the column `y` or the
+    last one. In a folder of `archipel new` both may be left out.
+
+    Without --key it signs with your development key. The bundle's policy is for trying out: a sum of two devices is
+    enough, and it reckons with no device that works with the server.
+
+    --folder has server, keys and devices as they are on real machines (docs/quickstart.md says how to take it apart),
+    and at the end curves.png and weights.safetensors. Ctrl-C stops all processes.
+    """
+    # These import much, which takes seconds; an error in the arguments comes without them.
+    from archipel.cli.start.up.prepare import Plan, fingerprint, prepare, read_plan
+    from archipel.cli.start.up.running import finish, print_next, run
+
+    found = read_plan(folder)
+    if found is None or model is not None or data is not None:
+        model, data = _sources(model, data)
+    asked = None
+    if model is not None and data is not None:
+        asked = Plan(
+            model=fingerprint(model), data=fingerprint(data), devices=devices, rounds=rounds, split=split,
+            strategy=strategy, loss=loss or "", optimizer=optimizer,
+            lr=RATES[optimizer] if lr is None else lr, epochs=epochs, batch_size=batch_size,
+            seed=seed, evaluate_every=evaluate_every,
+        )  # fmt: skip
+    console = Console()
+    # SystemExit unwinds the ExitStack, so that `kill` ends the other processes in order, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, _terminate)
+    if found is None:
+        assert model is not None
+        assert data is not None
+        assert asked is not None
+        made = prepare(folder, model, data, asked, read_signing_key(key_file))
+        found = made.plan
+        sizes = f"{min(made.sizes)} to {max(made.sizes)}" if len(set(made.sizes)) > 1 else str(made.sizes[0])
+        console.print(f"{folder}: {devices} devices with {sizes} examples each, loss {found.loss}", soft_wrap=True)
+        console.print("policy for trying out: sums of 2 devices are allowed, none works with the server")
+    else:
+        _check_same(found, asked, folder)
+        console.print(f"{folder}: goes on with the federation that is there", soft_wrap=True)
+    with ExitStack() as stack:
+        task, metrics, weights = run(folder, found, stack, console)
+    write_durably(folder / "weights.safetensors", weights, 0o644)
+    finish(folder, metrics, console)
+    print_next(folder, task, console)
+
+
+def _sources(model: Path | None, data: Path | None) -> tuple[Path, Path]:
+    if (model is None) != (data is None):
+        raise CommandError("give both MODEL and DATA, such as: archipel up model.onnx data.npz")
+    if model is None or data is None:
+        model, data = MODEL_FILE, DATA_FILE
+        if PROGRAM_FILE.is_file():
+            _make_sources()
+        if not (model.exists() and data.exists()):
+            raise CommandError("no MODEL and DATA: archipel up model.onnx data.npz (`archipel new` makes examples)")
+    for path in (model, data):
+        if not path.is_file():
+            raise CommandError(f"{path}: no such file")
+    return model, data
+
+
+def _make_sources() -> None:
+    """Call federation.py of `archipel new` in this folder, which writes model and data. Raises CommandError."""
+    click.echo(f"{PROGRAM_FILE}: writes {MODEL_FILE} and {DATA_FILE}")
+    done = subprocess.run([sys.executable, str(PROGRAM_FILE)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+        raise CommandError(
+            f"{PROGRAM_FILE}: {lines[-1] if lines else f'ended with {done.returncode}'}; mend it, and run "
+            f"`python {PROGRAM_FILE}` to see where"
+        )
+
+
+def _check_same(found: object, asked: object, folder: Path) -> None:
+    """Raise CommandError where another federation is in the folder than the one that is asked for."""
+    from archipel.cli.start.up.prepare import Plan
+
+    if asked is None:
+        return
+    assert isinstance(found, Plan)
+    assert isinstance(asked, Plan)
+    before = found.request
+    differing = [
+        name for name in Plan.__struct_fields__
+        if getattr(before, name) != getattr(asked, name) and not (name == "loss" and not asked.loss)
+    ]  # fmt: skip
+    if differing:
+        what = ", ".join(f"--{name.replace('_', '-')}" if name not in ("model", "data") else name.upper()
+                         for name in differing)  # fmt: skip
+        raise CommandError(
+            f"--folder {folder}: holds a federation with other {what}; go on with it by `archipel up --folder {folder}`"
+            ", or choose another --folder"
+        )
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
