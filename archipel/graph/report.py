@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import onnx
 import onnx_ir as ir
+
+from archipel.errors import ModelImportError
 
 DEVIATION_KEY = "archipel.import_deviation"
 REPORT_KEY = "archipel.import"
@@ -75,3 +79,15 @@ def conversion_notes(model: ir.Model) -> tuple[str, ...]:
         return tuple(map(str, notes)) if isinstance(notes, list) else ()
     except ValueError:
         return ()
+
+
+def read_reports(path: str | os.PathLike[str]) -> tuple[ImportReport | None, tuple[str, ...]]:
+    """The report of the import and the notes of the conversion in an ONNX file, without reading its weights.
+
+    Raises ModelImportError that names the file.
+    """
+    try:
+        model = ir.from_proto(onnx.load(path, load_external_data=False))
+    except Exception as error:  # the file may be anybody's: protobuf and onnx_ir each raise exceptions of their own
+        raise ModelImportError(f"{os.fspath(path)}: not a valid ONNX file ({type(error).__name__})") from error
+    return ImportReport.of(model), conversion_notes(model)

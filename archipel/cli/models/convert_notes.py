@@ -17,15 +17,12 @@ def made_by(bundle: BundleContents) -> dict[str, Any]:
 
     "import" is None for a model that no importer made. Raises MissingExtraError.
     """
-    from archipel.graph.report import ImportReport, conversion_notes  # first: its error names the missing extra
+    from archipel.graph.report import read_reports  # first: its error names the missing extra
     from archipel.cli.models.convert_spelling import RULES  # isort: skip
-    import onnx  # isort: skip
-    import onnx_ir as ir  # isort: skip
 
     program = next(name for name, each in bundle.manifest.programs.items() if each.kind == "predict")
-    model = ir.from_proto(onnx.load(bundle.program_path(program), load_external_data=False))
-    report = ImportReport.of(model)
-    notes = [spelled(note, RULES) for note in conversion_notes(model)]
+    report, conversion = read_reports(bundle.program_path(program))
+    notes = [spelled(note, RULES) for note in conversion]
     return {"import": None if report is None else _facts(report), "conversion": notes}
 
 
