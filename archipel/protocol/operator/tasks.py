@@ -280,7 +280,8 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     `result` has the numbers of the sum (see RoundResult), null for a training whose bundle has no metrics. `refused`:
     how many devices took no part, by reason (LeaveReason, or "untold"). Of a training's committed round: `step_norm`,
     the L2 norm of the change of the parameters, and `step_scale`, 1 or the factor by which the server shortened a step
-    that was far longer than the task's others (`reason` says so).
+    that was far longer than the task's others (`reason` says so). `deadlines`: the seconds that its phases may take,
+    where these follow what the population's devices took and not the task.
     """
 
     round_id: RoundId
@@ -302,6 +303,7 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     step_scale: float | None
     result: RoundResult | None
     refused: dict[str, int]
+    deadlines: dict[str, float]
     started: float
     ended: float | None
 
