@@ -29,6 +29,8 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
     name = os.fspath(path)
     if (foreign := recognize(path)) is not None:
         raise ModelImportError(f"{name}: {foreign}")
+    if Path(path).is_dir() or Path(path).suffix == ".bundle":
+        raise ModelImportError(f"{name}: a bundle; archipel.converter.open_model opens it, with the publisher's key")
     try:
         size = os.stat(path).st_size
         if size > MAX_BYTES:

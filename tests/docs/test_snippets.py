@@ -21,6 +21,7 @@ RUNNABLE = {"python", "sh"}
 RUN = {
     "README.md",
     "docs/agent.md",
+    "docs/by-hand.md",
     "docs/compression.md",
     "docs/device.md",
     "docs/importing.md",

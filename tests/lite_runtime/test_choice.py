@@ -78,6 +78,7 @@ def test_it_says_which_and_why() -> None:
         "(file of at most 3,000 bytes, memory of at most 9,200 bytes, latency of at most 3 ms); not float: its file "
         "has 4,000 bytes; not int8: it needs 9,500 bytes of memory"
     )
+    assert "latency of at most 12,000 ms" in why(max_latency=12)
     with pytest.raises(RuntimeLimitError) as refused:
         why(max_bytes=3000, max_memory=9200, max_latency=0.001)
     assert str(refused.value) == (

@@ -84,6 +84,13 @@ def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Com
                 persons.append(set(data["person"][rows]))
                 assert (data["y"][rows] == own["label"]).all()
     assert accuracy > 0.8
+    # What the command says of the examples that no device has, reckoned with NumPy.
+    with np.load(made / "held-out.npz") as held:
+        assert len(held["label"]) == 24
+        share = ((held["features"] @ learned).argmax(axis=1) == held["label"]).mean()
+        unlearned = (held["label"] == 0).mean()
+    assert "on 24 held-out examples: " in text
+    assert f"accuracy {unlearned:.4g} -> {share:.4g}" in text
     assert persons[0].isdisjoint(persons[1])
     assert persons[0] | persons[1] == set(range(7))
 

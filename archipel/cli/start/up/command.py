@@ -41,7 +41,11 @@ MODEL_FILE, DATA_FILE, PROGRAM_FILE = Path("model.onnx"), Path("data.npz"), Path
 @click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Examples in one step.")
 @click.option("--evaluate-every", type=click.IntRange(0), default=0, show_default=True,
               help="After every so many rounds devices also measure the new version; 0: never.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the split.")
+@click.option("--hold-out", type=click.FloatRange(0, 0.9), default=0.1, show_default=True,
+              help="Share of the examples that no device gets, to measure the model before and after.")  # fmt: skip
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the split and of --hold-out."
+)
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("federation"), show_default=True,
               help="Everything is written here; the same command again goes on where it was stopped.")  # fmt: skip
 @signing_key
@@ -58,6 +62,7 @@ def up(
     epochs: int,
     batch_size: int,
     evaluate_every: int,
+    hold_out: float,
     seed: int,
     folder: Path,
     key_file: Path | None,
@@ -81,7 +86,7 @@ def up(
     """
     # These import much, which takes seconds; an error in the arguments comes without them.
     from archipel.cli.start.up.prepare import Plan, fingerprint, prepare, read_plan
-    from archipel.cli.start.up.running import finish, print_next, run
+    from archipel.cli.start.up.running import WEIGHTS_FILE, finish, measure, print_next, run
 
     found = read_plan(folder)
     if found is None or model is not None or data is not None:
@@ -92,7 +97,7 @@ def up(
             model=fingerprint(model), data=fingerprint(data), devices=devices, rounds=rounds, split=split,
             strategy=strategy, loss=loss or "", optimizer=optimizer,
             lr=RATES[optimizer] if lr is None else lr, epochs=epochs, batch_size=batch_size,
-            seed=seed, evaluate_every=evaluate_every,
+            seed=seed, evaluate_every=evaluate_every, hold_out=hold_out,
         )  # fmt: skip
     console = Console()
     # SystemExit unwinds the ExitStack, so that `kill` ends the other processes in order, as Ctrl-C does.
@@ -111,8 +116,9 @@ def up(
         console.print(f"{folder}: goes on with the federation that is there", soft_wrap=True)
     with ExitStack() as stack:
         task, metrics, weights = run(folder, found, stack, console)
-    write_durably(folder / "weights.safetensors", weights, 0o644)
+    write_durably(folder / WEIGHTS_FILE, weights, 0o644)
     finish(folder, metrics, console)
+    measure(folder, console)
     print_next(folder, task, console)
 
 

@@ -29,6 +29,12 @@ class Data:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def take(self, indices: np.ndarray) -> Data:
+        """The examples at these places."""
+        inputs = {name: array[indices] for name, array in self.inputs.items()}
+        others = {name: array[indices] for name, array in self.others.items()}
+        return Data(self.path, inputs, self.labels[indices], others)
+
     @property
     def classes(self) -> int | None:
         """The number of classes where labels are classes, else None."""
@@ -67,7 +73,9 @@ def read_data(path: Path, inputs: Sequence[tuple[str, str]]) -> Data:
         raise CommandError(f"{path}: the fields have different numbers of examples ({sizes}); the first axis counts")
     if not np.isfinite(labels).all():
         raise CommandError(f"{path}: {found[0]!r} has labels that are not finite; leave these examples out")
-    others = {name: array for name, array in arrays.items() if name not in taken and name not in (found[0], "x")}
+    # An array of another length says nothing about single examples.
+    others = {name: array for name, array in arrays.items()
+              if name not in taken and name not in (found[0], "x") and array.shape[:1] == (len(labels),)}  # fmt: skip
     return Data(path, taken, labels, others)
 
 
@@ -87,10 +95,7 @@ def split(data: Data, how: str, devices: int, seed: int) -> list[np.ndarray]:
             if field not in data.others:
                 has = ", ".join(sorted(data.others)) or "none besides examples and labels"
                 raise CommandError(f"--split {how}: {data.path} has no field {field!r}; it has {has}")
-            groups = data.others[field]
-            if len(groups) != len(data):
-                raise CommandError(f"--split {how}: {field!r} has {len(groups)} entries for {len(data)} examples")
-            return split_by(groups, devices, seed=seed)
+            return split_by(data.others[field], devices, seed=seed)
     except DatasetError as error:
         raise CommandError(f"--split {how}: {data.path}: {error} (--devices)") from None
     raise CommandError(f"--split {how}: expected iid, dirichlet:ALPHA (such as dirichlet:0.3) or by-FIELD")

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Bundle, PrivacyPolicy
 from archipel.bundle.roles import Example, Label
-from archipel.cli.input_output.arrays import check_fields
+from archipel.cli.input_output.arrays import check_fields, write_arrays
 from archipel.cli.start.local.layout import lay_out
 from archipel.cli.start.up.data import Data, read_data, split
 from archipel.converter import Signing, Training
@@ -29,7 +29,7 @@ from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.training import losses, optimizers
 
 POPULATION = "local"
-BUNDLE_FILE, PLAN_FILE = "model.bundle", "up.json"
+BUNDLE_FILE, PLAN_FILE, HELD_OUT_FILE = "model.bundle", "up.json", "held-out.npz"
 THRESHOLD = 0.51
 POLICY = PrivacyPolicy(
     modes=("secure",), min_cohort=2, threshold=THRESHOLD, max_clip=1000.0, max_bits=24, colluders=0.0,
@@ -54,6 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     batch_size: int
     seed: int
     evaluate_every: int
+    hold_out: float
     key: str = ""
 
     @property
@@ -96,7 +97,8 @@ def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519
     source = read_model(model, None)
     data = read_data(data_file, [(port.name, port.dtype) for port in source.inputs])
     loss = plan.loss or ("cross_entropy" if data.classes is not None else "mse")
-    parts = split(data, plan.split, plan.devices, plan.seed)
+    held, kept = _hold_out(len(data), plan)
+    parts = [kept[indices] for indices in split(data.take(kept), plan.split, plan.devices, plan.seed)]
     plan = msgspec.structs.replace(plan, loss=loss, key=secrets.token_hex(16))
     training = Training(
         LOSSES[loss](), OPTIMIZERS[plan.optimizer](lr=plan.lr), strategy=plan.strategy, epochs=plan.epochs,
@@ -113,6 +115,8 @@ def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519
             str(number): {field: array[indices] for field, array in fields.items()}
             for number, indices in enumerate(parts, 1)
         }
+        if len(held):
+            write_arrays(staging / HELD_OUT_FILE, {field: array[held] for field, array in fields.items()})
         lay_out(staging, population=POPULATION, publisher=bundle.publisher, devices=devices)
         write_durably(staging / PLAN_FILE, msgspec.json.format(msgspec.json.encode(plan), indent=2), 0o644)
     return Prepared(plan, bundle, [len(indices) for indices in parts])
@@ -144,6 +148,13 @@ def fingerprint(file: Path) -> str:
 def cohort_minimum(devices: int) -> int:
     """The smallest number of devices that a round of so many may end with."""
     return max(2, math.floor(devices / 2) + 1)
+
+
+def _hold_out(count: int, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """The places of the examples that no device gets, and of the others, ascending; drawn by the plan's seed."""
+    order = np.random.default_rng(plan.seed).permutation(count)
+    cut = int(plan.hold_out * count)
+    return np.sort(order[:cut]), np.sort(order[cut:])
 
 
 def _fields(data: Data, bundle: Bundle) -> dict[str, np.ndarray]:
