@@ -19,7 +19,7 @@ from archipel.graph.half import widen
 from archipel.graph.loading import normalize
 from archipel.graph.opset import opset_of
 from archipel.graph.parameters import NAMES_KEY, STATE_KEY, parameter_names, record_parameters
-from archipel.graph.report import DEVIATION_KEY, REPORT_KEY, ImportReport
+from archipel.graph.report import CONVERSION_KEY, DEVIATION_KEY, REPORT_KEY, ImportReport
 from archipel.graph.samples import KINDS, sample, sizes
 from archipel.graph.shapes import dims
 from archipel.graph.sources import read
@@ -47,7 +47,7 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
         _serialize(model)
         return model  # `Model.save` wrote this file: it is clean, and has its report
     # Anybody may have written these into the file: only this import says what they are.
-    for key in (NAMES_KEY, STATE_KEY, DEVIATION_KEY, REPORT_KEY):
+    for key in (NAMES_KEY, STATE_KEY, DEVIATION_KEY, REPORT_KEY, CONVERSION_KEY):
         model.metadata_props.pop(key, None)
     given = set(model.graph.initializers) | {str(n.outputs[0].name) for n in model.graph if n.op_type == "Constant"}
     try:

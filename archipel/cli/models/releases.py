@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -50,6 +51,11 @@ def release_text(signed: SignedRelease) -> str:
     )
 
 
+def release_facts(signed: SignedRelease) -> dict[str, Any]:
+    """The release as values for JSON."""
+    return {"kind": "release", "digest": signed.digest, **msgspec.to_builtins(signed.release)}
+
+
 def made_text(signed: SignedRelease, folder: str) -> str:
     """As `release_text`, and how far each compressed variant agrees with its training form, by its lineage.
 
@@ -67,8 +73,7 @@ def show_release(path: Path, key_files: Sequence[Path], as_json: bool) -> None:
     """What `archipel inspect` prints of a release."""
     signed = open_signed(path, key_files)
     if as_json:
-        facts = {"kind": "release", "digest": signed.digest, **msgspec.to_builtins(signed.release)}
-        click.echo(json.dumps(facts, allow_nan=False))
+        click.echo(json.dumps(release_facts(signed), allow_nan=False))
         return
     click.echo(release_text(signed))
 

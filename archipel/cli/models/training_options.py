@@ -55,6 +55,7 @@ class TrainingOptions:
     epochs: int
     batch_size: int
     loss_range: float
+    loss_output: str | None
     batch_norm: BatchNorm
     dropout: bool
     accumulate: int
@@ -80,6 +81,7 @@ class TrainingOptions:
             epochs=self.epochs,
             batch_size=self.batch_size,
             loss_range=self.loss_range or None,
+            loss_output=self.loss_output,
         )
 
     def _loss(self, name: str) -> Loss:
@@ -187,6 +189,9 @@ training_options = option_group(
     ),
     click.option("--loss-range", type=click.FloatRange(0), default=LOSS_RANGE, show_default=True,
                  help="Rounds report the mean training loss up to this number; 0: they report no metrics."),
+    click.option("--loss-output", metavar="NAME",
+                 help="The output of the model that the loss and the metrics read; it becomes the first output of "
+                 "`predict`. Default: the first."),
     click.option("--batch-norm", type=click.Choice(get_args(BatchNorm)), default="train", show_default=True,
                  help="BatchNormalization in training. train: a step normalizes with its batch, and the running mean "
                  "and variance are averaged over the devices. frozen: with the model's own, which stay; choose it for "

@@ -100,6 +100,7 @@ CASES: dict[str, dict[str, Any]] = {
     "--epochs 3 --batch-size 4": training(epochs=3, batch_size=4),
     "--loss-range 8": training(loss_range=8.0),
     "--loss-range 0": training(loss_range=None),
+    "--loss-output y": training(loss_output="y"),
     "--batch-norm frozen": of_step(batch_norm="frozen"),
     "--batch-norm folded": of_step(batch_norm="folded"),
     "--no-dropout": of_step(dropout=False),

@@ -103,6 +103,7 @@ CONVERT = """
 --batch-size 4 --fixed
 --loss-range -1
 --loss-range inf
+--loss-output ghost
 --batch-norm melted
 --accumulate 0
 --precision float8
@@ -147,6 +148,9 @@ CONVERT = """
 --recipe int8.toml
 --recipe aware.toml
 --work run
+--variants huge
+--variants int8
+--variants float,small
 --seed -1
 --self-test missing.npz
 --self-test one.npy
