@@ -35,6 +35,7 @@ ArchipelError
 ├── RuntimeInputError             the caller's array does not fit the program's input
 ├── RuntimeLimitError             a program needs more memory than the device's owner allows
 ├── RuntimeProgramError           a bundle needs a program or feature that the runtime or the bundle lacks
+│   └── IndexRangeError           a label, class or token number in the data is none that the model has
 ├── DelegateError                 the requested execution provider is unknown, missing or fails
 ├── CheckpointError               a fit cannot resume from its checkpoint, or cannot write one
 ├── SelfTestError                 a model's outputs differ from those that its bundle states
@@ -193,6 +194,17 @@ class RuntimeLimitError(ArchipelError): ...
 
 
 class RuntimeProgramError(ArchipelError): ...
+
+
+class IndexRangeError(RuntimeProgramError):
+    """`index` is the number that ONNX Runtime names, `highest` the largest in range; None where it does not say.
+
+    `located` says that the text names the field and its rows.
+    """
+
+    index: int | None = None
+    highest: int | None = None
+    located: bool = False
 
 
 class DelegateError(ArchipelError): ...

@@ -119,6 +119,7 @@ def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
         },
         **_made_by(bundle),
         "self_test": _self_test(bundle),
+        "source": manifest.source or None,
         "programs": [
             {
                 **program_facts(name, program, files.get(program.file, 0), _precision(bundle, program)),

@@ -38,6 +38,8 @@ def bundle_text(facts: Mapping[str, Any], layers: bool) -> str:
         f"self-test: {describe_vectors(test['examples'], test['source'])}, within {test['atol']:.3g} + "
         f"{test['rtol']:.3g} |expected|; {test['file']}"
     )  # fmt: skip
+    if facts["source"]:
+        lines.append(f"source: {facts['source']}, the float model as it was converted, for `archipel export`")
     lines.append(f"parent: {lineage['parent'] or '-'}")
     lines += [f"note: {note}" for note in note_lines(facts)]
     lines += [f"recipe: {part}" for part in lineage["recipe"]]
