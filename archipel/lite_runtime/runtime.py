@@ -60,12 +60,13 @@ def open_runtime(
     cache: Path | str | None = None,
     state: DeviceState | None = None,
     allow_development: bool = False,
-    weights: Path | str | None = None,
+    weights: Path | str | Arrays | None = None,
 ) -> Runtime:
     """`archipel.lite_runtime.load` in this process; its arguments and errors are described there.
 
-    `weights`: a safetensors file with all of the bundle's parameters, as `archipel task download` writes it; they
-    replace the bundle's. Raises also RuntimeInputError, which names the file, for weights that do not fit.
+    `weights`: all of the bundle's parameters, which replace its own: by name, or a safetensors file of them, as
+    `archipel task download` writes it. Raises also RuntimeInputError, which names the file, for weights that do not
+    fit.
     """
     path = Path(path)
     slot = is_slot(path)
@@ -75,7 +76,7 @@ def open_runtime(
     if slot:
         runtime.restore(read_learned(path))
     if weights is not None:
-        runtime.set_parameters(read_parameters(Path(weights), bundle))
+        runtime.set_parameters(read_parameters(weights, bundle))
     return runtime
 
 

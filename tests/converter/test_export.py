@@ -120,6 +120,8 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
     for kind in ("onnx", "safetensors", "pt"):
         export(tmp_path / "b", tmp_path / f"m.{kind}", PUBLIC, weights=tmp_path / "w.safetensors")
         export(tmp_path / "saved", tmp_path / f"s.{kind}", PUBLIC)
+        export(tmp_path / "b", tmp_path / f"a.{kind}", PUBLIC, weights=device.parameters())
+        assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"m.{kind}").read_bytes()
     for file in ("m", "s"):
         states = (
             safetensors.torch.load_file(tmp_path / f"{file}.safetensors"),

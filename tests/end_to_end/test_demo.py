@@ -46,7 +46,9 @@ def test_run_through_every_stage(quiet: Progress, processes: Processes, tmp_path
 
     write_report(results, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 6
+    assert page.count("<svg") == 7
+    assert results.curves.keys() >= {"training loss", "training accuracy"}
+    assert [number for number, _ in results.curves["training loss"]] == list(range(1, options.rounds + 1))
     for svg in re.findall(r"<svg.*?</svg>", page, re.S):
         assert len(list(ElementTree.fromstring(svg).iter())) > 20
     assert f"{100 * results.score('federated').accuracy:.2f}%" in page

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import numpy as np
 
-from archipel.cli.start.demo.results import DeviceRow
+from archipel.cli.start.demo.results import DeviceRow, RoundRow
 from archipel.cli.start.local.federation import LocalFederation
 from archipel.cli.start.local.layout import lay_out, mint
 from archipel.cli.start.local.processes import Processes
+from archipel.cli.start.local.rounds import furthest_phases
 from archipel.datasets import DigitsByWriter
 from archipel.datasets.splits import seeded_order
 from archipel.operator import TaskRequest
+from archipel.protocol.operator.tasks import RoundInfo
 
 POPULATION = "pupils"
 VANISH_PER_ROUND = 2
@@ -61,28 +63,30 @@ class Federation(LocalFederation):
         )
         return task.task_id
 
-    def rows(
-        self,
-        digits: DigitsByWriter,
-        writers: Sequence[int],
-        round_ids: Sequence[str],
-        furthest: Mapping[tuple[str, str], str],
-    ) -> list[DeviceRow]:
-        """One row of the report for each device.
+    def rows(self, digits: DigitsByWriter, writers: Sequence[int], rounds: list[RoundInfo]) -> list[DeviceRow]:
+        """One row of the report for each device; it has the digits of the writer at its place in `writers`."""
+        sizes = {device_name(writer): len(digits.of([writer])) for writer in writers}
+        return device_rows(self, sizes, rounds)
 
-        Arguments:
-            digits: the data of which the devices have the digits of `writers`.
-            writers: the devices' writers.
-            round_ids: the rounds in their order.
-            furthest: the last phase that a device answered in, by device id and round id, as the server has it.
-        """
-        rows = []
-        for writer in writers:
-            device = self.devices[device_name(writer)]
-            reached = tuple(furthest.get((device.device_id, round_id), "") for round_id in round_ids)
-            sent, received = sum(device.sent.values()), sum(device.received.values())
-            rows.append(DeviceRow(device.name, int(writer), len(digits.of([writer])), sent, received, reached))
-        return rows
+
+def device_rows(federation: LocalFederation, sizes: Mapping[str, int], rounds: list[RoundInfo]) -> list[DeviceRow]:
+    """One row of the report for each device: its number of examples is in `sizes`, by its name."""
+    furthest, rows = furthest_phases(rounds), []
+    for name, size in sizes.items():
+        device = federation.devices[name]
+        reached = tuple(furthest.get((device.device_id, info.round_id), "") for info in rounds)
+        rows.append(DeviceRow(name, size, sum(device.sent.values()), sum(device.received.values()), reached))
+    return rows
+
+
+def round_row(federation: LocalFederation, info: RoundInfo, accuracy: float) -> RoundRow:
+    """The report's row of a round that has ended."""
+    names = {device.device_id: device.name for device in federation.devices.values()}
+    survivors = tuple(names[device] for device in info.survivors)
+    # Those that began in the round and are not in its sum.
+    dropped = tuple(names[part.device_id] for part in info.participants if names[part.device_id] not in survivors)
+    seconds = (info.ended or info.started) - info.started
+    return RoundRow(info.number, info.phase, seconds, accuracy, survivors, dropped, info.reason)
 
 
 def device_name(writer: int) -> str:

@@ -19,8 +19,11 @@ from archipel.protocol.operator.tasks import TaskInfo
 POLL_SECONDS = 0.3
 
 
-def start_task(federation: LocalFederation, plan: Plan, folder: Path) -> TaskInfo:
-    """Upload the bundle and create the task, or find the one that an earlier run of this plan has created."""
+def start_task(federation: LocalFederation, plan: Plan, folder: Path, goal: int | None = None) -> TaskInfo:
+    """Upload the bundle and create the task, or find the one that an earlier run of this plan has created.
+
+    A round takes no more updates once `goal` of them are in; None: those of all devices.
+    """
     bundle = federation.operator.bundles.upload(folder / BUNDLE_FILE, POPULATION)
     return federation.operator.tasks.create(
         TaskRequest(
@@ -30,6 +33,7 @@ def start_task(federation: LocalFederation, plan: Plan, folder: Path) -> TaskInf
             rounds=plan.rounds,
             cohort=plan.devices,
             min_cohort=cohort_minimum(plan.devices),
+            goal=goal,
             evaluate_every=plan.evaluate_every or None,
         ),
         key=plan.key,
