@@ -44,7 +44,23 @@ def release_notes(signed: SignedRelease) -> list[str]:
 def _notes(bundle: Bundle) -> list[str]:
     programs = [program_facts(name, program, 0) for name, program in bundle.manifest.programs.items()]
     limits = [line for line in update_lines({"programs": programs}) if not line.startswith("hyperparameter")]
-    return [*note_lines(made_by(bundle)), *limits]
+    return [*note_lines(made_by(bundle)), *limits, *_privacy(bundle)]
+
+
+def _privacy(bundle: Bundle) -> list[str]:
+    """What a round's noise is worth, of a bundle whose training adds noise in whole epochs."""
+    manifest = bundle.manifest
+    if not manifest.schedule or any(phase.epochs is None for phase in manifest.schedule):
+        return []
+    from archipel.client.memory.privacy import DELTA, epsilon, noise_of
+
+    noise, rho = noise_of(manifest, "training", "", 1)
+    if noise == "none":
+        return []
+    if not rho:
+        return ["noise: its multiplier is not stated, so nobody can say what a round costs"]
+    costs = ", ".join(f"{epsilon(rho * rounds):.3g} in {rounds} rounds" for rounds in (10, 100))
+    return [f"noise: each example costs an epsilon of {epsilon(rho):.3g} in one round, {costs} (delta {DELTA:g})"]
 
 
 def result_text(facts: Mapping[str, Any]) -> str:
