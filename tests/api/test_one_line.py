@@ -10,8 +10,8 @@ from archipel.errors import one_line
 TEXTS = {
     "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running GatherElements node. Name:'g' Status "
     "Message: /onnxruntime_src/onnxruntime/core/providers/cpu/tensor/gather_elements.cc:150 void onnxruntime::core"
-    "_impl(const Tensor*, const Tensor*, Tensor*, int64_t, concurrency::ThreadPool*) [with Tin = long int; int64_t = long int"
-    "] GatherElements op: Out of range value in index tensor": "running GatherElements node. Name:'g' Status Message: "
+    "_impl(const Tensor*, const Tensor*, Tensor*, int64_t, concurrency::ThreadPool*) [with Tin = long int; int64_t = "
+    "long int] GatherElements op: Out of range value in index tensor": "running GatherElements node. Name:'g' Status Message: "
     "GatherElements op: Out of range value in index tensor",
     "[ONNXRuntimeError] : 1 : FAIL : Load model from /tmp/x/model.onnx failed:Node (MatMul_0) Op (MatMul) "
     "[ShapeInferenceError] Incompatible dimensions for matrix multiplication": "Node (MatMul_0) Op (MatMul) "
