@@ -97,7 +97,8 @@ class LazyGroup(click.Group):
 def archipel() -> None:
     """Device-edge-cloud federated learning: one ONNX graph that predicts, trains and federates everywhere.
 
-    Begin with `archipel demo`. `archipel COMMAND --help` explains a command and has examples.
+    Begin with `archipel new` or `archipel up`, or see `archipel demo`. `archipel COMMAND --help` explains a command and
+    has examples.
     """
 
 

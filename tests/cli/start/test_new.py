@@ -26,7 +26,9 @@ def load_data():
     "template",
     ["tabular", pytest.param("image", marks=pytest.mark.slow), pytest.param("sensor", marks=pytest.mark.slow)],
 )
-def test_a_template_is_federated_by_up(tmp_path: Path, archipel: Command, template: str) -> None:
+def test_a_template_is_federated_by_up(
+    tmp_path: Path, archipel: Command, monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
     place_development_key(tmp_path / "config")
     out, _ = archipel("new", str(tmp_path / "mine"), "--template", template)
     assert "archipel up" in out
@@ -47,6 +49,13 @@ def test_a_template_is_federated_by_up(tmp_path: Path, archipel: Command, templa
     with np.load(made / "devices/1/data.npz") as own:
         assert set(own) == {"x", "label"}
         assert own["x"].shape[1:] == {"tabular": (5,), "image": (1, 16, 16), "sensor": (3, 64)}[template]
+    # Data that were changed are not passed over in silence.
+    program.write_text(program.read_text() + "\n# changed\n")
+    monkeypatch.chdir(tmp_path / "mine")
+    _, err = archipel("up", code=1)
+    assert err == (
+        "archipel: --folder federation: holds a federation with other federation.py; choose another --folder\n"
+    )
 
 
 def test_mistakes_are_told(tmp_path: Path, archipel: Command) -> None:

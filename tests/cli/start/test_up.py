@@ -100,11 +100,12 @@ def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Com
         assert err == ""
     plan = json.loads((made / "up.json").read_text())
     assert plan["rounds"] == 3
-    _, err = archipel(
-        "up", str(folder / "model.onnx"), str(folder / "data.npz"), "--folder", str(made), "--rounds", "4", code=1
-    )
-    assert "holds a federation with other --devices, --rounds, --split, --lr" in err
-    assert f"go on with it by `archipel up --folder {made}`" in err
+    model, data = str(folder / "model.onnx"), str(folder / "data.npz")
+    _, err = archipel("up", model, data, "--folder", str(made), "--rounds", "4", "--split", "iid", code=1)
+    assert "holds a federation with other --rounds, --split; go on with it by" in err
+    np.savez(folder / "other.npz", x=np.zeros((9, 4)), y=np.zeros(9, int))
+    _, err = archipel("up", model, str(folder / "other.npz"), "--folder", str(made), code=1)
+    assert f"holds a federation with other DATA; go on with it by `archipel up --folder {made}`" in err
 
 
 @pytest.mark.parametrize(

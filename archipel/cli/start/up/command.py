@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from archipel.cli.input_output.publisher_keys import read_signing_key, signing_key
 from archipel.durable import write_durably
-from archipel.errors import CommandError
 from archipel.strategies.registry import STRATEGIES
 
 RATES = {"sgd": 0.05, "adam": 0.001}
-MODEL_FILE, DATA_FILE, PROGRAM_FILE = Path("model.onnx"), Path("data.npz"), Path("federation.py")
 
 
 @click.command()
@@ -84,35 +81,33 @@ def up(
     --folder has server, keys and devices as they are on real machines (docs/quickstart.md says how to take it apart),
     and at the end curves.png and weights.safetensors. Ctrl-C stops all processes.
     """
-    # These import much, which takes seconds; an error in the arguments comes without them.
+    # These import much, which takes seconds; wrong options are told without them.
     from archipel.cli.start.up.prepare import Plan, fingerprint, prepare, read_plan
     from archipel.cli.start.up.running import WEIGHTS_FILE, finish, measure, print_next, run
+    from archipel.cli.start.up.sources import check_same, find_sources
 
-    found = read_plan(folder)
-    if found is None or model is not None or data is not None:
-        model, data = _sources(model, data)
-    asked = None
-    if model is not None and data is not None:
-        asked = Plan(
-            model=fingerprint(model), data=fingerprint(data), devices=devices, rounds=rounds, split=split,
-            strategy=strategy, loss=loss or "", optimizer=optimizer,
-            lr=RATES[optimizer] if lr is None else lr, epochs=epochs, batch_size=batch_size,
-            seed=seed, evaluate_every=evaluate_every, hold_out=hold_out,
-        )  # fmt: skip
     console = Console()
     # SystemExit unwinds the ExitStack, so that `kill` ends the other processes in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, _terminate)
+    found = read_plan(folder)
     if found is None:
-        assert model is not None
-        assert data is not None
-        assert asked is not None
-        made = prepare(folder, model, data, asked, read_signing_key(key_file))
+        model, data, program = find_sources(model, data)
+        plan = Plan(
+            model=fingerprint(model), data=fingerprint(data), program=program, devices=devices, rounds=rounds,
+            split=split, strategy=strategy, loss=loss or "", optimizer=optimizer,
+            lr=RATES[optimizer] if lr is None else lr, epochs=epochs, batch_size=batch_size, seed=seed,
+            evaluate_every=evaluate_every, hold_out=hold_out,
+        )  # fmt: skip
+        made = prepare(folder, model, data, plan, read_signing_key(key_file))
         found = made.plan
         sizes = f"{min(made.sizes)} to {max(made.sizes)}" if len(set(made.sizes)) > 1 else str(made.sizes[0])
         console.print(f"{folder}: {devices} devices with {sizes} examples each, loss {found.loss}", soft_wrap=True)
         console.print("policy for trying out: sums of 2 devices are allowed, none works with the server")
     else:
-        _check_same(found, asked, folder)
+        context = click.get_current_context()
+        given = {name: value for name, value in context.params.items()
+                 if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}  # fmt: skip
+        check_same(folder, found, given, model, data)
         console.print(f"{folder}: goes on with the federation that is there", soft_wrap=True)
     with ExitStack() as stack:
         task, metrics, weights = run(folder, found, stack, console)
@@ -120,55 +115,6 @@ def up(
     finish(folder, metrics, console)
     measure(folder, console)
     print_next(folder, task, console)
-
-
-def _sources(model: Path | None, data: Path | None) -> tuple[Path, Path]:
-    if (model is None) != (data is None):
-        raise CommandError("give both MODEL and DATA, such as: archipel up model.onnx data.npz")
-    if model is None or data is None:
-        model, data = MODEL_FILE, DATA_FILE
-        if PROGRAM_FILE.is_file():
-            _make_sources()
-        if not (model.exists() and data.exists()):
-            raise CommandError("no MODEL and DATA: archipel up model.onnx data.npz (`archipel new` makes examples)")
-    for path in (model, data):
-        if not path.is_file():
-            raise CommandError(f"{path}: no such file")
-    return model, data
-
-
-def _make_sources() -> None:
-    """Call federation.py of `archipel new` in this folder, which writes model and data. Raises CommandError."""
-    click.echo(f"{PROGRAM_FILE}: writes {MODEL_FILE} and {DATA_FILE}")
-    done = subprocess.run([sys.executable, str(PROGRAM_FILE)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-        raise CommandError(
-            f"{PROGRAM_FILE}: {lines[-1] if lines else f'ended with {done.returncode}'}; mend it, and run "
-            f"`python {PROGRAM_FILE}` to see where"
-        )
-
-
-def _check_same(found: object, asked: object, folder: Path) -> None:
-    """Raise CommandError where another federation is in the folder than the one that is asked for."""
-    from archipel.cli.start.up.prepare import Plan
-
-    if asked is None:
-        return
-    assert isinstance(found, Plan)
-    assert isinstance(asked, Plan)
-    before = found.request
-    differing = [
-        name for name in Plan.__struct_fields__
-        if getattr(before, name) != getattr(asked, name) and not (name == "loss" and not asked.loss)
-    ]  # fmt: skip
-    if differing:
-        what = ", ".join(f"--{name.replace('_', '-')}" if name not in ("model", "data") else name.upper()
-                         for name in differing)  # fmt: skip
-        raise CommandError(
-            f"--folder {folder}: holds a federation with other {what}; go on with it by `archipel up --folder {folder}`"
-            ", or choose another --folder"
-        )
 
 
 def _terminate(number: int, frame: object) -> None:

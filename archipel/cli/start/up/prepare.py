@@ -39,7 +39,11 @@ POLICY = PrivacyPolicy(
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the folder is for. `key` names the task, so that the same one is asked for when the command runs again."""
+    """What the folder is for.
+
+    `model`, `data` and `program` (federation.py, where that wrote the two) are fingerprints of files. `key` names the
+    task, so that the same one is asked for when the command runs again.
+    """
 
     model: str
     data: str
@@ -55,12 +59,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: int
     evaluate_every: int
     hold_out: float
+    program: str = ""
     key: str = ""
-
-    @property
-    def request(self) -> Plan:
-        """The plan without its key: what was asked for."""
-        return msgspec.structs.replace(self, key="")
 
 
 @dataclass(frozen=True)
