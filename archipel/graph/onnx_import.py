@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from archipel.errors import ModelImportError
+from archipel.errors import ModelImportError, one_line
 from archipel.graph.batch import BATCH, STAYS, FixedBatchError, fixed_batch, free_batch
 from archipel.graph.check import refuse_foreign, refuse_types
 from archipel.graph.cleaning import clean
@@ -62,7 +62,7 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
         raise
     except Exception as error:
         # Constant folding evaluates nodes in NumPy, which may raise anything for inputs that no runtime would accept.
-        raise ModelImportError(f"a weight or constant of the graph cannot be computed: {error}") from error
+        raise ModelImportError(f"a weight or constant of the graph cannot be computed: {one_line(error)}") from error
     tolerance = HALF_TOLERANCE if notes else TOLERANCE
     record_parameters(model, [name for name in parameter_names(model) if not _is_computed_factor(model, name, given)])
     origin = " ".join(filter(None, (proto.producer_name, proto.producer_version)))
