@@ -99,7 +99,8 @@ def test_every_former_keyword_is_here() -> None:
     assert {keyword for keywords in GROUPS.values() for keyword in keywords} | {"target"} == set(FORMER) | ELSEWHERE
     # What is still one has not become a former one.
     assert set(inspect.signature(convert).parameters) == {
-        "source", "path", "training", "analysis", "compression", "signing", "example", "name", "privacy", "self_test", "min_agreement", "min_snr",
+        "source", "path", "training", "analysis", "compression", "signing", "example", "name", "privacy", "self_test",
+        "min_agreement", "min_snr",
     }  # fmt: skip
 
 
