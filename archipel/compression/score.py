@@ -10,7 +10,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from archipel.compression.examples import Examples, fixed_batch, out_of_range
-from archipel.errors import CompressionError
+from archipel.errors import CompressionError, one_line
 from archipel.graph import Builder, Model
 from archipel.graph.opset import IR_VERSION, OPSET
 from archipel.lite_runtime.sessions import error_types
@@ -82,13 +82,13 @@ def open_session(
     try:
         session = onnxruntime.InferenceSession(model.to_bytes(), options, providers=["CPUExecutionProvider"])
     except error_types() as error:
-        raise CompressionError(f"ONNX Runtime cannot open the model: {' '.join(str(error).split())}") from None
+        raise CompressionError(f"ONNX Runtime cannot open the model: {one_line(error)}") from None
 
     def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         try:
             answers: list[np.ndarray] = session.run(outputs, feed)
         except error_types() as error:
-            raise CompressionError(f"ONNX Runtime cannot run the model: {' '.join(str(error).split())}") from None
+            raise CompressionError(f"ONNX Runtime cannot run the model: {one_line(error)}") from None
         return answers
 
     return run

@@ -10,7 +10,7 @@ import onnxruntime
 
 from archipel.bundle import SelfTest, write_weights
 from archipel.bundle.roles import Dim, Example, Hyperparameter, Parameter, Personal, Port, State
-from archipel.errors import ConversionError
+from archipel.errors import ConversionError, one_line
 from archipel.graph import Model
 from archipel.graph.shapes import constant_array
 from archipel.graph.walk import trace_back
@@ -121,22 +121,18 @@ def _answers(
     try:
         session = onnxruntime.InferenceSession(predict.to_bytes(), options, providers=["CPUExecutionProvider"])
     except error_types() as error:
-        raise ConversionError(f"self_test: ONNX Runtime cannot open predict: {_text(error)}") from None
+        raise ConversionError(f"self_test: ONNX Runtime cannot open predict: {one_line(error)}") from None
     names = [value.name for value in session.get_outputs()]
     problem = ""
     for feed in choices:
         try:
             return feed, dict(zip(names, session.run(names, {**feed, **rest})))
         except error_types() as error:
-            problem = _text(error)
+            problem = one_line(error)
     inputs = ", ".join(f"{port.name!r} ({describe(port)})" for port in ports)
     raise ConversionError(
         f"self_test: predict cannot be run on {inputs}: {problem}; pass self_test= with examples that it accepts"
     )
-
-
-def _text(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def _first_value(port: Port, values: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from archipel.bundle import Bundle
-from archipel.errors import DelegateError, RuntimeProgramError
+from archipel.errors import DelegateError, RuntimeProgramError, one_line
 from archipel.lite_runtime.delegates import (
     Delegate,
     DelegateReport,
@@ -131,7 +131,7 @@ class Sessions:
                     if not delegates:
                         raise _program_error(name, "cannot be loaded", error) from None
                     for delegate in delegates:
-                        failed.setdefault(delegate.name, " ".join(str(error).split())[:300])
+                        failed.setdefault(delegate.name, one_line(error))
                     continue
                 # A provider whose libraries are missing raises nothing: ONNX Runtime drops it.
                 providers = session.native.get_providers()
@@ -250,7 +250,7 @@ def bound_value(array: np.ndarray) -> Any:
 def _program_error(name: str, what: str, error: Exception) -> RuntimeProgramError:
     text = " ".join(str(error).split())
     return index_error(f"program {name!r}", text) or RuntimeProgramError(
-        f"program {name!r} {what}: ONNX Runtime says: {text[:500]}"
+        f"program {name!r} {what}: ONNX Runtime says: {one_line(error)}"
     )
 
 

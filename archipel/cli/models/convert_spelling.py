@@ -98,6 +98,7 @@ RULES: list[Rule] = [
     rule(r"needs the option '(\w+)'; pass strategy_options=\{\.\.\.\}", r"needs --strategy-option \1=VALUE"),
     rule(r"strategy_options=\{'(\w+)': \.\.\.\}", r"--strategy-option \1=VALUE"),
     rule(r"\bdropout=False", "--no-dropout"),
+    rule(r"\bpass loss_output='([^']*)'", r"give --loss-output \1"),
     rule(r" out of step_options$", " out"),
     *DATA_RULES,
     rule(r"^analysis with training: ", "--analysis with --loss: "),
