@@ -35,6 +35,7 @@ ArchipelError
 ├── RuntimeInputError             the caller's array does not fit the program's input
 ├── RuntimeLimitError             a program needs more memory than the device's owner allows
 ├── RuntimeProgramError           a bundle needs a program or feature that the runtime or the bundle lacks
+│   └── IndexRangeError           a label, class or token number in the data is none that the model has
 ├── DelegateError                 the requested execution provider is unknown, missing or fails
 ├── CheckpointError               a fit cannot resume from its checkpoint, or cannot write one
 ├── SelfTestError                 a model's outputs differ from those that its bundle states
@@ -71,7 +72,22 @@ ArchipelError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+
+_LONGEST = 300
+# Where in C++ an error comes from, and the name of a file that is gone when somebody reads it.
+_NOISE = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from \S+ failed:|Non-zero status code returned while |"
+    r"Exception during (?:loading|initialization): |"
+    r"/\S+\.(?:cc|h|cpp):\d+:? (?:\w+: |(?:[^()]*\([^()]*\))(?: const)?(?: \[with [^\]]*\])? ?)"
+)
+
+
+def one_line(error: object) -> str:
+    """What a library says, for an error of archipel: one line of at most 300 characters, without its own source."""
+    text = _NOISE.sub("", " ".join(str(error).split())).strip(" .")
+    return text[:_LONGEST] or type(error).__name__
 
 
 class ArchipelError(Exception):
@@ -193,6 +209,17 @@ class RuntimeLimitError(ArchipelError): ...
 
 
 class RuntimeProgramError(ArchipelError): ...
+
+
+class IndexRangeError(RuntimeProgramError):
+    """`index` is the number that ONNX Runtime names, `highest` the largest in range; None where it does not say.
+
+    `located` says that the text names the field and its rows.
+    """
+
+    index: int | None = None
+    highest: int | None = None
+    located: bool = False
 
 
 class DelegateError(ArchipelError): ...

@@ -62,12 +62,14 @@ class SelfTest(_Strict, frozen=True, kw_only=True):
     """Examples and the outputs that `predict` must give for them, in the safetensors file `file`.
 
     Its tensors are `example/NAME` and `output/NAME` for every port of the program, with the same batch size. An output
-    is right if each element differs by at most `atol + rtol * |expected|`.
+    is right if each element differs by at most `atol + rtol * |expected|`. `source` says where the examples are from:
+    "drawn" are pseudo-random numbers, "given" are the publisher's; "": not stated.
     """
 
     file: str
     rtol: float
     atol: float
+    source: Literal["", "drawn", "given"] = ""
 
 
 class Limits(_Strict, frozen=True, kw_only=True):

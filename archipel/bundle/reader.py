@@ -88,12 +88,14 @@ class BundleContents:
         return self.folder / self.program(name).file
 
     def inspect_graphs(self) -> None:
-        """Check every program's graph before it may be run. Raises UnsafeGraphError or DigestError.
+        """Check every program's graph before it may be run, and the source. Raises UnsafeGraphError or DigestError.
 
         `open_bundle` calls this, and so does the code that makes a session: graphs that passed are remembered.
         """
         size = (self.folder / WEIGHTS_FILE).stat().st_size if WEIGHTS_FILE in self.manifest.files else 0
         graphs = {program.file: name for name, program in self.manifest.programs.items()}
+        if self.manifest.source:
+            graphs.setdefault(self.manifest.source, "source")
         for file, name in graphs.items():
             _inspect(name, self.folder, file, (self.manifest.files[file], size))
 

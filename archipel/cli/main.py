@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("models.inspect:inspect", "Show the contents of a bundle or an ONNX file."),
     "keys": ("models.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
     "model": ("federation.model:model", "Register, promote and roll back versions of models."),
+    "new": ("start.new.command:new", "Make a folder to begin with: own data, own model, `archipel up`."),
     "population": ("operations.population:population", "List the devices of a server, release or revoke them."),
     "rollout": ("federation.rollout:rollout", "Bring a version to more and more devices, with health gates."),
     "round": ("federation.round:round", "Show who took part in a task's rounds, and the results."),
@@ -37,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "slots": ("devices.slots:slots", "Keep two models on a device: install, test, switch, go back."),
     "task": ("federation.task:task", "Start, watch and stop the tasks of a server."),
     "token": ("operations.token:token", "Make one-time enrolment tokens for devices."),
+    "up": ("start.up.command:up", "Train a model on own data as a federation of this machine."),
     "verify": ("models.verify:verify", "Check a bundle: signature, digests, limits, graphs, self-test."),
     "version": ("start.version:version", "Print the version of archipel."),
 }
@@ -44,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 GROUPS: dict[str, tuple[str, ...]] = {
     # Title in --help: its commands. Both are shown in this order, and every command is in one group, in whose folder
     # it lies.
-    "Start": ("demo", "doctor", "version"),
+    "Start": ("new", "up", "demo", "doctor", "version"),
     "Models": ("keys", "convert", "compress", "compare", "export", "inspect", "verify"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
     "Federation": ("task", "round", "model", "rollout"),
@@ -95,7 +97,8 @@ class LazyGroup(click.Group):
 def archipel() -> None:
     """Device-edge-cloud federated learning: one ONNX graph that predicts, trains and federates everywhere.
 
-    Begin with `archipel demo`. `archipel COMMAND --help` explains a command and has examples.
+    Begin with `archipel new` or `archipel up`, or see `archipel demo`. `archipel COMMAND --help` explains a command and
+    has examples.
     """
 
 

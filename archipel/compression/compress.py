@@ -21,7 +21,7 @@ from archipel.compression.examples import Data, Examples
 from archipel.compression.part import Part
 from archipel.compression.recipe import check_parts, check_sets, write_recipe
 from archipel.compression.report import Measured, Report, Step
-from archipel.compression.score import default_loss
+from archipel.compression.score import check_classes, default_loss
 from archipel.compression.work import Progress, Work
 from archipel.durable import make_folder, sweep, write_durably
 from archipel.errors import CompressionError
@@ -73,6 +73,9 @@ def compress(
     check_sets(parts, {"data": data, "calibration": calibration, "validation": validation})
     labelled = sets["validation"] or sets["data"]
     chosen = loss or default_loss(None if labelled is None else labelled.labels)
+    for name in ("data", "validation"):
+        if (examples := sets[name]) is not None:
+            check_classes(examples, name, chosen, model)
     # The folder comes after all checks, so that a refused run leaves none.
     store = None if folder is None else _Store(Path(folder), _fingerprint(model, parts, sets, seed))
     work = Work(model, loss=chosen, seed=seed, folder=None if store is None else store.folder,

@@ -19,7 +19,7 @@ import onnxruntime
 from archipel.bundle import Program
 from archipel.bundle.roles import Derived, DType, Parameter, State
 from archipel.compression.integer_forms import use_integer_forms
-from archipel.errors import CompressionError
+from archipel.errors import CompressionError, one_line
 from archipel.graph import Builder, Model
 from archipel.graph.functions import inline_functions
 from archipel.graph.opset import IR_VERSION
@@ -153,7 +153,7 @@ def evaluate_constants(model: ir.Model, names: Iterable[str]) -> dict[str, np.nd
         )
         return dict(zip(wanted, session.run(outputs, {})))
     except error_types() as error:
-        raise CompressionError(f"the model's constants cannot be computed: {error}") from None
+        raise CompressionError(f"the model's constants cannot be computed: {one_line(error)}") from None
 
 
 def constants(graph: ir.Graph) -> set[ir.Value]:

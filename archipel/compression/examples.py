@@ -10,6 +10,7 @@ import numpy as np
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.graph.model import TensorInfo
+from archipel.graph.samples import index_bound
 
 LABEL = "label"
 
@@ -39,6 +40,7 @@ class Examples:
         if set(given) != set(names):
             raise CompressionError(f"{what}: the model has the inputs {names}, got {sorted(given)}")
         fields = {info.name: _fitting(given[info.name], info, what) for info in inputs}
+        _check_indices(fields, model, what)
         sizes = {name: len(array) for name, array in fields.items()}
         if labels is not None:
             labels = np.asarray(labels)
@@ -70,6 +72,26 @@ class Examples:
 def fixed_batch(model: Model) -> int | None:
     """The number of examples that every batch must have; None if the model takes any number."""
     return next((int(i.shape[0]) for i in model.inputs if i.shape and isinstance(i.shape[0], int)), None)
+
+
+def out_of_range(what: str, array: np.ndarray, wrong: np.ndarray, known: int) -> CompressionError:
+    """The error about the first element of `array` that is `wrong`, where numbers from 0 to below `known` are right."""
+    place = tuple(np.argwhere(wrong)[0].tolist())
+    return CompressionError(
+        f"{what} of example {place[0]} has {array[place]}, and the model knows 0 to {known - 1}; "
+        f"{int(wrong.sum())} of {wrong.size} numbers are wrong. Correct these examples or leave them out"
+    )
+
+
+def _check_indices(fields: Mapping[str, np.ndarray], model: Model, what: str) -> None:
+    """Refuse numbers of tokens and the like beyond the model's tables: the run would end with an error of C++."""
+    for value in model.ir.graph.inputs:
+        array, bound = fields[str(value.name)], index_bound(value)
+        if bound is not None and array.dtype.kind in "iu":
+            # Negative indices count from the end.
+            wrong = (array < -bound) | (array >= bound)
+            if wrong.any():
+                raise out_of_range(f"{what}: input {value.name!r}", array, wrong, bound)
 
 
 def _by_name(data: Data, names: list[str], what: str) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from archipel.compression.matching import Reading
-from archipel.errors import CompressionError
+from archipel.errors import CompressionError, one_line
 from archipel.graph import Model
 from archipel.lite_runtime.sessions import error_types
 
@@ -42,7 +42,7 @@ class Instrumented:
                     str(path), options, providers=["CPUExecutionProvider"], enable_fallback=0
                 )
             except error_types() as error:
-                raise CompressionError(f"model {what}: ONNX Runtime cannot load it: {_line(error)}") from None
+                raise CompressionError(f"model {what}: ONNX Runtime cannot load it: {one_line(error)}") from None
         self._inputs = {value.name: _numpy_type(value.type) for value in self._session.get_inputs()}
 
     def run(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -60,7 +60,7 @@ class Instrumented:
         try:
             answers: list[np.ndarray] = self._session.run(None, given)
         except error_types() as error:
-            raise CompressionError(f"model {self._what}: ONNX Runtime cannot run it: {_line(error)}") from None
+            raise CompressionError(f"model {self._what}: ONNX Runtime cannot run it: {one_line(error)}") from None
         return answers
 
 
@@ -94,7 +94,3 @@ def _with_outputs(model: Model, readings: Sequence[Reading]) -> Model:
 def _numpy_type(name: str) -> np.dtype:
     plain = name.removeprefix("tensor(").removesuffix(")")
     return np.dtype({"float": "float32", "double": "float64"}.get(plain, plain))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -9,12 +9,12 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
-from archipel.compression.examples import Examples, fixed_batch
-from archipel.errors import CompressionError
+from archipel.compression.examples import Examples, fixed_batch, out_of_range
+from archipel.errors import CompressionError, one_line
 from archipel.graph import Builder, Model
 from archipel.graph.opset import IR_VERSION, OPSET
 from archipel.lite_runtime.sessions import error_types
-from archipel.training.losses import Loss, counted, cross_entropy, mse, total
+from archipel.training.losses import CrossEntropy, Loss, counted, cross_entropy, mse, total
 
 BATCH = 256
 
@@ -55,6 +55,20 @@ def score(model: Model, examples: Examples, loss: Loss) -> Score:
     return Score(float(sums[0] / sums[2]), accuracy, int(sums[2]))
 
 
+def check_classes(examples: Examples, what: str, loss: Loss, model: Model) -> None:
+    """Raise CompressionError for a label that is none of the classes of the model's first output."""
+    shape = model.outputs[0].shape
+    if examples.labels is None or not isinstance(loss, CrossEntropy) or not -len(shape) <= loss.axis < len(shape):
+        return
+    classes, labels = shape[loss.axis], examples.labels
+    if isinstance(classes, int) and labels.dtype.kind in "iu":
+        wrong = (labels < 0) | (labels >= classes)
+        if loss.ignore_index is not None:
+            wrong &= labels != loss.ignore_index
+        if wrong.any():
+            raise out_of_range(f"{what}: label", labels, wrong, classes)
+
+
 def open_session(
     model: Model, threads: int = 0, outputs: list[str] | None = None
 ) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
@@ -68,13 +82,13 @@ def open_session(
     try:
         session = onnxruntime.InferenceSession(model.to_bytes(), options, providers=["CPUExecutionProvider"])
     except error_types() as error:
-        raise CompressionError(f"ONNX Runtime cannot open the model: {error}") from None
+        raise CompressionError(f"ONNX Runtime cannot open the model: {one_line(error)}") from None
 
     def run(feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         try:
             answers: list[np.ndarray] = session.run(outputs, feed)
         except error_types() as error:
-            raise CompressionError(f"ONNX Runtime cannot run the model: {error}") from None
+            raise CompressionError(f"ONNX Runtime cannot run the model: {one_line(error)}") from None
         return answers
 
     return run

@@ -16,7 +16,7 @@ from onnx.external_data_helper import ExternalDataInfo
 from archipel.bundle import WEIGHTS_FILE
 from archipel.bundle.foreign import recognize
 from archipel.bundle.reader import BundleContents
-from archipel.errors import ModelImportError
+from archipel.errors import ModelImportError, one_line
 from archipel.graph import Model
 from archipel.graph.loading import with_output_shapes
 from archipel.graph.sources import tensors
@@ -91,8 +91,7 @@ def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise ModelImportError(f"{where}: {error}") from None
     except Exception as error:
         # Protobuf, the C++ checker, inference and external data each raise exceptions of their own.
-        text = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ModelImportError(f"{where}: not a valid ONNX file ({text})") from error
+        raise ModelImportError(f"{where}: not a valid ONNX file ({one_line(error)}); export it again") from error
 
 
 def _name_nodes(graph: ir.Graph) -> None:

@@ -57,7 +57,7 @@ def check_agreement(
     Arguments:
         model: what `programs` were lowered from. Without examples nothing is measured.
         programs: `predict` and, of a bundle that trains, `evaluate`, which says which output counts and whether it
-            has classes.
+            has classes. Without it whole numbers as labels do.
         axis: that of the classes.
         min_agreement: the least share of equal classes.
         min_snr: in dB, the least signal-to-noise ratio where there are no classes, or only one.
@@ -84,6 +84,8 @@ def measure(model: Model, programs: Mapping[str, Model], examples: Examples, axi
     predict, evaluate = programs["predict"], programs.get("evaluate")
     form = model.training_form if isinstance(model, CompressedModel) else None
     outputs, classes = _what_counts(predict, evaluate, axis)
+    if evaluate is None and outputs[:1] == [predict.outputs[0].name] and _are_classes(examples.labels, predict):
+        outputs, classes = outputs[:1], _Classes(axis)
     if not outputs:
         return None
     # One thread each: the order of sums, and so the bytes of the manifest, must not depend on the machine's cores.
@@ -128,6 +130,11 @@ def _what_counts(predict: Model, evaluate: Model | None, axis: int) -> tuple[lis
     if not any(isinstance(port, Metric) and port.name == CORRECT for port in evaluate.program.outputs):
         return [prediction.output], None
     return [prediction.output], _Classes(axis if label.dtype == "int64" else None)
+
+
+def _are_classes(labels: np.ndarray | None, predict: Model) -> bool:
+    """Whether the labels are classes of the first output [batch, classes, ...]."""
+    return labels is not None and labels.dtype.kind in "iu" and labels.ndim == len(predict.outputs[0].shape) - 1
 
 
 class _Noise:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ def export(
     path: str | os.PathLike[str],
     trusted_keys: Sequence[bytes] = (),
     *,
-    weights: str | os.PathLike[str] | None = None,
+    weights: str | os.PathLike[str] | Mapping[str, np.ndarray] | None = None,
     force: bool = False,
     allow_development: bool = False,
 ) -> Model:
@@ -36,7 +36,8 @@ def export(
         path: the new file. `.onnx`: an inference model in float, with the inputs and outputs of the model that was
             converted. `.safetensors` and `.pt`: the `state_dict` of its PyTorch module.
         trusted_keys: publishers' public keys, 32 bytes each; needed for a bundle.
-        weights: a safetensors file with all parameters of the bundle, as `archipel task download` writes it.
+        weights: all parameters of the bundle, which replace its own: by name, as `OperatorClient.weights.read` returns
+            them, or a safetensors file of them, as `archipel task download` writes it.
         force: replace a file at `path`. It is the old file or the whole new one, also after a kill.
         allow_development: also open a bundle that a development key signed.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ _INTEGER_NODES = frozenset(
 def open_model(
     path: str | os.PathLike[str],
     trusted_keys: Sequence[bytes] = (),
-    weights: str | os.PathLike[str] | None = None,
+    weights: str | os.PathLike[str] | Mapping[str, np.ndarray] | None = None,
     cache: str | os.PathLike[str] | None = None,
     allow_development: bool = False,
 ) -> Model:
@@ -41,8 +41,8 @@ def open_model(
     Arguments:
         path: an ONNX or .pt2 file, a bundle, a slot folder, or what `Runtime.save` or `archipel fit --save` wrote.
         trusted_keys: publishers' public keys, 32 bytes each; needed for all but model files, which nobody signs.
-        weights: a safetensors file with all parameters of a bundle, as `archipel task download` writes it. They replace
-            those of the bundle.
+        weights: all parameters of a bundle, which replace its own: by name, as `OperatorClient.weights.read` returns
+            them, or a safetensors file of them, as `archipel task download` writes it.
         cache: the folder below which a `.bundle` file is unpacked; None: the user's cache folder.
         allow_development: also open a bundle that a development key signed.
 
@@ -61,7 +61,11 @@ def open_model(
         return read_model(path, None)
     return source_model(
         open_runtime(
-            Path(path), trusted_keys, cache=_path(cache), weights=_path(weights), allow_development=allow_development
+            Path(path),
+            trusted_keys,
+            cache=None if cache is None else Path(cache),
+            weights=os.fspath(weights) if isinstance(weights, os.PathLike) else weights,
+            allow_development=allow_development,
         )
     )
 
@@ -100,10 +104,6 @@ def predict_model(runtime: Runtime) -> Model:
     values = Values(bundle, runtime.parameters(), runtime.state)
     ports = [port for port in bundle.program(name).inputs if not isinstance(port, Example)]
     return fix_inputs(model, {port.name: values.read(port) for port in ports})
-
-
-def _path(path: str | os.PathLike[str] | None) -> Path | None:
-    return None if path is None else Path(path)
 
 
 def _predicting(runtime: Runtime) -> Model:

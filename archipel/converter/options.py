@@ -38,7 +38,7 @@ class Training:
     """How devices train the model.
 
     Arguments:
-        loss: one of training.losses, of the model's first output.
+        loss: one of training.losses, of the output `loss_output`.
         optimizer: one of training.optimizers.
         trainable: a glob over names of parameters, or a list of globs ("*": all). Other parameters stay constant.
         step_options: further arguments of `training.step_graph`, by name: `transforms`, `accumulate`, `batch_norm`
@@ -53,6 +53,8 @@ class Training:
         loss_range: rounds report the training's mean loss, on devices with a larger one this number instead, and say
             on how many. Its resolution is this number divided by 2^15 with the default of 16 bits. None: rounds report
             no metrics. With DP-SGD they report none in any case.
+        loss_output: the name of the model's output that the loss and the metrics read; it becomes the first output of
+            `predict`. None: the first.
 
     Raises:
         TrainingError: for a wrong loss, optimizer, pattern or value in `step_options`.
@@ -72,6 +74,7 @@ class Training:
     epochs: int = 1
     batch_size: int = BATCH_SIZE
     loss_range: float | None = LOSS_RANGE
+    loss_output: str | None = None
 
     def __post_init__(self) -> None:
         check_part("training", "losses", self.loss, LOSS_METHODS)
@@ -84,6 +87,8 @@ class Training:
         check_whole("training: batch_size", self.batch_size, 1)
         if self.loss_range is not None:
             check_above_zero("training: loss_range", self.loss_range)
+        if self.loss_output is not None:
+            check_instance("training: loss_output", self.loss_output, str, "the name of an output")
         half = self.half
         check_steps(self.optimizer, self.step_options, half, self.strategy)
         # A strategy's own numbers of epochs are among its options.

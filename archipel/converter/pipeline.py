@@ -32,15 +32,18 @@ from archipel.converter.former_keywords import accepts_former_keywords
 from archipel.converter.limits import compute_limits
 from archipel.converter.lowering import initial_values, lower, parameter_names
 from archipel.converter.metrics import with_ranges
+from archipel.converter.notes import conversion_notes
 from archipel.converter.options import Analysis, Compression, Signing, Training
+from archipel.converter.outputs import with_first_output
 from archipel.converter.repeated import with_repeated
 from archipel.converter.request import DEFAULT_PRIVACY, SUFFIX, Request
-from archipel.converter.self_test import self_test as make_self_test
+from archipel.converter.self_test import bounded_self_test
 from archipel.converter.sources import read_model
 from archipel.converter.statistics import PROGRAM, analyze_program
 from archipel.converter.validation import check_model, check_request, with_weighting
 from archipel.converter.weights import SOURCE, check_refresh, derived_tensors, share_weights
 from archipel.graph import Model
+from archipel.graph.report import record_conversion
 from archipel.lite_runtime.agreement import MIN_AGREEMENT, MIN_SNR
 from archipel.training.batch_norm import prepared
 
@@ -53,6 +56,9 @@ def make_bundle(request: Request) -> Bundle:
         training = with_weighting(training, privacy)
     model = read_model(request.source, request.example)
     report = model.report if isinstance(model, CompressedModel) else None
+    if training is not None and training.loss_output is not None:
+        model = with_first_output(model, training.loss_output)
+    original = model
     # Folded before compression, so that it works on the parameters that every program will have.
     if request.parts and training is not None and training.step_options.get("batch_norm") == "folded":
         model = prepared(model, "folded")
@@ -79,6 +85,7 @@ def make_bundle(request: Request) -> Bundle:
         )
     # Features first: without the backbone a step may be short enough to repeat, and only single steps can be split.
     programs = with_repeated(split_features(programs), request.rows)
+    record_conversion(programs["predict"].ir, conversion_notes(original, training, programs))
     check_refresh(programs["predict"], derived_tensors(programs))
     values = initial_values(programs)
     parameters = {tensor: values[tensor] for tensor in parameter_names(programs)}
@@ -97,7 +104,9 @@ def make_bundle(request: Request) -> Bundle:
         schedule=schedule,
         strategy="" if training is None else training.strategy,
         lineage=signing.lineage or _lineage(report, signing.parent, agreement),
-        self_test=make_self_test(programs["predict"], values, request.self_test),
+        self_test=bounded_self_test(
+            programs["predict"], values, request.self_test, len(weights) + sum(map(len, graphs.values()))
+        ),
         statistics=described,
         sequence=signing.sequence,
         not_after=signing.end,

@@ -10,7 +10,7 @@ import onnxruntime
 
 from archipel.bundle import SelfTest, write_weights
 from archipel.bundle.roles import Dim, Example, Hyperparameter, Parameter, Personal, Port, State
-from archipel.errors import ConversionError
+from archipel.errors import ConversionError, one_line
 from archipel.graph import Model
 from archipel.graph.shapes import constant_array
 from archipel.graph.walk import trace_back
@@ -19,6 +19,9 @@ from archipel.lite_runtime.sessions import error_types
 
 FILE = "self_test.safetensors"
 ROWS = 4
+SHARE, SMALL_BYTES = 0.25, 256 << 10
+"""Several examples take at most this share of the rest of the bundle, or SMALL_BYTES if that is more; one example at
+most as much as the rest."""
 
 RELATIVE = 1e-3
 """Tolerance of float32: PyTorch's kernels and other optimization levels differ by up to 5e-7 of the largest output."""
@@ -30,6 +33,28 @@ STEPS = 4
 # Sizes to try for a free axis other than the batch: a deep network needs a long one, and some allow no more than 1.
 _FREE_SIZES = (16, 32, 8, 64, 128, 224, 1)
 _SMALL = 100  # integers that a graph computes with are from 0 to below this, which every type holds
+
+
+def bounded_self_test(
+    predict: Model,
+    values: Mapping[str, np.ndarray],
+    examples: Mapping[str, np.ndarray] | None,
+    rest_bytes: int,
+) -> tuple[SelfTest, bytes] | None:
+    """As `self_test`, in proportion to the `rest_bytes` of the rest of the bundle.
+
+    There are fewer examples than ROWS where those would take more than SHARE of it. None, too, where the pseudo-random
+    examples would still take more than all of it; given ones are always kept.
+    """
+    made = self_test(predict, values, examples)
+    if made is None:
+        return None
+    several = max(SHARE * rest_bytes, SMALL_BYTES)
+    if len(made[1]) > several:
+        made = self_test(predict, values, examples, rows=max(1, int(several * ROWS / len(made[1]))))
+    if made is None or (not examples and len(made[1]) > max(rest_bytes, SMALL_BYTES)):
+        return None
+    return made
 
 
 def self_test(
@@ -82,7 +107,8 @@ def self_test(
     rtol, atol = _tolerances(predict, outputs)
     tensors = {f"example/{port.name}": feed[port.name] for port in ports}
     tensors.update({f"output/{name}": array for name, array in outputs.items()})
-    return SelfTest(file=FILE, rtol=rtol, atol=atol), write_weights(tensors)
+    entry = SelfTest(file=FILE, rtol=rtol, atol=atol, source="given" if examples else "drawn")
+    return entry, write_weights(tensors)
 
 
 def _answers(
@@ -95,22 +121,18 @@ def _answers(
     try:
         session = onnxruntime.InferenceSession(predict.to_bytes(), options, providers=["CPUExecutionProvider"])
     except error_types() as error:
-        raise ConversionError(f"self_test: ONNX Runtime cannot open predict: {_text(error)}") from None
+        raise ConversionError(f"self_test: ONNX Runtime cannot open predict: {one_line(error)}") from None
     names = [value.name for value in session.get_outputs()]
     problem = ""
     for feed in choices:
         try:
             return feed, dict(zip(names, session.run(names, {**feed, **rest})))
         except error_types() as error:
-            problem = _text(error)
+            problem = one_line(error)
     inputs = ", ".join(f"{port.name!r} ({describe(port)})" for port in ports)
     raise ConversionError(
         f"self_test: predict cannot be run on {inputs}: {problem}; pass self_test= with examples that it accepts"
     )
-
-
-def _text(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def _first_value(port: Port, values: Mapping[str, np.ndarray]) -> np.ndarray:

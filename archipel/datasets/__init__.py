@@ -8,6 +8,7 @@ from archipel.datasets.digits_file import digits_by_writer
 from archipel.datasets.har import HarByPerson, HarWindows, har_by_person, har_windows
 from archipel.datasets.labelled import Labelled, LabelledSplits
 from archipel.datasets.mnist import fashion_mnist, mnist
+from archipel.datasets.partitions import split_by, split_dirichlet, split_iid
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
 
 __all__ = [
@@ -23,6 +24,9 @@ __all__ = [
     "har_by_person",
     "har_windows",
     "mnist",
+    "split_by",
+    "split_dirichlet",
+    "split_iid",
     "split_own_digits",
     "split_writers",
 ]

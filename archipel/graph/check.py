@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 from onnx import defs
 
-from archipel.errors import GraphError, ModelImportError
+from archipel.errors import GraphError, ModelImportError, one_line
 from archipel.graph.opset import OPSET, STANDARD_DOMAINS, standard_nodes
 from archipel.graph.parameters import parameter_names
 from archipel.graph.shapes import constant_array, dims
@@ -71,7 +71,7 @@ def check_model(model: ir.Model) -> None:
     try:
         onnx.checker.check_model(ir.to_proto(model), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise GraphError(f"not valid ONNX: {error}") from error
+        raise GraphError(f"not valid ONNX: {one_line(error)}") from error
 
 
 def refuse_unknown(proto: onnx.ModelProto, version: int) -> None:

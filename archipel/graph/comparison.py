@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import onnxruntime
 
-from archipel.errors import ModelImportError
+from archipel.errors import ModelImportError, one_line
 from archipel.lite_runtime.sessions import error_types
 
 TOLERANCE = 1e-4
@@ -41,7 +41,7 @@ class Reference:
         try:
             self._session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except error_types() as error:
-            raise CannotRunError(_first_line(error)) from None
+            raise CannotRunError(one_line(error)) from None
         self._types = {port.name: port.type for port in self._session.get_inputs()}
 
     def run(self, feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -61,7 +61,7 @@ class Reference:
         try:
             outputs: list[np.ndarray] = self._session.run(None, known, run)
         except error_types() as error:
-            raise CannotRunError(_first_line(error)) from None
+            raise CannotRunError(one_line(error)) from None
         finally:
             timer.cancel()
         return outputs
@@ -103,10 +103,6 @@ def _distance(computed: np.ndarray, expected: np.ndarray, narrow: bool) -> float
 def _cast(array: np.ndarray, wanted: str) -> np.ndarray:
     dtype = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(double)": np.float64}.get(wanted)
     return array if dtype is None else array.astype(dtype)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 @cache

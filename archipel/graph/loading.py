@@ -9,7 +9,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx import defs
 
-from archipel.errors import ModelImportError
+from archipel.errors import ModelImportError, one_line
 from archipel.graph.check import refuse_unknown, refuse_unsupported
 from archipel.graph.functions import inline_unknown, record_inlined, refuse_too_many, share_opset
 from archipel.graph.newer_opsets import expand, has_body, lower_opset, write_out_defaults
@@ -74,7 +74,7 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
         raise
     except Exception as error:
         # onnx's checker, inliner and inference each raise exceptions of their own, RuntimeError among them.
-        raise ModelImportError(f"not a valid ONNX model: {error}") from error
+        raise ModelImportError(f"not a valid ONNX model: {one_line(error)}; export it again") from error
     common.RemoveInitializersFromInputsPass()(model)
     common.NameFixPass()(model)
     _name_dimensions(model)

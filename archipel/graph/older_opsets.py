@@ -7,7 +7,7 @@ import onnx
 import onnx.version_converter
 from onnx import helper, numpy_helper
 
-from archipel.errors import ModelImportError
+from archipel.errors import ModelImportError, one_line
 from archipel.graph.opset import OPSET, difference, standard_nodes
 
 # Up to this opset the converter changes the meaning of the operator.
@@ -33,7 +33,7 @@ def raise_opset(proto: onnx.ModelProto, version: int) -> onnx.ModelProto:
         except Exception as error:
             raise ModelImportError(
                 f"cannot convert from opset {version} to {OPSET} (operators that changed: "
-                f"{', '.join(sorted(changed))}): {error}; export the model at opset {OPSET}"
+                f"{', '.join(sorted(changed))}): {one_line(error)}; export the model at opset {OPSET}"
             ) from error
         for node in standard_nodes(proto.graph.node):
             if node.op_type == "Resize" and node.output[0] in resized:

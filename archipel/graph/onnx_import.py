@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from archipel.errors import ModelImportError
+from archipel.errors import ModelImportError, one_line
 from archipel.graph.batch import BATCH, STAYS, FixedBatchError, fixed_batch, free_batch
 from archipel.graph.check import refuse_foreign, refuse_types
 from archipel.graph.cleaning import clean
@@ -19,7 +19,7 @@ from archipel.graph.half import widen
 from archipel.graph.loading import normalize
 from archipel.graph.opset import opset_of
 from archipel.graph.parameters import NAMES_KEY, STATE_KEY, parameter_names, record_parameters
-from archipel.graph.report import DEVIATION_KEY, REPORT_KEY, ImportReport
+from archipel.graph.report import CONVERSION_KEY, DEVIATION_KEY, REPORT_KEY, ImportReport
 from archipel.graph.samples import KINDS, sample, sizes
 from archipel.graph.shapes import dims
 from archipel.graph.sources import read
@@ -47,7 +47,7 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
         _serialize(model)
         return model  # `Model.save` wrote this file: it is clean, and has its report
     # Anybody may have written these into the file: only this import says what they are.
-    for key in (NAMES_KEY, STATE_KEY, DEVIATION_KEY, REPORT_KEY):
+    for key in (NAMES_KEY, STATE_KEY, DEVIATION_KEY, REPORT_KEY, CONVERSION_KEY):
         model.metadata_props.pop(key, None)
     given = set(model.graph.initializers) | {str(n.outputs[0].name) for n in model.graph if n.op_type == "Constant"}
     try:
@@ -60,7 +60,7 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
         raise
     except Exception as error:
         # Constant folding evaluates nodes in NumPy, which may raise anything for inputs that no runtime would accept.
-        raise ModelImportError(f"a weight or constant of the graph cannot be computed: {error}") from error
+        raise ModelImportError(f"a weight or constant of the graph cannot be computed: {one_line(error)}") from error
     tolerance = HALF_TOLERANCE if notes else TOLERANCE
     record_parameters(model, [name for name in parameter_names(model) if not _is_computed_factor(model, name, given)])
     origin = " ".join(filter(None, (proto.producer_name, proto.producer_version)))

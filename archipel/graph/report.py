@@ -1,14 +1,20 @@
-"""`ImportReport`: what an import did; kept in the model's metadata and so in its file."""
+"""What an import and a conversion did on their own; kept in the model's metadata and so in its file."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import onnx
 import onnx_ir as ir
+
+from archipel.errors import ModelImportError
 
 DEVIATION_KEY = "archipel.import_deviation"
 REPORT_KEY = "archipel.import"
+CONVERSION_KEY = "archipel.conversion"
 
 
 @dataclass(frozen=True)
@@ -58,3 +64,30 @@ class ImportReport:
             )
         except (KeyError, TypeError, ValueError):  # the file may be anybody's, with anything under this key
             return None
+
+
+def record_conversion(model: ir.Model, notes: Sequence[str]) -> None:
+    """Write into a program's metadata what its conversion did, in sentences for people."""
+    if notes:
+        model.metadata_props[CONVERSION_KEY] = json.dumps(list(notes))
+
+
+def conversion_notes(model: ir.Model) -> tuple[str, ...]:
+    """What `record_conversion` wrote; empty where there is nothing, or nothing well formed."""
+    try:
+        notes = json.loads(model.metadata_props.get(CONVERSION_KEY, "[]"))
+        return tuple(map(str, notes)) if isinstance(notes, list) else ()
+    except ValueError:
+        return ()
+
+
+def read_reports(path: str | os.PathLike[str]) -> tuple[ImportReport | None, tuple[str, ...]]:
+    """The report of the import and the notes of the conversion in an ONNX file, without reading its weights.
+
+    Raises ModelImportError that names the file.
+    """
+    try:
+        model = ir.from_proto(onnx.load(path, load_external_data=False))
+    except Exception as error:  # the file may be anybody's: protobuf and onnx_ir each raise exceptions of their own
+        raise ModelImportError(f"{os.fspath(path)}: not a valid ONNX file ({type(error).__name__})") from error
+    return ImportReport.of(model), conversion_notes(model)

@@ -59,7 +59,8 @@ def _array(value: ir.Value, shape: list[int], kind: str, rng: np.random.Generato
         drawn = rng.standard_normal(shape) if kind == "normal" else rng.random(shape) * (255 if kind == "byte" else 1)
         return drawn.astype(dtype.numpy())
     if dtype in _INTEGERS:
-        return rng.integers(0, _bound(value), shape).astype(dtype.numpy())
+        # Without a table 2, which suits most others (masks, token types).
+        return rng.integers(0, min(index_bound(value) or 2, 2**31), shape).astype(dtype.numpy())
     # Integers of 8 and 16 bits are data, such as pixels or quantized values: any number will do.
     try:
         low, high = np.iinfo(dtype.numpy()).min, np.iinfo(dtype.numpy()).max
@@ -68,13 +69,16 @@ def _array(value: ir.Value, shape: list[int], kind: str, rng: np.random.Generato
     return rng.integers(low, high, shape, endpoint=True).astype(dtype.numpy())
 
 
-def _bound(value: ir.Value) -> int:
-    """Integers are drawn below this: the rows of the smallest table that they look up, or 2, which suits most others
-    (masks, token types)."""
-    limits = [2**31]
+def index_bound(value: ir.Value) -> int | None:
+    """The rows of the smallest table that a graph input looks up, above all of its numbers; None if it looks up none.
+
+    A table that only the body of a loop or branch reads does not count.
+    """
+    limits = []
     for node, index in final_readers(value, lambda node: node.op_type in _HAND_ON):
-        if node.op_type == "Gather" and index == 1 and node.inputs[0] is not None and node.inputs[0].shape:
+        table = node.inputs[0] if node.op_type == "Gather" and index == 1 and node.graph is value.graph else None
+        if table is not None and table.shape:
             axis = node.attributes.get("axis")
-            rows = dims(node.inputs[0])[0 if axis is None else axis.as_int()]
+            rows = dims(table)[0 if axis is None else axis.as_int()]
             limits.append(rows if isinstance(rows, int) and rows > 0 else 1)
-    return 2 if len(limits) == 1 else min(limits)
+    return min(limits, default=None)

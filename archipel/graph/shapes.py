@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 from onnx import defs
 
-from archipel.errors import GraphError
+from archipel.errors import GraphError, one_line
 
 Dim = int | str | None
 """A size, the name of a symbolic size, or None for an unknown one."""
@@ -122,7 +122,7 @@ def infer_node(node: ir.Node, opset: int) -> None:
             opset_imports=[onnx.helper.make_opsetid(node.domain, opset)],
         )
     except (onnx.shape_inference.InferenceError, KeyError) as error:
-        raise GraphError(f"{node.op_type} {node.name!r}: {error}") from error
+        raise GraphError(f"{node.op_type} {node.name!r}: {one_line(error)}") from error
     for output in node.outputs:
         proto = inferred.get(output.name or "")
         if proto is None or not proto.HasField("tensor_type"):

@@ -13,7 +13,7 @@ from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model
 
 from archipel.bundle.foreign import recognize
-from archipel.errors import ModelImportError
+from archipel.errors import ModelImportError, one_line
 from archipel.graph.walk import proto_bodies
 
 MAX_BYTES = 2**31 - 1
@@ -29,6 +29,8 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
     name = os.fspath(path)
     if (foreign := recognize(path)) is not None:
         raise ModelImportError(f"{name}: {foreign}")
+    if Path(path).is_dir() or Path(path).suffix == ".bundle":
+        raise ModelImportError(f"{name}: a bundle; archipel.converter.open_model opens it, with the publisher's key")
     try:
         size = os.stat(path).st_size
         if size > MAX_BYTES:
@@ -46,7 +48,9 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
         raise
     except Exception as error:
         # Each implementation of protobuf has a DecodeError of its own, so there is no one class to catch.
-        raise ModelImportError(f"{name}: not an ONNX file, or a damaged one ({error})") from error
+        raise ModelImportError(
+            f"{name}: not an ONNX file, or a damaged one ({one_line(error)}); copy or export it again"
+        ) from error
     _require_text(proto, name)
     external = [tensor for tensor in tensors(proto) if tensor.data_location == TensorProto.EXTERNAL]
     if external:
@@ -55,7 +59,7 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
         try:
             load_external_data_for_model(proto, str(folder))
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
-            raise ModelImportError(f"{name}: external data: {error}") from error
+            raise ModelImportError(f"{name}: external data: {one_line(error)}") from error
     return proto
 
 

@@ -185,4 +185,5 @@ def _first_example(bundle: Bundle) -> dict[str, np.ndarray]:
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
+    value = 1000 * seconds
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"

@@ -10,6 +10,7 @@ from archipel.bundle import Bundle
 from archipel.bundle.roles import Example, ExampleWeight, Input, Label, Metric, Prediction
 from archipel.errors import RuntimeInputError
 from archipel.lite_runtime.fields import collect, fixed_rows
+from archipel.lite_runtime.out_of_range import locating
 from archipel.lite_runtime.predictor import Predictor
 from archipel.lite_runtime.sessions import Session
 from archipel.lite_runtime.training.driver import need_program
@@ -60,22 +61,23 @@ def evaluate(
     metrics = [port for port in program.outputs if isinstance(port, Metric)]
     names = [port.name for port in metrics]
     table = MetricTable()
-    for first in range(0, fields.count, rows or batch_size):
-        used = min(rows or batch_size, fields.count - first)
-        batch = {name: _rows(array[first : first + used], rows, 1) for name, array in fields.arrays.items()}
-        # The batch's weight in a metric with reduction "mean": its examples, or their weights.
-        total = float(used)
-        for port in weights:
-            weight = fields.arrays.get(port.name)
-            rest = fixed_shape(port, first=1)
-            part = np.ones((used, *rest), port.dtype) if weight is None else weight[first : first + used]
-            batch[port.name] = _rows(part, rows, 0)
-            total = float(part.sum())
-        examples = {port.name: batch.pop(port.name) for port in ports if isinstance(port, Example)}
-        answers = predictor.many(examples)
-        batch.update({port.name: answers[port.output] for port in predictions})
-        for metric, value in zip(metrics, session.run(names, {**constant, **batch})):
-            table.add(metric, float(value), total)
+    with locating(bundle, fields.arrays):
+        for first in range(0, fields.count, rows or batch_size):
+            used = min(rows or batch_size, fields.count - first)
+            batch = {name: _rows(array[first : first + used], rows, 1) for name, array in fields.arrays.items()}
+            # The batch's weight in a metric with reduction "mean": its examples, or their weights.
+            total = float(used)
+            for port in weights:
+                weight = fields.arrays.get(port.name)
+                rest = fixed_shape(port, first=1)
+                part = np.ones((used, *rest), port.dtype) if weight is None else weight[first : first + used]
+                batch[port.name] = _rows(part, rows, 0)
+                total = float(part.sum())
+            examples = {port.name: batch.pop(port.name) for port in ports if isinstance(port, Example)}
+            answers = predictor.many(examples)
+            batch.update({port.name: answers[port.output] for port in predictions})
+            for metric, value in zip(metrics, session.run(names, {**constant, **batch})):
+                table.add(metric, float(value), total)
     return table.reduce()
 
 

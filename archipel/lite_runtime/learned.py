@@ -69,27 +69,34 @@ def read_learned(folder: Path) -> dict[str, np.ndarray]:
     return dict(read_weights(path, MAX_LEARNED_BYTES)) if path.exists() else {}
 
 
-def read_parameters(file: Path, bundle: Bundle) -> dict[str, np.ndarray]:
-    """All parameters of the bundle from a safetensors file. Raises RuntimeInputError, which names the file."""
-    try:
-        arrays = read_weights(file, MAX_LEARNED_BYTES)
-    except TensorLayoutError as error:
-        if not file.is_file():
-            raise RuntimeInputError(f"{file}: no such file of weights") from None
-        raise RuntimeInputError(f"{file}: not a safetensors file of weights ({error})") from None
+def read_parameters(weights: Path | str | Mapping[str, np.ndarray], bundle: Bundle) -> dict[str, np.ndarray]:
+    """All parameters of the bundle, from a safetensors file or as they are given by name.
+
+    Raises RuntimeInputError, which names the file and the tensor that is missing, unknown or of another shape.
+    """
+    if isinstance(weights, Mapping):
+        where, arrays = "weights", dict(weights)
+    else:
+        where = str(weights)
+        try:
+            arrays = read_weights(Path(weights), MAX_LEARNED_BYTES)
+        except TensorLayoutError as error:
+            if not Path(weights).is_file():
+                raise RuntimeInputError(f"{where}: no such file of weights") from None
+            raise RuntimeInputError(f"{where}: not a safetensors file of weights ({error})") from None
     name, specs = bundle.manifest.name, {spec.name: spec for spec in bundle.manifest.parameters}
     for tensor, array in arrays.items():
         spec = specs.get(tensor)
         if spec is None:
             known = ", ".join(specs) or "none; it only predicts"
-            raise RuntimeInputError(f"{file}: {tensor!r} is no parameter of bundle {name!r}, which has {known}")
+            raise RuntimeInputError(f"{where}: {tensor!r} is no parameter of bundle {name!r}, which has {known}")
         if array.shape != spec.shape or array.dtype.name != spec.dtype:
             raise RuntimeInputError(
-                f"{file}: {tensor!r} is {array.dtype}{list(array.shape)}, but {spec.dtype}{list(spec.shape)} in bundle "
-                f"{name!r}; give the bundle of the task that made these weights"
+                f"{where}: {tensor!r} is {array.dtype}{list(array.shape)}, but {spec.dtype}{list(spec.shape)} in "
+                f"bundle {name!r}; give the bundle of the task that made these weights"
             )
     if missing := [tensor for tensor in specs if tensor not in arrays]:
-        raise RuntimeInputError(f"{file}: has no {', '.join(missing)}, of the parameters of bundle {name!r}")
+        raise RuntimeInputError(f"{where}: has no {', '.join(missing)}, of the parameters of bundle {name!r}")
     return arrays
 
 

@@ -31,6 +31,11 @@ class Predictor:
         self._dtype = np.dtype(self._examples[0].dtype) if self._examples else None
         self._rest = self._examples[0].shape[1:] if self._examples and self._has_free_batch(self._examples[0]) else None
 
+    @property
+    def fields(self) -> list[str]:
+        """The names of the example fields."""
+        return [port.name for port in self._examples]
+
     def one(self, x: np.ndarray) -> np.ndarray:
         """Array in, array out. Raises RuntimeInputError."""
         only = self._only

@@ -9,14 +9,21 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from archipel.bundle import Bundle, Phase, open_bundle
-from archipel.bundle.roles import Noise
-from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError
+from archipel.bundle.roles import Example, Noise
+from archipel.errors import (
+    IndexRangeError,
+    NonFiniteLossError,
+    RuntimeInputError,
+    RuntimeLimitError,
+    RuntimeProgramError,
+)
 from archipel.lite_runtime.analysis import analyze
 from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.evaluation import evaluate, evaluation_fields
 from archipel.lite_runtime.fields import collect
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned, read_parameters, write_slot
 from archipel.lite_runtime.noise import Randomness
+from archipel.lite_runtime.out_of_range import locate, locating
 from archipel.lite_runtime.predictor import Predictor
 from archipel.lite_runtime.present_model import PresentModel
 from archipel.lite_runtime.sessions import Sessions
@@ -53,12 +60,13 @@ def open_runtime(
     cache: Path | str | None = None,
     state: DeviceState | None = None,
     allow_development: bool = False,
-    weights: Path | str | None = None,
+    weights: Path | str | Arrays | None = None,
 ) -> Runtime:
     """`archipel.lite_runtime.load` in this process; its arguments and errors are described there.
 
-    `weights`: a safetensors file with all of the bundle's parameters, as `archipel task download` writes it; they
-    replace the bundle's. Raises also RuntimeInputError, which names the file, for weights that do not fit.
+    `weights`: all of the bundle's parameters, which replace its own: by name, or a safetensors file of them, as
+    `archipel task download` writes it. Raises also RuntimeInputError, which names the file, for weights that do not
+    fit.
     """
     path = Path(path)
     slot = is_slot(path)
@@ -68,7 +76,7 @@ def open_runtime(
     if slot:
         runtime.restore(read_learned(path))
     if weights is not None:
-        runtime.set_parameters(read_parameters(Path(weights), bundle))
+        runtime.set_parameters(read_parameters(weights, bundle))
     return runtime
 
 
@@ -135,10 +143,14 @@ class Runtime(Learning):
         predictor = self._model.predictor
         if predictor is None:
             predictor = self._model.make_predictor(self._sessions)
-        if isinstance(x, np.ndarray):
-            return predictor.one(x)
-        if isinstance(x, Mapping):
-            return predictor.many(x)
+        try:
+            if isinstance(x, np.ndarray):
+                return predictor.one(x)
+            if isinstance(x, Mapping):
+                return predictor.many(x)
+        except IndexRangeError as error:
+            fields = x if isinstance(x, Mapping) else dict.fromkeys(predictor.fields, x)
+            raise locate(error, self.bundle, fields) from None
         # A list is usually meant as one array, not as several batches: `one` raises the error that says so.
         return map(self.predict, x) if isinstance(x, Iterator) else predictor.one(x)
 
@@ -185,7 +197,10 @@ class Runtime(Learning):
         """
         name = program or need_program(self.bundle, "analyze", "analyze")
         values = self._values(hyperparameters=hyperparameters)
-        return analyze(self._sessions.get(name), self.bundle.program(name), values, x, batch_size)
+        chosen = self.bundle.program(name)
+        fields = [port.name for port in chosen.inputs if isinstance(port, Example)]
+        with locating(self.bundle, x if isinstance(x, Mapping) else dict.fromkeys(fields, x)):
+            return analyze(self._sessions.get(name), chosen, values, x, batch_size)
 
     def parameters(self) -> dict[str, np.ndarray]:
         """The present global parameters by name, read-only."""
@@ -256,7 +271,8 @@ class Runtime(Learning):
             checkpoint=open_checkpoint(file, self.bundle, phase, fields, self.state, values, options),
         )
         try:
-            history = fitting.run(self._feature_budget)
+            with locating(self.bundle, fields.arrays):
+                history = fitting.run(self._feature_budget)
         except NonFiniteLossError:
             # The only error after which the values are worth keeping: they are the last ones with a finite loss.
             self._model.take(values)
@@ -286,15 +302,16 @@ class Runtime(Learning):
             randomness=randomness,
         )
         run_begin(self._sessions, self.bundle, values)
-        training = run_phases(
-            self._sessions,
-            self.bundle,
-            schedule,
-            values,
-            fields,
-            watch=Watch(call_all(hooks.callbacks)),
-            feature_budget=self._feature_budget,
-        )
+        with locating(self.bundle, fields.arrays):
+            training = run_phases(
+                self._sessions,
+                self.bundle,
+                schedule,
+                values,
+                fields,
+                watch=Watch(call_all(hooks.callbacks)),
+                feature_budget=self._feature_budget,
+            )
         if training.stopped:
             raise RuntimeInputError(
                 "local_round: a callback asked to stop, but a round cannot end early; raise an error to abandon it"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,18 +30,32 @@ class SelfTestReport:
 
     `vectors` says whether the bundle has test vectors. Without them the report only says that the model loads and
     answers one example of zeros with finite numbers of the declared dtype and shape. `deviations` is the largest
-    absolute difference from the expected values, by output name; empty without vectors.
+    absolute difference from the expected values, by output name; empty without vectors. `source` is that of the
+    examples, as in the manifest.
     """
 
     vectors: bool
     examples: int
     deviations: dict[str, float]
+    source: str = ""
 
     def __str__(self) -> str:
         if not self.vectors:
-            return "no vectors in the bundle; it answers an example of zeros with finite numbers"
+            return "no vectors in the bundle; predict answers an example of zeros with finite numbers"
         largest = ", ".join(f"{name} {value:.2g}" for name, value in self.deviations.items())
-        return f"{self.examples} examples, largest deviation: {largest}"
+        return f"{describe_vectors(self.examples, self.source)}, largest deviation: {largest}"
+
+
+def describe_vectors(count: int, source: str) -> str:
+    """What test vectors cover, in words."""
+    kind = {"drawn": " of pseudo-random numbers", "given": " of the publisher"}.get(source, "")
+    return f"predict on {count} example{'' if count == 1 else 's'}{kind}"
+
+
+def count_examples(file: Path) -> int:
+    """How many examples a file of test vectors has. Raises TensorLayoutError, OSError."""
+    tensors = read_weights(file, MAX_SELF_TEST_BYTES)
+    return _count_rows(array for name, array in tensors.items() if name.startswith("example/"))
 
 
 def run_self_test(runtime: ModelRuntime) -> SelfTestReport:
@@ -59,7 +74,7 @@ def run_self_test(runtime: ModelRuntime) -> SelfTestReport:
     examples, expected = read_vectors(bundle, program, test)
     answers = _predict_checked(runtime, program, examples)
     deviations = {name: _compare(name, answers[name], values, test) for name, values in expected.items()}
-    return SelfTestReport(vectors=True, examples=_count_rows(examples.values()), deviations=deviations)
+    return SelfTestReport(True, _count_rows(examples.values()), deviations, test.source)
 
 
 def read_vectors(

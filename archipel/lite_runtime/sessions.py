@@ -6,7 +6,6 @@ read it. The first session imports ONNX Runtime, so a device that waits for work
 
 from __future__ import annotations
 
-import re
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from archipel.bundle import Bundle
-from archipel.errors import DelegateError, RuntimeProgramError
+from archipel.errors import DelegateError, RuntimeProgramError, one_line
 from archipel.lite_runtime.delegates import (
     Delegate,
     DelegateReport,
@@ -29,6 +28,7 @@ from archipel.lite_runtime.delegates import (
     name_of,
     preferences,
 )
+from archipel.lite_runtime.out_of_range import index_error
 
 _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 
@@ -131,7 +131,7 @@ class Sessions:
                     if not delegates:
                         raise _program_error(name, "cannot be loaded", error) from None
                     for delegate in delegates:
-                        failed.setdefault(delegate.name, " ".join(str(error).split())[:300])
+                        failed.setdefault(delegate.name, one_line(error))
                     continue
                 # A provider whose libraries are missing raises nothing: ONNX Runtime drops it.
                 providers = session.native.get_providers()
@@ -247,14 +247,11 @@ def bound_value(array: np.ndarray) -> Any:
     return _onnxruntime().OrtValue.ortvalue_from_numpy(array)
 
 
-_INDEX = re.compile("out of data bounds|Out of range value in index|invalid ind(ex|ice) found")
-"""Errors of Gather, GatherElements, GatherND and the Scatters, whose indices mostly come from data."""
-
-
 def _program_error(name: str, what: str, error: Exception) -> RuntimeProgramError:
     text = " ".join(str(error).split())
-    hint = "; a label, class or token of the data is beyond those that the model knows" if _INDEX.search(text) else ""
-    return RuntimeProgramError(f"program {name!r} {what}{hint}: ONNX Runtime says: {text[:500]}")
+    return index_error(f"program {name!r}", text) or RuntimeProgramError(
+        f"program {name!r} {what}: ONNX Runtime says: {one_line(error)}"
+    )
 
 
 @cache

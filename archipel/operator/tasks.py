@@ -211,7 +211,7 @@ def _progress(task: TaskInfo) -> object:
     """The parts of a task whose change `wait` reports. Of the text that says what the task waits for, numbers do not
     count: they change whenever a device comes or goes."""
     waits = re.sub(r"[0-9]+", "", task.waiting_for)
-    return task.state, task.rounds_committed, task.failed_rounds, task.model, waits
+    return task.state, task.rounds_committed, task.failed_rounds, task.model, task.last_failure, waits
 
 
 def _few(count: int | None) -> str:

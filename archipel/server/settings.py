@@ -159,8 +159,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def downloads(self) -> int:
-        """How many files of the demo page may be sent at once by each web process, which has as many more threads."""
-        return DEMO_DOWNLOADS if self.demo else 0
+        """How many files may be sent to strangers at once by each web process: of the demo, and the API's description.
+
+        The demo has as many threads of its own; without it they are a part of `threads`.
+        """
+        return DEMO_DOWNLOADS if self.demo else max(1, self.threads // 4)
+
+    @property
+    def all_threads(self) -> int:
+        """The threads of each web process, with those for the demo."""
+        return self.threads + (DEMO_DOWNLOADS if self.demo else 0)
 
     @property
     def database_url(self) -> str:

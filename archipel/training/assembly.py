@@ -51,11 +51,12 @@ class Assembly:
         self.graph = self.model.ir.graph
         self.op = Builder(self.graph)
         self.output = self.graph.outputs[0]
+        # While the model has all of its outputs: the loss may name another of them in an error.
+        dtype, shape = loss.label(self.output)
         self.graph.outputs.clear()
         self._inputs: dict[ir.Value, Input] = {value: port(Example, value) for value in self.graph.inputs}
         self._results: list[Result] = []
         # The order of the program's inputs: the model's own, the label, the parameters, then what options add.
-        dtype, shape = loss.label(self.output)
         self.label = self.input(Label, LABEL, dtype, shape)
         self.parameters = promote(self.model.ir, names)
         """The trained parameters, as inputs."""

@@ -31,7 +31,7 @@ from archipel.bundle.roles import (
     Step,
     role_of,
 )
-from archipel.errors import RuntimeInputError, TrainingError
+from archipel.errors import RuntimeInputError, TrainingError, one_line
 from archipel.graph.model import Model
 from archipel.lite_runtime.fields import check_array
 from archipel.lite_runtime.noise import DiscreteGaussian, Randomness
@@ -98,7 +98,7 @@ class StepRunner:
         try:
             self._session = onnxruntime.InferenceSession(step.to_bytes(), options, providers=["CPUExecutionProvider"])
         except error_types() as error:
-            raise TrainingError(f"run_steps: ONNX Runtime cannot open the program: {error}") from None
+            raise TrainingError(f"run_steps: ONNX Runtime cannot open the program: {one_line(error)}") from None
 
     def step(self, batch: Batch) -> dict[str, float]:
         """Run a program of one step and keep the tensors that it writes. Returns the metrics by name."""
@@ -119,7 +119,7 @@ class StepRunner:
             results = self._session.run([port.name for port in self._signature.outputs], feed)
         except error_types() as error:
             # ONNX Runtime says that an index is out of bounds, but not where such an index comes from.
-            text = " ".join(str(error).split())
+            text = one_line(error)
             outside = any(word in text for word in ("range", "bound"))
             hint = "; labels must be from 0 to classes - 1, other indices within their tables" if outside else ""
             raise TrainingError(f"run_steps: step {self._count} failed: {text}{hint}") from None

@@ -344,10 +344,16 @@ def _refuse_probabilities(function: str, output: ir.Value, activation: str) -> N
     made = trace_back(output, _HAND_ON)
     node = made.producer()
     if node is not None and node.op_type == activation and node.inputs[0] is not None:
+        before = node.inputs[0]
         raise TrainingError(
             f"{function}: the output {output.name!r} is a {activation.lower()} already ({activation} {node.name!r}), "
-            f"which the loss applies itself; make the value before it, {node.inputs[0].name!r}, the model's first "
-            f"output: export the model without its last {activation.lower()}"
+            "which the loss applies itself; "
+            + (
+                f"train on the value before it, which is an output too: loss_output={before.name!r}"
+                if before.is_graph_output()
+                else f"make the value before it, {before.name!r}, the model's first output: export the model without "
+                f"its last {activation.lower()}"
+            )
         )
 
 

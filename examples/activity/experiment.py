@@ -16,7 +16,7 @@ from results import Person, Round, Run
 from safetensors.numpy import save_file
 
 from archipel.bundle import generate_key
-from archipel.cli.start.demo.processes import Processes
+from archipel.cli.start.local.processes import Processes
 from archipel.datasets import har_by_person
 from archipel.protocol.operator.registry import VersionRequest
 from archipel.protocol.operator.tasks import RoundInfo

@@ -17,8 +17,8 @@ from people import Groups
 from phones import MODEL, Measured, Personal, PhoneConfig, PhonesConfig
 
 from archipel.bundle import generate_key
-from archipel.cli.start.demo.host import HostEvent
-from archipel.cli.start.demo.processes import Processes
+from archipel.cli.start.local.events import HostEvent
+from archipel.cli.start.local.processes import Processes
 from archipel.errors import CommandError
 from archipel.operator import OperatorClient, TaskRequest
 from archipel.protocol.identity import EnrolmentToken, mint_token

@@ -20,7 +20,7 @@ import numpy as np
 from people import earlier_and_later
 from safetensors.numpy import load_file
 
-from archipel.cli.start.demo.host import HostEvent, Output
+from archipel.cli.start.local.events import HostEvent, Output
 from archipel.client import Agent, AgentConfig, Event, FileKeys, data_key
 from archipel.datasets import HarByPerson, har_by_person
 from archipel.errors import ArchipelError

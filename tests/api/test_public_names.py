@@ -27,7 +27,8 @@ PUBLIC = {
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
     "convert_variants export open_model variant_recipes",
     "archipel.datasets": "DigitsByWriter HarByPerson HarWindows Labelled LabelledSplits WriterSplit cifar10 "
-    "digits_by_writer fashion_mnist har_by_person har_windows mnist split_own_digits split_writers",
+    "digits_by_writer fashion_mnist har_by_person har_windows mnist split_by split_dirichlet split_iid "
+    "split_own_digits split_writers",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
     "Profile Progress Runtime Slots choose load running_slot",

@@ -56,8 +56,8 @@ def upload(tensor: TensorProto, place: str = "initializer") -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
 
 
-def signed(folder: Path, key: Ed25519PrivateKey, model: onnx.ModelProto) -> Path:
-    """A bundle folder with `model` as its only program, digests and signature right."""
+def signed(folder: Path, key: Ed25519PrivateKey, model: onnx.ModelProto, source: onnx.ModelProto | None = None) -> Path:
+    """A bundle folder with `model` as its only program, digests and signature right; `source` is for export."""
     weights = b.write_weights({"w": np.zeros(64, np.uint8)})
     update = {"kind": "value", "weighting": "uniform", "range": 255.0, "bits": 16}
     look = b.Program(
@@ -67,6 +67,8 @@ def signed(folder: Path, key: Ed25519PrivateKey, model: onnx.ModelProto) -> Path
         outputs=(Update(name="u", tensor="u", dtype="float32", shape=(64,), **update),),
     )
     contents = {"look.onnx": model.SerializeToString(), b.WEIGHTS_FILE: weights}
+    if source is not None:
+        contents["source.onnx"] = source.SerializeToString()
     manifest = b.encode_manifest(
         b.Manifest(
             format=b.FORMAT_VERSION,
@@ -76,6 +78,7 @@ def signed(folder: Path, key: Ed25519PrivateKey, model: onnx.ModelProto) -> Path
             limits=b.Limits(peak_bytes=1 << 20, flops_per_example=1, upload_bytes=256),
             privacy=b.PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.7, max_clip=1.0, max_bits=16),
             files={name: hashlib.sha256(data).hexdigest() for name, data in contents.items()},
+            source="" if source is None else "source.onnx",
         )
     )
     folder.mkdir()

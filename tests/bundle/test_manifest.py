@@ -253,6 +253,7 @@ def test_statistics(document: dict[str, Any]) -> None:
             "no output of the one predict program",
         ),
         (lambda d: _self_tested(d, file="other.bin"), ManifestError, "'other.bin' is not among the bundle's files"),
+        (lambda d: d.update(source="s.onnx"), ManifestError, "source 's.onnx' is not among the bundle's files"),
         (lambda d: _self_tested(d, rtol=-1.0), ManifestError, "finite and not negative"),
         (
             lambda d: (_self_tested(d, file=d["programs"]["train"]["file"]), d["programs"].pop("predict")),

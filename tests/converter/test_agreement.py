@@ -81,6 +81,16 @@ def test_other_losses_have_a_ratio_only(tmp_path: Path) -> None:
         assert metrics["snr_db_calibration"] == pytest.approx(_decibels(*_answers(bundle, module, X[:200])), abs=0.06)
 
 
+def test_labels_say_that_there_are_classes(tmp_path: Path) -> None:
+    module = _network(CLASSES)
+    sets = {"calibration": X[:200], "validation": (X, np.arange(len(X)) % CLASSES)}
+    bundle = _bundle(tmp_path / "b", module, None, **sets)
+    metrics = bundle.manifest.lineage.metrics
+    expected, given = _answers(bundle, module, X)
+    assert metrics["agreement_validation"] == pytest.approx((expected.argmax(1) == given.argmax(1)).mean())
+    assert "agreement_calibration" not in metrics
+
+
 def test_signs_are_classes(tmp_path: Path) -> None:
     module = _network(1)
     bundle = _bundle(tmp_path / "b", module, losses.binary_cross_entropy(), calibration=X[:200])

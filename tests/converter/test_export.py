@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from archipel import Model, export
-from archipel.bundle import generate_key, write_weights
+from archipel.bundle import generate_key, pack, write_weights
 from archipel.compression import DynamicInt8, PruneWeights, StaticInt8, WeightOnly
-from archipel.converter import Compression, Signing, Training, convert
+from archipel.converter import Compression, Signing, Training, convert, open_model
 from archipel.errors import ArchipelError
 from archipel.lite_runtime import Runtime
 from archipel.training import losses, optimizers
@@ -120,6 +120,8 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
     for kind in ("onnx", "safetensors", "pt"):
         export(tmp_path / "b", tmp_path / f"m.{kind}", PUBLIC, weights=tmp_path / "w.safetensors")
         export(tmp_path / "saved", tmp_path / f"s.{kind}", PUBLIC)
+        export(tmp_path / "b", tmp_path / f"a.{kind}", PUBLIC, weights=device.parameters())
+        assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"m.{kind}").read_bytes()
     for file in ("m", "s"):
         states = (
             safetensors.torch.load_file(tmp_path / f"{file}.safetensors"),
@@ -213,7 +215,7 @@ def test_a_bundle_that_only_predicts(tmp_path: Path) -> None:
 
 def test_errors(tmp_path: Path) -> None:
     device = trained("perceptron", tmp_path)
-    good, out = device.parameters(), tmp_path / "m.onnx"
+    good, first, out = device.parameters(), device.bundle.parameters(), tmp_path / "m.onnx"
 
     def refused(match: str, weights: object = None, target: Path = out, **options: bool) -> None:
         file = None
@@ -240,6 +242,11 @@ def test_errors(tmp_path: Path) -> None:
     assert Model.from_onnx(tmp_path / "there.onnx").parameter_names
     with pytest.raises(ArchipelError, match="no trusted keys given"):
         export(tmp_path / "b", out)
+    pack(tmp_path / "b", tmp_path / "b.bundle")
+    for bundle in (tmp_path / "b", tmp_path / "b.bundle"):
+        with pytest.raises(ArchipelError, match=r"b(\.bundle)?: a bundle; archipel\.converter\.open_model opens it"):
+            convert(bundle, tmp_path / "again", signing=Signing(KEY))
+        np.testing.assert_array_equal(open_model(bundle, PUBLIC, cache=tmp_path).parameters["0.bias"], first["0.bias"])
 
 
 def test_a_model_and_a_file_export_too(tmp_path: Path) -> None:

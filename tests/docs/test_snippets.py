@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from archipel.cli.models.analysis_options import AnalysisOptions
 from archipel.compression.recipe import parse_recipe
 from archipel.operator import TaskRequest
 from archipel.protocol.operator.registry import RolloutRequest
@@ -21,6 +22,7 @@ RUNNABLE = {"python", "sh"}
 RUN = {
     "README.md",
     "docs/agent.md",
+    "docs/by-hand.md",
     "docs/compression.md",
     "docs/device.md",
     "docs/importing.md",
@@ -32,7 +34,7 @@ RUN = {
     "docs/training.md",
 }
 TASKS = "docs/operations.md"
-"""The page whose TOML is of tasks and rollouts; elsewhere it is of recipes."""
+"""The page whose TOML is of tasks, rollouts and analyses; elsewhere it is of recipes."""
 SHOWN = {"text", "mermaid", "json", "ts", "kotlin", "swift", "toml"}
 """Drawings, the manifests that test_design.py validates, other languages, recipes and tasks."""
 
@@ -49,7 +51,7 @@ def test_every_block_says_what_it_is() -> None:
             assert language in SHOWN or page in RUN, (page, text)
 
 
-def test_recipes_and_tasks_decode() -> None:
+def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
     found = [
         (page, text)
         for page in pages()
@@ -60,7 +62,10 @@ def test_recipes_and_tasks_decode() -> None:
     for page, text in found:
         if page == TASKS:
             values = tomllib.loads(text)
-            if "stages" in values:
+            if "statistic" in values:
+                (tmp_path / "analysis.toml").write_text(text)
+                assert AnalysisOptions(tmp_path / "analysis.toml").read()
+            elif "stages" in values:
                 gate = msgspec.convert(values, RolloutRequest).gate
                 assert not isinstance(gate, str)
                 check_gate(gate)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from archipel.cli.start.demo.processes import Processes
+from archipel.cli.start.local.processes import Processes
 from archipel.datasets import DigitsByWriter, digits_by_writer
 
 

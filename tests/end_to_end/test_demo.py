@@ -17,10 +17,10 @@ from rich.progress import Progress
 
 from archipel.cli.start.demo.command import demo
 from archipel.cli.start.demo.fleet import vanish_plan
-from archipel.cli.start.demo.processes import Processes
 from archipel.cli.start.demo.report import print_results, write_report
 from archipel.cli.start.demo.results import Results
 from archipel.cli.start.demo.story import Options, Story
+from archipel.cli.start.local.processes import Processes
 from archipel.datasets import digits_by_writer
 
 
@@ -46,7 +46,9 @@ def test_run_through_every_stage(quiet: Progress, processes: Processes, tmp_path
 
     write_report(results, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 6
+    assert page.count("<svg") == 7
+    assert results.curves.keys() >= {"training loss", "training accuracy"}
+    assert [number for number, _ in results.curves["training loss"]] == list(range(1, options.rounds + 1))
     for svg in re.findall(r"<svg.*?</svg>", page, re.S):
         assert len(list(ElementTree.fromstring(svg).iter())) > 20
     assert f"{100 * results.score('federated').accuracy:.2f}%" in page

@@ -105,7 +105,7 @@ def _reason(text: str) -> str:
         return "declares another output size than opset 21 gives"
     text = re.sub(r"the shape of .* is not known", "the shape of an inner value is not known", text)
     text = re.split(
-        r"; (?:add one to|the rule is in|export the|use one of|use |leave )|, which .* does not take", text
+        r"; (?:add one to|the rule is in|export the|export it|use one of|use |leave )|, which .* does not take", text
     )[0]
     text = re.sub(r"^no gradient rule for (\w+) .*", r"no gradient rule for \1", text)
     return re.sub(r"^\w+ '[^']*'(?: \(opset \d+\))?:? ?", "", re.sub(r"'[^']*' is ", "", text)).replace("|", "/")

@@ -13,7 +13,7 @@ import pytest
 
 from archipel.bundle import Bundle, PrivacyPolicy, generate_key, pack
 from archipel.cli.start.demo.fleet import POPULATION, Federation
-from archipel.cli.start.demo.processes import Processes
+from archipel.cli.start.local.processes import Processes
 from archipel.client import Agent, AgentConfig
 from archipel.operator import TaskRequest
 from archipel.protocol.identity import EnrolmentToken

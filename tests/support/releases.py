@@ -23,7 +23,7 @@ def make_release(folder: Path, key: Ed25519PrivateKey, names: tuple[str, ...] = 
             folder / f"{name}.bundle"
         )
         data = file.read_bytes()
-        digest = open_bundle(made / "tiny", [key.public_key().public_bytes_raw()]).digest
+        digest = open_bundle(made / "tiny", [key.public_key().public_bytes_raw()], allow_development=True).digest
         variants.append(
             Variant(
                 name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), digest=digest,

@@ -376,6 +376,7 @@ describe("manifest", () => {
     ["a sequence below 0", (m) => void (m.sequence = -1), errors.ManifestError, /sequence and not_after must be from 0/],
     ["an end before 1970", (m) => void (m.not_after = -1), errors.ManifestError, /sequence and not_after must be from 0/],
     ["no end, spelt out", (m) => void (m.not_after = 0), errors.ManifestError, /not canonical/],
+    ["a source that is not there", (m) => void (m.source = "s.onnx"), errors.ManifestError, /source "s.onnx" is not among/],
     ["populations that are unsorted", (m) => void (m.populations = ["b", "a"]), errors.ManifestError, /once and sorted/],
     ["a population twice", (m) => void (m.populations = ["a", "a"]), errors.ManifestError, /once and sorted/],
     ["a population that is no name", (m) => void (m.populations = ["a b"]), errors.ManifestError, /not a plain name/],

@@ -243,7 +243,9 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
         raise CommandError("a process that measures was killed, mostly for want of memory; give a smaller --batch")
     if child.returncode:
         lines = err.decode(errors="replace").strip().splitlines() or ["no message"]
-        raise CommandError(f"a process that measures ended with {child.returncode}: {lines[-1][:300]}")
+        # What Python prints of an exception begins with its class.
+        reason = lines[-1].partition("Error: ")[2] if lines[-1].startswith("archipel.errors.") else lines[-1]
+        raise CommandError(f"a process that measures ended with {child.returncode}: {reason[:300]}")
     answer: dict[str, Any] = json.loads(out)
     return answer
 

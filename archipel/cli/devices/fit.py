@@ -22,10 +22,11 @@ from archipel.cli.devices.run import DELEGATES, deployed
 from archipel.cli.input_output.arrays import check_fields, read_fields
 from archipel.cli.input_output.publisher_keys import publisher_keys
 from archipel.cli.input_output.sources import open_runtime
-from archipel.errors import CommandError
+from archipel.errors import CommandError, IndexRangeError
 from archipel.lite_runtime import Control, History, Progress
 from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.lite_runtime.learned import check_slot
+from archipel.lite_runtime.out_of_range import locate
 from archipel.lite_runtime.training.driver import find_program, need_program
 
 
@@ -110,6 +111,11 @@ def fit(
                     checkpoint_every=checkpoint_every,
                     control=control,
                 )
+            except IndexRangeError as error:
+                files = {data: x} if validation is None or held_out is None else {data: x, validation: held_out[0]}
+                found = ((file, locate(error, runtime.bundle, arrays)) for file, arrays in files.items())
+                text = next((f"{file}: {each}" for file, each in found if each is not error), str(error))
+                raise CommandError(text) from None
             except KeyboardInterrupt:
                 click.echo(f"\n{_resume_hint(checkpoint, control)}", err=True)
                 raise click.Abort from None

@@ -17,10 +17,11 @@ from archipel.cli.devices.variant_limits import VariantLimits, variant_limits
 from archipel.cli.input_output.arrays import check_fields, read_fields, write_arrays
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
 from archipel.cli.input_output.sources import learned_weights, open_runtime
-from archipel.errors import CommandError, RuntimeInputError
+from archipel.errors import CommandError, IndexRangeError, RuntimeInputError
 from archipel.lite_runtime import ModelRuntime, Runtime
 from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.lite_runtime.learned import is_model_file
+from archipel.lite_runtime.out_of_range import locate
 from archipel.lite_runtime.training.driver import need_program
 
 DELEGATES = click.option(
@@ -149,6 +150,9 @@ def predict(runtime: ModelRuntime, path: Path, batch_size: int) -> dict[str, np.
             raise CommandError(f"{path}: the bundle predicts {batch_size} examples at a time; give a multiple of that")
     try:
         parts = [runtime.predict(batch) for batch in _batches(fields, batch_size)]
+    except IndexRangeError as error:
+        # Rows of the file, not of a batch.
+        raise CommandError(f"{path}: {locate(error, runtime.bundle, fields)}") from None
     except RuntimeInputError as error:
         raise CommandError(f"{path}: {error}") from None
     return {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in parts[0]}
@@ -169,7 +173,7 @@ def _metrics(runtime: ModelRuntime, path: Path, labels: Path | None, batch_size:
     check_fields(labels or path, ports, arrays, Label)
     try:
         return runtime.evaluate(arrays, batch_size=batch_size)
-    except RuntimeInputError as error:
+    except (RuntimeInputError, IndexRangeError) as error:
         raise CommandError(f"{path}: {error}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -98,15 +99,17 @@ def watch(client: OperatorClient, rollout_id: str, timeout: float | None) -> Non
     \b
     archipel rollout watch ID --timeout 3600
     """
-    last_line = ""
+    told = ""
 
     def changed(now: RolloutInfo) -> None:
-        nonlocal last_line
+        nonlocal told
         # Called for changes of other fields, too, such as results of a stage.
         line = f"{now.state}: stage {now.stage} of {len(now.stages)}, {now.stages[now.stage - 1].percent:g} %"
-        if line != last_line:
+        line += f"; {now.waiting_for}" if now.waiting_for else ""
+        # Numbers change whenever a device comes or goes.
+        if (fixed := re.sub(r"[0-9]+", "", line)) != told:
             click.echo(line)
-        last_line = line
+        told = fixed
 
     final = client.rollouts.wait(rollout_id, timeout=timeout, on_change=changed)
     if final.state != "completed":

@@ -72,6 +72,7 @@ def _head(info: RoundInfo) -> list[str]:
             {"spoiled": "by one of its devices or several, which cannot be seen from one round"} if info.spoiled else {}
         ),
         "refused": ", ".join(f"{why} {count}" for why, count in info.refused.items()) or "-",
+        "deadlines": ", ".join(f"{phase} {seconds:.3g} s" for phase, seconds in info.deadlines.items()) or "the task's",
         "started": moment(info.started),
         "ended": moment(info.ended),
         "weights in": info.weights_in,

@@ -129,8 +129,10 @@ def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: 
             click.echo(line)
         failed = f", {now.failed_rounds} failed since" if now.failed_rounds else ""
         failed += f", {now.spoiled_rounds} spoiled since" if now.spoiled_rounds else ""
-        waits = now.waiting_for or f"{_count_text(now.waiting)} devices waiting"
+        waits = now.waiting_for or now.under_way or f"{_count_text(now.waiting)} devices waiting"
         click.echo(f"{now.state}: {now.rounds_committed} of {now.rounds} rounds{failed}, {waits}")
+        if now.last_failure:
+            click.echo(f"  failed: {now.last_failure}")
         if now.spoiled_rounds:
             click.echo(f"  {now.search}")
 

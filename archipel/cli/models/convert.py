@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,14 +11,14 @@ from pathlib import Path
 import click
 import numpy as np
 
-from archipel.bundle import Bundle
 from archipel.cli.input_output.arrays import read_arrays
 from archipel.cli.input_output.publisher_keys import read_signing_key, signing_key
 from archipel.cli.input_output.sources import has_bundle, learned_weights, open_source
 from archipel.cli.input_output.spelling import spells_options
-from archipel.cli.models.agreement import AgreementOptions, agreement_lines, agreement_options
+from archipel.cli.models.agreement import AgreementOptions, agreement_options
 from archipel.cli.models.analysis_options import AnalysisOptions, analysis_options
 from archipel.cli.models.convert_list import ALL, LISTS, list_text
+from archipel.cli.models.convert_result import bundle_result, release_notes, result_text
 from archipel.cli.models.convert_spelling import RULES
 from archipel.cli.models.option_groups import (
     DEFAULT_RECIPE,
@@ -27,7 +28,7 @@ from archipel.cli.models.option_groups import (
 )
 from archipel.cli.models.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
-from archipel.cli.models.releases import release_text
+from archipel.cli.models.releases import made_text, release_facts
 from archipel.cli.models.training_options import TrainingOptions, training_options
 from archipel.cli.models.validity_options import ValidityOptions, validity_options
 from archipel.cli.models.variants import read_variants, variants_option
@@ -66,6 +67,7 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @learned_weights
 @click.option("--source-key", "source_keys", type=click.Path(path_type=Path), multiple=True,
               help="The public key with which a bundle as SOURCE is verified. Default: that of --key.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print what was made, and every note, as one JSON object.")
 @click.option("--list", "what", type=click.Choice([*LISTS, ALL]), is_flag=False, flag_value=ALL, is_eager=True,
               expose_value=False, callback=_list,
               help="List what there is of this, with every option, and exit.")  # fmt: skip
@@ -85,6 +87,7 @@ def convert_command(
     self_test: Path | None,
     weights: Path | None,
     source_keys: tuple[Path, ...],
+    as_json: bool,
 ) -> None:
     """Make a signed bundle from SOURCE, an ONNX file or a program that torch.export.save wrote (.pt2).
 
@@ -144,12 +147,14 @@ def convert_command(
         on_progress = progress_callback(check, show)
         if variants is not None:
             made = make_release(request, read_variants(variants, compression, on_progress))
+            notes = release_notes(made)
+            text = "\n".join([f"{output}: {made_text(made, folder)}", *(f"note: {note}" for note in notes)])
+            summary = json.dumps({**release_facts(made), "notes": notes}, allow_nan=False) if as_json else text
         else:
             bundle = make_bundle(dataclasses.replace(request, compression=_compression(compression, on_progress)))
-    if variants is not None:
-        click.echo(f"{output}: {release_text(made)}")
-        return
-    click.echo(_summary(bundle, output))
+            facts = bundle_result(bundle, output)
+            summary = json.dumps(facts, allow_nan=False) if as_json else result_text(facts)
+    click.echo(summary)
 
 
 def _compression(options: CompressionOptions, on_progress: Callable[[Progress], None]) -> Compression | None:
@@ -183,19 +188,3 @@ def _examples(file: Path) -> dict[str, np.ndarray]:
     if isinstance(arrays, np.ndarray):
         raise CommandError(f"--self-test {file}: one array; give an .npz with an entry for each input of the model")
     return arrays
-
-
-def _summary(bundle: Bundle, output: Path) -> str:
-    manifest = bundle.manifest
-    size = sum(path.stat().st_size for path in ([output] if output.is_file() else output.rglob("*")) if path.is_file())
-    lines = [f"{output}: {manifest.name!r}, {size:,} bytes, digest {bundle.digest}"]
-    metrics = manifest.lineage.metrics
-    if "nbytes_before" in metrics:
-        lines.append(f"predict: {metrics['nbytes_before']:,.0f} -> {metrics['nbytes_after']:,.0f} bytes")
-    if "accuracy_before" in metrics:
-        lines.append(f"accuracy: {100 * metrics['accuracy_before']:.2f} -> {100 * metrics['accuracy_after']:.2f} %")
-    lines += agreement_lines(metrics)
-    lines.append(f"programs {', '.join(sorted(manifest.programs))}; {len(manifest.parameters)} parameters")
-    if "train" not in {program.kind for program in manifest.programs.values()}:
-        lines.append("it predicts only; with --loss devices can train it")
-    return "\n".join(lines)

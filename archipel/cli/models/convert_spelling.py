@@ -34,6 +34,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "epochs": "--epochs",
         "batch_size": "--batch-size",
         "loss_range": "--loss-range",
+        "loss_output": "--loss-output",
     },
     "StepOptions": {
         "transforms": "--transform",

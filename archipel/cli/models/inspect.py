@@ -20,9 +20,11 @@ from archipel.bundle.release import is_release
 from archipel.bundle.roles import Parameter, role_of
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
 from archipel.cli.models.bundles import is_bundle, open_unverified, open_verified, read_program
+from archipel.cli.models.convert_notes import made_by
 from archipel.cli.models.inspect_text import bundle_text, onnx_text
 from archipel.cli.models.releases import show_release
 from archipel.errors import ArchipelError, CommandError
+from archipel.lite_runtime.self_test import count_examples
 
 if TYPE_CHECKING:
     from archipel.graph import Model
@@ -115,9 +117,14 @@ def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
             "recipe": list(manifest.lineage.recipe),
             "metrics": dict(manifest.lineage.metrics),
         },
+        **_made_by(bundle),
         "self_test": _self_test(bundle),
+        "source": manifest.source or None,
         "programs": [
-            {**_ports(name, program, files.get(program.file, 0), _precision(bundle, program)), **graphs[name]}
+            {
+                **program_facts(name, program, files.get(program.file, 0), _precision(bundle, program)),
+                **graphs[name],
+            }
             for name, program in sorted(manifest.programs.items())
         ],
         "parameters": parameters,
@@ -174,6 +181,13 @@ def onnx_facts(path: Path) -> dict[str, Any]:
     }
 
 
+def _made_by(bundle: BundleContents) -> dict[str, Any]:
+    try:
+        return made_by(bundle)
+    except (ArchipelError, StopIteration):  # without the extra `convert`, or without `predict`
+        return {"import": None, "conversion": []}
+
+
 def _file_names(bundle: BundleContents) -> list[str]:
     return [path.name for path in bundle.folder.iterdir() if path.is_file()]
 
@@ -190,7 +204,8 @@ def _precision(bundle: BundleContents, program: Program) -> str | None:
         return None
 
 
-def _ports(name: str, program: Program, size: int, precision: str | None) -> dict[str, Any]:
+def program_facts(name: str, program: Program, size: int, precision: str | None = None) -> dict[str, Any]:
+    """A program with its inputs and outputs, as values for JSON; `size` is that of its file in bytes."""
     return {
         "name": name,
         "kind": program.kind,
@@ -265,7 +280,18 @@ def _self_test(bundle: BundleContents) -> dict[str, Any] | None:
     test = bundle.manifest.self_test
     if test is None:
         return None
-    return {"file": test.file, "rtol": test.rtol, "atol": test.atol}
+    try:
+        examples = count_examples(bundle.folder / test.file)
+    except (OSError, ArchipelError):  # an unverified bundle may have any bytes in it
+        examples = 0
+    return {
+        "file": test.file,
+        "program": "predict",
+        "examples": examples,
+        "source": test.source,
+        "rtol": test.rtol,
+        "atol": test.atol,
+    }
 
 
 def _zero_share(arrays: list[np.ndarray]) -> float | None:

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archipel.cli.input_output.tables import table
+from archipel.cli.models.convert_notes import note_lines
 from archipel.cli.models.update_text import update_lines
+from archipel.lite_runtime.self_test import describe_vectors
 from archipel.protocol.moments import moment
 
 _OPERATORS = 8
@@ -33,9 +35,13 @@ def bundle_text(facts: Mapping[str, Any], layers: bool) -> str:
     lines += update_lines(facts)
     lines.append(
         "self-test: none" if test is None else
-        f"self-test: {test['file']}, within {test['atol']:.3g} + {test['rtol']:.3g} |expected|"
+        f"self-test: {describe_vectors(test['examples'], test['source'])}, within {test['atol']:.3g} + "
+        f"{test['rtol']:.3g} |expected|; {test['file']}"
     )  # fmt: skip
+    if facts["source"]:
+        lines.append(f"source: {facts['source']}, the float model as it was converted, for `archipel export`")
     lines.append(f"parent: {lineage['parent'] or '-'}")
+    lines += [f"note: {note}" for note in note_lines(facts)]
     lines += [f"recipe: {part}" for part in lineage["recipe"]]
     lines += [f"metric: {name} {value:.6g}" for name, value in sorted(lineage["metrics"].items())]
     for program in facts["programs"]:

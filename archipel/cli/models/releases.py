@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -15,6 +16,7 @@ from archipel.bundle.foreign import RELEASE_FILE
 from archipel.bundle.release import RELEASE_SIGNATURE_FILE
 from archipel.cli.input_output.publisher_keys import remedy_of, tell_development, trusted_keys
 from archipel.cli.input_output.tables import table
+from archipel.cli.models.agreement import agreement_lines
 from archipel.cli.models.verify import Check
 from archipel.errors import ArchipelError, BundleError, MissingExtraError, SignatureError
 
@@ -49,12 +51,29 @@ def release_text(signed: SignedRelease) -> str:
     )
 
 
+def release_facts(signed: SignedRelease) -> dict[str, Any]:
+    """The release as values for JSON."""
+    return {"kind": "release", "digest": signed.digest, **msgspec.to_builtins(signed.release)}
+
+
+def made_text(signed: SignedRelease, folder: str) -> str:
+    """As `release_text`, and how far each compressed variant agrees with its training form, by its lineage.
+
+    `folder` is an existing folder that the bundles are unpacked below.
+    """
+    lines = [
+        f"{each.name}: {line}"
+        for each in signed.release.variants
+        for line in agreement_lines(signed.open(each.name, folder).manifest.lineage.metrics)
+    ]
+    return "\n".join([release_text(signed), *lines])
+
+
 def show_release(path: Path, key_files: Sequence[Path], as_json: bool) -> None:
     """What `archipel inspect` prints of a release."""
     signed = open_signed(path, key_files)
     if as_json:
-        facts = {"kind": "release", "digest": signed.digest, **msgspec.to_builtins(signed.release)}
-        click.echo(json.dumps(facts, allow_nan=False))
+        click.echo(json.dumps(release_facts(signed), allow_nan=False))
         return
     click.echo(release_text(signed))
 

@@ -55,12 +55,15 @@ class TrainingOptions:
     epochs: int
     batch_size: int
     loss_range: float
+    loss_output: str | None
     batch_norm: BatchNorm
     dropout: bool
     accumulate: int
     precision: str
     transform: tuple[str, ...]
     per_example: tuple[str, ...]
+    target_epsilon: float | None
+    target_rounds: int | None
 
     def training(self) -> Training | None:
         """The same for `convert`, None without a loss. Raises ArchipelError."""
@@ -80,6 +83,7 @@ class TrainingOptions:
             epochs=self.epochs,
             batch_size=self.batch_size,
             loss_range=self.loss_range or None,
+            loss_output=self.loss_output,
         )
 
     def _loss(self, name: str) -> Loss:
@@ -133,7 +137,20 @@ class TrainingOptions:
         )
 
     def _strategy_options(self) -> dict[str, Any]:
-        return read_settings("--strategy-option", self.strategy_option, strategy_settings(self.strategy), self.strategy)
+        known = strategy_settings(self.strategy)
+        given = read_settings("--strategy-option", self.strategy_option, known, self.strategy)
+        if self.target_epsilon is None and self.target_rounds is None:
+            return given
+        if self.target_epsilon is None or self.target_rounds is None:
+            raise CommandError("--target-epsilon and --target-rounds: give both, for how much all rounds may cost")
+        if self.strategy != "dpsgd" or "noise_multiplier" in given:
+            raise CommandError(
+                "--target-epsilon chooses the noise_multiplier of --strategy dpsgd; give that strategy, and no "
+                "--strategy-option noise_multiplier"
+            )
+        from archipel.client.memory.privacy import noise_for  # here: it takes as long as all else together
+
+        return {**given, "noise_multiplier": noise_for(self.target_epsilon, self.epochs * self.target_rounds)}
 
 
 def strategy_settings(name: str) -> dict[str, Setting]:
@@ -187,6 +204,9 @@ training_options = option_group(
     ),
     click.option("--loss-range", type=click.FloatRange(0), default=LOSS_RANGE, show_default=True,
                  help="Rounds report the mean training loss up to this number; 0: they report no metrics."),
+    click.option("--loss-output", metavar="NAME",
+                 help="The output of the model that the loss and the metrics read; it becomes the first output of "
+                 "`predict`. Default: the first."),
     click.option("--batch-norm", type=click.Choice(get_args(BatchNorm)), default="train", show_default=True,
                  help="BatchNormalization in training. train: a step normalizes with its batch, and the running mean "
                  "and variance are averaged over the devices. frozen: with the model's own, which stay; choose it for "
@@ -203,4 +223,9 @@ training_options = option_group(
     click.option("--per-example", multiple=True, metavar="NAME=VALUE",
                  help="Differential privacy for any strategy: clip=1 bounds each example's gradient, noise=1.1 adds "
                  "noise of this multiple to their sum. --strategy dpsgd has the same as its options."),
+    click.option("--target-epsilon", type=click.FloatRange(0, min_open=True),
+                 help="Choose the noise of --strategy dpsgd so that --target-rounds rounds cost each example at most "
+                 "this epsilon, at delta 1e-6."),
+    click.option("--target-rounds", type=click.IntRange(1),
+                 help="The rounds that --target-epsilon is for; a device that takes part in fewer spends less."),
 )  # fmt: skip

@@ -55,6 +55,22 @@ def epsilon(rho: float, delta: float = DELTA) -> float:
     return max(0.0, float(bounds.min()))
 
 
+def noise_for(target: float, passes: int, delta: float = DELTA) -> float:
+    """The least noise multiplier, up to 1 in 10^6, with which `passes` over an example cost at most `target` epsilon.
+
+    Training for E epochs in each of R rounds makes E R passes. Raises ValueError for numbers that are not above 0.
+    """
+    if not (0 < target < math.inf and passes > 0):
+        raise ValueError(f"expected an epsilon and a number of passes above 0, got {target} and {passes}")
+    low, high = 0.0, 1.0
+    while epsilon(passes * _rho(high), delta) > target:
+        low, high = high, 2 * high
+    while high - low > 1e-6 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if epsilon(passes * _rho(middle), delta) <= target else (middle, high)
+    return high
+
+
 def _rho(multiplier: float) -> float:
     return 1 / (2.0 * multiplier**2)
 

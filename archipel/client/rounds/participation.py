@@ -94,7 +94,7 @@ class Participation:
                 if outcome is not None:
                     return outcome
             elif journal.keys_sent or not left:
-                return self._settling.end(journal, "dropped", str(error), wait)
+                return self._settling.end(journal, "dropped", str(error), wait, _why(error))
             # The round stays open in the journal. If no keys were sent, the device may take it up again; if its update
             # counts, the next check-in asks for the result.
             self._device.emit("paused", {"reason": str(error)})
@@ -200,7 +200,10 @@ class Participation:
 
 
 def _why(error: Exception) -> LeaveReason:
-    """What the server may be told: the kind of limit or error, and never its text, which may tell of the examples."""
+    """What the server may be told: the kind of limit or error, and never its text, which may tell of the examples.
+
+    That examples do not fit the bundle, or that training on them diverges, tells no more than that the device leaves.
+    """
     if isinstance(error, OwnerRefusalError):
         return cast(LeaveReason, error.code)
     if isinstance(error, SignatureError):
@@ -209,5 +212,8 @@ def _why(error: Exception) -> LeaveReason:
         return "policy"
     if isinstance(error, RuntimeLimitError | TooLargeError):
         return "size"
-    # Any other error may depend on the examples, so it has no kind of its own.
+    if isinstance(error, RuntimeInputError):
+        return "data"
+    if isinstance(error, NonFiniteLossError):
+        return "diverged"
     return "bundle" if isinstance(error, BundleError) else "other"

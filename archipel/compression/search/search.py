@@ -22,7 +22,7 @@ from archipel.compression.examples import Data, Examples, fixed_batch
 from archipel.compression.part import Part
 from archipel.compression.recipe import write_recipe
 from archipel.compression.report import Measured
-from archipel.compression.score import default_loss, score
+from archipel.compression.score import check_classes, default_loss, score
 from archipel.compression.search.history import OBJECTIVES, History, Outcome, Trial
 from archipel.compression.search.latency import latencies
 from archipel.compression.search.point import Metrics, Point, save_point
@@ -122,6 +122,7 @@ class _Search:
         }
         self.validation = Examples.of(validation, model, "validation", labelled=True)
         self.loss = loss or default_loss(self.validation.labels)
+        check_classes(self.validation, "validation", self.loss, model)
         self.on_progress = on_progress
         self.space = space or Space.of(data is not None, data is not None or calibration is not None)
         if self.space.training and data is None:

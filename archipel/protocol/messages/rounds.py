@@ -86,11 +86,13 @@ class Revocations(Message, frozen=True, kw_only=True):
 
 
 LeaveReason = Literal[
-    "cohort", "kind", "pace", "population", "privacy", "publisher", "size", "policy", "bundle", "other",
+    "cohort", "kind", "pace", "population", "privacy", "publisher", "size", "policy", "bundle", "data", "diverged",
+    "other",
 ]  # fmt: skip
 """Why a device takes no part: a limit of its owner (privacy: a plain round, or an epsilon; pace: rounds a day; size:
-bytes to fetch, store or send), a plan outside the publisher's policy, or a damaged bundle. There is no free text, which
-could reveal something about the device's data."""
+bytes to fetch, store or send), a plan outside the publisher's policy, a damaged bundle, examples that do not fit it
+(data), or a loss that was no finite number (diverged). There is no free text, which could reveal something about the
+device's data."""
 
 
 class LeaveRequest(Message, frozen=True, kw_only=True):

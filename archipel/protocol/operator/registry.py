@@ -226,8 +226,9 @@ class StageInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 class RolloutInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`stage` counts from 1; `state_ends` is when the state's time is over: then a stage is evaluated, and an
-    evaluation without a result or a pause ends in a rollback. `baseline` is the version that was promoted when the
-    rollout began."""
+    evaluation without a result or a pause ends in a rollback. `waiting_for` says what it waits for (empty once it has
+    ended; where it has an eligibility also for auditors). `baseline` is the version that was promoted when the rollout
+    began."""
 
     rollout_id: RoundId
     model: Name
@@ -237,6 +238,7 @@ class RolloutInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     state: RolloutState
     state_ends: float
     reason: str
+    waiting_for: str
     stage: int
     stages: list[StageInfo]
     eligibility: str

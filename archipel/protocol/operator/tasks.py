@@ -143,15 +143,16 @@ class TaskRequest(Message, frozen=True, kw_only=True):
 class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`model` is the digest of the newest weights (null until the first round was opened), `waiting` the number of
     devices that are checking in and may be taken now, `waiting_for` why no round is under way although the task runs
-    (which devices it lacks; empty where it lacks none). Where the task has an eligibility, `waiting` is rounded down
-    to a multiple of the server's `smallest_answer`, and null below it and for auditors. `percent`: so many of the
-    eligible devices are taken at all, in the evaluations that rollouts make; null: all of them. `failed_rounds` are
-    those since the last committed one that count towards the end of the task, `spoiled_rounds` those since then that
-    some device spoiled that is not known yet; `search` says what is being done about it (empty: nothing is wrong). Who
-    asked for it is in `created_by`, such as "operator:ID", and who approved of it in `approved_by`: a query that is
-    `proposed` waits for that. `refused`: how often devices took no part in a round, by
-    reason (LeaveReason, or "untold"). `evaluates` is the training's round whose version this task evaluates, where
-    that training's `evaluate_every` made it."""
+    (which devices it lacks; empty where it lacks none), `under_way` what its round waits for, `last_failure` why its
+    last round failed and what the devices said that left it (empty if it did not fail). Where the task has an
+    eligibility, `waiting` is rounded down to a multiple of the server's `smallest_answer`, and null below it and for
+    auditors. `percent`: so many of the eligible devices are taken at all, in the evaluations that rollouts make; null:
+    all of them. `failed_rounds` are those since the last committed one that count towards the end of the task,
+    `spoiled_rounds` those since then that some device spoiled that is not known yet; `search` says what is being done
+    about it (empty: nothing is wrong). Who asked for it is in `created_by`, such as "operator:ID", and who approved of
+    it in `approved_by`: a query that is `proposed` waits for that. `refused`: how often devices took no part in a
+    round, by reason (LeaveReason, or "untold"). `evaluates` is the training's round whose version this task evaluates,
+    where that training's `evaluate_every` made it."""
 
     task_id: RoundId
     name: Name
@@ -191,6 +192,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     model: Digest | None
     waiting: int | None
     waiting_for: str
+    under_way: str
+    last_failure: str
     search: str
     created_by: str
     approved_by: str | None
@@ -280,7 +283,8 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     `result` has the numbers of the sum (see RoundResult), null for a training whose bundle has no metrics. `refused`:
     how many devices took no part, by reason (LeaveReason, or "untold"). Of a training's committed round: `step_norm`,
     the L2 norm of the change of the parameters, and `step_scale`, 1 or the factor by which the server shortened a step
-    that was far longer than the task's others (`reason` says so).
+    that was far longer than the task's others (`reason` says so). `deadlines`: the seconds that its phases may take,
+    where these follow what the population's devices took and not the task.
     """
 
     round_id: RoundId
@@ -302,6 +306,7 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     step_scale: float | None
     result: RoundResult | None
     refused: dict[str, int]
+    deadlines: dict[str, float]
     started: float
     ended: float | None
 

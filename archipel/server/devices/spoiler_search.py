@@ -13,10 +13,11 @@ from sqlalchemy import Select, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from archipel.errors import SpoiledRoundError
-from archipel.server.database.fault_tables import Search, Suspect
+from archipel.server.database.fault_tables import Rest, Search, Suspect
 from archipel.server.database.tables import Device, Participant, Round, Task
 from archipel.server.devices.faults import note_fault, set_aside, set_aside_now
 from archipel.server.devices.queries import is_query
+from archipel.server.devices.rests import resting
 from archipel.server.devices.suspicion import PATIENCE, Draw, Score, accused, bet, draw
 from archipel.server.settings import Settings
 
@@ -55,13 +56,21 @@ def draw_round(session: Session, current: Round, task: Task, waiting: Sequence[s
 def waiting_needed(session: Session, task: Task, now: float) -> int:
     """How many devices must wait for a round of the task to begin before its deadline.
 
-    Without a search it is the cohort. A search learns nothing if all waiting devices are taken, so it waits for twice
-    as many, or for all that the population has. At the deadline the round begins with those that wait.
+    Without a search it is the cohort, or all that the population has if some of it rest: for those nobody waits. A
+    search learns nothing if all waiting devices are taken, so it waits for twice as many, or for all that the
+    population has. At the deadline the round begins with those that wait.
     """
-    if not _searches(session, task):
+    searches, at_rest = _searches(session, task), resting(task.bundle, task.kind, now)
+    rests = session.scalar(
+        at_rest.where(Device.device_id == Rest.device_id, Device.population == task.population).limit(1)
+    )
+    if not searches and rests is None:
         return task.cohort
-    members = session.scalar(_members(task).where(Device.device_id.not_in(set_aside_now(task.population, now)))) or 0
-    return max(task.cohort, min(2 * task.cohort, members))
+    able = _members(task).where(
+        Device.device_id.not_in(set_aside_now(task.population, now)), Device.device_id.not_in(at_rest)
+    )
+    members = session.scalar(able) or 0
+    return max(task.cohort, min(2 * task.cohort, members)) if searches else min(task.cohort, members)
 
 
 def _searches(session: Session, task: Task) -> bool:

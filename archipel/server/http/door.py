@@ -36,7 +36,7 @@ class Door:
     def admit(self, roles: frozenset[Role], *, download: bool = False) -> Admission:
         """Admit the current request, before anything of its body is read.
 
-        With `download` it asks for a file of the demo page, which has limits of its own. Raises ApiError 401, 403, 429
+        With `download` it asks for a file that anyone gets, which has limits of its own. Raises ApiError 401, 403, 429
         or 503 if it is refused.
         """
         self.services.tally.flush(self.services.database, self.services.clock())

@@ -1,4 +1,4 @@
-"""The files of a built page: found by name in one folder, and sent no slower than a bound."""
+"""The files of a built page: found by name in one folder, with their types, codings and times in caches."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import gzip
 import hashlib
 import os
 import re
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from flask import Response, request
 
+from archipel.server.http.sending import PART_BYTES, in_time
+
 INDEX = "index.html"
 COMPRESSED = ".gz"
 """NAME.gz is served as NAME: as it is to clients that accept gzip, and unpacked to others."""
 YEAR_SECONDS = 365 * 24 * 3600
-PART_BYTES = 256 << 10
-"""A reader must take so much within the server's `stall_seconds`, or it is cut off."""
 
 # Not from the tables of the operating system, which differ: with nosniff a wrong type leaves the page empty.
 CONTENT_TYPES = {
@@ -107,7 +106,7 @@ class PageFiles:
         response.content_length = file.size
         response.make_conditional(request.environ)
         if response.status_code == 200 and request.method != "HEAD":
-            response.response = _in_time(file.parts(), request.environ.get("gunicorn.socket"), self._stall_seconds)
+            response.response = in_time(file.parts(), self._stall_seconds)
         return response
 
     def _digest(self, path: Path) -> str:
@@ -118,14 +117,3 @@ class PageFiles:
             with path.open("rb") as file:
                 self._etags[key] = hashlib.file_digest(file, "sha256").hexdigest()
         return self._etags[key]
-
-
-def _in_time(parts: Iterator[bytes], connection: socket.socket | None, seconds: float) -> Iterator[bytes]:
-    """The parts, each of which the reader at the other end of `connection` must take within `seconds`.
-
-    gunicorn sends a part with `sendall`, for which the socket's timeout is that of the whole part: a reader who takes a
-    byte now and then does not begin it anew. gunicorn sets its own again before the next request.
-    """
-    if connection is not None:
-        connection.settimeout(seconds)
-    yield from parts

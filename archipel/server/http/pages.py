@@ -55,7 +55,7 @@ def routes(folder: Path = PAGE_FOLDER, *, demo: bool = True, stall_seconds: floa
     Arguments:
         folder: Where the demo was built.
         demo: Whether it is shown.
-        stall_seconds: In this time a reader must take `page_files.PART_BYTES`.
+        stall_seconds: In this time a reader must take `sending.PART_BYTES`.
     """
     files = PageFiles(folder, stall_seconds=stall_seconds)
 

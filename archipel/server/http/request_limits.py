@@ -89,7 +89,7 @@ class RequestLimits:
         self._known = TokenBuckets(settings.requests_per_second, settings.requests_per_second * burst)
         self._unknown = TokenBuckets(settings.anonymous_per_second, settings.anonymous_per_second * burst)
         self._slots = Slots(settings.concurrent_requests)
-        # Files of the demo page have a bucket of their own, so that a page that loads uses up nobody's enrolment.
+        # Files for strangers have a bucket of their own, so that a page that loads uses up nobody's enrolment.
         self._files = TokenBuckets(settings.anonymous_per_second, settings.anonymous_per_second * burst)
         self._downloads = Slots(DOWNLOADS_OF_ONE_ADDRESS)
         self._all_downloads = Slots(settings.downloads)
@@ -102,7 +102,7 @@ class RequestLimits:
             raise refuse(429, "too many requests; wait, then try again", retry_after=math.ceil(wait))
 
     def begin_download(self, source: str) -> Callable[[], None]:
-        """Count a request of `source` for a file of the demo page, and return the function that ends it.
+        """Count a request of `source` for a file that strangers get, and return the function that ends it.
 
         Raises ApiError 429 if `source` asks for too many, and 503 if everybody together does.
         """
@@ -115,7 +115,7 @@ class RequestLimits:
         leave_all = self._all_downloads.enter("")
         if leave_all is None:
             leave()
-            raise refuse(503, "too many people load the demo page at this moment; try again")
+            raise refuse(503, "too many people download from this server at this moment; try again")
 
         def leave_both() -> None:
             leave_all()

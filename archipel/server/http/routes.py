@@ -46,9 +46,8 @@ class Route:
 
     `path` is in Flask's syntax, `query` a struct of the query string's parameters, `takes` and `gives` the content
     types of bodies that are bytes, `headers` the patterns of headers that a request must have. With `members` a device
-    must be a participant of the round in the path. With `download` it is a file of the demo page, for anyone. The
-    handler returns the response struct, encoded JSON (bytes), a
-    pair of struct and status, or a Response.
+    must be a participant of the round in the path. With `download` it is a file that anyone gets, with limits of its
+    own. The handler returns the response struct, encoded JSON (bytes), a pair of struct and status, or a Response.
     """
 
     method: Literal["GET", "POST", "PUT"]

@@ -23,9 +23,8 @@ bind = [f"fd://{os.environ[children.LISTEN_FD]}"]
 wsgi_app = "archipel.server.processes.web:application()"
 worker_class = "archipel.server.processes.worker.Worker"
 workers = settings.workers
-# A download of the demo page takes a thread for as long as its reader likes. These are beside those for requests, and
-# there are never more downloads (RequestLimits).
-threads = settings.threads + settings.downloads
+# A download takes a thread for as long as its reader likes. RequestLimits bounds how many there are.
+threads = settings.all_threads
 # A device keeps its connection between polls. An idle connection takes no thread.
 keepalive = 75
 worker_connections = 4000

@@ -29,18 +29,19 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def enqueue_req(self, conn: Any) -> None:
         """Have a connection's next request served."""
-        # Of the connection alone: `conn.close` is then that of its class.
         vars(conn)["close"] = partial(self._close, conn)
         super().enqueue_req(conn)
 
     def _close(self, conn: Any, graceful: bool = False) -> None:
+        # From here on it is the method of its class again, and nothing in it leads back to it.
+        vars(conn).pop("close", None)
         if graceful and self._places.acquire(blocking=False):
             self._closers.submit(self._close_and_wait, conn)
         else:
-            type(conn).close(conn)
+            conn.close()
 
     def _close_and_wait(self, conn: Any) -> None:
         try:
-            type(conn).close(conn, graceful=True)
+            conn.close(graceful=True)
         finally:
             self._places.release()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -38,12 +38,14 @@ class _Evaluations:
         )
 
 
-def describe_rollouts(session: Session, rollouts: Sequence[Rollout]) -> list[RolloutInfo]:
-    """Describe the rollouts, in the same order."""
+def describe_rollouts(
+    session: Session, rollouts: Sequence[Rollout], explain: Callable[[Rollout], str]
+) -> list[RolloutInfo]:
+    """Describe the rollouts, in the same order. `explain` says what one waits for."""
     begun = select(RolloutStage).where(RolloutStage.rollout_id.in_([each.rollout_id for each in rollouts]))
     rows = {(row.rollout_id, row.stage): row for row in session.scalars(begun)}
     evaluations = _evaluations(session, list(rows.values()))
-    return [_rollout(each, rows, evaluations) for each in rollouts]
+    return [_rollout(each, rows, evaluations, explain(each)) for each in rollouts]
 
 
 def _evaluations(session: Session, rows: Sequence[RolloutStage]) -> _Evaluations:
@@ -56,7 +58,9 @@ def _evaluations(session: Session, rows: Sequence[RolloutStage]) -> _Evaluations
     )
 
 
-def _rollout(rollout: Rollout, rows: Mapping[tuple[str, int], RolloutStage], evaluations: _Evaluations) -> RolloutInfo:
+def _rollout(
+    rollout: Rollout, rows: Mapping[tuple[str, int], RolloutStage], evaluations: _Evaluations, waits: str
+) -> RolloutInfo:
     request = request_of(rollout)
     return RolloutInfo(
         rollout_id=rollout.rollout_id,
@@ -67,6 +71,7 @@ def _rollout(rollout: Rollout, rows: Mapping[tuple[str, int], RolloutStage], eva
         state=rollout.state,  # type: ignore[arg-type]
         state_ends=rollout.state_ends,
         reason=rollout.reason,
+        waiting_for=waits,
         stage=rollout.stage,
         stages=[
             _stage(rollout, asked, rows.get((rollout.rollout_id, number)), evaluations)

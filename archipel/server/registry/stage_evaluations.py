@@ -69,32 +69,35 @@ def evaluate(session: Session, rollout: Rollout, which: Which, now: float, setti
 
     Raises ArchipelError if it is impossible, or if too few devices could take part.
     """
-    request = request_of(rollout)
-    gate = request.gate
+    gate = request_of(rollout).gate
     if not isinstance(gate, Gate):
         return
-    stage = stage_of(session, rollout)
+    task = make_task(session, rollout, gate, which, now, settings)
+    if why := too_few(session, task, by=rollout.state_ends, smallest=settings.smallest_answer):
+        raise ServerError(f"stage {rollout.stage}: {why}")
+    add_task(session, task)
+    setattr(stage_of(session, rollout), f"{which}_task", task.task_id)
+    audit.append(session, now, "coordinator", "task.create", task.task_id, rollout=rollout.rollout_id, **audited(task))
+
+
+def make_task(session: Session, rollout: Rollout, gate: Gate, which: Which, now: float, settings: Settings) -> Task:
+    """The task of an evaluation of the stage, not stored. Raises ArchipelError if it is impossible."""
     number, same_devices_as = rollout.version, None
     if which == "baseline":
-        number, same_devices_as = rollout.baseline, evaluated_round(session, stage)
+        number, same_devices_as = rollout.baseline, evaluated_round(session, stage_of(session, rollout))
     version = session.get_one(ModelVersion, (rollout.model, number))
     name = f"rollout-{rollout.rollout_id[:8]}-{rollout.stage}-{which}"
     checked = _checked_request(
-        session, gate, version, name, rollout.population, request.eligibility, settings.max_update_bytes, now,
-        same_devices_as,
+        session, gate, version, name, rollout.population, request_of(rollout).eligibility, settings.max_update_bytes,
+        now, same_devices_as,
     )  # fmt: skip
     # Derived, not random: the same stage never has two tasks for one evaluation.
     task_id = hashlib.sha256(f"{rollout.rollout_id}/{rollout.stage}/{which}_task".encode()).hexdigest()[:32]
     part = Target(rollout.eligibility, rollout.salt, rollout.percent)
-    task = new_task(
+    return new_task(
         checked, task_id=task_id, request_digest=None, now=now, part=part, created_by=rollout.created_by,
         proposed=settings.query_approval,
     )  # fmt: skip
-    if why := too_few(session, task, by=rollout.state_ends, smallest=settings.smallest_answer):
-        raise ServerError(f"stage {rollout.stage}: {why}")
-    add_task(session, task)
-    setattr(stage, f"{which}_task", task_id)
-    audit.append(session, now, "coordinator", "task.create", task_id, rollout=rollout.rollout_id, **audited(task))
 
 
 def evaluated_round(session: Session, stage: RolloutStage) -> EvaluatedRound | None:

@@ -33,6 +33,7 @@ from archipel.server.devices.smallest_answer import reads_attributes
 from archipel.server.devices.spoiler_search import draw_round, waiting_needed
 from archipel.server.rounds import complaining
 from archipel.server.rounds.candidates import candidates, count_candidates
+from archipel.server.rounds.durations import note_duration
 from archipel.server.rounds.refusals import told_reasons
 
 MAX_REASON = 1024
@@ -214,6 +215,12 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
     verdict = decide(rule, counts, now=now, phase_ends=current.phase_ends)
     if verdict is Verdict.STAY:
         return None
+    hopeless = rule.waits_for == "answers" and counts.expected < counts.minimum
+    if rule.waits_for == "answers" and not hopeless:
+        # Others than the `goal` first ones were not waited for.
+        expected = counts.expected if not rule.collects or counts.goal is None else min(counts.expected, counts.goal)
+        began = current.phase_ends - deadline(task, current.phase, current)
+        note_duration(session, current, expected=expected, needed=counts.minimum, began=began)
     if verdict is Verdict.FAIL:
         reason = rule.lacking
         if rule.waits_for != "work":
@@ -221,7 +228,7 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
             hidden = rule.waits_for == "check-ins" and reads_attributes(task.eligibility)
             number = "too few" if hidden else str(counts.answered)
             reason = f"{number} {rule.lacking} by the deadline of phase {rule.name}, {counts.minimum} needed"
-            if rule.waits_for == "answers" and counts.expected < counts.minimum:
+            if hopeless:
                 of = counts.expected + counts.left
                 reason = f"{counts.left} of {of} devices left the round in phase {rule.name}, {counts.minimum} needed"
         return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
@@ -242,13 +249,24 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
             reason = f"{left} devices are left after complaints, {counts.minimum} needed"
             return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
     current.phase = next_phase(task, rule)
-    current.phase_ends = now + deadline(task, current.phase)
+    current.phase_ends = now + deadline(task, current.phase, current)
     return Transition(round_id, current.phase)
 
 
-def deadline(task: Task, phase: str) -> float:
-    """Seconds that a phase of the task's rounds may take."""
-    return dict(DEADLINES, **request_of(task).deadlines)[phase]
+def deadline(task: Task, phase: str, current: Round | None = None) -> float:
+    """Seconds that a phase of the round may take; without a round, what the task says."""
+    of_round = {} if current is None else current.deadlines or {}
+    return dict(dict(DEADLINES, **request_of(task).deadlines), **of_round)[phase]
+
+
+def adaptable(task: Task) -> dict[str, float]:
+    """The phases that wait for answers and for which the task says nothing but the default, with that in seconds."""
+    asked: Mapping[str, float] = dict(request_of(task).deadlines.items())
+    return {
+        rule.name: rule.seconds
+        for rule in RULES.values()
+        if rule.waits_for == "answers" and asked.get(rule.name, rule.seconds) == rule.seconds
+    }
 
 
 def fail_round(

@@ -24,7 +24,8 @@ from archipel.server.devices.targeting import Target
 from archipel.server.rounds import reach, weights_log
 from archipel.server.rounds.checks import make_plan, update_size
 from archipel.server.rounds.clipping import adapted_clip
-from archipel.server.rounds.machine import DEADLINES, Transition, deadline, first_phase
+from archipel.server.rounds.durations import measured_deadlines
+from archipel.server.rounds.machine import DEADLINES, Transition, adaptable, deadline, first_phase
 from archipel.server.rounds.weights_log import Log
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
 
@@ -159,6 +160,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
         revoked = revocations_of(session, task.population) if task.privacy == "secure" else None
         request = request_of(task)
         clip = adapted_clip(session, task, request, manifest)
+        measured = measured_deadlines(session, task, adaptable(task))
     if task.model is None:
         raise ServerError(f"task {task.task_id} has no model yet")
     check_validity(manifest, task.population, now)
@@ -179,7 +181,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
         # database comes from a backup and has forgotten the newest serials.
         serial=max(task.plan_serial + 1, int(now * 1000)),
         # A round that uses every phase's deadline up ends before its plan does.
-        not_after=math.ceil(now + sum(deadline(task, phase) for phase in DEADLINES)),
+        not_after=math.ceil(now + sum(measured.get(phase, deadline(task, phase)) for phase in DEADLINES)),
         revocations=revocations,
     )
     sealed, phase = seal("plan", plan, services.settings.private_key), first_phase(task)
@@ -211,6 +213,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
                 weights_in=task.model,
                 weights_out=None,
                 weight_sum=None,
+                deadlines=measured or None,
                 started=now,
                 ended=None,
             )

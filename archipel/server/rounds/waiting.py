@@ -1,4 +1,5 @@
-"""Explains to operators why a task has no round under way, with names of attributes and numbers of devices only."""
+"""Explains to operators what a task waits for, with names of attributes and numbers of devices only: why it has no
+round under way, what its round waits for, and why the last one failed."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from archipel.protocol.eligibility import parse_eligibility
+from archipel.protocol.moments import moment
+from archipel.server.database.fault_tables import Rest
 from archipel.server.database.tables import Answer, CheckInRow, Device, Round, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
@@ -13,7 +16,8 @@ from archipel.server.devices.faults import set_aside_now
 from archipel.server.devices.smallest_answer import hides, round_down
 from archipel.server.rounds import buffers
 from archipel.server.rounds.candidates import have_given, is_waiting, target_of
-from archipel.server.rounds.machine import RULES, count_seatable, required
+from archipel.server.rounds.machine import RULES, count, count_seatable, required
+from archipel.server.rounds.refusals import told_reasons
 
 MOST = 1000
 """How many devices are looked at, at most."""
@@ -70,8 +74,38 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
     aside = session.scalar(select(func.count()).select_from(set_aside_now(task.population, now).subquery())) or 0
     if aside:
         reasons.append(f"{_number(aside, 'device')} of the population set aside")
+    if rest := _resting_devices(session, task, now):
+        reasons.append(rest)
     few = f", {known} enrolled in population {task.population!r}" if known < needed else ""
     return "; ".join([*reasons, f"{needed} needed{few}"])
+
+
+def under_way(session: Session, task: Task, *, now: float, window: float, smallest: int = 1) -> str:
+    """Say in one line what the task's oldest live round waits for; empty if there is none. Arguments as above."""
+    query = select(Round).where(Round.task_id == task.task_id, Round.ended.is_(None))
+    live = session.scalars(query.order_by(Round.started, Round.round_id)).all()
+    if not live:
+        return ""
+    current = live[0]
+    rule, more = RULES[current.phase], f" (and {_number(len(live) - 1, 'further round')})" if len(live) > 1 else ""
+    if rule.waits_for == "work":
+        return f"round {current.number}: {rule.name}{more}"
+    counts = count(session, current, task, now=now, window=window)
+    what = {"check-ins": "wait for it", "folded": "have given an update"}.get(rule.waits_for, "have answered")
+    numbers = f"{counts.answered} of {_number(counts.expected, 'device')} {what}"
+    if rule.waits_for == "check-ins" and hides(task.eligibility, smallest):
+        numbers = "waits for devices"
+    left = f", {counts.left} left" if counts.left else ""
+    return f"round {current.number}: {rule.name}, {numbers}{left}, until {moment(current.phase_ends)}{more}"
+
+
+def last_failure(session: Session, task: Task) -> str:
+    """Why the task's last round failed, with what the devices said that left it; empty if it did not fail."""
+    query = select(Round).where(Round.task_id == task.task_id, Round.ended.is_not(None))
+    last = session.scalar(query.order_by(Round.ended.desc(), Round.round_id).limit(1))
+    if last is None or last.phase != "failed":
+        return ""
+    return f"round {last.number}: {last.reason}{told_reasons(session, last.round_id)}"
 
 
 def is_evaluated(session: Session, task: Task) -> bool:
@@ -140,6 +174,18 @@ def _waiting_devices(session: Session, task: Task, candidates: int, now: float, 
         return f"{_number(candidates, 'device')} waiting"
     of = f"{'at least ' if len(here) == MOST else ''}{_number(len(here), 'device')}"
     return f"{candidates} of {of} that wait may take part"
+
+
+def _resting_devices(session: Session, task: Task, now: float) -> str:
+    """How many devices rest because they left a round, and when the first of them may be taken again."""
+    rests = select(Rest.until).join(Device, Device.device_id == Rest.device_id)
+    mine = rests.where(
+        Rest.bundle == task.bundle, Rest.kind == task.kind, Rest.until > now, Device.population == task.population
+    )
+    ends = session.scalars(mine.order_by(Rest.until).limit(MOST)).all()
+    if not ends:
+        return ""
+    return f"{_number(len(ends), 'device')} left a round and may be taken again, the first at {moment(ends[0])}"
 
 
 def _number(number: int, what: str) -> str:

@@ -1,7 +1,7 @@
-"""Strangers read the demo page as slowly as they can.
+"""Strangers read the demo page, or the API's description, as slowly as they can.
 
 Who: anybody who reaches the server, from several addresses. What they want: to keep every thread of the server busy, so
-that nobody else is answered. What stops them: downloads of the page have threads of their own, so that those for
+that nobody else is answered. What stops them: downloads have threads of their own or a part of all, so that those for
 requests stay free, and a reader that is too slow is cut off. Or they keep connections open that the server closes: it
 waits for them in threads of their own.
 """
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 import urllib3
 
@@ -79,15 +80,16 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
         yield start
 
 
-def slow_reader(port: int, address: str) -> socket.socket:
-    """Ask for the large file from `address`, and read one byte of it."""
+def slow_reader(port: int, address: str, path: str) -> socket.socket:
+    """Ask for `path` from `address`, and read nothing."""
     reader = socket.socket()
+    # Small segments, for which the server's kernel keeps little.
+    reader.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 500)
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     reader.settimeout(10)
     reader.bind((address, 0))
     reader.connect(("127.0.0.1", port))
-    reader.sendall(b"GET /demo/large.bin HTTP/1.1\r\nHost: here\r\n\r\n")
-    assert reader.recv(12) == b"HTTP/1.1 200"
+    reader.sendall(f"GET {path} HTTP/1.1\r\nHost: here\r\n\r\n".encode())
     return reader
 
 
@@ -96,9 +98,10 @@ def test_slow_readers_keep_nobody_from_being_answered(world: World, serve: Serve
     with ExitStack() as stack:
         # Twice as many as the server has threads for requests.
         readers = [
-            stack.enter_context(slow_reader(port, f"127.0.0.{2 + number}"))
+            stack.enter_context(slow_reader(port, f"127.0.0.{2 + number}", "/demo/large.bin"))
             for number in range(2 * world.settings.threads)
         ]
+        assert [reader.recv(12) for reader in readers] == [b"HTTP/1.1 200"] * len(readers)
         assert seconds_of_an_operator(world, port) < 1.0
         # While they read and while they are cut off; gunicorn waits for clients whose connections it closes.
         ended = time.monotonic() + 1.5 * STALL_SECONDS
@@ -132,5 +135,15 @@ def test_clients_that_never_close_keep_nobody_from_being_answered(world: World, 
         for _ in range(20):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             client.sendall(b"GET /v1/health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
-            assert client.recv(12) == b"HTTP/1.1 200"
+            assert client.recv(9) == b"HTTP/1.1 "
+        assert seconds_of_an_operator(world, port) < 1.0
+
+
+def test_slow_readers_of_the_description_keep_nobody_from_being_answered(world: World, serve: Serve) -> None:  # noqa: F811
+    """Where the demo is off: the one large answer for strangers."""
+    port = serve(msgspec.structs.replace(world.settings, demo=False))
+    with ExitStack() as stack:
+        for number in range(2 * world.settings.threads):
+            stack.enter_context(slow_reader(port, f"127.0.0.{2 + number}", "/v1/openapi.json"))
+        time.sleep(0.3)
         assert seconds_of_an_operator(world, port) < 1.0

@@ -20,6 +20,7 @@ from tests.client.answers.world import World
 from tests.support.database import migrated_database
 from tests.support.development import PUBLIC, fixed_development_key
 from tests.support.linear_bundle import make_bundle
+from tests.support.releases import make_release
 from tests.support.scripted_server import scripted
 
 
@@ -48,6 +49,16 @@ def test_no_runtime_runs_it(tmp_path: Path, isolated: bool) -> None:
         lite.load(file, [PUBLIC], isolated=isolated, cache=cache)
     runtime = lite.load(file, [PUBLIC], isolated=isolated, cache=cache, allow_development=True)
     assert runtime.predict({"x": np.eye(3, dtype=np.float32)[:1]})["p"] == pytest.approx([0.1])
+
+
+def test_no_device_takes_a_variant_of_it(tmp_path: Path) -> None:
+    make_release(tmp_path / "release", fixed_development_key())
+    with pytest.raises(DevelopmentKeyError):
+        lite.choose(tmp_path / "release", [PUBLIC], cache=tmp_path / "cache")
+    choice = lite.choose(tmp_path / "release", [PUBLIC], cache=tmp_path / "cache", allow_development=True)
+    assert choice.variant.name == "float"
+    with pytest.raises(DevelopmentKeyError):
+        lite.load(choice.bundle.folder, [PUBLIC])
 
 
 def test_no_slot_holds_it(tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Bundle, decode_manifest, generate_key, pack
 from archipel.bundle.graphs import inspect_graph
-from archipel.errors import BundleError, UnsafeGraphError, UnsafePathError
+from archipel.compression.stored import read_bundled
+from archipel.converter import export
+from archipel.errors import BundleError, ModelImportError, UnsafeGraphError, UnsafePathError
 from archipel.lite_runtime import Runtime, load
 from archipel.lite_runtime.slots.model_slots import Slots
 from tests.attacks.sandbox_bundles import SECRET, device_key, external, public, signed, upload
@@ -57,6 +59,21 @@ def test_an_absolute_location(tmp_path: Path, key: Ed25519PrivateKey, isolated: 
     folder = signed(tmp_path / "bundle", key, upload(external("t", str(secret))))
     with pytest.raises(UnsafeGraphError, match=r"'weights\.safetensors'"):
         steal(folder, key, isolated)
+
+
+@pytest.mark.parametrize("location", ["../device.key", "device.key", "manifest.json"])
+def test_the_source_of_an_export(tmp_path: Path, key: Ed25519PrivateKey, location: str) -> None:
+    """The graph that nobody runs, on the machine of an operator who exports what was learned: and its file has it."""
+    device_key(tmp_path)
+    good = upload(external("t", "weights.safetensors"))
+    folder = signed(tmp_path / "bundle", key, good, source=upload(external("t", location)))
+    with pytest.raises(UnsafeGraphError, match=rf"source.*'{location}'.*'weights\.safetensors'"):
+        export(folder, tmp_path / "m.onnx", public(key))
+    # And where a bundle is not opened first.
+    manifest = decode_manifest((folder / "manifest.json").read_bytes())
+    with pytest.raises(ModelImportError, match=r"not within weights\.safetensors"):
+        read_bundled(Bundle(folder, manifest, "0" * 64, public(key)[0]), "source.onnx")
+    assert not (tmp_path / "m.onnx").exists()
 
 
 @pytest.mark.parametrize("isolated", [False, True], ids=["here", "isolated"])

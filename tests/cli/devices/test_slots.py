@@ -75,7 +75,9 @@ def test_the_life_of_a_model(device: dict[str, Path], tmp_path: Path) -> None:
     folder, key = tmp_path / "slots", ("--key", device["key"])
     assert "no such folder; `archipel slots install` makes one" in run("show", folder, code=1)
     assert run("install", folder, device["two"], *key).startswith("slot a: staged 'two', digest ")
-    assert "slot a: active, on trial; self-test: 1 examples, largest deviation: y 0" in run("switch", folder, *key)
+    assert "slot a: active, on trial; self-test: predict on 1 example, largest deviation: y 0" in run(
+        "switch", folder, *key
+    )
     assert run("confirm", folder) == "slot a: good\n"
     b.pack(device["three"], tmp_path / "three.bundle")
     run("install", folder, tmp_path / "three.bundle", *key)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def call(archipel: Command, folder: Path, *arguments: str, code: int = 0) -> tup
 
 def test_without_a_loss_it_predicts(archipel: Command, folder: Path) -> None:
     out, _ = call(archipel, folder, "--name", "rain")
+    assert "\nself-test: predict on 4 examples of pseudo-random numbers\n" in out
     bundle = opened(folder)
     assert set(bundle.manifest.programs) == {"predict"}
     assert bundle.manifest.name == "rain"
@@ -139,6 +141,28 @@ def test_it_is_told_before_anything_is_compressed(
     _, err = call(archipel, folder, "--recipe", "recipe.toml", "--work", "run", *arguments, code=1)
     assert words in err
     assert not (folder / "run").exists()  # where compression would have kept what it did
+
+
+def test_notes_say_what_was_done(archipel: Command, folder: Path) -> None:
+    out, _ = call(archipel, folder, "--loss", "cross_entropy", "--trainable", "b", "--strategy-option", "clip=2")
+    notes = [line.removeprefix("note: ") for line in out.splitlines() if line.startswith("note: ")]
+    assert notes[0].startswith("read from ONNX, opset 21; on 3 samples its answers ")
+    assert notes[1:] == [
+        "devices train 1 of the model's 2 tensors (3 of 27 numbers)",
+        "update: clipped to a norm of 2 in every round",
+        "rounding: an element of an update is at most 2, in 16 bits",
+        "weighting: by examples; a device with 100 or more weighs 1 (weight_cap)",
+        "rounds report: update/clipped (up to 1), update/capped (up to 1), loss (up to 64), accuracy (up to 1)",
+    ]
+    (folder / "m.bundle").rename(folder / "first.bundle")
+    facts = json.loads(call(archipel, folder, "--loss", "cross_entropy", "--trainable", "b", "--strategy-option",
+                            "clip=2", "--json")[0])  # fmt: skip
+    assert facts["notes"] == notes
+    assert facts["programs"] == ["evaluate", "finish", "predict", "refresh", "train", "train_8"]
+    assert (facts["digest"], facts["trains"]) == (opened(folder).digest, True)
+    shown, _ = archipel("inspect", str(folder / "m.bundle"), "--key", str(folder / "key.pub"))
+    assert f"note: {notes[0]}" in shown
+    assert f"note: {notes[1]}" in shown
 
 
 def test_an_output_that_exists_stays(archipel: Command, folder: Path) -> None:

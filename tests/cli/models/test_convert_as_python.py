@@ -100,6 +100,7 @@ CASES: dict[str, dict[str, Any]] = {
     "--epochs 3 --batch-size 4": training(epochs=3, batch_size=4),
     "--loss-range 8": training(loss_range=8.0),
     "--loss-range 0": training(loss_range=None),
+    "--loss-output y": training(loss_output="y"),
     "--batch-norm frozen": of_step(batch_norm="frozen"),
     "--batch-norm folded": of_step(batch_norm="folded"),
     "--no-dropout": of_step(dropout=False),
@@ -226,6 +227,20 @@ def test_an_option_asks_for_what_the_argument_does(
     for name, value in {**plain, **given}.items():
         assert comparable(getattr(asked[0], name)) == comparable(value)
     assert not options or any(value != plain[name] for name, value in given.items())
+
+
+def test_the_noise_for_a_target(archipel: Command, folder: Path, tmp_path: Path, asked: list[Request]) -> None:
+    options = "--strategy dpsgd --batch-norm frozen --epochs 2 --target-epsilon 37.42181 --target-rounds 50"
+    archipel(*command(folder, tmp_path / "m.bundle", options), code=1)
+    assert asked[0].training is not None
+    # dp-accounting's epsilon of 100 passes with a multiplier of 2, see tests/client/memory/test_epsilon.py.
+    assert asked[0].training.strategy_options["noise_multiplier"] == pytest.approx(2.0, rel=1e-4)
+
+
+def test_the_notes_say_what_a_round_costs(archipel: Command, folder: Path, tmp_path: Path) -> None:
+    out, _ = archipel(*command(folder, tmp_path / "m.bundle", "--strategy dpsgd --batch-norm frozen"))
+    # dp-accounting's epsilons with a multiplier of 1, see there.
+    assert "note: noise: each example costs an epsilon of 5.22 in one round, 20.6 in 10 rounds" in out
 
 
 def test_who_may_use_it_until_when(archipel: Command, folder: Path, tmp_path: Path, asked: list[Request]) -> None:

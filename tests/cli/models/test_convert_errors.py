@@ -103,6 +103,7 @@ CONVERT = """
 --batch-size 4 --fixed
 --loss-range -1
 --loss-range inf
+--loss-output ghost
 --batch-norm melted
 --accumulate 0
 --precision float8
@@ -111,6 +112,10 @@ CONVERT = """
 --transform melt
 --per-example noise=-1
 --per-example sound=1
+--target-epsilon 4
+--target-rounds 10
+--target-epsilon 4 --target-rounds 10
+--target-epsilon 4 --target-rounds 10 --strategy dpsgd --strategy-option noise_multiplier=1
 --name \t
 --population two/words
 --valid-days -1
@@ -147,6 +152,9 @@ CONVERT = """
 --recipe int8.toml
 --recipe aware.toml
 --work run
+--variants huge
+--variants int8
+--variants float,small
 --seed -1
 --self-test missing.npz
 --self-test one.npy
@@ -212,7 +220,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("wrong", CONVERT)
 def test_convert(wrong: str, archipel: Command, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    given = [argument.replace("\\t", "\t") for argument in wrong.split(" ")]
+    given = wrong.split(" ")
     source = "fixed.onnx" if "--fixed" in given else "m.onnx"
     loss = [] if {"--loss", "--no-loss"} & set(given) else ["--loss", "cross_entropy"]
     key = [] if "--key" in given else ["--key", "key"]

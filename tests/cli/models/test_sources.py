@@ -197,3 +197,10 @@ def test_an_export_replaces_nothing_unless_it_is_forced(
     shutil.copytree(made.folder / "saved", tmp_path / "slot")  # a copy, whose weights have one name
     archipel("export", str(tmp_path / "slot"), *key(made, "saved"), "-o", str(tmp_path / "s.onnx"))
     assert Model.from_onnx(tmp_path / "s.onnx").parameter_names == ("w", "b")
+
+
+def test_inspect_says_that_a_bundle_exports(archipel: Command, made: SimpleNamespace, tmp_path: Path) -> None:
+    line = "source: source.onnx, the float model as it was converted, for `archipel export`"
+    assert line in archipel("inspect", str(made.folder / "m.bundle"), *key(made, "bundle"))[0].splitlines()
+    archipel("convert", str(made.folder / "m.onnx"), "-o", str(tmp_path / "p"), "--key", str(made.folder / "key"))
+    assert "source:" not in archipel("inspect", str(tmp_path / "p"), *key(made, "bundle"))[0]

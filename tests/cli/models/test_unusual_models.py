@@ -108,6 +108,18 @@ def masked(path: Path) -> None:
     save(path, [LINEAR, helper.make_node("Add", ["h", "mask"], ["y"])], [X], [Y], {**WEIGHTS, "mask": mask})
 
 
+def unknown_attribute(path: Path) -> None:
+    save(path, [helper.make_node("MatMul", ["x", "w"], ["y"], alfa=1.0)], [X], [Y], WEIGHTS)
+
+
+def wrong_order(path: Path) -> None:
+    save(path, [helper.make_node("Relu", ["z"], ["y"]), helper.make_node("Relu", ["x"], ["z"])], [X], [Y])
+
+
+def wrong_shape(path: Path) -> None:
+    save(path, [helper.make_node("MatMul", ["x", "w"], ["y"])], [X], [Y], {"w": np.ones((5, 4), np.float32)})
+
+
 def not_finite(number: str) -> dict[str, str]:
     return dict.fromkeys(
         ("convert", "compress"), f"weight 'w': 1 of 16 elements are not finite, the first at [1, 2] ({number})"
@@ -122,6 +134,10 @@ MODELS: dict[Callable[[Path], None], dict[str, str]] = {
                "compare": "input 'parts' is Sequence(Tensor(FLOAT)), no tensor of real numbers"},
     complex_numbers: dict.fromkeys(("convert", "compress", "compare"), "input 'z' is COMPLEX64, no tensor of real"),
     growing_loop: dict.fromkeys(COMMANDS, NO_SHAPE),
+    unknown_attribute: dict.fromkeys(COMMANDS, "not a valid ONNX "),
+    wrong_order: dict.fromkeys(COMMANDS, "not a valid ONNX "),
+    wrong_shape: {"convert": "not a valid ONNX model: ", "compress": "not a valid ONNX model: ",
+                  "compare": "model a: ONNX Runtime cannot load it: Node ("},
     branches: {},
     fixed_loop: {},
     masked: {},
@@ -145,7 +161,8 @@ def test_a_command_takes_it_or_says_why_not(archipel: Command, tmp_path: Path, m
             # compress says on a line before that it uses its own recipe.
             lines = [line for line in err.splitlines() if not line.startswith("no --recipe")]
             assert len(lines) == 1, err
-            assert lines[0].removeprefix(f"archipel: {path}: ").removeprefix("archipel: ").startswith(expected), err
+            said = lines[0].removeprefix("archipel: ").removeprefix(f"{path} and {path} on {tmp_path / 'data.npz'}: ")
+            assert said.removeprefix(f"{path}: ").startswith(expected), err
 
 
 @pytest.mark.parametrize("make", [branches, fixed_loop], ids=lambda make: make.__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -136,11 +137,14 @@ def test_run_and_slots_take_the_best_that_fits(archipel: Command, made: Path, re
 def test_measured_accuracy_decides_the_order(archipel: Command, made: Path, tmp_path: Path) -> None:
     """The network is random, and the recipe trains it, so that the small variant has more right."""
     (tmp_path / "recipe.toml").write_text('[[part]]\nkind = "fine_tune"\nepochs = 20\nlr = 0.01\n')
-    archipel(
+    out, _ = archipel(
         "convert", str(made / "m.onnx"), "-o", str(tmp_path / "net"), "--key", str(made / "k"), "--variants",
         "float,small", "--data", str(made / "train.npz"), "--validation", str(made / "validation.npz"),
         "--loss", "cross_entropy", "--recipe", str(tmp_path / "recipe.toml"),
     )  # fmt: skip
+    assert re.findall(r"^(.+): predict and training form on the (.+) examples: [0-9.]+% equal classes", out, re.M) == [
+        ("small", "calibration"), ("small", "validation"),
+    ]  # fmt: skip
     small, float_ = variants(archipel, made, tmp_path / "net")
     assert (small["name"], float_["name"]) == ("small", "float")
     data = np.load(made / "validation.npz")

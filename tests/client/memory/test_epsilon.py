@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 from archipel import bundle as b
 from archipel.bundle import roles
-from archipel.client.memory.privacy import epsilon, noise_of
+from archipel.client.memory.privacy import epsilon, noise_for, noise_of
 
 # dp-accounting 0.6.0: RdpAccountant(orders=[1 + 10 ** (k / 200) for k in range(-600, 1000)]) after
 # compose(GaussianDpEvent(multiplier), count).
@@ -41,6 +41,19 @@ def test_epsilon_is_that_of_others(multiplier: float, count: int, delta: float, 
     found = epsilon(count / (2 * multiplier**2), delta)
     assert found == pytest.approx(expected, rel=1e-4)
     assert exact(multiplier, count, delta) < found < 1.2 * exact(multiplier, count, delta)
+
+
+@pytest.mark.parametrize(("multiplier", "count", "delta", "target"), LIBRARY)
+def test_the_noise_for_an_epsilon(multiplier: float, count: int, delta: float, target: float) -> None:
+    found = noise_for(target, count, delta)
+    assert found == pytest.approx(multiplier, rel=1e-4)
+    assert epsilon(count / (2 * found**2), delta) <= target
+
+
+@pytest.mark.parametrize(("target", "passes"), [(0.0, 1), (float("inf"), 1), (1.0, 0)])
+def test_an_epsilon_that_no_noise_has(target: float, passes: int) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        noise_for(target, passes)
 
 
 def test_nothing_spent_has_no_epsilon() -> None:

@@ -15,7 +15,7 @@ import pytest
 from archipel.bundle import generate_key, open_bundle, pack
 from archipel.bundle.roles import Update
 from archipel.cli.start.demo.fleet import Federation
-from archipel.cli.start.demo.processes import Processes
+from archipel.cli.start.local.processes import Processes
 from archipel.client import Agent, AgentConfig, Event
 from archipel.converter import Signing, Training, convert
 from archipel.converter.request import DEFAULT_PRIVACY

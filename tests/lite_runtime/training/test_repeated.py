@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from archipel import Model, models, training
 from archipel.compression.deploy import deploy, refresh_program
 from archipel.converter.lowering import predict_program
-from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeProgramError
+from archipel.errors import IndexRangeError, NonFiniteLossError, RuntimeInputError
 from archipel.lite_runtime import Progress, Runtime
 from archipel.lite_runtime.training.driver import find_repeated
 from archipel.lite_runtime.training.loop import _Engine
@@ -124,5 +124,5 @@ def test_it_is_not_named_itself(rt: Runtime) -> None:
 
 def test_a_label_that_no_class_has_is_said_to_be_one(rt: Runtime) -> None:
     x, y = data(8)
-    with pytest.raises(RuntimeProgramError, match="a label, class or token of the data is beyond those that the model"):
+    with pytest.raises(IndexRangeError, match="has a class number that the model does not have, in row 0: "):
         rt.fit(x, y + 10, epochs=1, batch_size=8)

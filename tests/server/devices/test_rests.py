@@ -99,3 +99,23 @@ def test_a_rest_does_not_tell_what_the_device_said(world: World) -> None:
     for device, reason in zip(devices, told, strict=True):
         assert leave(device, reason)[0] == 200
     assert len(set(waits(world).values())) == 1
+
+
+def test_a_round_does_not_wait_for_who_rests(world: World) -> None:
+    """Four of a cohort of five take part at once, and not when the assigning phase is over."""
+    task = plain(world, cohort=5, rounds=3)
+    devices = world.add_devices(5)
+    fail(world, devices, devices[0])
+    for device in devices[1:]:
+        device.updating(**update(0, 1.0))
+    world.settle()
+    assert world.task(task["task_id"])["rounds_committed"] == 1
+    before = world.clock.now
+    assert taken(world, devices) == {device.id for device in devices[1:]}
+    assert world.clock.now == before
+    # Where nobody rests, the whole cohort is waited for.
+    for device in devices[1:]:
+        device.updating(**update(0, 1.0))
+    world.settle()
+    world.clock.now += world.settings.leave_seconds
+    assert taken(world, devices[:4]) == set()

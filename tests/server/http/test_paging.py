@@ -12,7 +12,7 @@ from tests.support.world import World
 def walk(world: World, path: str, limit: int) -> list[dict[str, Any]]:
     found, after = [], ""
     while True:
-        status, page = world.operator("GET", f"{path}?limit={limit}{after}")
+        status, page = world.operator("GET", f"{path}{'' if '?' in path else '?'}limit={limit}{after}")
         assert status == 200, page
         assert len(page["items"]) <= limit
         found += page["items"]
@@ -44,6 +44,15 @@ def test_a_new_task_does_not_shift_the_next_page(world: World) -> None:
     second = world.operator("GET", f"/v1/tasks?limit=2&after={first['next']}")[1]
     assert [each["task_id"] for each in [*first["items"], *second["items"]]] == made[::-1]
     assert second["next"] is None
+
+
+def test_only_ids_that_begin_so(world: World) -> None:
+    made = [world.create_task(name=f"t{number}")["task_id"] for number in range(6)]
+    for starts in (made[2][:1], made[2][:5], made[2]):
+        found = [each["task_id"] for each in walk(world, f"/v1/tasks?starts={starts}&", 1)]
+        assert sorted(found) == sorted(each for each in made if each.startswith(starts))
+    for wrong in ("", "4F", "%25", "g", "0" * 65):
+        assert world.operator("GET", f"/v1/tasks?starts={wrong}")[0] == 400
 
 
 def test_rounds_oldest_first(world: World) -> None:

@@ -23,7 +23,8 @@ def test_a_version_that_is_good_in_every_stage_is_promoted(world: World, fleet: 
     inside, outside = fleet.enrol(rollout, 3, 1)
     assert (rollout["state"], rollout["stage"], rollout["baseline"]) == ("soaking", 1, 1)
     world.settle()
-    assert fleet.show(rollout) == rollout  # nothing happens before the stage has soaked
+    soaking = {**rollout, "waiting_for": fleet.show(rollout)["waiting_for"]}
+    assert fleet.show(rollout) == soaking  # nothing happens before the stage has soaked
     shown = fleet.pass_stage(rollout, inside, 0.75, 0.75)
     assert (shown["state"], shown["stage"]) == ("soaking", 2)
     first = shown["stages"][0]

@@ -42,11 +42,15 @@ export interface Phase {
   readonly moves: readonly string[] | null;
 }
 
-/** Examples and the outputs that `predict` must give for them, to `atol + rtol * |expected|`. */
+/**
+ * Examples and the outputs that `predict` must give for them, to `atol + rtol * |expected|`. The examples are
+ * pseudo-random numbers ("drawn") or the publisher's ("given").
+ */
 export interface SelfTest {
   readonly file: string;
   readonly rtol: number;
   readonly atol: number;
+  readonly source: "" | "drawn" | "given";
 }
 
 export interface Limits {
@@ -153,7 +157,14 @@ const decoder = struct<Manifest>({
     "[]",
   ),
   self_test: optional(
-    nullable(struct<SelfTest>({ file: required(text), rtol: required(float), atol: required(float) })),
+    nullable(
+      struct<SelfTest>({
+        file: required(text),
+        rtol: required(float),
+        atol: required(float),
+        source: optional(oneOf("", "drawn", "given"), "", '""'),
+      }),
+    ),
     null,
     "null",
   ),

@@ -17,11 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from archipel.errors import CommandError
 
 if TYPE_CHECKING:
-    from archipel.cli.start.demo.processes import Processes
-    from archipel.cli.start.demo.story import Story
+    from archipel.cli.start.local.federation import LocalFederation
 
 LEAST_DEVICES = 17
 """Two devices vanish in each round, a third of all may work with the server, and ten others hide each other."""
+LEAST_OWN_DEVICES = 6
+"""Of an own model's trial: two vanish in each round, and more than half of all are in its sum."""
 
 
 @click.command()
@@ -30,30 +31,42 @@ LEAST_DEVICES = 17
 @click.option("--output", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True,
               help="File for the report, or a folder for report.html.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, help="Seed of the split, the training and the drop-outs.")
+@click.option("--model", type=click.Path(path_type=Path), help="Your own model, an ONNX file; with --data.")
+@click.option("--data", type=click.Path(path_type=Path),
+              help="Your own examples, an .npz or .csv as `archipel up` takes it; with --model.")  # fmt: skip
 @click.option("--keep-running", is_flag=True, help="Keep the server running until Ctrl-C, and print its address.")
-def demo(rounds: int, devices: int, output: Path, seed: int, keep_running: bool) -> None:
+def demo(
+    rounds: int, devices: int, output: Path, seed: int, model: Path | None, data: Path | None, keep_running: bool
+) -> None:
     """Run a whole federation on this machine, on real handwriting, and write report.html.
 
     \b
     archipel demo
     archipel demo --rounds 4 --seed 1 --keep-running
+    archipel demo --model mine.onnx --data mine.npz --devices 8
 
     The demo trains a small network on digits of census staff, quantizes, converts and signs it. It starts a server and
     several processes full of devices. The devices of high-school pupils enrol, train on their own digits and take part
     in rounds of secure aggregation; in each round two of them vanish. The report compares the cloud's model, the
     federated model and the pupils' own models on other pupils. The demo takes about two minutes and 2 GB of memory.
+
+    With --model and --data the devices train your model on your examples, and the report compares it before and after
+    on a fifth of them that no device had. `archipel up` keeps what it made; the demo leaves the report only.
     """
     if rounds < 1:
         raise CommandError(f"--rounds: expected at least 1, got {rounds}")
-    if devices < LEAST_DEVICES:
-        raise CommandError(f"--devices: expected at least {LEAST_DEVICES}, for a large enough cohort, got {devices}")
+    own = _own(model, data)
+    least = LEAST_DEVICES if own is None else LEAST_OWN_DEVICES
+    if devices < least:
+        raise CommandError(f"--devices: expected at least {least}, for a large enough cohort, got {devices}")
     if output.is_dir():
         output = output / "report.html"
     _check_writable(output)
     # These import PyTorch, which takes seconds; an error in the arguments comes without them.
-    from archipel.cli.start.demo.processes import Processes
+    from archipel.cli.start.demo.own import print_own, run_own, write_own_report
     from archipel.cli.start.demo.report import print_results, write_report
     from archipel.cli.start.demo.story import Options, Story
+    from archipel.cli.start.local.processes import Processes
 
     console = Console()
     # SystemExit unwinds the ExitStack, so that `kill` ends the other processes in order, as Ctrl-C does.
@@ -62,6 +75,18 @@ def demo(rounds: int, devices: int, output: Path, seed: int, keep_running: bool)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="archipel-demo-")))
         processes = Processes(folder)
         stack.callback(processes.close)
+        if own is not None:
+            with _progress(console) as progress:
+                found, federation = run_own(
+                    *own, rounds=rounds, devices=devices, seed=seed, folder=folder, processes=processes,
+                    progress=progress,
+                )  # fmt: skip
+            write_own_report(found, output)
+            print_own(found, console)
+            console.print(f"report: {output.absolute()}", soft_wrap=True)
+            if keep_running:
+                _keep_running(console, federation, folder)
+            return
         with _progress(console) as progress:
             story = Story(Options(rounds, devices, seed), folder, processes, progress)
             results = story.run()
@@ -69,19 +94,28 @@ def demo(rounds: int, devices: int, output: Path, seed: int, keep_running: bool)
         print_results(results, console)
         console.print(f"report: {output.absolute()}", soft_wrap=True)
         if keep_running and story.federation is not None:
-            _keep_running(console, story, processes)
+            _keep_running(console, story.federation, folder)
 
 
 def _terminate(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
 
-def _keep_running(console: Console, story: Story, processes: Processes) -> None:
-    federation = story.federation
-    if federation is None:
-        return
+def _own(model: Path | None, data: Path | None) -> tuple[Path, Path] | None:
+    """Model and data of the user's own, None without. Raises CommandError."""
+    if model is None and data is None:
+        return None
+    if model is None or data is None:
+        raise CommandError("--model and --data: give both, such as --model mine.onnx --data mine.npz")
+    for path in (model, data):
+        if not path.is_file():
+            raise CommandError(f"{path}: no such file")
+    return model, data
+
+
+def _keep_running(console: Console, federation: LocalFederation, folder: Path) -> None:
     console.print(f"server: {federation.address}   operator token: {federation.token}", soft_wrap=True)
-    console.print(f"data:   {story.folder}   (removed at the end; Ctrl-C ends everything)", soft_wrap=True)
+    console.print(f"data:   {folder}   (removed at the end; Ctrl-C ends everything)", soft_wrap=True)
     try:
         while True:
             # Raises CommandError when one of the processes has ended.

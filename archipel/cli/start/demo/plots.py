@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from archipel.cli.start.demo.results import ModelScore, Results
+from archipel.cli.start.demo.results import DeviceRow, ModelScore, Results, RoundRow
 from archipel.compression.plots import style_axes, svg_text
 
 BLUE, ORANGE, GREEN, GREY, RED = "#2563a8", "#d9822b", "#2f8f5b", "#9aa3ad", "#b83b3b"
@@ -81,30 +81,45 @@ def training(results: Results) -> str:
     return svg_text(figure)
 
 
-def bytes_per_device(results: Results) -> str:
+def bytes_per_device(fleet: Sequence[DeviceRow]) -> str:
     figure, axes = _axes(7.2, 3.0)
-    places = np.arange(len(results.fleet))
-    sent = np.array([device.sent for device in results.fleet]) / 1e3
-    received = np.array([device.received for device in results.fleet]) / 1e3
+    places = np.arange(len(fleet))
+    sent = np.array([device.sent for device in fleet]) / 1e3
+    received = np.array([device.received for device in fleet]) / 1e3
     axes.bar(places, received, color=GREY, label="received")
     axes.bar(places, sent, bottom=received, color=BLUE, label="sent")
-    axes.set_xticks(places, [device.name for device in results.fleet], rotation=90, fontsize=6)
+    axes.set_xticks(places, [device.name for device in fleet], rotation=90, fontsize=6)
     axes.set_ylabel("kB over all rounds")
     axes.legend(frameon=False, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
     return svg_text(figure)
 
 
-def participation(results: Results) -> str:
+def participation(fleet: Sequence[DeviceRow], rounds: Sequence[RoundRow]) -> str:
     """Devices by rounds: who was in the sum, and where the others left."""
-    rounds = len(results.rounds)
-    grid = np.array([[_stage(word) for word in device.furthest] for device in results.fleet], dtype=float)
-    figure, axes = _axes(1.6 + 0.45 * rounds, 0.8 + 0.17 * len(results.fleet))
+    grid = np.array([[_stage(word) for word in device.furthest] for device in fleet], dtype=float)
+    figure, axes = _axes(1.6 + 0.45 * len(rounds), 0.8 + 0.17 * len(fleet))
     colors = ListedColormap(["#eceff2", RED, ORANGE, BLUE])
     axes.imshow(grid, cmap=colors, vmin=0, vmax=3, aspect="auto", interpolation="nearest")
-    axes.set_xticks(range(rounds), [str(row.number) for row in results.rounds])
-    axes.set_yticks(range(len(results.fleet)), [device.name for device in results.fleet], fontsize=6)
+    axes.set_xticks(range(len(rounds)), [str(row.number) for row in rounds])
+    axes.set_yticks(range(len(fleet)), [device.name for device in fleet], fontsize=6)
     axes.set_xlabel("round")
     axes.grid(visible=False)
+    return svg_text(figure)
+
+
+def metric_curves(found: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """The metrics of a task's rounds: losses on the left, the others on the right. Empty where there are none."""
+    losses = {name: points for name, points in found.items() if name.endswith("loss")}
+    panels = [group for group in (losses, {n: p for n, p in found.items() if n not in losses}) if group]
+    if not panels:
+        return ""
+    figure = Figure(figsize=(7.2, 3.0), layout="constrained")
+    for axes, group in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        style_axes(axes)
+        for color, (name, points) in zip((BLUE, ORANGE, GREEN, RED), group.items(), strict=False):
+            axes.plot(*zip(*points, strict=True), "o-", color=color, markersize=3, label=name)
+        axes.set_xlabel("round")
+        axes.legend(frameon=False)
     return svg_text(figure)
 
 
@@ -123,12 +138,12 @@ def _axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def all_plots(results: Results) -> dict[str, str]:
-    makers: Sequence[tuple[str, object]] = [
-        ("accuracy", accuracy_per_round),
-        ("gains", gains),
-        ("per_writer", per_writer),
-        ("training", training),
-        ("bytes", bytes_per_device),
-        ("participation", participation),
-    ]
-    return {name: maker(results) for name, maker in makers if callable(maker)}
+    return {
+        "accuracy": accuracy_per_round(results),
+        "gains": gains(results),
+        "per_writer": per_writer(results),
+        "training": training(results),
+        "curves": metric_curves(results.curves),
+        "bytes": bytes_per_device(results.fleet),
+        "participation": participation(results.fleet, results.rounds),
+    }

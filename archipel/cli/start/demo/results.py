@@ -68,8 +68,7 @@ class DeviceRow:
     """One device. Bytes are HTTP bodies over all rounds; `furthest` is the last phase it answered in, by round."""
 
     name: str
-    writer: int
-    digits: int
+    examples: int
     sent: int
     received: int
     furthest: tuple[str, ...]
@@ -94,6 +93,8 @@ class Results:
     forms: list[FormRow] = field(default_factory=list)
     agreement: float = 0.0
     fleet: list[DeviceRow] = field(default_factory=list)
+    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    """Of the task: the points (round, value) of each metric of the rounds by its name."""
     stages: list[tuple[str, float]] = field(default_factory=list)
     peak_memory: int = 0
 

@@ -14,12 +14,13 @@ from rich.progress import Progress, TaskID
 
 from archipel.bundle import generate_key
 from archipel.cli.start.demo import cloud, measure
-from archipel.cli.start.demo.fleet import Federation
-from archipel.cli.start.demo.processes import Processes
-from archipel.cli.start.demo.results import FormRow, ModelScore, Results, RoundRow
+from archipel.cli.start.demo.fleet import Federation, device_name, examples_of, round_row, vanish_plan
+from archipel.cli.start.demo.results import FormRow, ModelScore, Results
+from archipel.cli.start.local.processes import Processes
+from archipel.cli.start.local.rounds import ended_rounds
 from archipel.datasets import DigitsByWriter, digits_by_writer, split_own_digits, split_writers
-from archipel.errors import CommandError
 from archipel.lite_runtime import Runtime
+from archipel.operator.curves import curves
 from archipel.protocol.operator.tasks import RoundInfo
 from archipel.protocol.policy import colluders_of
 from archipel.training.cloud import Epoch
@@ -28,7 +29,6 @@ HOSTS = 4
 LEARNING_RATE = 0.02
 PERSONAL_RATE = 0.02
 PERSONAL_EPOCHS = 5
-POLL_SECONDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,10 @@ class Story:
         devices = len(self._split.devices)
         with self._stage("start the server, enrol devices", devices) as (bar, _):
             public = self._key.public_key().public_bytes_raw()
-            self.federation = federation = Federation(self.folder, self._processes, public)
-            federation.start_devices(
-                self._split.devices,
-                self._digits,
-                processes=min(HOSTS, devices),
-                rounds=self.options.rounds,
-                seed=self.options.seed,
-                image_field=cloud.image_field(published.bundle),
-            )
+            examples = examples_of(self._digits, self._split.devices, cloud.image_field(published.bundle))
+            self.federation = federation = Federation(self.folder / "federation", self._processes, public, examples)
+            names = [device_name(writer) for writer in self._split.devices]
+            federation.start_devices(HOSTS, vanish_plan(names, self.options.rounds, self.options.seed))
             federation.wait_until_enrolled(lambda done: self._progress.update(bar, completed=done))
         return federation
 
@@ -122,7 +117,7 @@ class Story:
         """Watch the rounds; returns the parameters of the last one."""
         rounds = self.options.rounds
         parameters: dict[str, np.ndarray] = {}
-        seen: dict[str, RoundInfo] = {}
+        seen: list[RoundInfo] = []
         with self._stage("secure rounds", rounds) as (bar, _):
             devices = len(self._split.devices)
             threshold = math.ceil(cloud.THRESHOLD * devices)
@@ -135,47 +130,28 @@ class Story:
                 min_cohort=cloud.MIN_COHORT + colluders_of(published.bundle.manifest.privacy, devices),
                 lr=LEARNING_RATE,
             )
-            while True:
-                federation.collect_events(timeout=POLL_SECONDS)
-                # The task's state is read before its rounds: if it is completed, the list that follows has them all.
-                state = federation.operator.tasks.get(task)
-                for info in federation.operator.tasks.rounds(task):
-                    if info.phase in ("committed", "failed") and info.round_id not in seen:
-                        seen[info.round_id] = info
-                        if info.weights_out is not None:
-                            parameters = federation.operator.weights.read(info.weights_out)
-                        self._round_row(info, federation, runtime, parameters)
-                        committed = sum(row.phase == "committed" for row in self.results.rounds)
-                        self._progress.update(bar, completed=committed)
-                    elif info.round_id not in seen:
-                        self._progress.update(bar, description=f"secure rounds: {info.number}, {info.phase}")
-                if state.state in ("failed", "cancelled"):
-                    raise CommandError(f"the task ended early ({state.state}): {state.reason}")
-                if state.state == "completed":
-                    break
-            # Devices learn of the last commit a little later; these are their last events.
-            federation.collect_events(timeout=2 * POLL_SECONDS)
-        furthest = {
-            (part.device_id, round_id): part.furthest for round_id, info in seen.items() for part in info.participants
-        }
-        self.results.fleet = federation.rows(list(seen), furthest)
+
+            def on_open(info: RoundInfo) -> None:
+                self._progress.update(bar, description=f"secure rounds: {info.number}, {info.phase}")
+
+            for info in ended_rounds(federation, task, on_open):
+                seen.append(info)
+                if info.weights_out is not None:
+                    parameters = federation.operator.weights.read(info.weights_out)
+                self._round_row(info, federation, runtime, parameters)
+                self._progress.update(bar, completed=sum(row.phase == "committed" for row in self.results.rounds))
+        self.results.curves = curves(list(federation.operator.tasks.metrics(task)))
+        self.results.fleet = federation.rows(self._digits, self._split.devices, seen)
         return parameters
 
     def _round_row(
         self, info: RoundInfo, federation: Federation, runtime: Runtime, parameters: dict[str, np.ndarray]
     ) -> None:
-        names = {device.device_id: device.name for device in federation.devices.values()}
         accuracy = 0.0
         if info.phase == "committed":
             runtime.set_parameters(parameters)
             accuracy = float(self._correct(runtime.predict).sum()) / len(self._held_out)
-        survivors = tuple(names[device] for device in info.survivors)
-        # Those that began in the round and are not in its sum.
-        dropped = tuple(names[part.device_id] for part in info.participants if names[part.device_id] not in survivors)
-        seconds = (info.ended or info.started) - info.started
-        self.results.rounds.append(
-            RoundRow(info.number, info.phase, seconds, accuracy, survivors, dropped, info.reason)
-        )
+        self.results.rounds.append(round_row(federation, info, accuracy))
 
     def _compare(
         self,

@@ -146,6 +146,7 @@ def _round_info(
         step_scale=row.step_scale,
         result=None if row.result is None else msgspec.convert(row.result, RoundResult),
         refused=refused,
+        deadlines=row.deadlines or {},
         started=row.started,
         ended=row.ended,
     )

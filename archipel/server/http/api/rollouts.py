@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy.orm import Session
@@ -15,13 +16,14 @@ from archipel.protocol.operator.tasks import PageQuery
 from archipel.server.audit import log as audit
 from archipel.server.callers import Identity
 from archipel.server.database.registry_tables import Model, ModelVersion, Rollout
-from archipel.server.devices.smallest_answer import check_enough, reads_attributes
+from archipel.server.devices.smallest_answer import check_enough, hides, reads_attributes
 from archipel.server.http.idempotency import keyed
 from archipel.server.http.paging import page
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import ANALYST, OPERATOR, READ, Call, Route
 from archipel.server.registry import rollouts, stage_evaluations
 from archipel.server.registry.rollout_views import describe_rollouts
+from archipel.server.registry.rollout_waiting import explain
 from archipel.server.registry.versions import find_model, find_version
 from archipel.server.rounds import weights_log
 
@@ -37,7 +39,7 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
         known = session.get(Rollout, key.id)
         if known is not None:
             key.require_same(known.request_digest)
-            return _info(session, known), 200
+            return _info(call, session, known), 200
         promoted, version = _versions(session, model, request)
         try:
             _check_stages(request)
@@ -75,7 +77,7 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
             session, now, call.identity.actor, "rollout.create", made.rollout_id,
             version=f"{model.name}/{version.number}", percent=made.percent,
         )  # fmt: skip
-        return _info(session, made), 201
+        return _info(call, session, made), 201
 
 
 def list_rollouts(call: Call[None]) -> RolloutPage:
@@ -83,13 +85,13 @@ def list_rollouts(call: Call[None]) -> RolloutPage:
     where = call.identity.visible(Rollout.population)
     with call.services.database.read() as session:
         rows, after = page(session, Rollout, Rollout.created, Rollout.rollout_id, call.query, *where, newest_first=True)
-        return RolloutPage(items=describe_rollouts(session, rows), next=after)
+        return RolloutPage(items=_infos(call, session, rows), next=after)
 
 
 def show_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
     """One rollout, with the results of each stage."""
     with call.services.database.read() as session:
-        return _info(session, _rollout(session, call.identity, rollout_id))
+        return _info(call, session, _rollout(session, call.identity, rollout_id))
 
 
 def pause_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
@@ -113,7 +115,7 @@ def abort_rollout(call: Call[None], rollout_id: str) -> RolloutInfo:
         if rollout.ended is None:
             rollouts.roll_back(session, rollout, "aborted by the operator", now=now, actor=actor)
             weights_log.go_back(session, call.services.settings.private_key, rollout.model, rollout.baseline)
-        return _info(session, rollout)
+        return _info(call, session, rollout)
 
 
 def _change(
@@ -125,7 +127,7 @@ def _change(
             raise refuse(409, f"the rollout is {rollout.state}")
         if applies(rollout):  # else it is in the wanted state already: a repeated request changes nothing
             change(session, rollout, now=call.services.clock(), actor=call.identity.actor)
-        return _info(session, rollout)
+        return _info(call, session, rollout)
 
 
 def _versions(session: Session, model: Model, request: RolloutRequest) -> tuple[ModelVersion, ModelVersion]:
@@ -156,8 +158,20 @@ def _rollout(session: Session, identity: Identity, rollout_id: str, *, lock: boo
     return rollout
 
 
-def _info(session: Session, rollout: Rollout) -> RolloutInfo:
-    return describe_rollouts(session, [rollout])[0]
+def _infos(call: Call[Any], session: Session, rollouts: Sequence[Rollout]) -> list[RolloutInfo]:
+    settings, now = call.services.settings, call.services.clock()
+
+    def waits(rollout: Rollout) -> str:
+        # As of tasks: whoever may not ask for numbers of devices by another expression is not told them by this one.
+        if hides(rollout.eligibility, settings.smallest_answer) and call.identity.role not in OPERATOR:
+            return ""
+        return explain(session, rollout, now=now, settings=settings)
+
+    return describe_rollouts(session, rollouts, waits)
+
+
+def _info(call: Call[Any], session: Session, rollout: Rollout) -> RolloutInfo:
+    return _infos(call, session, [rollout])[0]
 
 
 _ROLLOUT = "/v1/rollouts/<id:rollout_id>"

@@ -33,7 +33,7 @@ from archipel.server.rounds.evaluating import cancel_evaluations, check_evaluati
 from archipel.server.rounds.machine import let_go
 from archipel.server.rounds.opening import add_task, new_task
 from archipel.server.rounds.refusals import refusals_of_task
-from archipel.server.rounds.waiting import waiting_for
+from archipel.server.rounds.waiting import last_failure, under_way, waiting_for
 from archipel.server.rounds.weights_log import is_logged
 
 
@@ -246,6 +246,8 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         created_by=task.created_by,
         approved_by=task.approved_by,
         waiting_for=reasons,
+        under_way=under_way(session, task, now=now, window=window, smallest=smallest) if task.live else "",
+        last_failure=last_failure(session, task),
         refused=refusals_of_task(session, task.task_id),
         created=task.created,
         ended=task.ended,

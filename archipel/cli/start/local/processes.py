@@ -1,4 +1,4 @@
-"""The demo's other processes: one server and several hosts of devices. None of them outlives the demo."""
+"""The other processes of a local federation: one server and several hosts of devices. None outlives this one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import IO
 import msgspec
 import psutil
 
-from archipel.cli.start.demo.host import HostEvent
+from archipel.cli.start.local.events import HostEvent
 from archipel.errors import CommandError
 
-HOST = (sys.executable, "-m", "archipel.cli.start.demo.host")
+HOST = (sys.executable, "-m", "archipel.cli.start.local.host")
 START_SECONDS = 60.0
 STOP_SECONDS = 8.0
 READER_SECONDS = 2.0
@@ -28,11 +28,13 @@ READER_SECONDS = 2.0
 class Processes:
     """Starts child processes, each the leader of its own process group, and ends them all in `close`.
 
-    `events` has the events of all hosts; `peak_memory` is in bytes, of all processes together.
+    Their logs are in `folder`. `events` has the events of all hosts; `peak_memory` is in bytes, of all processes
+    together.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
         self._children: list[subprocess.Popen[bytes]] = []
         self.events: queue.Queue[HostEvent] = queue.Queue()
         self._readers: list[threading.Thread] = []
@@ -47,8 +49,8 @@ class Processes:
         return 1 + len(psutil.Process().children(recursive=True))
 
     def start_server(self, data_folder: Path) -> str:
-        """Start the server on a free port and return its address. Raises CommandError with the last line of its log."""
-        command = [sys.executable, "-m", "archipel.cli.start.demo.server", str(data_folder), str(os.getpid())]
+        """Start the server and return its address. Raises CommandError with the last line of its log."""
+        command = [sys.executable, "-m", "archipel.cli.start.local.server", str(data_folder), str(os.getpid())]
         log = self._folder / "server-errors.log"
         with open(log, "wb") as errors:
             child = self._start(command, errors)
@@ -94,7 +96,7 @@ class Processes:
                 name = " ".join(str(part) for part in child.args[2:5]) if isinstance(child.args, list) else "?"
                 logs = sorted(self._folder.glob("*.log"))
                 words = next((text for log in logs if (text := _last_line(log))), "no message")
-                raise CommandError(f"a process of the demo ended early ({name}): {words}")
+                raise CommandError(f"a process of the federation ended early ({name}): {words}")
 
     def close(self) -> None:
         """Ask all processes to stop, wait, then kill whole process groups. Safe to call twice."""
@@ -134,7 +136,7 @@ class Processes:
         self._children.clear()
 
     def _start(self, command: list[str], errors: IO[bytes]) -> subprocess.Popen[bytes]:
-        # Its own session: Ctrl-C in the terminal reaches the demo alone, which then ends the others in order.
+        # Its own session: Ctrl-C in the terminal reaches this process alone, which then ends the others in order.
         child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
-"""A process full of devices: `python -m archipel.cli.start.demo.host CONFIG.json`.
+"""A process full of devices: `python -m archipel.cli.start.local.host CONFIG.json`.
 
-Each agent has its own key, folder and session, and its own writer's digits only.
+Each agent has its own key, folder, session and examples, as its device.toml says.
 Every line on standard output is one event of one agent, as JSON, for the process that started this one.
 """
 
@@ -16,9 +16,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from archipel.client import Agent, AgentConfig, Event
-from archipel.datasets import DigitsByWriter, digits_by_writer
-from archipel.errors import ArchipelError
+from archipel.cli.input_output.arrays import read_arrays
+from archipel.cli.start.local.events import HostEvent, Output
+from archipel.client import Agent, Event
+from archipel.client.settings import load_device_settings
+from archipel.errors import ArchipelError, CommandError
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.sealed import decode
 from archipel.server.processes.parent import end_with_parent
@@ -27,65 +29,58 @@ STOP_SECONDS = 3.0
 
 
 class DeviceConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """One device: whose digits it holds, its token file, and the rounds (numbers) in which it vanishes."""
+    """One device: its folder with device.toml, data and token, and the rounds (numbers) in which it vanishes."""
 
     name: str
-    writer: int
     folder: str
-    token: str
-    vanishes: list[int]
+    vanishes: list[int] = []
 
 
 class HostConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """What the parent tells one host process. `field` is the name of the model's input."""
+    """What the parent tells one host process; `server` is the server's address."""
 
     parent: int
-    field: str
+    server: str
     devices: list[DeviceConfig]
 
 
-class HostEvent(msgspec.Struct, forbid_unknown_fields=True):
-    """One line of output. Bytes are of this round so far."""
-
-    device: str
-    event: str
-    device_id: str = ""
-    round_id: str = ""
-    sent: int = 0
-    received: int = 0
-    text: str = ""
-
-
 class Device:
-    """An agent, its writer's digits, and a simulated battery: unplugged, the agent leaves in the middle of a round."""
+    """An agent with its examples, and a simulated battery: unplugged, the agent leaves in the middle of a round."""
 
-    def __init__(self, config: DeviceConfig, field: str, digits: DigitsByWriter, output: Output) -> None:
+    def __init__(self, config: DeviceConfig, server: str, output: Output) -> None:
         self.config = config
         self._output = output
         self._plugged_in = True
         self._number = 0
-        fields: dict[str, np.ndarray] = {field: digits.inputs(), "label": digits.targets()}
-
-        def examples() -> dict[str, np.ndarray]:
-            return fields
-
+        folder = Path(config.folder)
+        settings = load_device_settings(folder / "device.toml", environment={})
+        if settings.examples is None or not settings.examples.file:
+            raise CommandError(f"{settings.file}: [examples] needs a file = ...")
+        fields = read_arrays(Path(settings.examples.file))
+        if isinstance(fields, np.ndarray):
+            raise CommandError(f"{settings.examples.file}: expected an .npz with an entry for each field")
         self.agent = Agent(
             # Not isolated: that would be one more process for each device. `resume_within` is short, so that a device
             # that is unplugged leaves its round for good after half a second.
-            AgentConfig(folder=Path(config.folder), isolated=False, resume_within=0.5),
-            examples=examples,
+            msgspec.structs.replace(settings.config, server=server, isolated=False, resume_within=0.5),
+            examples=lambda: fields,
             on_event=self._on_event,
             conditions=lambda: self._plugged_in,
         )
 
     def run(self, stop: threading.Event) -> None:
-        token = decode("enrolment token", Path(self.config.token).read_bytes(), EnrolmentToken)
         try:
             with self.agent:
-                self.agent.enrol(token)
+                if not self.agent.device_id:
+                    file = Path(self.config.folder) / "enrolment.token"
+                    self.agent.enrol(decode("enrolment token", file.read_bytes(), EnrolmentToken))
+                self._tell("enrolled", self.agent.device_id)
                 self.agent.run_forever(stop)
-        except ArchipelError as error:
-            self._output.write(HostEvent(device=self.config.name, event="failed", text=str(error)))
+        except (ArchipelError, OSError) as error:
+            self._tell("failed", "", str(error))
+
+    def _tell(self, event: str, device_id: str, text: str = "") -> None:
+        self._output.write(HostEvent(device=self.config.name, event=event, device_id=device_id, text=text))
 
     def _on_event(self, event: Event) -> None:
         if event.name == "assigned":
@@ -109,18 +104,6 @@ class Device:
         )
 
 
-class Output:
-    """Standard output of all devices' threads; the lock keeps their lines whole."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def write(self, event: HostEvent) -> None:
-        with self._lock:
-            sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
-            sys.stdout.buffer.flush()
-
-
 def main(path: str) -> None:
     config = msgspec.json.decode(Path(path).read_bytes(), type=HostConfig)
     stop = threading.Event()
@@ -129,10 +112,11 @@ def main(path: str) -> None:
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     end_with_parent(config.parent)
-    digits = digits_by_writer()
     output = Output()
-    devices = [Device(device, config.field, digits.of([device.writer]), output) for device in config.devices]
-    del digits
+    try:
+        devices = [Device(device, config.server, output) for device in config.devices]
+    except (ArchipelError, OSError) as error:
+        sys.exit(f"archipel: {error}")
     threads = [threading.Thread(target=device.run, args=(stop,), name=device.config.name) for device in devices]
     for thread in threads:
         thread.start()

@@ -1,6 +1,6 @@
-"""The demo's server: `python -m archipel.cli.start.demo.server DATA_FOLDER PARENT`.
+"""The server of a local federation: `python -m archipel.cli.start.local.server DATA_FOLDER PARENT`.
 
-It is like `archipel serve start`, on a free port, but it ends when process PARENT does.
+It is like `archipel serve start`, but it ends when process PARENT does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from archipel.server.processes.parent import end_with_parent
 def main(folder: str, parent: int) -> None:
     end_with_parent(parent)
     try:
-        supervise(load_settings(folder, port=0), announce=lambda line: print(line, flush=True))
+        supervise(load_settings(folder), announce=lambda line: print(line, flush=True))
     except ArchipelError as error:
         fail(str(error))
 

@@ -1,0 +1,32 @@
+"""What host processes tell the process that started them: one line of JSON for each event of a device."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import msgspec
+
+
+class HostEvent(msgspec.Struct, forbid_unknown_fields=True):
+    """One line of output. Bytes are of this round so far."""
+
+    device: str
+    event: str
+    device_id: str = ""
+    round_id: str = ""
+    sent: int = 0
+    received: int = 0
+    text: str = ""
+
+
+class Output:
+    """Standard output of all devices' threads; the lock keeps their lines whole."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def write(self, event: HostEvent) -> None:
+        with self._lock:
+            sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
+            sys.stdout.buffer.flush()

@@ -1,0 +1,1 @@
+"""`archipel new`: a folder to begin with, for one's own data and model."""

@@ -1,0 +1,1 @@
+"""`archipel up`: a federation of one's own model and data on one machine."""

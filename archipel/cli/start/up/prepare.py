@@ -1,0 +1,186 @@
+"""Make the folder of `archipel up`: convert the model, split the data, lay out server and devices."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from archipel.bundle import Bundle, PrivacyPolicy
+from archipel.bundle.roles import Example, Label
+from archipel.cli.input_output.arrays import check_fields, write_arrays
+from archipel.cli.start.local.layout import lay_out
+from archipel.cli.start.up.data import Data, read_data, split
+from archipel.converter import Signing, Training
+from archipel.converter.pipeline import make_bundle
+from archipel.converter.request import Request
+from archipel.converter.sources import read_model
+from archipel.durable import creating_folder, write_durably
+from archipel.errors import CommandError
+from archipel.lite_runtime.evaluation import evaluation_fields
+from archipel.training import losses, optimizers
+
+POPULATION = "local"
+BUNDLE_FILE, PLAN_FILE, HELD_OUT_FILE = "model.bundle", "up.json", "held-out.npz"
+THRESHOLD = 0.51
+POLICY = PrivacyPolicy(
+    modes=("secure",), min_cohort=2, threshold=THRESHOLD, max_clip=1000.0, max_bits=24, colluders=0.0,
+    min_contributors=2, queries=256, query_days=1,
+)  # fmt: skip
+"""For trying out: a round may be the sum of two devices, and nobody is taken to work with the server."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the folder is for.
+
+    `model`, `data` and `program` (federation.py, where that wrote the two) are fingerprints of files. `key` names the
+    task, so that the same one is asked for when the command runs again.
+    """
+
+    model: str
+    data: str
+    devices: int
+    rounds: int
+    split: str
+    strategy: str
+    loss: str
+    optimizer: str
+    lr: float
+    epochs: int
+    batch_size: int
+    seed: int
+    evaluate_every: int
+    hold_out: float
+    program: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was made: the plan, the bundle, and the number of examples on each device."""
+
+    plan: Plan
+    bundle: Bundle
+    sizes: list[int]
+
+
+LOSSES: dict[str, Callable[[], losses.Loss]] = {
+    "cross_entropy": losses.cross_entropy,
+    "binary_cross_entropy": losses.binary_cross_entropy,
+    "mse": losses.mse,
+    "l1": losses.l1,
+    "huber": losses.huber,
+}
+OPTIMIZERS: dict[str, Callable[..., optimizers.Optimizer]] = {"sgd": optimizers.sgd, "adam": optimizers.adam}
+
+
+def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519PrivateKey) -> Prepared:
+    """Fill the new folder, whole or not at all.
+
+    Arguments:
+        folder: does not exist, or is empty.
+        model: an ONNX file, or a .pt2 of torch.export.save.
+        data_file: an .npz or a .csv, as `read_data` takes it.
+        plan: what was asked for; an empty `loss` is chosen by the labels.
+        key: signs the bundle.
+
+    Raises CommandError, the ArchipelError of a model that cannot be converted, OSError.
+    """
+    source = read_model(model, None)
+    data = read_data(data_file, [(port.name, port.dtype) for port in source.inputs])
+    loss = plan.loss or ("cross_entropy" if data.classes is not None else "mse")
+    held, kept = _hold_out(len(data), plan)
+    parts = [kept[indices] for indices in split(data.take(kept), plan.split, plan.devices, plan.seed)]
+    plan = msgspec.structs.replace(plan, loss=loss, key=secrets.token_hex(16))
+    training = Training(
+        LOSSES[loss](), OPTIMIZERS[plan.optimizer](lr=plan.lr), strategy=plan.strategy, epochs=plan.epochs,
+        batch_size=plan.batch_size,
+    )  # fmt: skip
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", model.stem).strip(".-_") or "model"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with creating_folder(folder, 0o700) as staging:
+        bundle = make_bundle(
+            Request(source, staging / BUNDLE_FILE, Signing(key), training=training, name=name, privacy=POLICY)
+        )
+        fields = _fields(data, bundle)
+        devices = {
+            str(number): {field: array[indices] for field, array in fields.items()}
+            for number, indices in enumerate(parts, 1)
+        }
+        if len(held):
+            write_arrays(staging / HELD_OUT_FILE, {field: array[held] for field, array in fields.items()})
+        lay_out(staging, population=POPULATION, publisher=bundle.publisher, devices=devices)
+        write_durably(staging / PLAN_FILE, msgspec.json.format(msgspec.json.encode(plan), indent=2), 0o644)
+    return Prepared(plan, bundle, [len(indices) for indices in parts])
+
+
+def read_plan(folder: Path) -> Plan | None:
+    """The plan of a folder that `prepare` made, None where there is no such folder. Raises CommandError."""
+    file = folder / PLAN_FILE
+    if not file.exists():
+        if folder.exists() and any(folder.iterdir()):
+            raise CommandError(f"--folder {folder}: not empty, and not made by `archipel up`; choose another folder")
+        return None
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Plan)
+    except msgspec.DecodeError as error:
+        raise CommandError(f"{file}: damaged ({error}); remove {folder} to begin anew") from None
+
+
+def fingerprint(file: Path) -> str:
+    """The SHA-256 of a file, and of a file of ONNX's external data beside it."""
+    digest = hashlib.sha256()
+    for each in (file, file.with_name(file.name + ".data")):
+        if each.is_file():
+            with each.open("rb") as opened:
+                digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
+
+
+def cohort_minimum(devices: int) -> int:
+    """The smallest number of devices that a round of so many may end with."""
+    return max(2, math.floor(devices / 2) + 1)
+
+
+def _hold_out(count: int, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """The places of the examples that no device gets, and of the others, ascending; drawn by the plan's seed."""
+    order = np.random.default_rng(plan.seed).permutation(count)
+    cut = int(plan.hold_out * count)
+    return np.sort(order[:cut]), np.sort(order[cut:])
+
+
+def _fields(data: Data, bundle: Bundle) -> dict[str, np.ndarray]:
+    """The examples and labels under the names that the bundle has for them, checked against it."""
+    ports = {port.name: port for port in evaluation_fields(bundle) if isinstance(port, Example | Label)}
+    fields = dict(data.inputs)
+    for port in ports.values():
+        if isinstance(port, Label):
+            labels = data.labels.astype(port.dtype)
+            # A column of numbers is also a vector of one number for each example.
+            short = labels.ndim == len(port.shape) - 1 and port.shape[-1:] == (1,)
+            fields[port.name] = labels[..., None] if short else labels
+    check_fields(data.path, list(ports.values()), fields, Example, Label)
+    _check_classes(data, bundle)
+    return {name: fields[name] for name in ports}
+
+
+def _check_classes(data: Data, bundle: Bundle) -> None:
+    """Raise CommandError where a class has no number among the model's outputs."""
+    answers = bundle.program("predict").outputs[0].shape
+    if data.classes is None or len(answers) != 2 or not isinstance(answers[1], int) or answers[1] == 1:
+        return
+    outside = np.flatnonzero((data.labels < 0) | (data.labels >= answers[1]))
+    if len(outside):
+        row = int(outside[0])
+        raise CommandError(
+            f"{data.path}: row {row} has label {int(data.labels[row])}, but the model answers {answers[1]} numbers, "
+            f"for classes 0 to {answers[1] - 1}; number the classes from 0"
+        )

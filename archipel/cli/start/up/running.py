@@ -1,0 +1,106 @@
+"""Run the federation in a folder to its end, and write and tell what came out of it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from archipel.bundle import read_weights
+from archipel.cli.input_output.arrays import read_arrays
+from archipel.cli.start.local.federation import LocalFederation
+from archipel.cli.start.local.layout import Layout
+from archipel.cli.start.local.processes import Processes
+from archipel.cli.start.up.prepare import BUNDLE_FILE, HELD_OUT_FILE, Plan
+from archipel.cli.start.up.watching import start_task, watch
+from archipel.errors import CommandError
+from archipel.lite_runtime import load
+from archipel.operator.curves import curves, plot, write_csv
+from archipel.protocol.measures import Measured, measured
+from archipel.protocol.operator.registry import RoundMetrics
+from archipel.protocol.operator.tasks import TaskInfo
+from archipel.protocol.uploads import upload_program
+from archipel.server import load_settings
+
+HOSTS = 4
+WEIGHTS_FILE = "weights.safetensors"
+
+
+def run(folder: Path, plan: Plan, stack: ExitStack, console: Console) -> tuple[TaskInfo, list[RoundMetrics], bytes]:
+    """Start server and devices, watch the task, and fetch the weights; `stack` ends the processes.
+
+    Raises CommandError that says what failed; the same call goes on later.
+    """
+    layout = Layout(folder)
+    processes = Processes(layout.logs)
+    stack.callback(processes.close)
+    with console.status("starting the server"):
+        federation = LocalFederation(layout, processes)
+    with console.status("enrolling the devices") as status:
+        federation.start_devices(min(HOSTS, max(2, os.cpu_count() or 2)))
+        federation.wait_until_enrolled(lambda done: status.update(f"enrolling the devices: {done} of {plan.devices}"))
+    task = start_task(federation, plan, folder)
+    metrics = watch(federation, task, console)
+    task = federation.operator.tasks.get(task.task_id)
+    if task.model is None:
+        raise CommandError(f"task {task.task_id}: has no weights, although it has completed")
+    return task, metrics, federation.operator.weights.download(task.model)
+
+
+def finish(folder: Path, metrics: Sequence[RoundMetrics], console: Console) -> None:
+    """Write rounds.csv and, where there are metrics, curves.png."""
+    write_csv(metrics, folder / "rounds.csv")
+    if curves(metrics):
+        plot(metrics, folder / "curves.png")
+        console.print(f"curves: {folder / 'curves.png'}   rounds: {folder / 'rounds.csv'}", soft_wrap=True)
+
+
+def held_out_metrics(folder: Path) -> tuple[Measured, Measured] | None:
+    """What the published and the learned weights are worth on the held-out examples; None where there are none.
+
+    Both are measured with `predict` of the bundle, as devices run it.
+    """
+    file = folder / HELD_OUT_FILE
+    if not file.exists():
+        return None
+    fields = read_arrays(file)
+    assert isinstance(fields, dict)
+    publishers = load_settings(Layout(folder).server, environment={}).trusted_keys
+    with tempfile.TemporaryDirectory() as cache:
+        runtime = load(folder / BUNDLE_FILE, publishers, cache=cache, allow_development=True)
+        program = upload_program(runtime.bundle.manifest, "evaluation")
+        count = len(next(iter(fields.values())))
+        before = measured(program, runtime.evaluate(fields), count)
+        runtime.set_parameters(read_weights(folder / WEIGHTS_FILE))
+        return before, measured(program, runtime.evaluate(fields), count)
+
+
+def measure(folder: Path, console: Console) -> None:
+    """Tell what was gained on the held-out examples."""
+    found = held_out_metrics(folder)
+    if found is None:
+        return
+    before, after = found
+    gains = ", ".join(f"{name} {value:.4g} -> {after.values[name]:.4g}" for name, value in before.values.items())
+    console.print(f"on {after.count} held-out examples: {gains}", soft_wrap=True, highlight=False)
+
+
+def print_next(folder: Path, task: TaskInfo, console: Console) -> None:
+    """The commands that come next."""
+    bundle, weights = folder / BUNDLE_FILE, folder / WEIGHTS_FILE
+    for line in (
+        f"result: {weights}",
+        "",
+        "take the model home:",
+        f"  archipel export {bundle} --weights {weights} -o trained.onnx",
+        "see what is in it:",
+        f"  archipel inspect {bundle}",
+        "take the federation apart (docs/quickstart.md):",
+        f"  archipel serve start {folder / 'server'}",
+        f"  archipel device run {folder / 'devices' / '1' / 'device.toml'}",
+    ):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,196 @@
+"""`archipel up`: from an ONNX file and an .npz to a federated model, in one command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import psutil
+import pytest
+from onnx import parser
+from safetensors.numpy import load_file
+
+from tests.support.commands import Command
+from tests.support.development import place_development_key
+
+NET = """<ir_version: 10, opset_import: ["": 21]>
+net (float[n, 4] features) => (float[n, 3] logits) <float[4, 3] w = {%s}> {
+    logits = MatMul(features, w)
+}"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Has model.onnx and data.npz, whose classes a linear model can learn, and the user's development key."""
+    place_development_key(tmp_path / "config")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    onnx.save(parser.parse_model(NET % ", ".join(["0"] * 12)), tmp_path / "model.onnx")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((240, 4)).astype(np.float32)
+    y = (x @ rng.standard_normal((4, 3))).argmax(axis=1)
+    np.savez(tmp_path / "data.npz", x=x, y=y, person=np.arange(240) % 7)
+    return tmp_path
+
+
+def up(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "archipel.cli.main", "up", "model.onnx", "data.npz", "--lr", "0.5", *arguments],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, env=dict(os.environ),
+    )  # fmt: skip
+
+
+def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Command) -> None:
+    """It is stopped in the middle, and the next one finishes the same task with the same devices."""
+    started = up(folder, "--devices", "2", "--rounds", "3", "--split", "by-person")
+    assert started.stdout is not None
+    lines = []
+    for line in started.stdout:
+        lines.append(line.decode())
+        if lines[-1].startswith("round 1 of 3"):
+            below = psutil.Process(started.pid).children(recursive=True)
+            started.send_signal(signal.SIGINT)
+    started.stdout.close()
+    started.wait()
+    assert started.returncode == 130, lines
+    text = "".join(lines)
+    assert "your development key" in text
+    assert "policy for trying out" in text
+    _, alive = psutil.wait_procs(below, timeout=10)
+    assert alive == []
+    assert not (folder / "federation/weights.safetensors").exists()
+
+    again = up(folder, "--devices", "2", "--rounds", "3", "--split", "by-person")
+    text = again.communicate()[0].decode()
+    assert again.returncode == 0, text
+    assert "goes on with the federation that is there" in text
+    assert "round 1 of 3: 2 devices" in text
+    assert "round 3 of 3: 2 devices" in text
+    made = folder / "federation"
+    assert (made / "curves.png").read_bytes().startswith(b"\x89PNG")
+    learned = load_file(made / "weights.safetensors")["w"]
+    with np.load(folder / "data.npz") as data:
+        accuracy = ((data["x"] @ learned).argmax(axis=1) == data["y"]).mean()
+        # Nobody's examples are on two devices, and all are on one.
+        persons = []
+        for number in (1, 2):
+            with np.load(made / f"devices/{number}/data.npz") as own:
+                rows = [int(np.flatnonzero((data["x"] == row).all(axis=1))[0]) for row in own["features"]]
+                persons.append(set(data["person"][rows]))
+                assert (data["y"][rows] == own["label"]).all()
+    assert accuracy > 0.8
+    # What the command says of the examples that no device has, reckoned with NumPy.
+    with np.load(made / "held-out.npz") as held:
+        assert len(held["label"]) == 24
+        share = ((held["features"] @ learned).argmax(axis=1) == held["label"]).mean()
+        unlearned = (held["label"] == 0).mean()
+    assert "on 24 held-out examples: " in text
+    assert f"accuracy {unlearned:.4g} -> {share:.4g}" in text
+    assert persons[0].isdisjoint(persons[1])
+    assert persons[0] | persons[1] == set(range(7))
+
+    # The next commands that it printed, and the parts of real machines.
+    for number in (1, 2):
+        _, err = archipel("device", "status", str(made / f"devices/{number}/device.toml"))
+        assert err == ""
+    plan = json.loads((made / "up.json").read_text())
+    assert plan["rounds"] == 3
+    model, data = str(folder / "model.onnx"), str(folder / "data.npz")
+    _, err = archipel("up", model, data, "--folder", str(made), "--rounds", "4", "--split", "iid", code=1)
+    assert "holds a federation with other --rounds, --split; go on with it by" in err
+    np.savez(folder / "other.npz", x=np.zeros((9, 4)), y=np.zeros(9, int))
+    _, err = archipel("up", model, str(folder / "other.npz"), "--folder", str(made), code=1)
+    assert f"holds a federation with other DATA; go on with it by `archipel up --folder {made}`" in err
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.zeros((9, 4), np.float32)}, "no labels; name them `y` (it has x)"),
+        ({"image": np.zeros((9, 4)), "y": np.zeros(9, int)}, "name them `features`, or `x` (it has image, y)"),
+        ({"x": np.zeros((9, 5)), "y": np.zeros(9, int)}, "entry 'features' must be float32[n, 4], is float32[9, 5]"),
+        ({"x": np.zeros((9, 4)), "y": np.zeros(8, int)}, "different numbers of examples (features 9, y 8)"),
+        ({"x": np.zeros((9, 4)), "y": np.arange(9)}, "row 3 has label 3, but the model answers 3 numbers"),
+        ({"x": np.full((9, 4), np.nan), "y": np.zeros(9, int)}, "'x' is not finite in row 0"),
+        ({"x": np.zeros((1, 4)), "y": np.zeros(1, int)}, "1 examples are too few for 2 devices"),
+    ],
+)  # fmt: skip
+def test_wrong_data_are_told_before_anything_starts(
+    folder: Path, archipel: Command, arrays: dict[str, np.ndarray], words: str
+) -> None:
+    np.savez(folder / "wrong.npz", **arrays)
+    _, err = archipel(
+        "up", str(folder / "model.onnx"), str(folder / "wrong.npz"), "--devices", "2", "--folder", str(folder / "f"),
+        code=1,
+    )  # fmt: skip
+    assert words in err
+    assert not (folder / "f").exists()
+
+
+def test_wrong_splits_are_told(folder: Path, archipel: Command) -> None:
+    for how, words in (
+        ("by-place", "has no field 'place'; it has person"),
+        ("dirichlet:x", "expected a number, such as dirichlet:0.3"),
+        ("dirichlet:0", "alpha must be above 0"),
+        ("half", "expected iid, dirichlet:ALPHA"),
+        ("by-person", "7 groups are too few for 8 devices"),
+    ):
+        _, err = archipel(
+            "up", str(folder / "model.onnx"), str(folder / "data.npz"), "--split", how, "--folder", str(folder / "f"),
+            code=1,
+        )  # fmt: skip
+        assert words in err, how
+
+
+def test_a_table_is_examples_too(folder: Path) -> None:
+    from archipel.cli.start.up.data import read_data
+    from archipel.errors import CommandError
+
+    file = folder / "table.csv"
+    file.write_text("a,b,y,c\n1,2,0,3\n4,5.5,1,6\n")
+    read = read_data(file, [("features", "float32")])
+    np.testing.assert_array_equal(read.inputs["features"], np.array([[1, 2, 3], [4, 5.5, 6]], np.float32))
+    assert read.labels.tolist() == [0, 1]
+    assert read.classes == 2
+    for text, words in (
+        ("a,b,y\n1,2\n", "line 2 has 2 columns, the head has 3"),
+        ("a,y\n1,cat\n", "line 2, column 'y': 'cat' is no number"),
+        ("a,y\n", "no rows"),
+        ("a\n1\n", "expected a head"),
+    ):
+        file.write_text(text)
+        with pytest.raises(CommandError) as raised:
+            read_data(file, [("features", "float32")])
+        assert words in str(raised.value)
+
+
+def test_another_folder_is_left_alone(folder: Path, archipel: Command) -> None:
+    (folder / "mine").mkdir()
+    (folder / "mine/thesis.txt").write_text("chapter 1")
+    _, err = archipel(
+        "up", str(folder / "model.onnx"), str(folder / "data.npz"), "--folder", str(folder / "mine"), code=1
+    )
+    assert "not empty, and not made by `archipel up`" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_is_left_behind(folder: Path, sign: signal.Signals) -> None:
+    started = up(folder, "--devices", "2", "--rounds", "1000")
+    assert started.stdout is not None
+    below: list[psutil.Process] = []
+    for line in started.stdout:
+        if line.startswith(b"round 2 "):
+            below = psutil.Process(started.pid).children(recursive=True)
+            started.send_signal(sign)
+            break
+    started.stdout.close()
+    started.wait(timeout=30)
+    assert len(below) >= 5
+    _, alive = psutil.wait_procs(below, timeout=15)
+    assert alive == []

@@ -1,0 +1,64 @@
+"""What a task says about its round: what that waits for, and why the last one failed."""
+
+from __future__ import annotations
+
+from archipel.protocol.moments import moment
+from tests.server.rounds.test_leaving import leave
+from tests.server.rounds.test_secure_round import give_updates
+from tests.support.devices import ANSWERED
+from tests.support.world import World
+
+
+def test_a_round_says_who_is_missing(world: World) -> None:
+    task = world.create_task(cohort=4, min_cohort=3)["task_id"]
+    devices = world.add_devices(4)
+    assert world.task(task)["under_way"] == ""
+    for device in devices[:3]:
+        device.check_in()
+    world.settle()
+    ends = moment(world.clock.now + 60)
+    assert world.task(task)["under_way"] == f"round 1: assigning, 3 of 4 devices wait for it, until {ends}"
+    world.start_round(devices)
+    ends = moment(world.clock.now + 120)
+    devices[0].advertising()
+    assert leave(devices[1], "size")[0] == 200
+    assert world.task(task)["under_way"] == (
+        f"round 1: advertising, 1 of 3 devices have answered, 1 left, until {ends}"
+    )
+    assert leave(devices[2])[0] == 200
+    world.settle()
+    shown = world.task(task)
+    assert shown["under_way"] == ""
+    assert shown["last_failure"] == (
+        "round 1: 2 of 4 devices left the round in phase advertising, 3 needed (they said: size 1, untold 1)"
+    )
+    rested = moment(world.clock.now + world.settings.leave_seconds)
+    assert f"2 devices left a round and may be taken again, the first at {rested}; 3 needed" in shown["waiting_for"]
+    world.clock.now += 31
+    for device in devices:
+        device.open_session()
+    world.start_round(devices)
+    give_updates(devices, [1, 1, 1, 1])
+    for phase in ANSWERED:
+        for device in devices:
+            device.answer(phase)
+        world.settle()
+    assert world.task(task)["last_failure"] == ""
+
+
+def test_the_task_that_fails_says_what_devices_said(world: World) -> None:
+    task = world.create_task(cohort=3, min_cohort=3, deadlines={"assigning": 5})["task_id"]
+    devices = world.add_devices(3)
+    for times in range(world.settings.max_failed_rounds):
+        world.start_round(devices)
+        assert leave(devices[0], "data")[0] == 200
+        world.settle()
+        world.clock.now += world.settings.leave_seconds * 2**times
+        for device in devices:
+            device.open_session()
+    shown = world.task(task)
+    assert (shown["state"], shown["reason"]) == (
+        "failed",
+        "5 rounds in a row failed; the last one: 1 of 3 devices left the round in phase advertising, 3 needed "
+        "(they said: data 1)",
+    )
