@@ -98,6 +98,7 @@ _ARGUMENTS = {
 RULES: list[Rule] = [
     *STRATEGY_RULES,
     rule(r"\bdropout=False", "--no-dropout"),
+    rule(r"\bpass loss_output='([^']*)'", r"give --loss-output \1"),
     rule(r" out of step_options$", " out"),
     *DATA_RULES,
     rule(r"^analysis with training: ", "--analysis with --loss: "),

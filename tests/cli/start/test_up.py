@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +108,10 @@ def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Com
     model, data = str(folder / "model.onnx"), str(folder / "data.npz")
     _, err = archipel("up", model, data, "--folder", str(made), "--rounds", "4", "--split", "iid", code=1)
     assert "holds a federation with other --rounds, --split; go on with it by" in err
+    port = int(tomllib.loads((made / "server/server.toml").read_text())["port"])
+    with socket.create_server(("127.0.0.1", port)):
+        _, err = archipel("up", "--folder", str(made), code=1)
+        assert f"port {port} is in use, maybe by this federation, started elsewhere: stop that, or change `port`" in err
     np.savez(folder / "other.npz", x=np.zeros((9, 4)), y=np.zeros(9, int))
     _, err = archipel("up", model, str(folder / "other.npz"), "--folder", str(made), code=1)
     assert f"holds a federation with other DATA; go on with it by `archipel up --folder {made}`" in err

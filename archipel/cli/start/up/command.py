@@ -96,9 +96,9 @@ def up(
     archipel up model.onnx data.npz --devices 8 --rounds 10 --split dirichlet:0.3
     archipel up model.onnx people.npz --split by-person --lr 0.05
 
-    MODEL is an ONNX file (torch.onnx.export writes one) or a .pt2 file. DATA is an .npz with an entry for each of the
-    model's inputs, or `x`, and the labels as `y`; or a .csv of numbers with a head, labels in the column `y` or the
-    last one. In a folder of `archipel new` both may be left out.
+    MODEL is an ONNX file (torch.onnx.export writes one; give it optimize=False) or a .pt2 file. DATA is an .npz with an
+    entry for each of the model's inputs, or `x`, and the labels as `y`; or a .csv of numbers with a head, labels in the
+    column `y` or the last one. In a folder of `archipel new` both may be left out.
 
     Without --key it signs with your development key. The bundle's policy is for trying out: a sum of two devices is
     enough, and it reckons with no device that works with the server.
