@@ -6,6 +6,7 @@ import struct
 import zipfile
 from pathlib import Path
 
+from archipel.bundle.foreign import recognize
 from archipel.bundle.manifest import (
     MANIFEST_FILE,
     MAX_MANIFEST_BYTES,
@@ -60,6 +61,8 @@ def unpack(file: Path | str, folder: Path | str) -> None:
     checks no contents: `open_bundle` does. Raises ArchiveError or UnsafePathError.
     """
     file, folder = Path(file), Path(folder)
+    if (foreign := recognize(file)) is not None:
+        raise ArchiveError(f"{file}: {foreign}")
     try:
         size = file.stat().st_size
         if size > MAX_ARCHIVE_BYTES:

@@ -142,9 +142,9 @@ def open_bundle(
         weights = bundle.parameters()
     """
     path = Path(path)
-    if (foreign := recognize(path)) is not None:
-        raise BundleError(f"{path}: {foreign}")
     if path.is_dir():
+        if (foreign := recognize(path)) is not None:
+            raise BundleError(f"{path}: {foreign}")
         return verify_folder(path, trusted_keys, allow_development=allow_development)
     if not path.is_file():
         raise BundleError(f"{path}: no such bundle (expected a folder or a .bundle file)")

@@ -17,6 +17,7 @@ from archipel.graph.cleaning import clean
 from archipel.graph.comparison import HALF_TOLERANCE, TOLERANCE, CannotRunError, Reference, deviation
 from archipel.graph.half import widen
 from archipel.graph.loading import normalize
+from archipel.graph.merged import separate_statistics
 from archipel.graph.opset import opset_of
 from archipel.graph.parameters import NAMES_KEY, STATE_KEY, parameter_names, record_parameters
 from archipel.graph.report import CONVERSION_KEY, DEVIATION_KEY, REPORT_KEY, ImportReport
@@ -56,6 +57,7 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
                 value.const_value.numpy()  # raises now, not in training, if the content does not fit the shape
         notes = widen(model)
         clean(model)
+        apart = separate_statistics(model)
     except ModelImportError:
         raise
     except Exception as error:
@@ -64,7 +66,9 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
     tolerance = HALF_TOLERANCE if notes else TOLERANCE
     record_parameters(model, [name for name in parameter_names(model) if not _is_computed_factor(model, name, given)])
     origin = " ".join(filter(None, (proto.producer_name, proto.producer_version)))
-    report = ImportReport(f"ONNX ({origin})" if origin else "ONNX", opset_of(proto.opset_import), notes=tuple(notes))
+    report = ImportReport(
+        f"ONNX ({origin})" if origin else "ONNX", opset_of(proto.opset_import), notes=(*notes, *apart)
+    )
     source, why = _run_source(proto, model)
     if source is None:
         report = report.with_notes(f"not compared with its source: {why}")

@@ -23,6 +23,8 @@ COMMANDS = {
     "fit": ["{model}", "--key", "{key}.pub", "--data", "{data}", "--save", "{here}/saved"],
     "bench": ["{model}", "--key", "{key}.pub"],
     "verify": ["{model}", "--key", "{key}.pub"],
+    "export": ["{model}", "--key", "{key}.pub", "-o", "{here}/out.pt"],
+    "slots install": ["{here}/slots", "{model}", "--key", "{key}.pub"],
 }
 """Command: its arguments. `{mlp}` is a good ONNX file."""
 
@@ -72,9 +74,10 @@ def test_one_line_with_a_remedy(archipel: Command, tmp_path: Path, name: str) ->
     archipel("keys", str(tmp_path / "key"))
     places = {"model": tmp_path / name, "here": tmp_path, "key": tmp_path / "key", "mlp": tmp_path / "mlp.onnx",
               "data": tmp_path / "data.npz"}  # fmt: skip
+    (tmp_path / "slots").mkdir()
     before = sorted(tmp_path.iterdir())
     for command, arguments in COMMANDS.items():
-        _, err = archipel(command, *(each.format(**places) for each in arguments), code=1)
+        _, err = archipel(*command.split(), *(each.format(**places) for each in arguments), code=1)
         assert err.startswith("archipel: "), (command, err)
         assert err.count("\n") == 1, (command, err)
         assert name in err, (command, err)

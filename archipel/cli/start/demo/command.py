@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from archipel.bundle.foreign import recognize
 from archipel.errors import CommandError
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _own(model: Path | None, data: Path | None) -> tuple[Path, Path] | None:
         raise CommandError("--model and --data: give both, such as --model mine.onnx --data mine.npz")
     for path in (model, data):
         if not path.is_file():
-            raise CommandError(f"{path}: no such file")
+            raise CommandError(f"{path}: {recognize(path) or 'no such file'}")
     return model, data
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from archipel.cli.start.local.layout import Layout
 from archipel.cli.start.local.processes import Processes
 from archipel.errors import CommandError
 from archipel.operator import OperatorClient
+from archipel.server import load_settings
 
 ENROL_SECONDS = 90.0
 
@@ -29,13 +31,16 @@ class DeviceLog:
 
 
 class LocalFederation:
-    """The server and the devices of a folder. The server starts when an object is made; `Processes.close` ends all."""
+    """The server and the devices of a folder. The server starts when an object is made; `Processes.close` ends all.
+
+    Raises CommandError where the server does not start.
+    """
 
     def __init__(self, layout: Layout, processes: Processes) -> None:
         self.layout = layout
         self._processes = processes
         self.token = layout.operator_token.read_text().strip()
-        self.address = processes.start_server(layout.server)
+        self.address = processes.start_server(layout.server, _free_port(layout))
         self.operator = OperatorClient(self.address, self.token)
         self.devices = {name: DeviceLog(name) for name in layout.devices}
 
@@ -90,3 +95,19 @@ class LocalFederation:
             # Each event has the bytes of its round so far; the largest number is the whole round's.
             device.sent[event.round_id] = max(event.sent, device.sent.get(event.round_id, 0))
             device.received[event.round_id] = max(event.received, device.received.get(event.round_id, 0))
+
+
+def _free_port(layout: Layout) -> int:
+    """The port in the server's settings. Raises CommandError where somebody listens there."""
+    port = load_settings(layout.server, environment={}).port
+    with socket.socket() as probe:
+        # As the server does: connections of its last run that the system has not forgotten yet are no obstacle.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise CommandError(
+                f"port {port} is in use, maybe by this federation, started elsewhere: stop that, or change `port` in "
+                f"{layout.server / 'server.toml'}"
+            ) from None
+    return port

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from archipel.bundle.foreign import recognize
 from archipel.cli.start.up.prepare import Plan, fingerprint
 from archipel.errors import CommandError
 
@@ -33,7 +34,7 @@ def find_sources(model: Path | None, data: Path | None) -> tuple[Path, Path, str
             raise CommandError("no MODEL and DATA: archipel up model.onnx data.npz (`archipel new` makes examples)")
     for path in (model, data):
         if not path.is_file():
-            raise CommandError(f"{path}: no such file")
+            raise CommandError(f"{path}: {recognize(path) or 'no such file'}")
     return model, data, program
 
 
@@ -53,7 +54,7 @@ def check_same(folder: Path, found: Plan, given: Mapping[str, object], model: Pa
     for name, file, before in (("MODEL", model, found.model), ("DATA", data, found.data)):
         if file is not None:
             if not file.is_file():
-                raise CommandError(f"{file}: no such file")
+                raise CommandError(f"{file}: {recognize(file) or 'no such file'}")
             if fingerprint(file) != before:
                 differing.append(name)
     changed = model is None and found.program and PROGRAM_FILE.is_file() and fingerprint(PROGRAM_FILE) != found.program
