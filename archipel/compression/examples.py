@@ -16,8 +16,8 @@ from archipel.graph.samples import index_bound
 LABEL = "label"
 
 Data = Mapping[str, np.ndarray] | Sequence[np.ndarray] | np.ndarray
-"""Examples as users pass them: arrays by name (labels under "label"; or `x` and `y`, see `name_entries`), in the order of
-the inputs (labels last), or one array."""
+"""Examples as users pass them: arrays by name (labels under "label"; or `x` and `y`, see `name_entries`), in the order
+of the inputs (labels last), or one array."""
 
 
 @dataclass(frozen=True)
