@@ -52,7 +52,7 @@ def up(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Command) -> None:
     """It is stopped in the middle, and the next one finishes the same task with the same devices."""
-    started = up(folder, "--devices", "2", "--rounds", "3", "--split", "by-person")
+    started = up(folder, "--devices", "2", "--rounds", "3", "--split", "by-person", "--evaluate-every", "3")
     assert started.stdout is not None
     lines = []
     for line in started.stdout:
@@ -70,12 +70,13 @@ def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Com
     assert alive == []
     assert not (folder / "federation/weights.safetensors").exists()
 
-    again = up(folder, "--devices", "2", "--rounds", "3", "--split", "by-person")
+    again = up(folder)
     text = again.communicate()[0].decode()
     assert again.returncode == 0, text
     assert "goes on with the federation that is there" in text
     assert "round 1 of 3: 2 devices" in text
     assert "round 3 of 3: 2 devices" in text
+    assert text.count("evaluation accuracy") == 1
     made = folder / "federation"
     assert (made / "curves.png").read_bytes().startswith(b"\x89PNG")
     learned = load_file(made / "weights.safetensors")["w"]
