@@ -50,9 +50,9 @@ finish (float[%d] w, float[%d] w_start) => (float[%d] w_update) {
 
 class Federation:
     """A server's data folder and keys; `serving` runs the server. Devices are told to come again after `retry_after`
-    seconds."""
+    seconds, or less; `settings` are further ones of the server."""
 
-    def __init__(self, folder: Path, retry_after: float, publisher: Any = None) -> None:
+    def __init__(self, folder: Path, retry_after: float, publisher: Any = None, **settings: float) -> None:
         self.folder = folder
         self.publisher = publisher or b.generate_key()
         self._enrolment = b.generate_key()
@@ -60,7 +60,7 @@ class Federation:
         self._operator_token = init_data_folder(folder / "server", **keys)
         window = max(10.0, 3 * retry_after)
         self._settings = load_settings(
-            folder / "server", environment={}, retry_after=retry_after, check_in_window=window
+            folder / "server", environment={}, retry_after=retry_after, check_in_window=window, **settings
         )
         self.port = 0
         self.ids: dict[Path, str] = {}

@@ -332,29 +332,30 @@ def _logits(function: str, expected: str, output: ir.Value, axis: int) -> tuple[
             f"{function}: expected floating-point logits {expected}, "
             f"the output {output.name!r} has shape {list(shape)} and type {output.dtype}"
         )
-    _refuse_probabilities(function, output, "Softmax")
+    _refuse_probabilities(function, output, "Softmax", axis % len(shape))
     return shape, axis % len(shape)
 
 
-def _refuse_probabilities(function: str, output: ir.Value, activation: str) -> None:
+def _refuse_probabilities(function: str, output: ir.Value, activation: str, axis: int | None = None) -> None:
     """Refuse an output that is computed by the activation which the loss itself applies.
 
     It would be applied twice: the loss would be wrong, and training slow, without any error.
     """
-    made = trace_back(output, _HAND_ON)
-    node = made.producer()
-    if node is not None and node.op_type == activation and node.inputs[0] is not None:
-        before = node.inputs[0]
-        raise TrainingError(
-            f"{function}: the output {output.name!r} is a {activation.lower()} already ({activation} {node.name!r}), "
-            "which the loss applies itself; "
-            + (
-                f"train on the value before it, which is an output too: loss_output={before.name!r}"
-                if before.is_graph_output()
-                else f"make the value before it, {before.name!r}, the model's first output: export the model without "
-                f"its last {activation.lower()}"
-            )
-        )
+    node = trace_back(output, _HAND_ON).producer()
+    before = None if node is None or node.op_type != activation else node.inputs[0]
+    if node is None or before is None:
+        return
+    if axis is not None and node.attributes.get_int("axis", -1) % rank(before) != axis and output is node.outputs[0]:
+        return  # a softmax over something else than the classes
+    remedy = (
+        f"it is an output, too: pass loss_output={before.name!r}"
+        if before.is_graph_output()
+        else f"export the model without its last {activation.lower()}, or with that value as an output"
+    )
+    raise TrainingError(
+        f"{function}: the output {output.name!r} is a {activation.lower()} already ({activation} {node.name!r}), which "
+        f"the loss applies itself; let it read the value before it, {before.name!r}: {remedy}"
+    )
 
 
 def _sizes(shape: Sequence[Dim]) -> list[int | str]:

@@ -321,8 +321,9 @@ def test_probabilities_are_no_logits(loss: losses.Loss, activation: str, shape: 
         loss.label(output)
     text = str(error.value)
     assert f"'probabilities' is a {activation.lower()} already ({activation} " in text
-    assert "make the value before it, 'logits', the model's first output" in text
+    assert "let it read the value before it, 'logits': export the model without its last" in text
     loss.label(logits)
+    loss.label(op.Softmax(logits, axis=0))  # over the batch: no probabilities of classes
     # The logarithm of a softmax is its own: that of PyTorch's nll_loss gives the same loss.
     losses.cross_entropy().label(op.LogSoftmax(logits, axis=1))
 

@@ -12,7 +12,7 @@ import click
 from archipel.bundle import Bundle
 from archipel.bundle.foreign import recognize
 from archipel.cli.input_output.publisher_keys import remedy_of, tell_development, trusted_keys
-from archipel.errors import CommandError
+from archipel.errors import BundleError, CommandError, ModelImportError
 from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.learned import is_model_file, is_slot
 from archipel.lite_runtime.runtime import open_runtime as open_learned
@@ -84,13 +84,29 @@ def open_runtime(
             )  # fmt: skip
         tell_development(runtime.bundle.publisher)
         return runtime
-    import archipel.graph  # noqa: F401  (first: its error names the extra that is missing)
+    model = read_file(path)
     from archipel.compression.bare_bundle import write_bare_bundle
-    from archipel.compression.stored import read_stored
 
     bare = Path(folder) / "file"
-    key = write_bare_bundle(read_stored(path), bare, path.stem)
+    try:
+        key = write_bare_bundle(model, bare, path.stem)
+    except BundleError as error:
+        raise CommandError(f"{path}: {error}") from None
     return open_learned(bare, [key], threads=threads, delegates=list(delegates) or "auto")
+
+
+def read_file(path: Path) -> Model:
+    """The graph in an ONNX file as it is, which has tensors of numbers alone. Raises CommandError, ModelImportError."""
+    import archipel.graph  # noqa: F401  (first: its error names the extra that is missing)
+    from archipel.compression.stored import read_stored
+    from archipel.graph.check import refuse_types
+
+    model = read_stored(path)
+    try:
+        refuse_types(model.ir)
+    except ModelImportError as error:
+        raise CommandError(f"{path}: {error}") from None
+    return model
 
 
 def open_source(

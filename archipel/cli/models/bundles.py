@@ -14,8 +14,8 @@ from archipel.bundle.manifest import MANIFEST_FILE, MAX_MANIFEST_BYTES
 from archipel.bundle.reader import BundleContents, UnverifiedBundle
 from archipel.bundle.roles import Label
 from archipel.cli.input_output.publisher_keys import remedy_of, tell_development, trusted_keys
-from archipel.cli.input_output.sources import has_bundle, open_runtime
-from archipel.errors import BundleError, CommandError, ModelImportError
+from archipel.cli.input_output.sources import has_bundle, open_runtime, read_file
+from archipel.errors import BundleError, CommandError
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot
 
 if TYPE_CHECKING:
@@ -95,18 +95,11 @@ def read_predict(path: Path, key_files: Sequence[Path], weights: Path | None, fo
 
     Raises CommandError, BundleError, ModelImportError, RuntimeInputError for weights that do not fit.
     """
-    import archipel.graph  # noqa: F401
-    from archipel.compression.stored import read_stored
-    from archipel.converter.opened import predict_model
-    from archipel.graph.check import refuse_types
-
     if not has_bundle(path, weights):
-        model = read_stored(path)
-        try:
-            refuse_types(model.ir)
-        except ModelImportError as error:
-            raise CommandError(f"{path}: {error}") from None
-        return Predicting(model, None)
+        return Predicting(read_file(path), None)
+    import archipel.graph  # noqa: F401
+    from archipel.converter.opened import predict_model
+
     runtime = open_runtime(path, key_files, folder, 1, ["cpu"], weights)
     return Predicting(predict_model(runtime), _label_field(runtime.bundle))
 

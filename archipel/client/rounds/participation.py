@@ -94,7 +94,9 @@ class Participation:
                 if outcome is not None:
                     return outcome
             elif journal.keys_sent or not left:
-                return self._settling.end(journal, "dropped", str(error), wait, _why(error))
+                # Where the server does not go on with this device it knows; and while the owner's conditions do not
+                # hold, nothing is sent.
+                return self._settling.end(journal, "dropped", str(error), wait, _why(error), tell=not left)
             # The round stays open in the journal. If no keys were sent, the device may take it up again; if its update
             # counts, the next check-in asks for the result.
             self._device.emit("paused", {"reason": str(error)})
@@ -108,7 +110,7 @@ class Participation:
         except BaseException as error:
             # From the owner's functions, or Ctrl-C. A round without keys stays open, and may be taken up again.
             if journal.keys_sent:
-                self._settling.end(journal, "dropped", f"interrupted by {type(error).__name__}", wait)
+                self._settling.end(journal, "dropped", f"interrupted by {type(error).__name__}", wait, tell=False)
             raise
         return self._settling.conclude(journal, ended, wait)
 

@@ -1,6 +1,6 @@
 """A secure round, from the keys to its result (archipel/protocol/secagg has the cryptography).
 
-A device leaves silently: the server counts it as dropped out, and the others' shares make up for it.
+Where a device leaves, the server counts it as dropped out, and the others' shares make up for it.
 """
 
 from __future__ import annotations

@@ -38,10 +38,15 @@ class Settling:
         reason: str,
         wait: float,
         why: LeaveReason = "other",
+        *,
+        tell: bool = True,
     ) -> Outcome:
-        """Close the round in the journal. `reason` is for the owner; `why` is what the server may be told."""
-        # A device that has sent keys leaves silently: the others' shares make up for it.
-        if not journal.keys_sent:
+        """Close the round in the journal. `reason` is for the owner; `why` is what the server may be told.
+
+        `tell`: whether a device that has sent keys says that it leaves, too. It does not where the server knows, or
+        does not answer, or the owner does not want anything to be sent now.
+        """
+        if tell or not journal.keys_sent:
             self.leave(journal.entry.round_id, why)
         traffic = self._transport.traffic
         journal.close(kind, reason, sent=traffic.sent, received=traffic.received)
@@ -52,7 +57,7 @@ class Settling:
         return Outcome(kind, wait, entry.round_id, reason, entry.examples, traffic.sent, traffic.received)
 
     def leave(self, round_id: str, why: LeaveReason) -> None:
-        """Tell the server that the device leaves before it has sent anything, so that the others go on at once.
+        """Tell the server that the device leaves, so that the others go on at once.
 
         Errors are ignored: if the message is lost, the others wait until the phase's time is over.
         """
@@ -63,7 +68,7 @@ class Settling:
     def conclude(self, journal: OpenRound, ended: Ended, wait: float) -> Outcome:
         """Close a round whose result is known, and keep the device's new state if the round counts."""
         if not ended.counted:
-            return self.end(journal, "dropped", f"the round failed: {ended.reason}", wait)
+            return self.end(journal, "dropped", f"the round failed: {ended.reason}", wait, tell=False)
         reason = ""
         try:
             new_state = journal.state()
@@ -74,7 +79,7 @@ class Settling:
             # a kill in between, the next start settles the round again, and writes the same state again.
             self._device.vault.write(self._device.state_folder / journal.entry.state, new_state)
         self._device.emit("committed", {"reason": reason} if reason else {}, journal.entry.round_id)
-        return self.end(journal, "took_part", reason, wait)
+        return self.end(journal, "took_part", reason, wait, tell=False)
 
     def settle(self, journal: OpenRound, wait: float) -> Outcome | None:
         """Ask the server for the result of a round that has this device's update; None if it is not known yet."""
@@ -87,7 +92,7 @@ class Settling:
             # Perhaps the server accepts only the device's next key: `Agent` finds that out, and begins anew.
             raise
         except RefusedError as error:
-            return None if error.status in LATER else self.end(journal, "dropped", str(error), wait)
+            return None if error.status in LATER else self.end(journal, "dropped", str(error), wait, tell=False)
         except (UnreachableError, RoundAbandonedError):
             return None
         if status.phase not in ("committed", "failed"):
@@ -113,7 +118,9 @@ class Settling:
     def _abandon(self, journal: OpenRound) -> None:
         reason = "the agent was restarted in the round"
         stored = journal.masked()
-        if stored is not None:
+        if stored is None:
+            self.leave(journal.entry.round_id, "other")
+        else:
             # The peers' shares can still unmask these bytes. Other bytes under the same masks would reveal the
             # difference of the two updates, so a stored update is never computed again.
             try:

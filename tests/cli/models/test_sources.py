@@ -204,3 +204,18 @@ def test_inspect_says_that_a_bundle_exports(archipel: Command, made: SimpleNames
     assert line in archipel("inspect", str(made.folder / "m.bundle"), *key(made, "bundle"))[0].splitlines()
     archipel("convert", str(made.folder / "m.onnx"), "-o", str(tmp_path / "p"), "--key", str(made.folder / "key"))
     assert "source:" not in archipel("inspect", str(tmp_path / "p"), *key(made, "bundle"))[0]
+
+
+def test_a_file_that_the_runtime_does_not_run(archipel: Command, made: SimpleNamespace, tmp_path: Path) -> None:
+    text = [helper.make_tensor_value_info(name, onnx.TensorProto.STRING, ["n"]) for name in "xy"]
+    wide = [helper.make_tensor_value_info(name, 1, ["n", 8]) for name in "xy"]
+    for node, (field, answer), refusal in (
+        (helper.make_node("Identity", ["x"], ["y"]), text, "x"),
+        (helper.make_node("FastGelu", ["x"], ["y"], domain="com.microsoft"), wide, "com.microsoft"),
+    ):
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+        graph = helper.make_graph([node], "odd", [field], [answer])
+        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "odd.onnx")
+        err = archipel("run", str(tmp_path / "odd.onnx"), "--input", str(made.folder / "x.npy"), code=1)[1]
+        assert err.startswith(f"archipel: {tmp_path / 'odd.onnx'}: ")
+        assert refusal in err

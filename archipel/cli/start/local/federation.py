@@ -40,8 +40,7 @@ class LocalFederation:
         self.layout = layout
         self._processes = processes
         self.token = layout.operator_token.read_text().strip()
-        _check_port(layout)
-        self.address = processes.start_server(layout.server)
+        self.address = processes.start_server(layout.server, _free_port(layout))
         self.operator = OperatorClient(self.address, self.token)
         self.devices = {name: DeviceLog(name) for name in layout.devices}
 
@@ -98,8 +97,8 @@ class LocalFederation:
             device.received[event.round_id] = max(event.received, device.received.get(event.round_id, 0))
 
 
-def _check_port(layout: Layout) -> None:
-    """Raise CommandError where somebody listens on the server's port."""
+def _free_port(layout: Layout) -> int:
+    """The port in the server's settings. Raises CommandError where somebody listens there."""
     port = load_settings(layout.server, environment={}).port
     with socket.socket() as probe:
         # As the server does: connections of its last run that the system has not forgotten yet are no obstacle.
@@ -111,3 +110,4 @@ def _check_port(layout: Layout) -> None:
                 f"port {port} is in use, maybe by this federation, started elsewhere: stop that, or change `port` in "
                 f"{layout.server / 'server.toml'}"
             ) from None
+    return port

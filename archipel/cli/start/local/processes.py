@@ -48,9 +48,13 @@ class Processes:
         """How many processes run now, this one and all below it."""
         return 1 + len(psutil.Process().children(recursive=True))
 
-    def start_server(self, data_folder: Path) -> str:
-        """Start the server and return its address. Raises CommandError with the last line of its log."""
-        command = [sys.executable, "-m", "archipel.cli.start.local.server", str(data_folder), str(os.getpid())]
+    def start_server(self, data_folder: Path, port: int = 0) -> str:
+        """Start the server on this port, 0: a free one, and return its address.
+
+        Raises CommandError with the last line of its log.
+        """
+        module = "archipel.cli.start.local.server"
+        command = [sys.executable, "-m", module, str(data_folder), str(os.getpid()), str(port)]
         log = self._folder / "server-errors.log"
         with open(log, "wb") as errors:
             child = self._start(command, errors)
