@@ -32,6 +32,7 @@ FOLDERS = {
 """Folders beside the package, and where their tests are."""
 CONTRACTS = {
     "archipel/cli/": ("tests/cli/test_commands.py", "tests/cli/models/test_convert_options.py"),
+    "archipel/converter/": ("tests/cli/models/test_convert_errors.py",),
     "archipel/client/conditions/": (
         "tests/client/conditions/test_conditions.py",
         "tests/cli/devices/device/test_device_settings.py",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from archipel.datasets.entry_names import name_entries
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.graph.model import TensorInfo
@@ -15,8 +16,8 @@ from archipel.graph.samples import index_bound
 LABEL = "label"
 
 Data = Mapping[str, np.ndarray] | Sequence[np.ndarray] | np.ndarray
-"""Examples as users pass them: arrays by name (labels under "label"), in the order of the inputs (labels last), or one
-array."""
+"""Examples as users pass them: arrays by name (labels under "label"; or `x` and `y`, see `name_entries`), in the order
+of the inputs (labels last), or one array."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _check_indices(fields: Mapping[str, np.ndarray], model: Model, what: str) ->
 
 def _by_name(data: Data, names: list[str], what: str) -> dict[str, np.ndarray]:
     if isinstance(data, Mapping):
-        return dict(data)
+        return name_entries(data, names, [LABEL])
     if isinstance(data, np.ndarray):
         return dict(zip(names, [data]))
     if not isinstance(data, Sequence) or isinstance(data, str):

@@ -62,13 +62,15 @@ class Layer:
     """A node with a weight, and the values behind it that other graphs may have folded into the node.
 
     `affine`: outputs of the node and of scaling and shifting behind it; `clipped`: that of an activation behind those.
-    Each comes with the type of its operator, "" for the node itself.
+    Each comes with the type of its operator, "" for the node itself. `clips_later`: the activation is behind a pooling
+    that only reads this layer, where deployment puts it.
     """
 
     node: ir.Node
     weights: frozenset[str]
     affine: list[tuple[str, Reading]] = field(default_factory=list)
     clipped: list[tuple[str, Reading]] = field(default_factory=list)
+    clips_later: bool = False
 
 
 class Readings:
@@ -164,6 +166,8 @@ class Readings:
             elif node.op_type in _PASSED or (node.op_type in (*_AFFINE, *_CLIPS) and not others and not scaling):
                 kind = node.op_type
             else:
+                after = only_reader(node.outputs[0]) if node.op_type == "MaxPool" else None
+                layer.clips_later = after is not None and after.op_type in _CLIPS
                 return
             value = node.outputs[0]
 
@@ -209,7 +213,7 @@ class _Pairs:
 
     def align(self, a: Layer, b: Layer) -> None:
         """Pair the values of two layers step by step if they have the same steps, else only the last ones."""
-        if [kind for kind, _ in a.clipped] != [kind for kind, _ in b.clipped]:
+        if a.clips_later == b.clips_later and [kind for kind, _ in a.clipped] != [kind for kind, _ in b.clipped]:
             self._pair_ends([*a.affine, *a.clipped], [*b.affine, *b.clipped])
             return
         if [kind for kind, _ in a.affine] == [kind for kind, _ in b.affine]:
@@ -217,8 +221,9 @@ class _Pairs:
                 self.add(first, second)
         else:
             self._pair_ends(a.affine, b.affine)
-        for (_, first), (_, second) in zip(a.clipped, b.clipped):
-            self.add(first, second)
+        if a.clips_later == b.clips_later:
+            for (_, first), (_, second) in zip(a.clipped, b.clipped):
+                self.add(first, second)
 
     def _pair_ends(self, a: Sequence[tuple[str, Reading]], b: Sequence[tuple[str, Reading]]) -> None:
         self.add(a[-1][1], b[-1][1])

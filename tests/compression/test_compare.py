@@ -169,6 +169,17 @@ def test_a_relu_that_a_quantizer_left_to_the_range_of_the_integers() -> None:
     assert 30 < (row(result, "r").snr_db or 0) < 60
 
 
+def test_a_relu_that_was_moved_behind_a_pooling() -> None:
+    """As in int8 models: the results are equal, and the layer is compared without the Relu."""
+    first = """g (float[n, 1, 6, 6] x) => (float[n, 2, 2, 2] y) <float[2, 1, 3, 3] w>
+    { c = Conv (x, w) r = Relu (c) y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (r) }"""
+    moved = first.replace("r = Relu (c) y", "m").replace("(r) }", "(c) y = Relu (m) }")
+    kernel = RNG.standard_normal((2, 1, 3, 3)).astype(np.float32)
+    result = compare(model(first, w=kernel), model(moved, w=kernel), RNG.standard_normal((9, 1, 6, 6)).astype("f"))
+    assert result.unmatched == ("r",)
+    assert [(r.name, r.counterpart, r.snr_db) for r in result.rows] == [("y", "y", math.inf), ("c", "c", math.inf)]
+
+
 def test_one_layer_that_became_two() -> None:
     left, sizes, right = np.linalg.svd(W, full_matrices=False)
     low = """g (float[n, 6] x) => (float[n, 3] y) <float[6, 6] w_left, float[6, 8] w_right, float[8, 3] v>

@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,7 +17,7 @@ import click
 import numpy as np
 
 from archipel.bundle.roles import Example, ExampleWeight, Label, Port
-from archipel.cli.devices.fit_table import fit_table
+from archipel.cli.devices.fit_table import evaluation_means, fit_table
 from archipel.cli.devices.run import DELEGATES, deployed
 from archipel.cli.input_output.arrays import check_fields, read_fields
 from archipel.cli.input_output.publisher_keys import publisher_keys
@@ -27,7 +27,7 @@ from archipel.lite_runtime import Control, History, Progress
 from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.lite_runtime.learned import check_slot
 from archipel.lite_runtime.out_of_range import locate
-from archipel.lite_runtime.training.driver import find_program, need_program
+from archipel.lite_runtime.training.driver import need_program
 
 
 @click.command()
@@ -122,14 +122,20 @@ def fit(
         seconds = time.perf_counter() - started
         if save is not None:
             runtime.save(save)
+        # Here, because the bundle's files may be in the folder that is about to go.
+        answers, after_epochs = "", []
+        if held_out is not None:
+            answers = deployed(runtime.bundle)
+            evaluate = runtime.bundle.program(need_program(runtime.bundle, "evaluate", "evaluate"))
+            count = len(next(iter(held_out[0].values())))
+            after_epochs = [evaluation_means(evaluate, metrics, count) for metrics in history.validation]
     if as_json:
-        click.echo(_json(history, seconds, save))
+        click.echo(_json(history, after_epochs, seconds, save))
         return
-    measured = find_program(runtime.bundle, "evaluate")
-    click.echo(fit_table(history, epochs, None if measured is None else runtime.bundle.program(measured)))
+    click.echo(fit_table(history, epochs, after_epochs))
     click.echo("training: of the training form (the float programs), before each step")
-    if history.validation:
-        click.echo(f"validation: of {deployed(runtime.bundle)}, after each epoch")
+    if after_epochs:
+        click.echo(f"validation: means of {answers}, after each epoch")
     click.echo(f"{history.steps} steps on {history.examples} examples in {seconds:.1f} s")
     if save is not None:
         click.echo(f"saved to {save}")
@@ -222,12 +228,12 @@ def _hyperparameters(settings: Sequence[str]) -> dict[str, float]:
     return values
 
 
-def _json(history: History, seconds: float, save: Path | None) -> str:
+def _json(history: History, validation: Sequence[Mapping[str, float]], seconds: float, save: Path | None) -> str:
     return json.dumps(
         {
             "losses": history.losses,
             "metrics": {name: list(map(_finite, values)) for name, values in history.metrics.items()},
-            "validation": [{name: _finite(value) for name, value in epoch.items()} for epoch in history.validation],
+            "validation": [{name: _finite(value) for name, value in epoch.items()} for epoch in validation],
             "steps": history.steps,
             "examples": history.examples,
             "stopped": history.stopped,

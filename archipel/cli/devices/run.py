@@ -13,6 +13,7 @@ import numpy as np
 from archipel.bundle import Bundle
 from archipel.bundle.graphs.precision import graph_precision
 from archipel.bundle.roles import Example, ExampleWeight, Label
+from archipel.cli.devices.fit_table import evaluation_means
 from archipel.cli.devices.variant_limits import VariantLimits, variant_limits
 from archipel.cli.input_output.arrays import check_fields, read_fields, write_arrays
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
@@ -43,7 +44,9 @@ _SHOWN = 10
     "--labels", type=click.Path(path_type=Path), help="The labels for --evaluate, if they are not in --input."
 )
 @click.option(
-    "--evaluate", is_flag=True, help="Compare the predictions with the labels and print the bundle's metrics."
+    "--evaluate",
+    is_flag=True,
+    help="Compare the predictions with the labels and print the metrics, as means.",
 )
 @click.option("--output", type=click.Path(path_type=Path), help="Write all outputs to this .npz.")
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, help="Examples in one run.")
@@ -95,10 +98,10 @@ def run(
             bundle = choice.bundle.folder
         runtime = open_runtime(bundle, key_files, folder, threads, delegates, weights)
         if evaluate:
-            for name, value in sorted(_metrics(runtime, inputs, labels, batch_size).items()):
+            for name, value in _means(runtime, inputs, labels, batch_size).items():
                 click.echo(f"{name:<16}{value:.6g}")
             # On stderr, so that standard output has the results alone.
-            click.echo(f"measured: {deployed(runtime.bundle)}", err=True)
+            click.echo(f"measured: means of {deployed(runtime.bundle)}", err=True)
             _print_delegates(runtime, delegates)
             return
         outputs = predict(runtime, inputs, batch_size)
@@ -164,15 +167,17 @@ def _batches(fields: Mapping[str, np.ndarray], size: int) -> Iterator[dict[str, 
         yield {name: array[first : first + size] for name, array in fields.items()}
 
 
-def _metrics(runtime: ModelRuntime, path: Path, labels: Path | None, batch_size: int) -> dict[str, float]:
+def _means(runtime: ModelRuntime, path: Path, labels: Path | None, batch_size: int) -> dict[str, float]:
     ports = evaluation_fields(runtime.bundle)
     arrays = read_fields(path, ports)
     check_fields(path, ports, arrays, Example, ExampleWeight)
     if labels is not None:
         arrays.update(read_fields(labels, ports, Label))
     check_fields(labels or path, ports, arrays, Label)
+    program = runtime.bundle.program(need_program(runtime.bundle, "evaluate", "evaluate"))
+    count = len(next(iter(arrays.values())))
     try:
-        return runtime.evaluate(arrays, batch_size=batch_size)
+        return evaluation_means(program, runtime.evaluate(arrays, batch_size=batch_size), count)
     except (RuntimeInputError, IndexRangeError) as error:
         raise CommandError(f"{path}: {error}") from None
 

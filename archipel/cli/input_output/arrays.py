@@ -12,7 +12,8 @@ from typing import IO
 
 import numpy as np
 
-from archipel.bundle.roles import Example, ExampleWeight, Port
+from archipel.bundle.roles import Example, ExampleWeight, Label, Port
+from archipel.datasets.entry_names import name_entries
 from archipel.durable import write_durably
 from archipel.errors import CommandError
 
@@ -25,6 +26,8 @@ _READ_HEADER = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.form
 
 def read_fields(path: Path, ports: Sequence[Port], what: type[Port] = Example) -> dict[str, np.ndarray]:
     """The arrays of a file by field name: the entries of an .npz, or an .npy as the only field of role `what`.
+
+    Entries may also be called `x` and `y`, see `name_entries`.
 
     Arguments:
         path: the file.
@@ -47,7 +50,8 @@ def read_fields(path: Path, ports: Sequence[Port], what: type[Port] = Example) -
                 "give an .npz with an entry for each"
             )
         return {names[0]: data}
-    return data
+    inputs, labels = ([port.name for port in ports if isinstance(port, role)] for role in (Example, Label))
+    return name_entries(data, inputs, labels)
 
 
 def read_arrays(path: Path, max_bytes: int = MAX_BYTES) -> np.ndarray | dict[str, np.ndarray]:

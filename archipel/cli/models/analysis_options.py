@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from archipel.cli.input_output.option_group import option_group
+from archipel.cli.input_output.settings import settings_of
 from archipel.cli.input_output.toml_files import read_toml
-from archipel.cli.models.settings import settings_of
 from archipel.converter import Analysis, Histogram, Mean, Quantiles, Sum
 from archipel.converter.options import MAX_EXAMPLES
 from archipel.converter.statistics import AnyStatistic

@@ -16,13 +16,12 @@ import numpy as np
 from archipel.cli.input_output.arrays import read_arrays
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
 from archipel.cli.models.bundles import Predicting, read_predict
+from archipel.datasets.entry_names import LABELS
 from archipel.errors import CommandError, CompressionError
 
 if TYPE_CHECKING:
     from archipel.compression.compare import Comparison, Row
     from archipel.graph import Model
-
-_LABELS = ("label", "labels")
 
 
 @click.command()
@@ -156,7 +155,7 @@ def decibels(row: Row) -> str:
 
 
 def _label_names(*models: Predicting) -> list[str]:
-    return list(dict.fromkeys([*(model.label for model in models if model.label is not None), *_LABELS]))
+    return list(dict.fromkeys([*(model.label for model in models if model.label is not None), *LABELS]))
 
 
 def _fields(path: Path, model: Model, labels: list[str]) -> dict[str, np.ndarray]:

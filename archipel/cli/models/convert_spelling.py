@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from archipel.cli.input_output.spelling import Rule, argument_rules, rule
+from archipel.cli.input_output.strategy_options import STRATEGY_RULES
 from archipel.cli.models.option_groups import DATA_RULES
 from archipel.cli.models.policy_options import policy_settings
 from archipel.cli.models.training_options import LOSSES, OPTIMIZERS, SCHEDULES, SHORT, TRANSFORMS
@@ -95,15 +96,13 @@ _ARGUMENTS = {
 }
 
 RULES: list[Rule] = [
-    rule(r"needs the option '(\w+)'; pass strategy_options=\{\.\.\.\}", r"needs --strategy-option \1=VALUE"),
-    rule(r"strategy_options=\{'(\w+)': \.\.\.\}", r"--strategy-option \1=VALUE"),
+    *STRATEGY_RULES,
     rule(r"\bdropout=False", "--no-dropout"),
     rule(r"\bpass loss_output='([^']*)'", r"give --loss-output \1"),
     rule(r" out of step_options$", " out"),
     *DATA_RULES,
     rule(r"^analysis with training: ", "--analysis with --loss: "),
     rule(r"or change privacy$", "or change --policy-option weighting"),
-    rule(r"^(strategy '[^']*'): (\w+)(?= must)", r"\1: --strategy-option \2"),
     rule(rf"^privacy: (?={'|'.join(policy_settings())})", "--policy-option "),
     rule(rf"^(?P<maker>{_MAKERS}): (?P<argument>\w+)(?P<rest>(\[\d+\])? (must|needs))", _of_maker),
     *argument_rules(

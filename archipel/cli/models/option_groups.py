@@ -60,7 +60,7 @@ compression_options = option_group(
     "compression",
     CompressionOptions,
     click.option("--data", type=click.Path(path_type=Path),
-                 help='Training data: an .npz with an entry for each input of the model and "label".'),
+                 help="Training data: an .npz with an entry for each of the model's inputs (or x) and labels (y)."),
     click.option("--calibration", type=click.Path(path_type=Path),
                  help="Examples (.npz or .npy, labels optional) for the ranges of activations. Default: --data."),
     click.option("--validation", type=click.Path(path_type=Path), help="Labelled .npz on which accuracy is measured."),

@@ -9,11 +9,11 @@ from typing import Any, cast, get_args
 import click
 
 from archipel.cli.input_output.option_group import option_group
-from archipel.cli.models.settings import Setting, read_call, read_settings, settings_of
+from archipel.cli.input_output.settings import read_call, read_settings, settings_of
+from archipel.cli.input_output.strategy_options import read_strategy_options, strategy_option
 from archipel.converter import Training
 from archipel.converter.options import BATCH_SIZE, LOSS_RANGE
 from archipel.errors import CommandError
-from archipel.strategies.device import UPLOAD_OPTIONS, Upload
 from archipel.strategies.registry import STRATEGIES
 from archipel.training import losses, optimizers, per_example, schedules, transforms
 from archipel.training.batch_norm import BatchNorm
@@ -137,8 +137,7 @@ class TrainingOptions:
         )
 
     def _strategy_options(self) -> dict[str, Any]:
-        known = strategy_settings(self.strategy)
-        given = read_settings("--strategy-option", self.strategy_option, known, self.strategy)
+        given = read_strategy_options(self.strategy, self.strategy_option)
         if self.target_epsilon is None and self.target_rounds is None:
             return given
         if self.target_epsilon is None or self.target_rounds is None:
@@ -151,13 +150,6 @@ class TrainingOptions:
         from archipel.client.memory.privacy import noise_for  # here: it takes as long as all else together
 
         return {**given, "noise_multiplier": noise_for(self.target_epsilon, self.epochs * self.target_rounds)}
-
-
-def strategy_settings(name: str) -> dict[str, Setting]:
-    """The options of a strategy's device half by name: its own, then those that every strategy has."""
-    upload = settings_of(Upload)
-    common = {option: upload[option] for option in UPLOAD_OPTIONS}
-    return {**settings_of(STRATEGIES[name].device, but=("upload",)), **common}
 
 
 training_options = option_group(
@@ -189,9 +181,7 @@ training_options = option_group(
                  help="Parameters that devices train; may be given several times."),
     click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default="fedavg", show_default=True,
                  help="The federated algorithm."),
-    click.option("--strategy-option", multiple=True, metavar="NAME=VALUE",
-                 help="An option of the strategy, such as mu=0.1 (fedprox) or clip=1; may be given several times. "
-                 "--list strategies lists all."),
+    strategy_option,
     click.option(
         "--epochs", type=click.IntRange(1), default=1, show_default=True, help="Epochs of a device in one round."
     ),

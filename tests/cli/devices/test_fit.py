@@ -16,7 +16,7 @@ import pytest
 
 from archipel import bundle as b
 from archipel.bundle import roles
-from archipel.cli.devices.fit_table import fit_table
+from archipel.cli.devices.fit_table import evaluation_means, fit_table
 from archipel.lite_runtime import History, load
 from tests.support.commands import Command, Linear
 
@@ -56,12 +56,12 @@ def test_one_batch_an_epoch_is_gradient_descent(
     np.testing.assert_allclose(result["losses"], losses, rtol=1e-4)
     assert (result["steps"], result["examples"], result["stopped"]) == (3, 48, False)
     correct = ((data["x"] @ w).argmax(1) == data["label"]).sum()
-    assert result["validation"][2] == {"correct": correct, "count": 48}
+    assert result["validation"][2] == {"accuracy": correct / 48, "count": 48}
     # The saved model is a bundle that the other commands open, with the weights that were learned.
     key = b.load_public_key(tmp_path / "k.pub")
     np.testing.assert_allclose(load(tmp_path / "mine", [key]).parameters()["w"], w, rtol=1e-3, atol=1e-5)
     out, _ = archipel("run", str(tmp_path / "mine"), *linear.arguments[1:], "--input", train, "--evaluate")
-    assert f"correct         {correct}\n" in out
+    assert f"accuracy        {correct / 48:.6g}\n" in out
 
 
 def test_the_table_has_a_line_for_each_epoch(
@@ -72,16 +72,18 @@ def test_the_table_has_a_line_for_each_epoch(
     result = json.loads(archipel("fit", *linear.arguments, *options, "--json")[0])
     losses, validation = result["losses"], result["validation"]
     assert len(losses) == 9
-    out, _ = archipel("fit", *linear.arguments, *options)
+    # A bundle that is one file, whose unpacked files go when the fit has ended.
+    b.pack(Path(linear.arguments[0]), tmp_path / "linear.bundle")
+    out, _ = archipel("fit", str(tmp_path / "linear.bundle"), *linear.arguments[1:], *options)
     lines = out.splitlines()
     assert re.split(r" {2,}", lines[0]) == ["epoch", "training loss", "validation accuracy", "validation count"]
     for epoch in range(3):
         number, loss, accuracy, count = lines[epoch + 1].split()
         assert (number, count) == (str(epoch + 1), "48")
-        assert float(accuracy) == pytest.approx(validation[epoch]["correct"] / 48, rel=1e-5)
+        assert float(accuracy) == pytest.approx(validation[epoch]["accuracy"], rel=1e-5)
         assert float(loss) == pytest.approx(np.mean(losses[epoch * 3 : epoch * 3 + 3]), abs=1e-4)
     assert lines[4] == "training: of the training form (the float programs), before each step"
-    assert lines[5] == "validation: of what predict answers (float32), after each epoch"
+    assert lines[5] == "validation: means of what predict answers (float32), after each epoch"
     assert lines[6].startswith("9 steps on 48 examples in ")
     assert lines[7].startswith("not saved")
 
@@ -92,7 +94,7 @@ def test_no_two_columns_have_one_name() -> None:
     history = History(losses=metrics["loss"], metrics=metrics, validation=validation, steps=2, examples=8)
     ports = [roles.Metric(name=name, dtype="float32", shape=(), reduction="sum") for name in validation[0]]
     evaluate = b.Program(kind="evaluate", file="e.onnx", inputs=(), outputs=tuple(ports))
-    head, row = fit_table(history, 1, evaluate).splitlines()
+    head, row = fit_table(history, 1, [evaluation_means(evaluate, validation[0], 8)]).splitlines()
     named = dict(zip(re.split(r" {2,}", head), row.split(), strict=True))
     assert named == {
         "epoch": "1", "training loss": "2.0000", "training accuracy": "0.5000", "validation loss": "1.5",
@@ -101,7 +103,7 @@ def test_no_two_columns_have_one_name() -> None:
     # A mean is no sum: it stays as it is.
     means = b.Program(kind="evaluate", file="e.onnx", inputs=(), outputs=(msgspec.structs.replace(
         ports[0], reduction="mean"), *ports[1:]))  # fmt: skip
-    head, row = fit_table(history, 1, means).splitlines()
+    head, row = fit_table(history, 1, [evaluation_means(means, validation[0], 8)]).splitlines()
     assert dict(zip(re.split(r" {2,}", head), row.split(), strict=True))["validation loss"] == "12"
 
 

@@ -52,10 +52,11 @@ def test_evaluate_prints_the_metrics(
     correct = ((data["x"] @ linear.w).argmax(1) == data["label"]).sum()
     both = ["--input", str(tmp_path / "data.npz")]
     apart = ["--input", str(tmp_path / "x.npy"), "--labels", str(tmp_path / "label.npy")]
-    for given in (both, apart):
+    np.savez(tmp_path / "xy.npz", x=data["x"], y=data["label"])
+    for given in (both, apart, ["--input", str(tmp_path / "xy.npz")]):
         out, err = archipel("run", *linear.arguments, *given, "--evaluate", "--batch-size", "64")
-        assert err == "measured: what predict answers (float32)\n"
-        assert dict(line.split() for line in out.splitlines()) == {"correct": str(correct), "count": "150"}
+        assert err == "measured: means of what predict answers (float32)\n"
+        assert dict(line.split() for line in out.splitlines()) == {"accuracy": f"{correct / 150:.6g}", "count": "150"}
 
 
 def test_named_delegates_are_reported(

@@ -22,10 +22,8 @@ def load_data():
 """
 
 
-@pytest.mark.parametrize(
-    "template",
-    ["tabular", pytest.param("image", marks=pytest.mark.slow), pytest.param("sensor", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow  # tests/docs/quickstart runs that of pictures in each suite
+@pytest.mark.parametrize("template", ["tabular", "image", "sensor"])
 def test_a_template_is_federated_by_up(
     tmp_path: Path, archipel: Command, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:

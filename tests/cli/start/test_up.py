@@ -18,6 +18,9 @@ import pytest
 from onnx import parser
 from safetensors.numpy import load_file
 
+from archipel.bundle import generate_key
+from archipel.bundle.roles import Hyperparameter, Update
+from archipel.cli.start.up.prepare import Plan, prepare
 from tests.support.commands import Command
 from tests.support.development import place_development_key
 
@@ -49,7 +52,7 @@ def up(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Command) -> None:
     """It is stopped in the middle, and the next one finishes the same task with the same devices."""
-    started = up(folder, "--devices", "2", "--rounds", "3", "--split", "by-person")
+    started = up(folder, "--devices", "2", "--rounds", "3", "--split", "by-person", "--evaluate-every", "3")
     assert started.stdout is not None
     lines = []
     for line in started.stdout:
@@ -63,16 +66,18 @@ def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Com
     text = "".join(lines)
     assert "your development key" in text
     assert "policy for trying out" in text
+    assert "stopped; `archipel up --folder federation` goes on" in text
     _, alive = psutil.wait_procs(below, timeout=10)
     assert alive == []
     assert not (folder / "federation/weights.safetensors").exists()
 
-    again = up(folder, "--devices", "2", "--rounds", "3", "--split", "by-person")
+    again = up(folder)
     text = again.communicate()[0].decode()
     assert again.returncode == 0, text
     assert "goes on with the federation that is there" in text
     assert "round 1 of 3: 2 devices" in text
     assert "round 3 of 3: 2 devices" in text
+    assert text.count("evaluation accuracy") == 1
     made = folder / "federation"
     assert (made / "curves.png").read_bytes().startswith(b"\x89PNG")
     learned = load_file(made / "weights.safetensors")["w"]
@@ -151,6 +156,36 @@ def test_wrong_splits_are_told(folder: Path, archipel: Command) -> None:
             code=1,
         )  # fmt: skip
         assert words in err, how
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--strategy fedrep", "needs --strategy-option personal=VALUE"),
+        ("--strategy fedprox --strategy-option mu=-1", "--strategy-option mu must be a number at least 0"),
+        ("--strategy-option mu=1", "fedavg has no option 'mu'; there are clip"),
+        ("--strategy fedbn", "--batch-norm folded leaves none"),
+        ("--loss-output ghost", "--loss-output: the model has no output 'ghost'; its outputs are logits"),
+        ("--epochs 20000", "--epochs: expected a whole number from 1 to 10000"),
+    ],
+)
+def test_wrong_options_are_told_as_options(folder: Path, archipel: Command, options: str, words: str) -> None:
+    model, data = str(folder / "model.onnx"), str(folder / "data.npz")
+    _, err = archipel("up", model, data, "--folder", str(folder / "f"), *options.split(), code=1)
+    assert words in err
+    assert not (folder / "f").exists()
+
+
+def test_options_of_the_strategy_reach_the_bundle(folder: Path) -> None:
+    plan = Plan(
+        model="", data="", devices=2, rounds=1, split="iid", strategy="fedprox", loss="", optimizer="sgd", lr=0.1,
+        epochs=1, batch_size=16, seed=0, evaluate_every=0, hold_out=0.1, strategy_option=("mu=0.3", "clip=2"),
+    )  # fmt: skip
+    made = prepare(folder / "f", folder / "model.onnx", folder / "data.npz", plan, generate_key())
+    ports = made.bundle.manifest.programs["train"].inputs
+    assert {port.name: port.default for port in ports if isinstance(port, Hyperparameter)}["mu"] == 0.3
+    updates = [port for port in made.bundle.manifest.programs["finish"].outputs if isinstance(port, Update)]
+    assert {port.clip for port in updates if port.kind == "delta"} == {2.0}
 
 
 def test_a_table_is_examples_too(folder: Path) -> None:

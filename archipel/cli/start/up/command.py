@@ -5,16 +5,32 @@ from __future__ import annotations
 import signal
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
 
 from archipel.cli.input_output.publisher_keys import read_signing_key, signing_key
+from archipel.cli.input_output.spelling import argument_rules, rule, spells_options
+from archipel.cli.input_output.strategy_options import STRATEGY_RULES, strategy_option
 from archipel.durable import write_durably
 from archipel.strategies.registry import STRATEGIES
 
 RATES = {"sgd": 0.05, "adam": 0.001}
+
+
+RULES = [
+    *STRATEGY_RULES,
+    rule(r", and trainable= may leave them out", ""),
+    rule(r"\btrainable=", "`archipel convert --trainable`"),
+    *argument_rules(
+        {name: f"--{name.replace('_', '-')}" for name in ("epochs", "batch_size", "batch_norm", "loss_output", "lr")},
+        ["training", "step_options", "step_graph", "sgd", "adam"],
+    ),
+    rule(r"^(step_options|step_graph): ", ""),
+]
+"""How errors of the conversion are spelled."""
 
 
 @click.command()
@@ -27,6 +43,11 @@ RATES = {"sgd": 0.05, "adam": 0.001}
               "by an entry of DATA, such as by-person.")  # fmt: skip
 @click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default="fedavg", show_default=True,
               help="The federated algorithm.")  # fmt: skip
+@strategy_option
+@click.option("--batch-norm", type=click.Choice(["train", "frozen", "folded"]), default="train", show_default=True,
+              help="BatchNormalization in training, as for `archipel convert`.")  # fmt: skip
+@click.option("--loss-output", default="", metavar="NAME",
+              help="The output of the model that the loss reads. Default: the first.")  # fmt: skip
 @click.option("--loss", type=click.Choice(["cross_entropy", "binary_cross_entropy", "mse", "l1", "huber"]),
               help="Default: cross_entropy for whole numbers as labels, else mse.")  # fmt: skip
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True,
@@ -46,6 +67,7 @@ RATES = {"sgd": 0.05, "adam": 0.001}
 @click.option("--folder", type=click.Path(path_type=Path), default=Path("federation"), show_default=True,
               help="Everything is written here; the same command again goes on where it was stopped.")  # fmt: skip
 @signing_key
+@spells_options(RULES)
 def up(
     model: Path | None,
     data: Path | None,
@@ -53,6 +75,9 @@ def up(
     rounds: int,
     split: str,
     strategy: str,
+    strategy_option: tuple[str, ...],
+    batch_norm: Literal["train", "frozen", "folded"],
+    loss_output: str,
     loss: str | None,
     optimizer: str,
     lr: float | None,
@@ -94,7 +119,8 @@ def up(
         model, data, program = find_sources(model, data)
         plan = Plan(
             model=fingerprint(model), data=fingerprint(data), program=program, devices=devices, rounds=rounds,
-            split=split, strategy=strategy, loss=loss or "", optimizer=optimizer,
+            split=split, strategy=strategy, strategy_option=strategy_option, batch_norm=batch_norm,
+            loss_output=loss_output, loss=loss or "", optimizer=optimizer,
             lr=RATES[optimizer] if lr is None else lr, epochs=epochs, batch_size=batch_size, seed=seed,
             evaluate_every=evaluate_every, hold_out=hold_out,
         )  # fmt: skip
@@ -109,8 +135,12 @@ def up(
                  if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}  # fmt: skip
         check_same(folder, found, given, model, data)
         console.print(f"{folder}: goes on with the federation that is there", soft_wrap=True)
-    with ExitStack() as stack:
-        task, metrics, weights = run(folder, found, stack, console)
+    try:
+        with ExitStack() as stack:
+            task, metrics, weights = run(folder, found, stack, console)
+    except KeyboardInterrupt:
+        console.print(f"stopped; `archipel up --folder {folder}` goes on", soft_wrap=True)
+        raise
     write_durably(folder / WEIGHTS_FILE, weights, 0o644)
     finish(folder, metrics, console)
     measure(folder, console)

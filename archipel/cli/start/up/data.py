@@ -11,9 +11,9 @@ import numpy as np
 
 from archipel.cli.input_output.arrays import read_arrays
 from archipel.datasets import split_by, split_dirichlet, split_iid
+from archipel.datasets.entry_names import LABELS
 from archipel.errors import CommandError, DatasetError
 
-LABELS = ("y", "label", "labels", "target")
 MAX_ROWS = 5_000_000
 
 

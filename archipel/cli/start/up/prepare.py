@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from archipel.bundle import Bundle, PrivacyPolicy
 from archipel.bundle.roles import Example, Label
 from archipel.cli.input_output.arrays import check_fields, write_arrays
+from archipel.cli.input_output.strategy_options import read_strategy_options
 from archipel.cli.start.local.layout import lay_out
 from archipel.cli.start.up.data import Data, read_data, split
 from archipel.converter import Signing, Training
@@ -27,6 +28,7 @@ from archipel.durable import creating_folder, write_durably
 from archipel.errors import CommandError
 from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.training import losses, optimizers
+from archipel.training.batch_norm import BatchNorm
 
 POPULATION = "local"
 BUNDLE_FILE, PLAN_FILE, HELD_OUT_FILE = "model.bundle", "up.json", "held-out.npz"
@@ -59,6 +61,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: int
     evaluate_every: int
     hold_out: float
+    strategy_option: tuple[str, ...] = ()
+    batch_norm: BatchNorm = "train"
+    loss_output: str = ""
     program: str = ""
     key: str = ""
 
@@ -102,7 +107,8 @@ def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519
     plan = msgspec.structs.replace(plan, loss=loss, key=secrets.token_hex(16))
     training = Training(
         LOSSES[loss](), OPTIMIZERS[plan.optimizer](lr=plan.lr), strategy=plan.strategy, epochs=plan.epochs,
-        batch_size=plan.batch_size,
+        batch_size=plan.batch_size, strategy_options=read_strategy_options(plan.strategy, plan.strategy_option),
+        step_options={"batch_norm": plan.batch_norm}, loss_output=plan.loss_output or None,
     )  # fmt: skip
     name = re.sub(r"[^A-Za-z0-9._-]", "-", model.stem).strip(".-_") or "model"
     folder.parent.mkdir(parents=True, exist_ok=True)

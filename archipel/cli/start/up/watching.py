@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from rich.console import Console
@@ -54,9 +55,11 @@ def watch(federation: LocalFederation, task: TaskInfo, console: Console) -> list
             if console.is_terminal:
                 live.update(_table(rounds, info), refresh=True)
             else:
-                for each in rounds[shown:]:
+                # A line has the evaluation of its round, too, so it comes when that has ended.
+                ready = list(takewhile(_evaluated, rounds))
+                for each in ready[shown:]:
                     console.print(_line(each, info.rounds), soft_wrap=True)
-                shown = len(rounds)
+                shown = len(ready)
             if info.state in ("failed", "cancelled"):
                 raise CommandError(f"the task ended early ({info.state}): {info.reason}")
             if info.state == "completed" and all(_evaluated(each) for each in rounds):
