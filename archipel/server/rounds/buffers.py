@@ -13,8 +13,9 @@ from sqlalchemy import ColumnElement, Select, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from archipel.server.database.tables import Answer, CheckInRow, Participant, Round, Task
+from archipel.server.rounds.assigning import seat
 from archipel.server.rounds.candidates import candidates
-from archipel.server.rounds.machine import deadline, seat
+from archipel.server.rounds.machine import deadline
 
 
 def seats_are_due(session: Session, current: Round, task: Task, *, now: float, window: float) -> bool:

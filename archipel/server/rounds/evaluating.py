@@ -25,9 +25,10 @@ from archipel.protocol.uploads import upload_program
 from archipel.server.audit import log as audit
 from archipel.server.database.tables import BundleRow, Round, Task
 from archipel.server.database.task_requests import audited, request_of
+from archipel.server.rounds.assigning import let_go
 from archipel.server.rounds.candidates import count_candidates
 from archipel.server.rounds.checks import check_task
-from archipel.server.rounds.machine import deadline, fail_task, let_go
+from archipel.server.rounds.machine import deadline, fail_task
 from archipel.server.rounds.opening import Write, add_task, new_task
 from archipel.server.rounds.waiting import waiting_for
 from archipel.server.settings import Settings

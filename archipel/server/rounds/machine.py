@@ -14,11 +14,11 @@ does not end under it (`seats.take_seat`). Every phase has a deadline, so no rou
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy import bindparam, case, delete, exists, func, insert, select, update
+from sqlalchemy import bindparam, case, delete, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from archipel.protocol.messages import Phase, RoundPlan
@@ -30,8 +30,9 @@ from archipel.server.devices import queries
 from archipel.server.devices.faults import has_faults
 from archipel.server.devices.rests import end_rests
 from archipel.server.devices.smallest_answer import reads_attributes
-from archipel.server.devices.spoiler_search import draw_round, waiting_needed
+from archipel.server.devices.spoiler_search import waiting_needed
 from archipel.server.rounds import complaining
+from archipel.server.rounds.assigning import assign, let_go
 from archipel.server.rounds.candidates import candidates, count_candidates
 from archipel.server.rounds.durations import note_duration
 from archipel.server.rounds.refusals import told_reasons
@@ -238,7 +239,7 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
         # fails, and would refuse later queries because of it.
         return fail_round(session, current, task, why, now=now, max_failed=max_failed)
     if rule.waits_for == "check-ins":
-        _assign(session, current, task, now=now, window=window)
+        assign(session, current, task, counts.minimum, now=now, window=window)
     if rule.collects:
         # From here on devices may learn who is in the sum, so the set counts for later queries even if the round fails.
         current.settled = now
@@ -354,33 +355,6 @@ _LATER = _FIRST.where(
     )
 )
 """The same of those that answered in the phase before."""
-
-
-def _assign(session: Session, current: Round, task: Task, *, now: float, window: float) -> None:
-    waiting = candidates(session, task, now=now, window=window)
-    needed = required(task, RULES["assigning"])
-    if queries.is_query(task):
-        waiting = queries.choose(session, task, waiting, needed, now=now)
-    seat(session, current.round_id, draw_round(session, current, task, waiting, needed))
-
-
-def seat(session: Session, round_id: str, chosen: Sequence[str], *, ends: float | None = None) -> None:
-    """Assign the `chosen` devices to the round. `ends`: when a seat in a buffered round is given up (Unix seconds)."""
-    if not chosen:
-        return
-    session.execute(
-        insert(Participant), [{"round_id": round_id, "device_id": device, "ends": ends} for device in sorted(chosen)]
-    )
-    # With due = 0 a device counts as waiting only once it has checked in again after the round. Else the next round
-    # could take a device that is gone.
-    session.execute(update(CheckInRow).where(CheckInRow.device_id.in_(chosen)).values(round_id=round_id, due=0.0))
-
-
-def let_go(session: Session, task: Task) -> None:
-    """Release the devices of a buffered task that has ended, whichever of its rounds they have their seats in."""
-    if task.buffered and not task.live:
-        rounds = select(Round.round_id).where(Round.task_id == task.task_id)
-        session.execute(update(CheckInRow).where(CheckInRow.round_id.in_(rounds)).values(round_id=None))
 
 
 def _end(session: Session, current: Round, task: Task, phase: Phase, reason: str, now: float) -> None:

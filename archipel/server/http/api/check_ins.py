@@ -133,7 +133,7 @@ _DEVICE = (
     .where(Device.device_id == bindparam("device"))
     .with_for_update(**SHARED)
 )
-# A round may have taken the device since it was looked up. Then `due` must stay 0 (see `machine.seat`).
+# A round may have taken the device since it was looked up. Then `due` must stay 0 (see `assigning.seat`).
 _WAITS = CheckInRow.round_id.is_(None)
 _AGAIN = (
     update(CheckInRow)
