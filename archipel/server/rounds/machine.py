@@ -168,7 +168,8 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
         return Counts(0, 0, 0)
     if rule.waits_for == "check-ins":
         waiting = count_seatable(session, task, now=now, window=window)
-        return Counts(waiting_needed(session, task, now), waiting, required(task, rule))
+        minimum = required(task, rule)
+        return Counts(max(waiting_needed(session, task, now), minimum), waiting, minimum)
     if rule.waits_for == "folded":
         folded = session.scalar(_FOLDED, {"in_round": current.round_id}) or 0
         return Counts(task.cohort, folded, required(task, rule))

@@ -66,6 +66,7 @@ def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Com
     text = "".join(lines)
     assert "your development key" in text
     assert "policy for trying out" in text
+    assert "stopped; `archipel up --folder federation` goes on" in text
     _, alive = psutil.wait_procs(below, timeout=10)
     assert alive == []
     assert not (folder / "federation/weights.safetensors").exists()

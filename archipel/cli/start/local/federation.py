@@ -88,7 +88,7 @@ class LocalFederation:
     def _record(self, event: HostEvent) -> None:
         device = self.devices[event.device]
         if event.event in ("failed", "refused"):
-            raise CommandError(f"{event.device}: {event.text}")
+            raise CommandError(f"device {event.device}: {event.text}")
         if event.device_id:
             device.device_id = event.device_id
         if event.round_id:

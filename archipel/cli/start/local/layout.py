@@ -1,6 +1,6 @@
 """The folder of a local federation: everything that its server, its operator and its devices need, each in its place.
 
-keys/       the enrolment key, the server's public key, the operator's token
+keys/       the enrolment key, the publisher's and the server's public key, the operator's token
 server/     the data folder of `archipel serve start`
 devices/NAME/  device.toml of `archipel device run`, data.npz, enrolment.token, and the agent's folder
 logs/       what the processes say
@@ -65,6 +65,11 @@ class Layout:
         return self.folder / "keys" / "enrolment"
 
     @property
+    def publisher_key(self) -> Path:
+        """The public half."""
+        return self.folder / "keys" / "publisher.pub"
+
+    @property
     def logs(self) -> Path:
         return self.folder / "logs"
 
@@ -102,6 +107,7 @@ def lay_out(
         allow_development=development,
     )
     create_durably(made.operator_token, token.encode() + b"\n")
+    create_durably(made.publisher_key, publisher.hex().encode() + b"\n", 0o644)
     shutil.copy(made.server / "server.key.pub", made.operator_token.with_name("server.pub"))
     settings = made.server / "server.toml"
     port = _free_port()

@@ -135,8 +135,12 @@ def up(
                  if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}  # fmt: skip
         check_same(folder, found, given, model, data)
         console.print(f"{folder}: goes on with the federation that is there", soft_wrap=True)
-    with ExitStack() as stack:
-        task, metrics, weights = run(folder, found, stack, console)
+    try:
+        with ExitStack() as stack:
+            task, metrics, weights = run(folder, found, stack, console)
+    except KeyboardInterrupt:
+        console.print(f"stopped; `archipel up --folder {folder}` goes on", soft_wrap=True)
+        raise
     write_durably(folder / WEIGHTS_FILE, weights, 0o644)
     finish(folder, metrics, console)
     measure(folder, console)

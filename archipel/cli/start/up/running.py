@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from archipel.bundle import read_weights
+from archipel.bundle import is_development_key, load_public_key, read_weights
 from archipel.cli.input_output.arrays import read_arrays
 from archipel.cli.start.local.federation import LocalFederation
 from archipel.cli.start.local.layout import Layout
@@ -24,7 +24,6 @@ from archipel.protocol.measures import Measured, measured
 from archipel.protocol.operator.registry import RoundMetrics
 from archipel.protocol.operator.tasks import TaskInfo
 from archipel.protocol.uploads import upload_program
-from archipel.server import load_settings
 
 HOSTS = 4
 WEIGHTS_FILE = "weights.safetensors"
@@ -69,7 +68,7 @@ def held_out_metrics(folder: Path) -> tuple[Measured, Measured] | None:
         return None
     fields = read_arrays(file)
     assert isinstance(fields, dict)
-    publishers = load_settings(Layout(folder).server, environment={}).trusted_keys
+    publishers = [load_public_key(Layout(folder).publisher_key)]
     with tempfile.TemporaryDirectory() as cache:
         runtime = load(folder / BUNDLE_FILE, publishers, cache=cache, allow_development=True)
         program = upload_program(runtime.bundle.manifest, "evaluation")
@@ -92,13 +91,16 @@ def measure(folder: Path, console: Console) -> None:
 def print_next(folder: Path, task: TaskInfo, console: Console) -> None:
     """The commands that come next."""
     bundle, weights = folder / BUNDLE_FILE, folder / WEIGHTS_FILE
+    public = Layout(folder).publisher_key
+    # The user's development key is what these commands take without the option.
+    key = "" if is_development_key(load_public_key(public)) else f" --key {public}"
     for line in (
         f"result: {weights}",
         "",
         "take the model home:",
-        f"  archipel export {bundle} --weights {weights} -o trained.onnx",
+        f"  archipel export {bundle}{key} --weights {weights} -o trained.onnx",
         "see what is in it:",
-        f"  archipel inspect {bundle}",
+        f"  archipel inspect {bundle}{key}",
         "take the federation apart (docs/quickstart.md):",
         f"  archipel serve start {folder / 'server'}",
         f"  archipel device run {folder / 'devices' / '1' / 'device.toml'}",

@@ -79,7 +79,9 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         # The device's seat in a buffer is over. The coordinator releases it only while the task has an open round, so
         # it is released here too.
         over = row.round_id
-    wait = services.pace.retry_after(now, "" if row is None else row.population)
+    # A device that checks in for the first time has no row yet.
+    member = row or services.database.look(_POPULATION, device=device_id)
+    wait = services.pace.retry_after(now, "" if member is None else member.population)
     # Most check-ins only read: `due` is written only if it would be off by more than this. The window tolerates that.
     tolerance = services.settings.check_in_window / WRITES_PER_WINDOW
     population, serial, aside = "", None, None
@@ -125,6 +127,7 @@ def _store(connection: Connection, device_id: str, report: CheckIn, now: float, 
     return str(device.population)
 
 
+_POPULATION = select(Device.population).where(Device.device_id == bindparam("device"))
 _DEVICE = (
     select(Device.population, Device.kind, Device.revoked)
     .where(Device.device_id == bindparam("device"))
