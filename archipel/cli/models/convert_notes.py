@@ -28,6 +28,15 @@ def made_by(bundle: BundleContents) -> dict[str, Any]:
 
 def note_lines(made: Mapping[str, Any]) -> list[str]:
     """The result of `made_by` in plain English, a line for each."""
+    return [_one_line(text) for text in _texts(made)]
+
+
+def _one_line(text: str) -> str:
+    """Names of the source may have any characters, which must not write lines or colours of their own."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _texts(made: Mapping[str, Any]) -> list[str]:
     report, lines = made["import"], list(made["conversion"])
     if report is None:
         return lines

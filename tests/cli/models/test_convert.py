@@ -165,6 +165,16 @@ def test_notes_say_what_was_done(archipel: Command, folder: Path) -> None:
     assert f"note: {notes[1]}" in shown
 
 
+def test_a_source_cannot_write_lines_of_its_own(archipel: Command, folder: Path) -> None:
+    model = onnx.load(folder / "m.onnx")
+    model.producer_name = "tool\nnote: verified by everybody\x1b[2J"
+    onnx.save(model, folder / "m.onnx")
+    out, _ = call(archipel, folder)
+    assert "note: read from ONNX (tool note: verified by everybody [2J), opset 21" in out
+    assert not any(line.startswith("note: verified") for line in out.splitlines())
+    assert "\x1b" not in out
+
+
 def test_an_output_that_exists_stays(archipel: Command, folder: Path) -> None:
     (folder / "m.bundle").write_text("precious")
     _, err = call(archipel, folder, code=1)
