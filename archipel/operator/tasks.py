@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator
 
 from archipel.operator.connection import Resource, make_path
 from archipel.operator.waiting import wait_until_ended
 from archipel.protocol.operator.registry import MetricsPage, RoundMetrics
 from archipel.protocol.operator.tasks import RoundInfo, RoundPage, TaskInfo, TaskPage, TaskRequest
+
+SLOW_SECONDS = 10.0
 
 
 class Tasks(Resource):
@@ -183,7 +186,8 @@ class Tasks(Resource):
             task_id: the task's id.
             timeout: seconds after which this gives up; None: never.
             poll: seconds between two questions.
-            on_change: called with the task at first, and then whenever it has changed.
+            on_change: called with the task at first, and then whenever it has changed, and when a phase of a round
+                takes long.
 
         Returns:
             The task, which is completed, cancelled or failed.
@@ -195,7 +199,7 @@ class Tasks(Resource):
         """
         return wait_until_ended(
             lambda: self.get(task_id),
-            _progress,
+            Progress(),
             lambda task: (
                 f"task {task.name!r} is {task.state}: {task.rounds_committed} of {task.rounds} rounds, "
                 + (task.waiting_for or f"{_few(task.waiting)} devices waiting, at least {task.min_cohort} needed")
@@ -207,11 +211,21 @@ class Tasks(Resource):
         )
 
 
-def _progress(task: TaskInfo) -> object:
-    """The parts of a task whose change `wait` reports. Of the text that says what the task waits for, numbers do not
-    count: they change whenever a device comes or goes."""
-    waits = re.sub(r"[0-9]+", "", task.waiting_for)
-    return task.state, task.rounds_committed, task.failed_rounds, task.model, task.last_failure, waits
+class Progress:
+    """The parts of a task whose change `wait` reports, asked again and again. Of the text that says what the task waits
+    for, numbers do not count: they change whenever a device comes or goes. A phase of a round counts once it has been
+    the same for SLOW_SECONDS, so that somebody who waits learns for whom."""
+
+    def __init__(self) -> None:
+        self._phase, self._since = "", 0.0
+
+    def __call__(self, task: TaskInfo) -> object:
+        phase, now = task.under_way.split(",")[0], time.monotonic()
+        if phase != self._phase:
+            self._phase, self._since = phase, now
+        slow = phase if now - self._since >= SLOW_SECONDS else ""
+        waits = re.sub(r"[0-9]+", "", task.waiting_for)
+        return task.state, task.rounds_committed, task.failed_rounds, task.model, task.last_failure, waits, slow
 
 
 def _few(count: int | None) -> str:

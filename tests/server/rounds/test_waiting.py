@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
+import msgspec
+import pytest
+
+from archipel.operator.tasks import SLOW_SECONDS, Progress
 from archipel.protocol.moments import moment
+from archipel.protocol.operator.tasks import TaskInfo
 from tests.server.rounds.test_leaving import leave
 from tests.server.rounds.test_secure_round import give_updates
 from tests.support.devices import ANSWERED
@@ -62,3 +69,30 @@ def test_the_task_that_fails_says_what_devices_said(world: World) -> None:
         "5 rounds in a row failed; the last one: 1 of 3 devices left the round in phase advertising, 3 needed "
         "(they said: data 1)",
     )
+
+
+def test_whoever_watches_is_told_of_a_slow_phase_and_of_no_quick_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    task = world.create_task(cohort=3, min_cohort=3)["task_id"]
+    devices = world.add_devices(3)
+    progress = Progress()
+
+    def seen() -> object:
+        return progress(msgspec.convert(world.task(task), TaskInfo))
+
+    world.start_round(devices)
+    quick = seen()
+    devices[0].advertising()
+    now[0] += SLOW_SECONDS - 1
+    assert seen() == quick
+    now[0] += 1
+    slow = seen()
+    assert slow != quick
+    devices[1].advertising()
+    assert seen() == slow
+    devices[2].advertising()
+    world.settle()
+    assert seen() == quick  # another phase, which has only begun
