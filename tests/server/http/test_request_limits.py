@@ -288,7 +288,9 @@ def test_routes_are_all_behind_the_limits(world: World, strict: Flask) -> None:
     table: list[Route] = [route for routes in ROUTES.values() for route in routes]
     client = Client(strict)
     for _ in range(4):
-        client.get("/v1/health", environ_overrides={"REMOTE_ADDR": "203.0.113.7"}).close()
+        # Files have a bucket of their own.
+        for path in ("/v1/health", "/v1/openapi.json"):
+            client.get(path, environ_overrides={"REMOTE_ADDR": "203.0.113.7"}).close()
     for route in table:
         where = {"REMOTE_ADDR": "203.0.113.7"}
         with client.open(concrete(route.path), method=route.method, environ_overrides=where) as response:
