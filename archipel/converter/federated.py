@@ -45,7 +45,8 @@ def divide(
     if operators and not personal:
         raise ConversionError(
             f"strategy {strategy!r}: no trained tensor is a weight of {', '.join(operators)}; batch_norm='folded' "
-            "leaves none, and trainable= may leave them out"
+            "leaves none, trainable= may leave them out, and exporters merge them into the layer before "
+            "(torch.onnx.export keeps them with optimize=False)"
         )
     layers = statistics_of_layers(model) if batch_norm == "train" else []
     averages = list(dict.fromkeys(name for _, *pair in layers for name in pair))

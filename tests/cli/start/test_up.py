@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -16,11 +17,15 @@ import onnx
 import psutil
 import pytest
 from onnx import parser
+from rich.console import Console
 from safetensors.numpy import load_file
 
 from archipel.bundle import generate_key
 from archipel.bundle.roles import Hyperparameter, Update
 from archipel.cli.start.up.prepare import Plan, prepare
+from archipel.cli.start.up.running import finish
+from archipel.cli.start.up.watching import round_line
+from archipel.protocol.operator.registry import RoundMetrics
 from tests.support.commands import Command
 from tests.support.development import place_development_key
 
@@ -235,3 +240,17 @@ def test_no_process_is_left_behind(folder: Path, sign: signal.Signals) -> None:
     assert len(below) >= 5
     _, alive = psutil.wait_procs(below, timeout=15)
     assert alive == []
+
+
+def test_rounds_without_metrics_have_no_curves(tmp_path: Path) -> None:
+    """As those of dpsgd, whose devices report nothing that has no noise."""
+    made = RoundMetrics(
+        round_id="a" * 32, number=1, devices=8, weight_sum=8.0, step_norm=0.1, step_scale=1.0, clip=None,
+        weights_out="b" * 64, result=None, metrics={}, evaluation=None, evaluation_state=None, started=0.0, ended=2.5,
+    )  # fmt: skip
+    assert round_line(made, 3) == "round 1 of 3: 8 devices, 2.5 s"
+    console = Console(file=io.StringIO(), width=200)
+    finish(tmp_path, [made], console)
+    assert isinstance(console.file, io.StringIO)
+    assert "no curves: devices of this strategy report no metrics" in console.file.getvalue()
+    assert [path.name for path in tmp_path.iterdir()] == ["rounds.csv"]

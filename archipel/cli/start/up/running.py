@@ -51,11 +51,16 @@ def run(folder: Path, plan: Plan, stack: ExitStack, console: Console) -> tuple[T
 
 
 def finish(folder: Path, metrics: Sequence[RoundMetrics], console: Console) -> None:
-    """Write rounds.csv and, where there are metrics, curves.png."""
+    """Write rounds.csv and, where there are metrics, curves.png; say which."""
     write_csv(metrics, folder / "rounds.csv")
     if curves(metrics):
         plot(metrics, folder / "curves.png")
         console.print(f"curves: {folder / 'curves.png'}   rounds: {folder / 'rounds.csv'}", soft_wrap=True)
+    else:
+        console.print(
+            f"rounds: {folder / 'rounds.csv'}; no curves: devices of this strategy report no metrics while they train "
+            "(with --evaluate-every 1 they measure each version)", soft_wrap=True, highlight=False,
+        )  # fmt: skip
 
 
 def held_out_metrics(folder: Path) -> tuple[Measured, Measured] | None:

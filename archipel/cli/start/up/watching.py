@@ -58,7 +58,7 @@ def watch(federation: LocalFederation, task: TaskInfo, console: Console) -> list
                 # A line has the evaluation of its round, too, so it comes when that has ended.
                 ready = list(takewhile(_evaluated, rounds))
                 for each in ready[shown:]:
-                    console.print(_line(each, info.rounds), soft_wrap=True)
+                    console.print(round_line(each, info.rounds), soft_wrap=True)
                 shown = len(ready)
             if info.state in ("failed", "cancelled"):
                 raise CommandError(f"the task ended early ({info.state}): {info.reason}")
@@ -71,9 +71,11 @@ def _evaluated(each: RoundMetrics) -> bool:
     return each.evaluation is None or each.evaluation_state not in ("running", "proposed")
 
 
-def _line(each: RoundMetrics, rounds: int) -> str:
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in each.metrics.items())
-    return f"round {each.number} of {rounds}: {each.devices} devices, {each.ended - each.started:.1f} s, {metrics}"
+def round_line(each: RoundMetrics, rounds: int) -> str:
+    """A round of `rounds` as one line."""
+    metrics = [f"{name} {value:.4g}" for name, value in each.metrics.items()]
+    seconds = f"{each.ended - each.started:.1f} s"
+    return f"round {each.number} of {rounds}: {', '.join([f'{each.devices} devices', seconds, *metrics])}"
 
 
 def _table(rounds: Sequence[RoundMetrics], info: TaskInfo) -> Table:
