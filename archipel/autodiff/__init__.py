@@ -3,10 +3,12 @@
 from archipel.graph import requirement as requirement  # isort: skip  (first: it names the missing extra)
 from archipel.autodiff import rules as rules  # registers the gradient rules
 from archipel.autodiff.api import gradient as gradient
+from archipel.autodiff.api import hessian_vector as hessian_vector
+from archipel.autodiff.api import jvp as jvp
 from archipel.autodiff.api import vjp as vjp
 from archipel.autodiff.context import RuleContext as RuleContext
 from archipel.autodiff.registry import RULES as RULES
 from archipel.autodiff.registry import rule as rule
 from archipel.autodiff.reverse import differentiate as differentiate
 
-__all__ = ["RULES", "RuleContext", "differentiate", "gradient", "rule", "vjp"]
+__all__ = ["RULES", "RuleContext", "differentiate", "gradient", "hessian_vector", "jvp", "rule", "vjp"]

@@ -18,13 +18,17 @@ from archipel.graph.shapes import complete_shape, dims, is_float
 from archipel.graph.walk import dependencies
 
 
-def differentiate(op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence[ir.Value]) -> list[ir.Value]:
+def differentiate(
+    op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence[ir.Value], *, flat_steps: bool = False
+) -> list[ir.Value]:
     """Emit the gradient of sum over targets of <target, seed> with respect to each of `wrt`.
 
     Arguments:
         op: builder of the graph; it appends the nodes of the gradient to it.
         seeds: target -> its cotangent, of the target's shape and type.
         wrt: floating-point values of the graph.
+        flat_steps: give zeros, and no error, where a target depends on a value only through nodes that pass no
+            derivative, such as comparisons: in a gradient these are the masks of kinks.
 
     Returns one gradient for each of `wrt`, of its shape and type; zeros where no target depends on it.
 
@@ -59,7 +63,7 @@ def differentiate(op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence
                 if value is not None and gradient is not None and want:
                     complete_shape(gradient, value)
                     sums.add(value, gradient)
-    return [_finish(op, sums, nodes, value, relevant) for value in wrt]
+    return [_finish(op, sums, nodes, value, set() if flat_steps else relevant) for value in wrt]
 
 
 class _Sums:

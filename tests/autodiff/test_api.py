@@ -167,6 +167,13 @@ def test_an_inner_value_gives_way_to_a_gradients_name() -> None:
     assert found["x.grad"].tolist() == [1.0, 1.0]
 
 
+def test_weights_that_are_zero_stay() -> None:
+    m = model("""agraph (double[n, 3] x) => (double[n, 3] y, double s) <double[3] b = {0, 0, 0}> {
+        e = Exp (x)  z = Add (e, b)  y = Sin (z)  s = ReduceSum <keepdims = 0> (y)
+    }""")
+    assert set(autodiff.gradient(m, of="s", wrt=["x"]).parameters) == {"b"}
+
+
 def test_the_model_is_left_as_it_was() -> None:
     m = model(REGRESSION)
     before = m.to_bytes()

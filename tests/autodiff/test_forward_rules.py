@@ -1,0 +1,97 @@
+"""Forward mode's contract, for every operator with a rule: jvp equals finite differences, and <u, J v> = <J^T u, v>."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import pytest
+from gradient_cases.case import Case
+from gradient_cases.reference import evaluator
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from archipel import Model
+from archipel.autodiff import RULES, jvp, vjp
+from archipel.errors import MissingRuleError
+from archipel.graph import check_model
+
+OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("archipel."))
+
+# Operators without forward mode, and what their gradients hold that has no rule. A name goes when its rule comes.
+WITHOUT = {
+    "GRU": "Scan|ReverseSequence",
+    "LSTM": "Scan|ReverseSequence",
+    "RNN": "Scan|ReverseSequence",
+}
+# onnx.reference, or the operator itself, rounds these to float32.
+ROUNDED = {"Cast", "Celu", "DequantizeLinear", "LayerNormalization", "QuantizeLinear"}
+
+
+@pytest.mark.parametrize("examples", [2, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
+def test_forward_mode(key: tuple[str, str], examples: int, gradient_cases: dict) -> None:
+    @settings(max_examples=examples, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        case = data.draw(gradient_cases[key])
+        if key[1] in WITHOUT:
+            with pytest.raises(
+                MissingRuleError, match=rf"^jvp differentiates .* for ({WITHOUT[key[1]]}) \(node '.*'\)"
+            ):
+                jvp(Model.from_proto(case.model(np.float64)), of=case.targets, wrt=[case.names[i] for i in case.wrt])
+        else:
+            check_case(case)
+
+    check()
+
+
+def check_case(case: Case) -> None:
+    precise = np.float32 if case.single else np.float64
+    inputs = case.arrays(precise)
+    forward = evaluator(case.model(precise))
+    values = forward.run(case.targets, inputs)
+    if case.op_type == "Slice" and values[0].size == 0:
+        return  # the gradient's gradient reshapes to sizes read at run time, where a 0 means "as before"
+    rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
+    names = [case.names[i] for i in case.wrt]
+    tangents = {name: rng.standard_normal(inputs[name].shape).astype(inputs[name].dtype) for name in names}
+    step = 1e-5
+    if case.op_type == "Cast":  # it rounds: a step that both types hold exactly
+        tangents, step = {name: np.asarray(np.sign(v)) for name, v in tangents.items()}, 2.0**-10
+    cotangents = [rng.standard_normal(np.shape(y)).astype(y.dtype) for y in values]
+
+    model = Model.from_proto(case.model(precise))
+    pushed = jvp(model, of=case.targets, wrt=names)
+    check_model(pushed.ir)
+    feed = inputs | {f"{name}.tangent": v for name, v in tangents.items()}
+    found = evaluator(pushed.to_bytes()).run([f"{name}.tangent" for name in case.targets], feed)
+    declared = {port.name: port.dtype for port in pushed.outputs}
+    for name, y, moved in zip(case.targets, values, found):
+        assert moved.shape == y.shape
+        assert moved.dtype == declared[f"{name}.tangent"] == declared[name]
+
+    pulled = vjp(model, of=case.targets, wrt=names)
+    feed = inputs | {f"{name}.cotangent": u for name, u in zip(case.targets, cotangents)}
+    gradients = evaluator(pulled.to_bytes()).run([f"{name}.grad" for name in names], feed)
+    forwards, backwards = inner(cotangents, found), inner(list(tangents.values()), gradients)
+    tolerance = 1e-5 if case.single or case.op_type in ROUNDED else 1e-9
+    assert abs(forwards - backwards) <= tolerance * max(length(cotangents) * length(found), 1e-1)
+
+    if not case.single:
+        ends = []
+        for sign in (1, -1):
+            there = inputs | {name: inputs[name] + sign * step * v for name, v in tangents.items()}
+            ends.append(forward.run(case.targets, there))
+        for moved, after, before in zip(found, *ends):
+            expected = (after.astype(np.float64) - before) / (2 * step)
+            scale = max(float(np.max(np.abs(expected), initial=0.0)), 1.0)
+            assert float(np.max(np.abs(moved - expected), initial=0.0)) < 1e-5 * scale
+
+
+def inner(a: list[np.ndarray], b: list[np.ndarray]) -> float:
+    return sum(float(np.sum(x.astype(np.float64) * y)) for x, y in zip(a, b, strict=True))
+
+
+def length(arrays: list[np.ndarray]) -> float:
+    return float(np.sqrt(inner(arrays, arrays)))
