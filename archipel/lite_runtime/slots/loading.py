@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from archipel.lite_runtime.self_test import SelfTestReport, answer_zeros, run_se
 if TYPE_CHECKING:
     from archipel.lite_runtime.delegates import Delegates
     from archipel.lite_runtime.interface import ModelRuntime
+    from archipel.lite_runtime.slots.folder import SlotName
 
 OwnState = Callable[[Bundle], DeviceState]
 """Returns the personal tensors and state that the device keeps elsewhere for a bundle's model."""
@@ -113,3 +115,20 @@ def changed_parameters(bundle: Bundle, parameters: Mapping[str, np.ndarray]) -> 
     model = PresentModel(bundle, DeviceState())
     model.adopt(model.check_complete(parameters))
     return model.learned()
+
+
+class Serving:
+    """A loaded slot. Requests read `trying` and call `count` without the lock that changes of slots take."""
+
+    def __init__(self, name: SlotName, runtime: ModelRuntime, tested: SelfTestReport | None = None) -> None:
+        self.name = name
+        self.runtime = runtime
+        self.tested = tested
+        self.trying = tested is not None
+        self._served = 0
+        self._counting = threading.Lock()
+
+    def count(self) -> int:
+        with self._counting:
+            self._served += 1
+            return self._served

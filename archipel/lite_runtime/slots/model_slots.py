@@ -26,30 +26,13 @@ from archipel.bundle import Bundle
 from archipel.errors import ArchipelError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError, SlotError
 from archipel.lite_runtime.self_test import SelfTestReport
 from archipel.lite_runtime.slots.folder import MAX_ATTEMPTS, SlotFolder, SlotName, SlotState, mark_bad, other
-from archipel.lite_runtime.slots.loading import Loader, OwnState
+from archipel.lite_runtime.slots.loading import Loader, OwnState, Serving
 
 if TYPE_CHECKING:
     from archipel.lite_runtime.delegates import Delegates
     from archipel.lite_runtime.interface import ModelRuntime
 
 _FAILURES = (RuntimeProgramError, RuntimeLimitError)
-
-
-class _Serving:
-    """A loaded slot. Requests read `trying` and call `count` without the lock that changes of slots take."""
-
-    def __init__(self, name: SlotName, runtime: ModelRuntime, tested: SelfTestReport | None = None) -> None:
-        self.name = name
-        self.runtime = runtime
-        self.tested = tested
-        self.trying = tested is not None
-        self._served = 0
-        self._counting = threading.Lock()
-
-    def count(self) -> int:
-        with self._counting:
-            self._served += 1
-            return self._served
 
 
 class Slots:
@@ -105,8 +88,8 @@ class Slots:
         self._attempts = attempts
         self._confirm_after = confirm_after
         self._changing = threading.RLock()
-        self._serving: _Serving | None = None
-        self._last_good: _Serving | None = None
+        self._serving: Serving | None = None
+        self._last_good: Serving | None = None
         self._folder = SlotFolder(folder)
         if load and self._folder.state.active:
             try:
@@ -279,7 +262,7 @@ class Slots:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    def _need_serving(self) -> _Serving:
+    def _need_serving(self) -> Serving:
         with self._changing:
             if self._serving is None:
                 self._need_active()
@@ -332,23 +315,23 @@ class Slots:
             f"{self._folder.folder}: no usable model; {'; '.join(reasons)}. Install a bundle and switch to it"
         )
 
-    def _load(self, name: SlotName, trying: bool) -> _Serving:
+    def _load(self, name: SlotName, trying: bool) -> Serving:
         """Load a slot's model, with a self-test and a counted attempt if it is on trial."""
         slot, path = self.state.slot(name), self._folder.path(name)
         bundle = self._loader.open(path, slot.digest)
         if not trying:
-            return _Serving(name, self._loader.make(path, bundle))
+            return Serving(name, self._loader.make(path, bundle))
         # After verifying, so that a damaged bundle costs no attempt; before making sessions, which may crash.
         self._folder.update(name, msgspec.structs.replace(slot, attempts=slot.attempts - 1))
-        return _Serving(name, *self._loader.make_tested(path, bundle))
+        return Serving(name, *self._loader.make_tested(path, bundle))
 
-    def _return_to(self, serving: _Serving, reason: str) -> None:
+    def _return_to(self, serving: Serving, reason: str) -> None:
         failed = other(serving.name)
         self._folder.update(failed, mark_bad(self.state.slot(failed), reason), active=serving.name)
         self._serving = serving
         self._last_good = None
 
-    def _ask_last_good(self, serving: _Serving, x: Any, error: ArchipelError | None, answer: Any) -> Any:
+    def _ask_last_good(self, serving: Serving, x: Any, error: ArchipelError | None, answer: Any) -> Any:
         """The last good model's answer, or its own, to a request on which a model on trial failed or was not finite."""
         with self._changing:
             if self._serving is serving:
@@ -372,7 +355,7 @@ class Slots:
         # Another request has rolled back already; the model that is active now answers this one.
         return self.predict(x)
 
-    def _confirm_now(self, serving: _Serving) -> None:
+    def _confirm_now(self, serving: Serving) -> None:
         # No request waits here: if a change is going on, or the disk is full, the next request confirms.
         if self._changing.acquire(blocking=False):
             try:
@@ -382,7 +365,7 @@ class Slots:
             finally:
                 self._changing.release()
 
-    def _find_last_good(self) -> _Serving | None:
+    def _find_last_good(self) -> Serving | None:
         active = self.state.active
         if self._last_good is None and active and self.state.slot(other(active)).status == "good":
             try:
