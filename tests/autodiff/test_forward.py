@@ -206,15 +206,15 @@ def test_hessian_vector_is_the_jvp_of_the_gradient() -> None:
 
 
 def test_inner_values_that_a_rule_replaces() -> None:
-    """The rule of LayerNormalization puts a value of its own in place of `h`."""
-    m = model("""agraph (double[2, 3] x, double[3] g) => (double loss) {
-        h = LayerNormalization (x, g)  c = Mul (h, h)  d = Mul (c, h)  loss = ReduceSum <keepdims = 0> (d)
+    """The rule of InstanceNormalization puts a value of its own in place of `h`."""
+    m = model("""agraph (double[2, 3, 5] x, double[3] g, double[3] b) => (double loss) {
+        h = InstanceNormalization (x, g, b)  c = Mul (h, h)  d = Mul (c, h)  loss = ReduceSum <keepdims = 0> (d)
     }""")
     rng = np.random.default_rng(2)
-    feed = {"x": rng.standard_normal((2, 3)), "g": np.ones(3)}
-    feed |= {"x.tangent": np.zeros((2, 3)), "h.tangent": rng.standard_normal((2, 3))}
+    feed = {"x": rng.standard_normal((2, 3, 5)), "g": np.ones(3), "b": np.zeros(3)}
+    feed |= {"x.tangent": np.zeros((2, 3, 5)), "h.tangent": rng.standard_normal((2, 3, 5))}
     found = run(autodiff.hessian_vector(m, of="loss", wrt=["h", "x"]), feed)["h.hvp"]
-    h = F.layer_norm(torch.from_numpy(feed["x"]), (3,), eps=1e-5).numpy()
+    h = F.instance_norm(torch.from_numpy(feed["x"]), eps=1e-5).numpy()
     np.testing.assert_allclose(found, 6 * h * feed["h.tangent"], rtol=1e-5)
 
 
