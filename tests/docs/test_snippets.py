@@ -158,6 +158,7 @@ def test_compression(tmp_path: Path, shell: dict[str, str]) -> None:
     assert "meets size<40%, accuracy>=-2" in outputs[0]
     assert "meets size<40%, accuracy>=-2" in outputs[1]
     accuracies = list(map(float, re.findall(r"^accuracy +([\d.]+)\ncount +\d+$", outputs[1], re.M)))
-    assert accuracies and all(0.7 < accuracy <= 1 for accuracy in accuracies)
+    assert accuracies
+    assert all(0.7 < accuracy <= 1 for accuracy in accuracies)
     for name in ("report.html", "search.html"):
         assert "<svg" in (tmp_path / name).read_text()

@@ -194,6 +194,7 @@ def open_federation(folder: Path, server_host: str) -> Iterator[Federation]:
         check_in_window=1.0,
         poll_seconds=0.01,
         smallest_answer=1,  # there are a handful of devices
+        leave_seconds=0.2,  # and tests wait for the next round of those that left one
     )
     server = ServerProcess(settings, server_host)
     operator = OperatorClient(f"http://127.0.0.1:{server.port}", operator_token)
