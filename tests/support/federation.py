@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from archipel import bundle as b
 from archipel.client import Agent, AgentConfig, Event
@@ -28,6 +28,7 @@ from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, decode, public_bytes
 from archipel.protocol.vector import Layout
 from archipel.server import init_data_folder, load_settings
+from archipel.server.database.fault_tables import Rest
 from archipel.server.database.tables import Round
 from tests.support.database import migrated_database
 from tests.support.linear_bundle import POPULATION, local_data, make_bundle
@@ -126,6 +127,11 @@ class Federation:
     def rounds(self, task: TaskInfo) -> list[RoundInfo]:
         return list(self.operator.tasks.rounds(task.task_id))
 
+    def end_rests(self) -> None:
+        """Let rounds take devices again that have left one, else they rest for half a minute."""
+        with self.server._services.database.write() as session:
+            session.execute(delete(Rest))
+
     def run(self, agents: Sequence[Agent], until: Callable[[], bool], timeout: float = 60.0) -> None:
         """`run_forever` in a thread for each agent, until the condition holds and no round is under way."""
         stop = threading.Event()
@@ -194,7 +200,6 @@ def open_federation(folder: Path, server_host: str) -> Iterator[Federation]:
         check_in_window=1.0,
         poll_seconds=0.01,
         smallest_answer=1,  # there are a handful of devices
-        leave_seconds=0.2,  # and tests wait for the next round of those that left one
     )
     server = ServerProcess(settings, server_host)
     operator = OperatorClient(f"http://127.0.0.1:{server.port}", operator_token)

@@ -180,7 +180,12 @@ def all_refuse(federation: Federation, task: TaskInfo, reasons: dict[Agent, str]
         said = [(e.device_id, str(e.detail)) for e in list(federation.events) if e.name == "refused"]
         return {device for device, detail in said if wanted[device] in detail}
 
-    federation.run(list(reasons), lambda: refused() == set(wanted) or "trained" in names(), timeout=20)
+    def done() -> bool:
+        # A round ends with the first devices that leave it, so that the others refuse the next one.
+        federation.end_rests()
+        return refused() == set(wanted) or "trained" in names()
+
+    federation.run(list(reasons), done, timeout=20)
     assert "trained" not in names()
     federation.operator.tasks.cancel(task.task_id)
 

@@ -130,6 +130,7 @@ def test_a_child_that_dies_costs_the_round_and_nothing_else(
     [entry] = agent.rounds
     assert entry.result == "refused"
     monkeypatch.undo()
+    federation.end_rests()
     again = federation.task(name="again", cohort=4)
     federation.run([agent, *others], over(federation, again))
     assert [entry.result for entry in agent.rounds] == ["refused", "took_part"]
