@@ -25,6 +25,7 @@ from archipel.errors import (
     BundleError,
     CertificateError,
     ClientError,
+    IndexRangeError,
     MessageError,
     NonFiniteLossError,
     OwnerRefusalError,
@@ -214,7 +215,7 @@ def _why(error: Exception) -> LeaveReason:
         return "policy"
     if isinstance(error, RuntimeLimitError | TooLargeError):
         return "size"
-    if isinstance(error, RuntimeInputError):
+    if isinstance(error, RuntimeInputError | IndexRangeError):
         return "data"
     if isinstance(error, NonFiniteLossError):
         return "diverged"

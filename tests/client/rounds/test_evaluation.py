@@ -130,3 +130,28 @@ def test_without_a_count_the_examples_are_what_counts() -> None:
     assert measured(program, {"squares": 9.0, "accuracy": 0.5, "correct": 3.0}, 3).values == {
         "squares": 3.0, "accuracy": 0.5, "correct": 1.0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["training", "evaluation"])
+def test_a_label_out_of_range_is_named_to_the_owner_and_to_nobody_else(
+    fleet: tuple[Federation, list[Agent]], kind: str
+) -> None:
+    """The others go on without the device. The server is told that the examples do not fit, and not why."""
+    federation, agents = fleet
+
+    def wrong() -> dict[str, np.ndarray]:
+        data = examples(1)
+        data["label"][5] = 3
+        return data
+
+    agents.append(federation.agent(3, allow_plain=True, examples=wrong))
+    metrics = {"metrics": {"loss": 16.0}} if kind == "evaluation" else {}
+    task = federation.task(kind=kind, cohort=4, min_cohort=3, threshold=3, **metrics)
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
+    [info] = federation.rounds(task)
+    assert (info.phase, info.refused) == ("committed", {"data": 1})
+    [entry] = agents[3].rounds
+    assert "field 'label' has a class number that the model does not have, in row 5: 3; the model knows 0 to 2" in (
+        entry.reason
+    )
+    assert not [each for each in federation.operator.audit.list() if "row 5" in str(each)]
