@@ -49,7 +49,8 @@ RULES = [
 @click.option("--loss-output", default="", metavar="NAME",
               help="The output of the model that the loss reads. Default: the first.")  # fmt: skip
 @click.option("--loss", type=click.Choice(["cross_entropy", "binary_cross_entropy", "mse", "l1", "huber"]),
-              help="Default: cross_entropy for whole numbers as labels, else mse.")  # fmt: skip
+              help="Default: mse; for whole numbers as labels cross_entropy, of a model with one output binary_cross_entropy "
+              "where they are 0 and 1.")  # fmt: skip
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True,
               help="What devices train with.")  # fmt: skip
 @click.option(
