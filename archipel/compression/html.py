@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
+from archipel.compression.pages import write_page
 from archipel.compression.plots import bars, trade
 from archipel.compression.report import Report
 from archipel.compression.search.result import SearchResult
-from archipel.durable import write_durably
 
 _MOST = 400
 """Most rows of a table of a part's notes: the page of a network with thousands of layers must still open."""
@@ -23,8 +21,8 @@ def write_report(report: Report, path: str | os.PathLike[str], title: str = "com
     names = ["before", *(f"{number} {step.part.partition('(')[0]}" for number, step in enumerate(report.steps, 1))]
     measured = [report.before, *(step.after for step in report.steps)]
     notes = [(step, [_note(name, value) for name, value in step.facts.items()]) for step in report.steps]
-    _write(Path(path), "compress.html", title=title, report=report, rows=list(zip(names, measured)), notes=notes,
-           plot=bars(names, measured))  # fmt: skip
+    write_page(Path(path), "compress.html", title=title, report=report, rows=list(zip(names, measured)), notes=notes,
+               plot=bars(names, measured))  # fmt: skip
 
 
 def write_search_report(result: SearchResult, path: str | os.PathLike[str], title: str = "search") -> None:
@@ -38,8 +36,8 @@ def write_search_report(result: SearchResult, path: str | os.PathLike[str], titl
         ]
     rows = result.to_dict()["points"]
     meeting, front = set(result.meeting), {cost: set(result.front(cost)) for cost in ("size", "latency")}
-    _write(Path(path), "search.html", title=title, r=result, rows=list(zip(result.points, rows)), plots=plots,
-           meeting=meeting, front=front)  # fmt: skip
+    write_page(Path(path), "search.html", title=title, r=result, rows=list(zip(result.points, rows)), plots=plots,
+               meeting=meeting, front=front)  # fmt: skip
 
 
 def _note(name: str, value: Any) -> dict[str, Any]:
@@ -64,14 +62,3 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value)) or "none"
     return str(value)
-
-
-def _write(path: Path, template: str, **context: Any) -> None:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("archipel.compression", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-    )
-    page = environment.get_template(template).render(**context)
-    write_durably(path, page.encode(), 0o666)

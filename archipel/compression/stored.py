@@ -18,8 +18,8 @@ from archipel.bundle.foreign import recognize
 from archipel.bundle.reader import BundleContents
 from archipel.errors import ModelImportError, one_line
 from archipel.graph import Model
-from archipel.graph.loading import with_output_shapes
-from archipel.graph.sources import tensors
+from archipel.graph.importing.loading import with_output_shapes
+from archipel.graph.importing.sources import tensors
 
 MAX_BYTES = 2**31 - 1
 

@@ -15,7 +15,7 @@ from archipel.converter.adapters import merge_adapters
 from archipel.converter.sources import read_model
 from archipel.errors import ConversionError, RuntimeProgramError
 from archipel.graph import Model
-from archipel.graph.onnx_import import import_onnx
+from archipel.graph.importing.onnx_import import import_onnx
 from archipel.graph.passes.constants import UNPACK
 from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.learned import is_model_file

@@ -166,7 +166,8 @@ class Signing:
         populations: those that may use it, at most 64 names of letters, digits, ".", "_" and "-". Empty: any.
         parent: the digest (64 hexadecimal digits) of the bundle that this one replaces. It goes into the lineage, with
             the recipe and the measurements of `compress`.
-        lineage: replaces these three: parent, recipe and measurements.
+        lineage: replaces these three: parent, recipe and measurements. The agreement that the conversion measures is
+            added.
 
     Raises:
         ConversionError, BundleError: for a wrong value.

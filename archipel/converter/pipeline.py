@@ -103,7 +103,7 @@ def make_bundle(request: Request) -> Bundle:
         key=signing.key,
         schedule=schedule,
         strategy="" if training is None else training.strategy,
-        lineage=signing.lineage or _lineage(report, signing.parent, agreement),
+        lineage=_lineage(signing.lineage or _measurements(report, signing.parent), agreement),
         self_test=bounded_self_test(
             programs["predict"], values, request.self_test, len(weights) + sum(map(len, graphs.values()))
         ),
@@ -215,11 +215,16 @@ def _compressed(model: Model, compression: Compression, training: Training | Non
     )
 
 
-def _lineage(report: Report | None, parent: str | None, agreement: dict[str, float]) -> Lineage:
-    """The recipe as TOML, the measurements before and after it, and how far `predict` agrees with the training form."""
+def _lineage(lineage: Lineage, agreement: dict[str, float]) -> Lineage:
+    """The lineage with how far `predict` agrees with the training form, whoever wrote the rest of it."""
+    return msgspec.structs.replace(lineage, metrics={**lineage.metrics, **agreement})
+
+
+def _measurements(report: Report | None, parent: str | None) -> Lineage:
+    """The recipe as TOML, and the measurements before and after it."""
     if report is None:
         return Lineage(parent=parent)
-    metrics = dict(agreement)
+    metrics = {}
     for when, measured in (("before", report.before), ("after", report.after)):
         metrics.update({f"{name}_{when}": float(value) for name, value in _numbers(measured).items()})
     return Lineage(parent=parent, recipe=(report.recipe,), metrics=metrics)

@@ -13,8 +13,8 @@ import onnx_ir as ir
 
 from archipel.bundle.roles import Program, ProgramKind
 from archipel.errors import GraphError
-from archipel.graph.loading import normalize
-from archipel.graph.onnx_import import load
+from archipel.graph.importing.loading import normalize
+from archipel.graph.importing.onnx_import import load
 from archipel.graph.parameters import parameter_names
 from archipel.graph.report import ImportReport
 from archipel.graph.shapes import dims, dtype_of

@@ -14,7 +14,7 @@ entry, so that nobody takes the bound for a measurement. archipel.protocol.measu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from archipel.bundle.roles import Hyperparameter, Update
 from archipel.errors import ProtocolError
 from archipel.protocol.measures import measures
 from archipel.protocol.messages import Kind, RoundPlan
-from archipel.protocol.training_metrics import CLAMPED, UPDATE_CLIP, count_entry, training_entries
+from archipel.protocol.training_metrics import CLAMPED, DEVICES, UPDATE_CLIP, count_entry, training_entries
 from archipel.protocol.vector import Layout
 
 EXAMPLES = "archipel/examples"
@@ -73,14 +73,15 @@ def upload_layout(
     program = upload_program(manifest, kind, name)
     if kind == "training":
         updates = Layout.of(program).updates
-        return Layout((*updates, *training_entries(manifest, program, updates)))
+        own = training_entries(manifest, program, updates)
+        return Layout((*updates, *own), _counts(own))
     made = Layout.of(program) if kind == "analytics" else _evaluation_layout(manifest, program, metrics or {})
     counts = (CONTRIBUTORS, *((DECIDED, TOOK) if count_adoption else ()))
     # A program's entry of the same name could stand in for the device's count.
     for port in made.updates:
         if taken := {port.name, port.tensor} & set(counts):
             raise ProtocolError(f"bundle {manifest.name!r}: the name {min(taken)!r} is not for programs to use")
-    return Layout((*made.updates, *map(count_entry, counts)))
+    return Layout((*made.updates, *map(count_entry, counts)), made.not_negative | set(counts))
 
 
 def plan_layout(plan: RoundPlan, manifest: Manifest) -> Layout:
@@ -93,14 +94,13 @@ def plan_layout(plan: RoundPlan, manifest: Manifest) -> Layout:
     if port is None:
         return layout
     clip = plan.hyperparameters.get(UPDATE_CLIP, port.default)
-    return Layout(
-        tuple(
-            msgspec.structs.replace(each, clip=min(each.clip, clip))
-            if each.kind == "delta" and each.clip is not None
-            else each
-            for each in layout.updates
-        )
+    updates = tuple(
+        msgspec.structs.replace(each, clip=min(each.clip, clip))
+        if each.kind == "delta" and each.clip is not None
+        else each
+        for each in layout.updates
     )
+    return Layout(updates, layout.not_negative)
 
 
 def clip_input(finish: Program) -> Hyperparameter | None:
@@ -154,12 +154,16 @@ def _evaluation_layout(manifest: Manifest, program: Program, metrics: Mapping[st
     # Sorted, so that server and device derive one order from a mapping.
     names = sorted(metrics)
     ranges = {**{name: metrics[name] for name in names}, **{CLAMPED + name: 1.0 for name in names}, EXAMPLES: 1.0}
-    return Layout(
-        tuple(
-            Update(
-                name=name, tensor=name, dtype="float32", shape=(), weighting="examples", range=bound, bits=bits,
-                kind="weight" if name == EXAMPLES else "value",
-            )
-            for name, bound in ranges.items()
+    updates = tuple(
+        Update(
+            name=name, tensor=name, dtype="float32", shape=(), weighting="examples", range=bound, bits=bits,
+            kind="weight" if name == EXAMPLES else "value",
         )
+        for name, bound in ranges.items()
     )  # fmt: skip
+    return Layout(updates, _counts(updates))
+
+
+def _counts(own: Iterable[Update]) -> frozenset[str]:
+    """Those of a device's own entries that count devices, or their weights: none is below 0."""
+    return frozenset(port.name for port in own if port.name.startswith((CLAMPED, DEVICES)))

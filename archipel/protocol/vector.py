@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.bundle.roles import Program, Update
-from archipel.errors import MessageError, ProtocolError
+from archipel.errors import BoundError, MessageError, ProtocolError
 from archipel.protocol.bounds import check_sum, check_update, clamp, entries, largest, step
 
 Vector = NDArray[np.uint32]
@@ -54,9 +54,13 @@ class DecodedSum:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each `update` output of a `finish` or `analyze` program lies in the vector, in the outputs' order."""
+    """Where each `update` output of a `finish` or `analyze` program lies in the vector, in the outputs' order.
+
+    `not_negative` are the names of those that are 0 or more of every device, such as counts.
+    """
 
     updates: tuple[Update, ...]
+    not_negative: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, program: Program) -> Layout:
@@ -129,7 +133,15 @@ class Layout:
 
     def check_sum(self, total: DecodedSum, cohort: int) -> None:
         """Raises BoundError unless `cohort` devices that run the signed program can have sent updates of this sum."""
-        check_sum(self.updates, {port.name: total.read(port) for port in self.updates}, cohort)
+        sums = {port.name: total.read(port) for port in self.updates}
+        check_sum(self.updates, sums, cohort)
+        self.check_signs(sums)
+
+    def check_signs(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Raises BoundError for an entry of `arrays` (scalars by output name) below 0 that no device can send so."""
+        for name in sorted(self.not_negative):
+            if arrays[name] < 0:
+                raise BoundError(f"rejected: {name!r} is {float(arrays[name]):g}, and no device has less than 0 of it")
 
     def decode_sum(self, total: Vector, *, cohort: int, modulus_bits: int) -> DecodedSum:
         """The sums in floating point, from `total`, the sum of the unmasked vectors modulo 2^b.

@@ -6,11 +6,8 @@ first time; the process reads nobody else's windows. Every line on standard outp
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -21,16 +18,15 @@ from people import earlier_and_later
 from safetensors.numpy import load_file
 
 from archipel.cli.start.local.events import HostEvent, Output
+from archipel.cli.start.local.threads import follow_parent, run_until_stopped
 from archipel.client import Agent, AgentConfig, Event, FileKeys, data_key
 from archipel.datasets import HarByPerson, har_by_person
 from archipel.errors import ArchipelError
 from archipel.lite_runtime import ExampleStore, load, running_slot
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.sealed import decode
-from archipel.server.processes.parent import end_with_parent
 
 MODEL = "activity"
-STOP_SECONDS = 3.0
 
 
 class PhoneConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -144,22 +140,12 @@ class Phone:
     def _teller(self, output: Output) -> Callable[[Event], None]:
         def tell(event: Event) -> None:
             about = "version" if event.name in ("adopted", "kept") else "reason"
-            output.write(
-                HostEvent(
-                    device=self.config.name,
-                    event=event.name,
-                    device_id=event.device_id,
-                    round_id=event.round_id,
-                    sent=event.bytes_sent,
-                    received=event.bytes_received,
-                    text=str(event.detail.get(about, "")),
-                )
-            )
+            output.tell(self.config.name, event, str(event.detail.get(about, "")))
 
         return tell
 
 
-def run(config: PhonesConfig, phone: PhoneConfig, stop: threading.Event, output: Output) -> None:
+def run(config: PhonesConfig, phone: PhoneConfig, output: Output, stop: threading.Event) -> None:
     """What one phone does, until `stop` or until it has measured."""
     try:
         if config.personal is None:
@@ -173,30 +159,17 @@ def run(config: PhonesConfig, phone: PhoneConfig, stop: threading.Event, output:
 
 def main(path: str) -> None:
     config = msgspec.json.decode(Path(path).read_bytes(), type=PhonesConfig)
-    stop = threading.Event()
-    # Waited for instead of handled: a handler must not set an event, its lock may be held by the thread it interrupts.
-    signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    end_with_parent(config.parent)
+    follow_parent(config.parent)
     output = Output()
 
-    def in_turn() -> None:
+    def in_turn(stop: threading.Event) -> None:
         for phone in config.phones:
-            run(config, phone, stop, output)
+            run(config, phone, output, stop)
 
-    works: list[Callable[[], None]] = [in_turn]
+    works: list[Callable[[threading.Event], None]] = [in_turn]
     if config.personal is None:
-        works = [partial(run, config, phone, stop, output) for phone in config.phones]
-    threads = [threading.Thread(target=work, daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    signal.sigwait(signals)
-    stop.set()
-    deadline = time.monotonic() + STOP_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    # A thread may be inside a long computation; nothing of it needs to be finished.
-    os._exit(0)
+        works = [partial(run, config, phone, output) for phone in config.phones]
+    run_until_stopped(works)
 
 
 if __name__ == "__main__":

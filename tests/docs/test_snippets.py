@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from archipel.cli.models.analysis_options import AnalysisOptions
+from archipel.cli.models.convert.analysis_options import AnalysisOptions
 from archipel.compression.recipe import parse_recipe
 from archipel.operator import TaskRequest
 from archipel.protocol.operator.registry import RolloutRequest

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnx import defs
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
 
-from archipel.graph.newer_opsets import expand, has_body
+from archipel.graph.importing.newer_opsets import expand, has_body
 from archipel.graph.opset import OPSET
 
 Kernel = tuple[tuple[int, int], dict[str, list[str]]]

@@ -187,10 +187,14 @@ class Federation:
 
 
 @contextmanager
-def open_federation(folder: Path, server_host: str) -> Iterator[Federation]:
-    enrolment, publisher = b.generate_key(), b.generate_key()
+def open_federation(folder: Path, server_host: str, publisher: Ed25519PrivateKey | None = None) -> Iterator[Federation]:
+    """`publisher`: of the bundles, which may be a development key; None: a new one."""
+    enrolment, publisher = b.generate_key(), publisher or b.generate_key()
     operator_token = init_data_folder(
-        folder / "server", enrolment_key=public_bytes(enrolment), publisher_keys=[public_bytes(publisher)]
+        folder / "server",
+        enrolment_key=public_bytes(enrolment),
+        publisher_keys=[public_bytes(publisher)],
+        allow_development=b.is_development_key(public_bytes(publisher)),
     )
     (folder / "server" / "archipel.db").write_bytes(migrated_database())
     settings = load_settings(

@@ -10,6 +10,9 @@ import click
 from archipel.cli.input_output.option_group import option_group
 from archipel.lite_runtime.agreement import MIN_AGREEMENT, MIN_SNR
 
+SETS = ("calibration", "validation")
+"""The sets of examples on which a conversion measures it."""
+
 
 @dataclass(frozen=True)
 class AgreementOptions:
@@ -17,6 +20,17 @@ class AgreementOptions:
 
     min_agreement: float
     min_snr: float
+
+    def low(self, metrics: Mapping[str, float]) -> list[str]:
+        """What the metrics of a lineage have below the bounds, as the conversion decides it: by classes if any."""
+        found = []
+        for name in SETS:
+            share, snr = metrics.get(f"agreement_{name}"), metrics.get(f"snr_db_{name}")
+            if share is not None and share < self.min_agreement:
+                found.append(f"{name}: {share:.1%} equal classes, expected at least {self.min_agreement:.1%}")
+            if share is None and snr is not None and snr < self.min_snr:
+                found.append(f"{name}: signal to noise {snr:.1f} dB, expected at least {self.min_snr:g} dB")
+        return found
 
 
 agreement_options = option_group(
@@ -34,7 +48,7 @@ agreement_options = option_group(
 def agreement_lines(metrics: Mapping[str, float]) -> list[str]:
     """What the metrics of a lineage say of it, one line for each set of examples."""
     lines = []
-    for name in ("calibration", "validation"):
+    for name in SETS:
         if f"snr_db_{name}" in metrics:
             share = metrics.get(f"agreement_{name}")
             classes = "" if share is None else f"{share:.1%} equal classes, "

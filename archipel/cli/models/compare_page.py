@@ -5,54 +5,24 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import jinja2
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from archipel.cli.models.compare import decibels, summary
+from archipel.compression import pages
 from archipel.compression.compare import Comparison, Row
 from archipel.compression.plots import svg_text
-from archipel.durable import write_durably
 
 _BLUE, _RED, _GREY = "#2563a8", "#b83b3b", "#9aa3ad"
 _NAME = 48
 
-_PAGE = """<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ b }} against {{ a }}</title>
-<style>
-  body { font: 16px/1.5 system-ui, sans-serif; color: #1c2430; max-width: 960px; margin: 2rem auto; padding: 0 1rem }
-  table { border-collapse: collapse; margin: .6rem 0 } th, td { padding: .2rem .8rem .2rem 0; text-align: left }
-  th { border-bottom: 1px solid #b8c0c8 } .n { text-align: right; font-variant-numeric: tabular-nums }
-  .note { color: #5a6572; font-size: .9rem } .low { color: #b83b3b } svg { max-width: 100%; height: auto }
-</style>
-<h1>{{ b }} against {{ a }}</h1>
-<p class="note">{{ r.examples }} examples; values inside the graphs on the first {{ r.compared }}.</p>
-<ul>{% for line in lines %}<li>{{ line }}</li>{% endfor %}</ul>
-{{ plot|safe }}
-<table>
-<tr><th class="n">SNR, dB</th><th class="n">cosine</th><th class="n">largest difference</th><th>value</th>
-<th>computed by</th><th></th></tr>
-{% for row in r.rows %}<tr{% if row.snr_db is not none and row.snr_db < r.threshold %} class="low"{% endif %}>
-<td class="n">{{ db(row) }}</td>
-<td class="n">{{ "-" if row.cosine is none else "%.6f"|format(row.cosine) }}</td>
-<td class="n">{{ "-" if row.largest is none else "%.3g"|format(row.largest) }}</td>
-<td>{{ row.name }}{% if row.counterpart != row.name %} = {{ row.counterpart }}{% endif %}</td>
-<td>{{ row.layer }}</td><td>{{ "output " if row.output }}{{ row.reason }}</td></tr>
-{% endfor %}</table>
-{% if r.unmatched %}<p class="note">Not in {{ b }}: {{ r.unmatched|join(", ") }}</p>{% endif %}
-"""
-
 
 def write_page(result: Comparison, a: str, b: str, path: Path) -> None:
     """Write the page, whole or not at all. `a` and `b` are the models' names. Raises OSError."""
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    page = environment.from_string(_PAGE).render(
-        r=result, a=a, b=b, lines=summary(result), plot=plot(result), db=decibels
-    )
-    write_durably(path, page.encode(), mode=0o644)
+    pages.write_page(
+        path, "compare.html", title=f"{b} against {a}", r=result, b=b, lines=summary(result), plot=plot(result),
+        db=decibels,
+    )  # fmt: skip
 
 
 def plot(result: Comparison) -> str:

@@ -20,7 +20,7 @@ from archipel.bundle.release import is_release
 from archipel.bundle.roles import Parameter, role_of
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
 from archipel.cli.models.bundles import is_bundle, open_unverified, open_verified, read_program
-from archipel.cli.models.convert_notes import made_by
+from archipel.cli.models.convert.notes import made_by
 from archipel.cli.models.inspect_text import bundle_text, onnx_text
 from archipel.cli.models.releases import show_release
 from archipel.errors import ArchipelError, CommandError

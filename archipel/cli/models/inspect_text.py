@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archipel.cli.input_output.tables import table
-from archipel.cli.models.convert_notes import note_lines
+from archipel.cli.models.convert.notes import note_lines
 from archipel.cli.models.update_text import update_lines
 from archipel.lite_runtime.self_test import describe_vectors
 from archipel.protocol.moments import moment

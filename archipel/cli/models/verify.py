@@ -15,7 +15,7 @@ from archipel.bundle.release import is_release
 from archipel.bundle.roles import Example
 from archipel.cli.input_output.arrays import check_fields, read_fields
 from archipel.cli.input_output.publisher_keys import publisher_keys
-from archipel.cli.models.agreement import AgreementOptions, agreement_options
+from archipel.cli.models.agreement import AgreementOptions, agreement_lines, agreement_options
 from archipel.cli.models.bundles import open_verified, read_program
 from archipel.errors import (
     ArchipelError,
@@ -46,6 +46,8 @@ _OPENING: tuple[tuple[str, tuple[type[BundleError], ...]], ...] = (
     ("parameters", (TensorLayoutError,)),
     ("graphs", (UnsafeGraphError,)),
 )
+
+_RECALIBRATE = "convert the model with calibration examples like those of devices"
 
 
 @dataclass(frozen=True)
@@ -88,16 +90,17 @@ def verify(
     The checks: the signature, the digests of all files and the declared parameters are right; every graph loads into
     the installed ONNX Runtime; the signed limits are not below what the graphs need, computed again (with the extra
     `convert`); and predictions equal those of the self-test in the bundle. The self-test shows that this machine
-    predicts what the publisher's did, for a few inputs. Whether a compressed bundle predicts what its float parameters
-    answer shows with --data: agreement below --min-agreement or --min-snr is a failed check. Of a release it checks the
+    predicts what the publisher's did, for a few inputs. Agreement is how far a compressed bundle predicts what its
+    float parameters answer: as the conversion measured it, or measured here with --data. Below --min-agreement or
+    --min-snr it is a failed check. Of a release it checks the
     signature and every bundle, which must be there, be the one that was released, and cost what the release says.
     """
 
     def check(opened: Bundle) -> list[Check]:
         found = check_contents(opened, run=not no_run)
-        if data is not None:
-            found.append(_check_agreement(opened, found, data, agreement, run=not no_run))
-        return found
+        if data is None:
+            return [*found, *_check_recorded_agreement(opened, agreement)]
+        return [*found, _check_agreement(opened, found, data, agreement, run=not no_run)]
 
     with tempfile.TemporaryDirectory() as folder:
         name, digest = None, None
@@ -237,6 +240,15 @@ def compute(bundle: Bundle, batch_size: int) -> Limits:
     return compute_limits(programs, batch_size)
 
 
+def _check_recorded_agreement(bundle: Bundle, bounds: AgreementOptions) -> list[Check]:
+    """Whether the agreement that the conversion measured is within the bounds; no check where it had no examples."""
+    metrics = bundle.manifest.lineage.metrics
+    if low := bounds.low(metrics):
+        return [Check("agreement", False, f"as the conversion measured, {'; '.join(low)}; {_RECALIBRATE}")]
+    lines = agreement_lines(metrics)
+    return [Check("agreement", True, f"as the conversion measured, {'; '.join(lines)}")] if lines else []
+
+
 def _check_agreement(bundle: Bundle, before: Sequence[Check], path: Path, bounds: AgreementOptions, run: bool) -> Check:
     """Compare `predict` with the training form on the examples of a file. Raises CommandError for a wrong file."""
     from archipel.lite_runtime import Runtime
@@ -259,8 +271,7 @@ def _check_agreement(bundle: Bundle, before: Sequence[Check], path: Path, bounds
     good = found.good(bounds.min_agreement, bounds.min_snr)
     if good is False:
         least = f"{bounds.min_agreement:.1%}" if found.share is not None else f"{bounds.min_snr:g} dB"
-        remedy = "convert the model with calibration examples like those of devices"
-        return Check(name, False, f"{found}, expected at least {least}; {remedy}")
+        return Check(name, False, f"{found}, expected at least {least}; {_RECALIBRATE}")
     return Check(name, good, str(found))
 
 

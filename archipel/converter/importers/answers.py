@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from archipel.graph.comparison import Reference, deviation
+from archipel.graph.importing.comparison import Reference, deviation
 from archipel.graph.model import Model
 
 

@@ -15,8 +15,8 @@ from archipel.converter.importers.ml_operators import rewrite
 from archipel.errors import MissingExtraError, ModelImportError
 from archipel.graph.batch import BATCH
 from archipel.graph.build import Builder
-from archipel.graph.cleaning import clean
-from archipel.graph.comparison import TOLERANCE, CannotRunError
+from archipel.graph.importing.cleaning import clean
+from archipel.graph.importing.comparison import TOLERANCE, CannotRunError
 from archipel.graph.model import Model
 from archipel.graph.opset import IR_VERSION, OPSET
 from archipel.graph.parameters import record_parameters

@@ -18,7 +18,7 @@ from archipel.converter.importers.answers import compare
 from archipel.converter.importers.torch_examples import answers, as_feed, as_tensors, is_constant, noise
 from archipel.errors import ModelImportError
 from archipel.graph.batch import BATCH
-from archipel.graph.comparison import TOLERANCE, CannotRunError
+from archipel.graph.importing.comparison import TOLERANCE, CannotRunError
 from archipel.graph.model import Model
 from archipel.graph.opset import OPSET
 from archipel.graph.passes import simplify

@@ -16,7 +16,7 @@ from archipel.converter.importers.torch_examples import answers, as_feed, as_ten
 from archipel.converter.importers.torch_module import import_module, quiet
 from archipel.errors import ModelImportError
 from archipel.graph.batch import STAYS, FixedBatchError, fixed_batch, free_batch
-from archipel.graph.comparison import TOLERANCE, CannotRunError
+from archipel.graph.importing.comparison import TOLERANCE, CannotRunError
 from archipel.graph.model import Model
 from archipel.graph.report import ImportReport
 

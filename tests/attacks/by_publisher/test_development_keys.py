@@ -19,7 +19,9 @@ from archipel.server.services import Services
 from tests.client.answers.world import World
 from tests.support.database import migrated_database
 from tests.support.development import PUBLIC, fixed_development_key
+from tests.support.federation import open_federation
 from tests.support.linear_bundle import make_bundle
+from tests.support.registry import FIRST, MODEL, Registry
 from tests.support.releases import make_release
 from tests.support.scripted_server import scripted
 
@@ -39,6 +41,19 @@ def test_a_device_takes_part_with_none(tmp_path: Path) -> None:
         outcome = world.round(privacy="plain")
         assert outcome.kind == "took_part", outcome.reason
         world.agent.close()
+
+
+def test_a_device_adopts_none(tmp_path: Path) -> None:
+    """The server was told to accept it, and offers it as the promoted version; the devices were not."""
+    with open_federation(tmp_path, "127.0.0.1", fixed_development_key()) as federation:
+        registry = Registry(federation, {})
+        registry.add(FIRST)
+        careful, trying = registry.device(0), registry.device(1, allow_development=True)
+        for agent in (careful, trying):
+            agent.run_once()
+        assert careful.models == {}
+        assert "development key" in registry.told(careful, "kept")[0]["reason"]
+        assert trying.models == {MODEL: 1}
 
 
 @pytest.mark.parametrize("isolated", [False, True])

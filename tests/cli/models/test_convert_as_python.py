@@ -206,7 +206,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
         requests.append(request)
         raise ConversionError("noted")
 
-    monkeypatch.setattr("archipel.cli.models.convert.make_bundle", note)
+    monkeypatch.setattr("archipel.cli.models.convert.command.make_bundle", note)
     return requests
 
 

@@ -18,8 +18,8 @@ import archipel
 from archipel import bundle as b
 from archipel.cli.input_output.spelling import spelled
 from archipel.cli.models.compress import compress_command
-from archipel.cli.models.convert import convert_command
-from archipel.cli.models.convert_spelling import OPTIONS, PYTHON_ONLY, RULES
+from archipel.cli.models.convert.command import convert_command
+from archipel.cli.models.convert.spelling import OPTIONS, PYTHON_ONLY, RULES
 from archipel.converter import Analysis, Compression, Signing, Training
 from archipel.converter.request import Request
 from archipel.training.step import StepOptions
@@ -249,7 +249,7 @@ def check(archipel: Command, *arguments: str) -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_argument_has_an_option_or_a_reason(group: str) -> None:
     listed = {*OPTIONS[group], *PYTHON_ONLY[group]}
-    assert listed == set(GROUPS[group]), "complete OPTIONS or PYTHON_ONLY in archipel/cli/models/convert_spelling.py"
+    assert listed == set(GROUPS[group]), "complete OPTIONS or PYTHON_ONLY in archipel/cli/models/convert/spelling.py"
     assert not set(OPTIONS[group]) & set(PYTHON_ONLY[group])
     there = {name for parameter in convert_command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     for option in OPTIONS[group].values():
@@ -270,7 +270,7 @@ def test_every_error_text_is_spelled() -> None:
         for where, text in error_texts()
         if python_spelling(spelled(text, RULES)) and not any(phrase in text for phrase in UNREACHABLE)
     ]
-    assert not left, "add a rule to archipel/cli/models/convert_spelling.py"
+    assert not left, "add a rule to archipel/cli/models/convert/spelling.py"
 
 
 UNREACHABLE = (

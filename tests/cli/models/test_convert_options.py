@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from archipel.cli.models.training_options import LOSSES, OPTIMIZERS, SCHEDULES, TRANSFORMS
+from archipel.cli.models.convert.training_options import LOSSES, OPTIMIZERS, SCHEDULES, TRANSFORMS
 from archipel.training import losses, optimizers, schedules, transforms
 
 
@@ -35,4 +35,4 @@ def makers(module: ModuleType) -> set[str]:
     ],
 )
 def test_all_are_offered(module: ModuleType, offered: Mapping[str, object], left_out: set[str]) -> None:
-    assert set(offered) | left_out == makers(module), "complete the tables in archipel/cli/models/training_options.py"
+    assert set(offered) | left_out == makers(module), "complete archipel/cli/models/convert/training_options.py"

@@ -51,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def release(made: Path) -> Path:
     from click.testing import CliRunner
 
-    from archipel.cli.models.convert import convert_command
+    from archipel.cli.models.convert.command import convert_command
 
     done = CliRunner().invoke(
         convert_command,

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from archipel import bundle as b
+from archipel.cli.models.agreement import AgreementOptions
 from archipel.compression import StaticInt8
 from archipel.converter import Compression, Signing, Training, convert
 from archipel.graph import Model
@@ -73,8 +74,27 @@ def test_a_wrong_predict_fails(name: str, least: str, bound: str, verify: Callab
     assert f"expected at least {least}; convert the model with calibration examples like those of devices" in err
     out, _ = verify(name, *data, bound, "-99" if bound == "--min-snr" else "0.01")
     assert "ok       agreement: " in out
+
+
+@pytest.mark.parametrize("name", ["bad", "bad-mse"])
+def test_a_wrong_predict_fails_without_data_too(name: str, verify: Callable[..., Any]) -> None:
+    """By what the conversion measured. Of these, all calibration examples are in one class, or there are none."""
+    out, err = verify(name, code=1)
+    assert "FAILED   agreement: as the conversion measured, calibration: signal to noise " in out
+    assert "dB, expected at least 10 dB; convert the model with calibration examples like those of devices" in err
     # Signature, graphs and self-test have nothing to say about it.
-    verify(name)
+    assert "1 of " in err
+    out, _ = verify(name, "--min-snr", "-99")
+    assert "ok       agreement: as the conversion measured, predict and training form on the calibration " in out
+
+
+def test_bounds_of_what_a_conversion_measured() -> None:
+    bounds = AgreementOptions(min_agreement=0.8, min_snr=10.0)
+    assert bounds.low({"agreement_calibration": 0.9, "snr_db_calibration": 3.0, "accuracy_after": 0.1}) == []
+    assert bounds.low({"agreement_validation": 0.79, "snr_db_validation": 30.0, "snr_db_calibration": 9.0}) == [
+        "calibration: signal to noise 9.0 dB, expected at least 10 dB",
+        "validation: 79.0% equal classes, expected at least 80.0%",
+    ]
 
 
 def test_what_is_not_compared(verify: Callable[..., Any], made: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import onnx
 import pytest
 from onnx import parser
 
+from archipel.cli.start.demo.own import OwnResults, write_own_report
+from archipel.cli.start.demo.results import DeviceRow, RoundRow
 from tests.support.commands import Command
 
 NET = """<ir_version: 10, opset_import: ["": 21]>
@@ -50,6 +53,20 @@ def test_the_report_shows_the_gain_and_the_curves(folder: Path) -> None:
     # Two of six vanish in every round; those that did are named.
     for part in page.split("<td>committed</td>")[1:]:
         assert len(part.split("</tr>")[0].rpartition("<td>")[2].partition("<")[0].split(", ")) == 2
+
+
+def test_names_are_text_in_the_page(tmp_path: Path) -> None:
+    fleet = [DeviceRow("<b>", 30, 1500, 2500, ("unmasking",)), DeviceRow("c", 30, 500, 500, ("masking",))]
+    rounds = [RoundRow(1, "failed", 2.0, None, ("c",), ("<b>",), "<i>")]
+    gains = {"<u>": (0.5, 0.75)}
+    write_own_report(
+        OwnResults("<s>", 2, 60, 15, gains, rounds, {"training loss": [(1, 0.5)]}, fleet), tmp_path / "page"
+    )
+    page = (tmp_path / "page").read_text()
+    assert {f"<{letter}>" for letter in "bius"}.isdisjoint(re.findall("<.>", page))
+    assert "What the devices taught &lt;s&gt;" in page
+    assert "<td>failed: &lt;i&gt;</td>" in page
+    assert "on average 1.0 kB sent and\n1.5 kB received" in page
 
 
 def test_what_is_missing_is_told(folder: Path, archipel: Command) -> None:

@@ -59,10 +59,12 @@ def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Com
     """It is stopped in the middle, and the next one finishes the same task with the same devices."""
     started = up(folder, "--devices", "2", "--rounds", "3", "--split", "by-person", "--evaluate-every", "3")
     assert started.stdout is not None
-    lines = []
+    lines: list[str] = []
+    below: list[psutil.Process] = []
     for line in started.stdout:
         lines.append(line.decode())
-        if lines[-1].startswith("round 1 of 3"):
+        # Once: rich writes a line again if it is interrupted before it has noted that it has written it.
+        if lines[-1].startswith("round 1 of 3") and not below:
             below = psutil.Process(started.pid).children(recursive=True)
             started.send_signal(signal.SIGINT)
     started.stdout.close()

@@ -79,8 +79,8 @@ def device_rows(federation: LocalFederation, sizes: Mapping[str, int], rounds: l
     return rows
 
 
-def round_row(federation: LocalFederation, info: RoundInfo, accuracy: float) -> RoundRow:
-    """The report's row of a round that has ended."""
+def round_row(federation: LocalFederation, info: RoundInfo, accuracy: float | None = None) -> RoundRow:
+    """The report's row of a round that has ended; `accuracy` is that of the version that it made, if measured."""
     names = {device.device_id: device.name for device in federation.devices.values()}
     survivors = tuple(names[device] for device in info.survivors)
     # Those that began in the round and are not in its sum.

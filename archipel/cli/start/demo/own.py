@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 
-import jinja2
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -16,8 +13,8 @@ from rich.table import Table
 from archipel.bundle import generate_key
 from archipel.cli.start.demo.fleet import VANISH_PER_ROUND, device_rows, round_row, vanish_plan
 from archipel.cli.start.demo.plots import bytes_per_device, metric_curves, participation
-from archipel.cli.start.demo.report import kilobytes
-from archipel.cli.start.demo.results import DeviceRow, RoundRow
+from archipel.cli.start.demo.report import PACKAGE
+from archipel.cli.start.demo.results import DeviceRow, RoundRow, count_committed
 from archipel.cli.start.local.federation import LocalFederation
 from archipel.cli.start.local.layout import Layout
 from archipel.cli.start.local.processes import Processes
@@ -26,6 +23,7 @@ from archipel.cli.start.up.command import RATES
 from archipel.cli.start.up.prepare import Plan, fingerprint, prepare
 from archipel.cli.start.up.running import WEIGHTS_FILE, held_out_metrics
 from archipel.cli.start.up.watching import start_task
+from archipel.compression.pages import write_page
 from archipel.durable import write_durably
 from archipel.operator.curves import curves
 
@@ -77,8 +75,8 @@ def run_own(
     seen = []
     for info in ended_rounds(federation, task):
         seen.append(info)
-        results.rounds.append(round_row(federation, info, 0.0))
-        progress.update(bar, completed=sum(row.phase == "committed" for row in results.rounds))
+        results.rounds.append(round_row(federation, info))
+        progress.update(bar, completed=count_committed(results.rounds))
     digest = federation.operator.tasks.get(task).model
     assert digest is not None
     write_durably(home / WEIGHTS_FILE, federation.operator.weights.download(digest), 0o644)
@@ -96,19 +94,19 @@ def run_own(
 
 def write_own_report(results: OwnResults, path: Path) -> None:
     """Write the page, whole or not at all."""
-    template = resources.files("archipel.cli.start.demo").joinpath("own.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    page = environment.from_string(template).render(
+    write_page(
+        path,
+        "own.html",
+        PACKAGE,
+        title=f"archipel demo: {results.model}",
         r=results,
-        committed=sum(row.phase == "committed" for row in results.rounds),
-        curves=metric_curves(results.curves),
-        participation=participation(results.fleet, results.rounds),
-        bytes=bytes_per_device(results.fleet),
-        kb=kilobytes,
-        mean_sent=_mean([device.sent for device in results.fleet]),
-        mean_received=_mean([device.received for device in results.fleet]),
+        committed=count_committed(results.rounds),
+        plots={
+            "curves": metric_curves(results.curves),
+            "participation": participation(results.fleet, results.rounds),
+            "bytes": bytes_per_device(results.fleet),
+        },
     )
-    write_durably(path, page.encode(), 0o666)
 
 
 def print_own(results: OwnResults, console: Console) -> None:
@@ -121,7 +119,3 @@ def print_own(results: OwnResults, console: Console) -> None:
     if results.gains:
         console.print(gains)
     console.print(f"{len(results.rounds)} secure rounds of {results.devices} devices, {results.seconds:.0f} s in all")
-
-
-def _mean(values: Sequence[int]) -> float:
-    return sum(values) / max(len(values), 1)

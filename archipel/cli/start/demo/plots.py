@@ -18,10 +18,10 @@ PHASES = ("assigning", "advertising", "sharing", "complaining", "masking", "conf
 
 def accuracy_per_round(results: Results) -> str:
     figure, axes = _axes(7.2, 3.4)
-    committed = [row for row in results.rounds if row.phase == "committed"]
+    measured = [(row.number, 100 * row.accuracy) for row in results.rounds if row.accuracy is not None]
     cloud = 100 * results.score("cloud").accuracy
-    numbers = [0, *(row.number for row in committed)]
-    axes.plot(numbers, [cloud, *(100 * row.accuracy for row in committed)], "o-", color=BLUE, label="federated model")
+    numbers, accuracies = zip((0, cloud), *measured)
+    axes.plot(numbers, accuracies, "o-", color=BLUE, label="federated model")
     axes.axhline(cloud, color=GREY, linestyle="--", label="cloud model")
     axes.set_xticks(numbers)
     axes.set_xlabel("round")

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 
-import jinja2
 from rich.console import Console
 from rich.table import Table
 
 from archipel.cli.start.demo.plots import all_plots
-from archipel.cli.start.demo.results import Interval, Results
-from archipel.durable import write_durably
+from archipel.cli.start.demo.results import Interval, Results, count_committed
+from archipel.compression.pages import write_page
+
+PACKAGE = "archipel.cli.start.demo"
 
 
 def write_report(results: Results, path: Path) -> None:
     """Write the page, whole or not at all."""
-    template = resources.files("archipel.cli.start.demo").joinpath("report.html").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    devices = max(len(results.fleet), 1)
-    page = environment.from_string(template).render(
+    write_page(
+        path,
+        "report.html",
+        PACKAGE,
+        title=f"archipel demo, seed {results.seed}",
         r=results,
         plots=all_plots(results),
         cloud=results.score("cloud"),
         federated=results.score("federated"),
-        committed=sum(row.phase == "committed" for row in results.rounds),
-        mean_sent=sum(device.sent for device in results.fleet) / devices,
-        mean_received=sum(device.received for device in results.fleet) / devices,
+        committed=count_committed(results.rounds),
         pct=percent,
         points=points,
-        kb=kilobytes,
     )
-    write_durably(path, page.encode(), 0o666)
 
 
 def print_results(results: Results, console: Console) -> None:
@@ -55,7 +52,7 @@ def print_results(results: Results, console: Console) -> None:
         rounds.add_column(column, justify="left" if column == "ended" else "right")
     for row in results.rounds:
         ended = row.phase if not row.reason else f"{row.phase}: {row.reason}"
-        accuracy_text = percent(row.accuracy) if row.phase == "committed" else ""
+        accuracy_text = "" if row.accuracy is None else percent(row.accuracy)
         rounds.add_row(
             str(row.number), ended, f"{row.seconds:.1f}", str(len(row.survivors)), str(len(row.dropped)), accuracy_text
         )

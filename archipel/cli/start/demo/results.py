@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,15 +43,22 @@ class EpochRow:
 
 @dataclass(frozen=True)
 class RoundRow:
-    """One committed or failed round. `seconds` from opening to commit; `accuracy` (0..1) on all held-out digits."""
+    """One committed or failed round.
+
+    `seconds` from opening to commit; `accuracy` (0..1) of the version that it made, None where nobody measured it.
+    """
 
     number: int
     phase: str
     seconds: float
-    accuracy: float
+    accuracy: float | None
     survivors: tuple[str, ...]
     dropped: tuple[str, ...]
     reason: str = ""
+
+
+def count_committed(rows: Sequence[RoundRow]) -> int:
+    return sum(row.phase == "committed" for row in rows)
 
 
 @dataclass(frozen=True)

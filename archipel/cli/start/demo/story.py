@@ -15,7 +15,7 @@ from rich.progress import Progress, TaskID
 from archipel.bundle import generate_key
 from archipel.cli.start.demo import cloud, measure
 from archipel.cli.start.demo.fleet import Federation, device_name, examples_of, round_row, vanish_plan
-from archipel.cli.start.demo.results import FormRow, ModelScore, Results
+from archipel.cli.start.demo.results import FormRow, ModelScore, Results, count_committed
 from archipel.cli.start.local.processes import Processes
 from archipel.cli.start.local.rounds import ended_rounds
 from archipel.datasets import DigitsByWriter, digits_by_writer, split_own_digits, split_writers
@@ -139,7 +139,7 @@ class Story:
                 if info.weights_out is not None:
                     parameters = federation.operator.weights.read(info.weights_out)
                 self._round_row(info, federation, runtime, parameters)
-                self._progress.update(bar, completed=sum(row.phase == "committed" for row in self.results.rounds))
+                self._progress.update(bar, completed=count_committed(self.results.rounds))
         self.results.curves = curves(list(federation.operator.tasks.metrics(task)))
         self.results.fleet = federation.rows(self._digits, self._split.devices, seen)
         return parameters
@@ -147,7 +147,7 @@ class Story:
     def _round_row(
         self, info: RoundInfo, federation: Federation, runtime: Runtime, parameters: dict[str, np.ndarray]
     ) -> None:
-        accuracy = 0.0
+        accuracy = None
         if info.phase == "committed":
             runtime.set_parameters(parameters)
             accuracy = float(self._correct(runtime.predict).sum()) / len(self._held_out)

@@ -7,6 +7,8 @@ import threading
 
 import msgspec
 
+from archipel.client import Event
+
 
 class HostEvent(msgspec.Struct, forbid_unknown_fields=True):
     """One line of output. Bytes are of this round so far."""
@@ -30,3 +32,17 @@ class Output:
         with self._lock:
             sys.stdout.buffer.write(msgspec.json.encode(event) + b"\n")
             sys.stdout.buffer.flush()
+
+    def tell(self, device: str, event: Event, text: str) -> None:
+        """Write what an agent told, with these words about it."""
+        self.write(
+            HostEvent(
+                device=device,
+                event=event.name,
+                device_id=event.device_id,
+                round_id=event.round_id,
+                sent=event.bytes_sent,
+                received=event.bytes_received,
+                text=text,
+            )
+        )

@@ -6,11 +6,8 @@ Every line on standard output is one event of one agent, as JSON, for the proces
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -18,14 +15,12 @@ import numpy as np
 
 from archipel.cli.input_output.arrays import read_arrays
 from archipel.cli.start.local.events import HostEvent, Output
+from archipel.cli.start.local.threads import follow_parent, run_until_stopped
 from archipel.client import Agent, Event
 from archipel.client.settings import load_device_settings
 from archipel.errors import ArchipelError, CommandError
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.sealed import decode
-from archipel.server.processes.parent import end_with_parent
-
-STOP_SECONDS = 3.0
 
 
 class DeviceConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -91,42 +86,18 @@ class Device:
             self._plugged_in = False
         if event.name == "dropped":
             self._plugged_in = True
-        self._output.write(
-            HostEvent(
-                device=self.config.name,
-                event=event.name,
-                device_id=event.device_id,
-                round_id=event.round_id,
-                sent=event.bytes_sent,
-                received=event.bytes_received,
-                text=str(event.detail.get("reason", "")),
-            )
-        )
+        self._output.tell(self.config.name, event, str(event.detail.get("reason", "")))
 
 
 def main(path: str) -> None:
     config = msgspec.json.decode(Path(path).read_bytes(), type=HostConfig)
-    stop = threading.Event()
-    # `sigwait` instead of a handler: a handler that sets an event may interrupt the thread that holds the event's lock.
-    # Blocked before any thread starts, because threads inherit the mask.
-    signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    end_with_parent(config.parent)
+    follow_parent(config.parent)
     output = Output()
     try:
         devices = [Device(device, config.server, output) for device in config.devices]
     except (ArchipelError, OSError) as error:
         sys.exit(f"archipel: {error}")
-    threads = [threading.Thread(target=device.run, args=(stop,), name=device.config.name) for device in devices]
-    for thread in threads:
-        thread.start()
-    signal.sigwait(signals)
-    stop.set()
-    deadline = time.monotonic() + STOP_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    # Without `_exit` Python would wait for threads inside a long computation, whose results nobody needs.
-    os._exit(0)
+    run_until_stopped([device.run for device in devices])
 
 
 if __name__ == "__main__":

@@ -16,22 +16,22 @@ from archipel.cli.input_output.publisher_keys import read_signing_key, signing_k
 from archipel.cli.input_output.sources import has_bundle, learned_weights, open_source
 from archipel.cli.input_output.spelling import spells_options
 from archipel.cli.models.agreement import AgreementOptions, agreement_options
-from archipel.cli.models.analysis_options import AnalysisOptions, analysis_options
-from archipel.cli.models.convert_list import ALL, LISTS, list_text
-from archipel.cli.models.convert_result import bundle_result, release_notes, result_text
-from archipel.cli.models.convert_spelling import RULES
+from archipel.cli.models.convert.analysis_options import AnalysisOptions, analysis_options
+from archipel.cli.models.convert.lists import ALL, LISTS, list_text
+from archipel.cli.models.convert.policy_options import PolicyOptions, policy_options
+from archipel.cli.models.convert.result import bundle_result, release_notes, result_text
+from archipel.cli.models.convert.spelling import RULES
+from archipel.cli.models.convert.training_options import TrainingOptions, training_options
+from archipel.cli.models.convert.validity_options import ValidityOptions, validity_options
+from archipel.cli.models.convert.variants import read_variants, variants_option
 from archipel.cli.models.option_groups import (
     DEFAULT_RECIPE,
     CompressionOptions,
     compression_options,
     note_default_recipe,
 )
-from archipel.cli.models.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
 from archipel.cli.models.releases import made_text, release_facts
-from archipel.cli.models.training_options import TrainingOptions, training_options
-from archipel.cli.models.validity_options import ValidityOptions, validity_options
-from archipel.cli.models.variants import read_variants, variants_option
 from archipel.compression import Progress
 from archipel.compression.recipe import check_sets, load_recipe
 from archipel.converter import Compression, Signing

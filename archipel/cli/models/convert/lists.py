@@ -10,9 +10,9 @@ from typing import Any
 from archipel.bundle import PrivacyPolicy
 from archipel.cli.input_output.settings import meanings, rows, settings_of, wrapped
 from archipel.cli.input_output.strategy_options import strategy_settings
-from archipel.cli.models.analysis_options import KINDS
-from archipel.cli.models.policy_options import policy_settings
-from archipel.cli.models.training_options import LOSSES, OPTIMIZERS, SCHEDULES, TRANSFORMS
+from archipel.cli.models.convert.analysis_options import KINDS
+from archipel.cli.models.convert.policy_options import policy_settings
+from archipel.cli.models.convert.training_options import LOSSES, OPTIMIZERS, SCHEDULES, TRANSFORMS
 from archipel.strategies.device import UPLOAD_OPTIONS, Upload
 from archipel.strategies.registry import STRATEGIES
 

@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from archipel import Model, autodiff
 from archipel.errors import ModelImportError
-from archipel.graph import check_model, onnx_import
+from archipel.graph import check_model
+from archipel.graph.importing import onnx_import
 
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "onnx_models"
+DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "onnx_models"
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
 RNG = np.random.default_rng(0)
 

@@ -12,12 +12,12 @@ from onnx import defs
 from archipel.errors import ModelImportError, one_line
 from archipel.graph.check import refuse_unknown, refuse_unsupported
 from archipel.graph.functions import inline_unknown, record_inlined, refuse_too_many, share_opset
-from archipel.graph.newer_opsets import expand, has_body, lower_opset, write_out_defaults
-from archipel.graph.older_opsets import raise_opset
+from archipel.graph.importing.newer_opsets import expand, has_body, lower_opset, write_out_defaults
+from archipel.graph.importing.older_opsets import raise_opset
+from archipel.graph.importing.sources import MAX_BYTES, refuse_external
 from archipel.graph.opset import IR_VERSION, OPSET, opset_of, stamp, standard_nodes
 from archipel.graph.parameters import parameter_names, record_parameters
 from archipel.graph.passes import simplify
-from archipel.graph.sources import MAX_BYTES, refuse_external
 from archipel.graph.walk import levels, proto_bodies, values
 
 

@@ -13,17 +13,17 @@ import onnx_ir as ir
 from archipel.errors import ModelImportError, one_line
 from archipel.graph.batch import BATCH, STAYS, FixedBatchError, fixed_batch, free_batch
 from archipel.graph.check import refuse_foreign, refuse_types
-from archipel.graph.cleaning import clean
-from archipel.graph.comparison import HALF_TOLERANCE, TOLERANCE, CannotRunError, Reference, deviation
-from archipel.graph.half import widen
-from archipel.graph.loading import normalize
-from archipel.graph.merged import separate_statistics
+from archipel.graph.importing.cleaning import clean
+from archipel.graph.importing.comparison import HALF_TOLERANCE, TOLERANCE, CannotRunError, Reference, deviation
+from archipel.graph.importing.half import widen
+from archipel.graph.importing.loading import normalize
+from archipel.graph.importing.merged import separate_statistics
+from archipel.graph.importing.sources import read
 from archipel.graph.opset import opset_of
 from archipel.graph.parameters import NAMES_KEY, STATE_KEY, parameter_names, record_parameters
 from archipel.graph.report import CONVERSION_KEY, DEVIATION_KEY, REPORT_KEY, ImportReport
 from archipel.graph.samples import KINDS, sample, sizes
 from archipel.graph.shapes import dims
-from archipel.graph.sources import read
 
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})
 _EXAMPLES = 3

@@ -9,7 +9,7 @@ from typing import Any
 
 from archipel.bundle import Bundle, SignedRelease
 from archipel.cli.models.agreement import agreement_lines
-from archipel.cli.models.convert_notes import made_by, note_lines
+from archipel.cli.models.convert.notes import made_by, note_lines
 from archipel.cli.models.inspect import program_facts
 from archipel.cli.models.update_text import update_lines
 from archipel.lite_runtime.self_test import count_examples, describe_vectors

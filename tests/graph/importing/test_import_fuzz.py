@@ -11,11 +11,11 @@ import pytest
 
 from archipel import Model
 from archipel.errors import ModelImportError
-from archipel.graph import comparison
+from archipel.graph.importing import comparison
 
 CORPUS = sorted((Path(__file__).parent / "corpus").glob("*.onnx"))
 VALID = [path for path in CORPUS if path.name.startswith("valid")]
-DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "onnx_models"
+DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "onnx_models"
 
 
 @pytest.fixture(autouse=True)

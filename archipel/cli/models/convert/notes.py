@@ -18,7 +18,7 @@ def made_by(bundle: BundleContents) -> dict[str, Any]:
     "import" is None for a model that no importer made. Raises MissingExtraError.
     """
     from archipel.graph.report import read_reports  # first: its error names the missing extra
-    from archipel.cli.models.convert_spelling import RULES  # isort: skip
+    from archipel.cli.models.convert.spelling import RULES  # isort: skip
 
     program = next(name for name, each in bundle.manifest.programs.items() if each.kind == "predict")
     report, conversion = read_reports(bundle.program_path(program))

@@ -202,7 +202,7 @@ BOMBS: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
 
 CHILD = """
 import resource, sys
-import archipel.graph.comparison as comparison
+import archipel.graph.importing.comparison as comparison
 from archipel import Model
 comparison.MAX_SECONDS = 1.0
 for path in sys.argv[1:]:

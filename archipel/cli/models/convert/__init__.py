@@ -1,0 +1,1 @@
+"""The command `convert`: its options, what it lists, and what it prints."""
