@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,10 +21,10 @@ from onnx import parser
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from archipel.bundle import generate_key
+from archipel.bundle import generate_key, save_public_key
 from archipel.bundle.roles import Hyperparameter, Update
 from archipel.cli.start.up.prepare import Plan, prepare
-from archipel.cli.start.up.running import finish
+from archipel.cli.start.up.running import finish, print_next
 from archipel.cli.start.up.watching import round_line
 from archipel.protocol.operator.registry import RoundMetrics
 from tests.support.commands import Command
@@ -269,6 +270,29 @@ def test_no_process_is_left_behind(folder: Path, sign: signal.Signals) -> None:
     assert len(below) >= 5
     _, alive = psutil.wait_procs(below, timeout=15)
     assert alive == []
+
+
+def test_the_next_commands_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "mine & yours"
+    (folder / "keys").mkdir(parents=True)
+    save_public_key(generate_key(), folder / "keys/publisher.pub")
+    console = Console(file=io.StringIO(), width=20)
+    print_next(folder, console)
+    assert isinstance(console.file, io.StringIO)
+    commands = [shlex.split(line) for line in console.file.getvalue().splitlines() if line.startswith("  archipel ")]
+    assert [words[1] for words in commands] == ["export", "inspect", "serve", "device"]
+    key, bundle = str(folder / "keys/publisher.pub"), str(folder / "model.bundle")
+    assert commands[0][2:] == [
+        bundle,
+        "--key",
+        key,
+        "--weights",
+        str(folder / "weights.safetensors"),
+        "-o",
+        "trained.onnx",
+    ]
+    assert commands[2][-1] == str(folder / "server")
+    assert commands[3][-1] == str(folder / "devices/1/device.toml")
 
 
 def test_rounds_without_metrics_have_no_curves(tmp_path: Path) -> None:
