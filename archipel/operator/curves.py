@@ -48,6 +48,7 @@ def plot(rounds: Sequence[RoundMetrics], file: Path) -> None:
     found = _checked(rounds)
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "curves") from None
     losses = {name: points for name, points in found.items() if name.endswith("loss")}
@@ -59,6 +60,7 @@ def plot(rounds: Sequence[RoundMetrics], file: Path) -> None:
         axes.grid(alpha=0.3)
         axes.legend()
     axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     data = io.BytesIO()
     figure.savefig(data, format=file.suffix.lower().removeprefix("."))
     write_durably(file, data.getvalue(), 0o666)

@@ -30,7 +30,10 @@ def read(path: str | os.PathLike[str]) -> onnx.ModelProto:
     if (foreign := recognize(path)) is not None:
         raise ModelImportError(f"{name}: {foreign}")
     if Path(path).is_dir() or Path(path).suffix == ".bundle":
-        raise ModelImportError(f"{name}: a bundle; archipel.converter.open_model opens it, with the publisher's key")
+        raise ModelImportError(
+            f"{name}: a bundle: `archipel export` makes an ONNX file of it, "
+            "archipel.converter.open_model opens it in Python, both with the publisher's key"
+        )
     try:
         size = os.stat(path).st_size
         if size > MAX_BYTES:

@@ -83,6 +83,9 @@ def test_metrics_as_a_table_as_csv_and_as_a_picture(
         re.findall(r"<!-- (.+?) -->", picture.read_text())
     )
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    below = picture.read_text().split('id="axes_2"')[1]
+    # Rounds have whole numbers.
+    assert re.findall(r'id="xtick_\d+".*?<!-- (.+?) -->', below, re.DOTALL) == ["1", "2"]
 
 
 def test_round_show_says_how_many_were_clipped(archipel: Command, trained: tuple[World, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,10 +21,10 @@ from onnx import parser
 from rich.console import Console
 from safetensors.numpy import load_file
 
-from archipel.bundle import generate_key
+from archipel.bundle import generate_key, save_public_key
 from archipel.bundle.roles import Hyperparameter, Update
 from archipel.cli.start.up.prepare import Plan, prepare
-from archipel.cli.start.up.running import finish
+from archipel.cli.start.up.running import finish, print_next
 from archipel.cli.start.up.watching import round_line
 from archipel.protocol.operator.registry import RoundMetrics
 from tests.support.commands import Command
@@ -134,6 +135,9 @@ def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Com
         ({"x": np.zeros((9, 5)), "y": np.zeros(9, int)}, "entry 'features' must be float32[n, 4], is float32[9, 5]"),
         ({"x": np.zeros((9, 4)), "y": np.zeros(8, int)}, "different numbers of examples (features 9, y 8)"),
         ({"x": np.zeros((9, 4)), "y": np.arange(9)}, "row 3 has label 3, but the model answers 3 numbers"),
+        ({"x": np.zeros((9, 4)), "y": np.ones(9, int)}, "all labels are 1: of one class a model learns nothing"),
+        ({"x": np.zeros((9, 4)), "y": np.zeros(9)}, "the labels are float32[9], but --loss mse of this model takes"),
+        ({"x": np.zeros((0, 4)), "y": np.zeros(0, int)}, "no examples: its arrays have the length 0"),
         ({"x": np.full((9, 4), np.nan), "y": np.zeros(9, int)}, "'x' is not finite in row 0"),
         ({"x": np.zeros((1, 4)), "y": np.zeros(1, int)}, "1 examples are too few for 2 devices"),
     ],
@@ -154,7 +158,7 @@ def test_wrong_splits_are_told(folder: Path, archipel: Command) -> None:
     for how, words in (
         ("by-place", "has no field 'place'; it has person"),
         ("dirichlet:x", "expected a number, such as dirichlet:0.3"),
-        ("dirichlet:0", "alpha must be above 0"),
+        ("dirichlet:0", "--split dirichlet:0, --devices 8: "),
         ("half", "expected iid, dirichlet:ALPHA"),
         ("by-person", "7 groups are too few for 8 devices"),
     ):
@@ -210,11 +214,35 @@ def test_a_table_is_examples_too(folder: Path) -> None:
         ("a,y\n1,cat\n", "line 2, column 'y': 'cat' is no number"),
         ("a,y\n", "no rows"),
         ("a\n1\n", "expected a head"),
+        ("1,0\n2,1\n", "line 1 has numbers; write a head"),
+        ("gr\xf6\xdfe,y\n1,0\n", "no CSV in UTF-8"),
     ):
-        file.write_text(text)
+        file.write_text(text, "latin-1")
         with pytest.raises(CommandError) as raised:
             read_data(file, [("features", "float32")])
         assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("answers", "labels", "loss"),
+    [
+        (3, [0, 1, 2], "cross_entropy"),
+        (1, [0, 1, 1], "binary_cross_entropy"),
+        (1, [25, 346, 141], "mse"),
+        (1, [0.5, 1.5, 2.0], "mse"),
+        (3, [[0], [1], [2]], "cross_entropy"),
+    ],
+)
+def test_model_and_labels_choose_the_loss(tmp_path: Path, answers: int, labels: list[float], loss: str) -> None:
+    text = NET.replace("3]", f"{answers}]") % ", ".join(["0"] * 4 * answers)
+    onnx.save(parser.parse_model(text), tmp_path / "model.onnx")
+    np.savez(tmp_path / "data.npz", x=np.eye(3, 4, dtype=np.float32), y=np.array(labels))
+    plan = Plan(
+        model="", data="", devices=2, rounds=1, split="iid", strategy="fedavg", loss="", optimizer="sgd", lr=0.1,
+        epochs=1, batch_size=16, seed=0, evaluate_every=0, hold_out=0,
+    )  # fmt: skip
+    made = prepare(tmp_path / "f", tmp_path / "model.onnx", tmp_path / "data.npz", plan, generate_key())
+    assert made.plan.loss == loss
 
 
 def test_another_folder_is_left_alone(folder: Path, archipel: Command) -> None:
@@ -242,6 +270,29 @@ def test_no_process_is_left_behind(folder: Path, sign: signal.Signals) -> None:
     assert len(below) >= 5
     _, alive = psutil.wait_procs(below, timeout=15)
     assert alive == []
+
+
+def test_the_next_commands_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "mine & yours"
+    (folder / "keys").mkdir(parents=True)
+    save_public_key(generate_key(), folder / "keys/publisher.pub")
+    console = Console(file=io.StringIO(), width=20)
+    print_next(folder, console)
+    assert isinstance(console.file, io.StringIO)
+    commands = [shlex.split(line) for line in console.file.getvalue().splitlines() if line.startswith("  archipel ")]
+    assert [words[1] for words in commands] == ["export", "inspect", "serve", "device"]
+    key, bundle = str(folder / "keys/publisher.pub"), str(folder / "model.bundle")
+    assert commands[0][2:] == [
+        bundle,
+        "--key",
+        key,
+        "--weights",
+        str(folder / "weights.safetensors"),
+        "-o",
+        "trained.onnx",
+    ]
+    assert commands[2][-1] == str(folder / "server")
+    assert commands[3][-1] == str(folder / "devices/1/device.toml")
 
 
 def test_rounds_without_metrics_have_no_curves(tmp_path: Path) -> None:

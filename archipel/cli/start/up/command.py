@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from contextlib import ExitStack
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 import click
@@ -49,7 +50,8 @@ RULES = [
 @click.option("--loss-output", default="", metavar="NAME",
               help="The output of the model that the loss reads. Default: the first.")  # fmt: skip
 @click.option("--loss", type=click.Choice(["cross_entropy", "binary_cross_entropy", "mse", "l1", "huber"]),
-              help="Default: cross_entropy for whole numbers as labels, else mse.")  # fmt: skip
+              help="Default: cross_entropy for whole numbers as labels (binary_cross_entropy for 0 and 1, where the "
+              "model answers one number), else mse.")  # fmt: skip
 @click.option("--optimizer", type=click.Choice(["sgd", "adam"]), default="sgd", show_default=True,
               help="What devices train with.")  # fmt: skip
 @click.option(
@@ -137,14 +139,14 @@ def up(
         console.print(f"{folder}: goes on with the federation that is there", soft_wrap=True)
     try:
         with ExitStack() as stack:
-            task, metrics, weights = run(folder, found, stack, console)
+            metrics, weights = run(folder, found, stack, console)
     except KeyboardInterrupt:
-        console.print(f"stopped; `archipel up --folder {folder}` goes on", soft_wrap=True)
+        console.print(f"stopped; `archipel up --folder {quote(str(folder))}` goes on", soft_wrap=True)
         raise
     write_durably(folder / WEIGHTS_FILE, weights, 0o644)
     finish(folder, metrics, console)
     measure(folder, console)
-    print_next(folder, task, console)
+    print_next(folder, console)
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,10 +68,14 @@ def read_data(path: Path, inputs: Sequence[tuple[str, str]]) -> Data:
         taken[name] = _cast(path, key, arrays[key], dtype)
     labels = arrays[found[0]]
     labels = labels.astype(np.int64) if labels.dtype.kind in "iub" else labels.astype(np.float32)
+    if labels.dtype.kind == "i" and labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]  # a column of classes
     counts = {**{name: len(array) for name, array in taken.items()}, found[0]: len(labels)}
     if len(set(counts.values())) != 1:
         sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise CommandError(f"{path}: the fields have different numbers of examples ({sizes}); the first axis counts")
+    if not len(labels):
+        raise CommandError(f"{path}: no examples: its arrays have the length 0")
     if not np.isfinite(labels).all():
         raise CommandError(f"{path}: {found[0]!r} has labels that are not finite; leave these examples out")
     # An array of another length says nothing about single examples.
@@ -97,7 +102,7 @@ def split(data: Data, how: str, devices: int, seed: int) -> list[np.ndarray]:
                 raise CommandError(f"--split {how}: {data.path} has no field {field!r}; it has {has}")
             return split_by(data.others[field], devices, seed=seed)
     except DatasetError as error:
-        raise CommandError(f"--split {how}: {data.path}: {error} (--devices)") from None
+        raise CommandError(f"--split {how}, --devices {devices}: {data.path}: {error}") from None
     raise CommandError(f"--split {how}: expected iid, dirichlet:ALPHA (such as dirichlet:0.3) or by-FIELD")
 
 
@@ -114,11 +119,13 @@ def _read_csv(path: Path, inputs: Sequence[tuple[str, str]]) -> dict[str, np.nda
     if len(inputs) != 1:
         names = ", ".join(name for name, _ in inputs)
         raise CommandError(f"{path}: a table is for a model with one input, this one has {names}; give an .npz")
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file, _told_as_table(path):
         rows = csv.reader(file)
         head = [name.strip() for name in next(rows, [])]
         if len(head) < 2:
             raise CommandError(f"{path}: expected a head with names of columns, and commas between them")
+        if all(_is_number(name) for name in head):
+            raise CommandError(f"{path}: line 1 has numbers; write a head with names of columns above it")
         label = next((at for at, name in enumerate(head) if name.lower() in LABELS), len(head) - 1)
         values = []
         for number, row in enumerate(rows, 2):
@@ -145,6 +152,15 @@ def _read_csv(path: Path, inputs: Sequence[tuple[str, str]]) -> dict[str, np.nda
         "x": np.delete(table, label, axis=1).astype(np.float32),
         "y": labels.astype(np.int64) if whole else labels.astype(np.float32),
     }
+
+
+@contextmanager
+def _told_as_table(path: Path) -> Iterator[None]:
+    """Raise CommandError where a file is no text, or no CSV."""
+    try:
+        yield
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CommandError(f"{path}: no CSV in UTF-8 ({error}); save it as that") from None
 
 
 def _is_number(cell: str) -> bool:

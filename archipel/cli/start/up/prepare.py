@@ -26,6 +26,7 @@ from archipel.converter.request import Request
 from archipel.converter.sources import read_model
 from archipel.durable import creating_folder, write_durably
 from archipel.errors import CommandError
+from archipel.graph import Model
 from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.training import losses, optimizers
 from archipel.training.batch_norm import BatchNorm
@@ -101,7 +102,7 @@ def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519
     """
     source = read_model(model, None)
     data = read_data(data_file, [(port.name, port.dtype) for port in source.inputs])
-    loss = plan.loss or ("cross_entropy" if data.classes is not None else "mse")
+    loss = plan.loss or _choose_loss(data, source, plan.loss_output)
     held, kept = _hold_out(len(data), plan)
     parts = [kept[indices] for indices in split(data.take(kept), plan.split, plan.devices, plan.seed)]
     plan = msgspec.structs.replace(plan, loss=loss, key=secrets.token_hex(16))
@@ -116,7 +117,7 @@ def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519
         bundle = make_bundle(
             Request(source, staging / BUNDLE_FILE, Signing(key), training=training, name=name, privacy=POLICY)
         )
-        fields = _fields(data, bundle)
+        fields = _fields(data, bundle, loss)
         devices = {
             str(number): {field: array[indices] for field, array in fields.items()}
             for number, indices in enumerate(parts, 1)
@@ -156,6 +157,20 @@ def cohort_minimum(devices: int) -> int:
     return max(2, math.floor(devices / 2) + 1)
 
 
+def _choose_loss(data: Data, source: Model, output: str) -> str:
+    """The loss that labels and the model's output ask for.
+
+    Whole numbers are classes of a model that answers several numbers. Of one that answers one they are the two
+    classes 0 and 1, or else amounts.
+    """
+    shape = next((port.shape for port in source.outputs if port.name == output), source.outputs[0].shape)
+    if data.classes is None:
+        return "mse"
+    if len(shape) == 2 and shape[1] == 1:
+        return "binary_cross_entropy" if set(np.unique(data.labels)) <= {0, 1} else "mse"
+    return "cross_entropy"
+
+
 def _hold_out(count: int, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     """The places of the examples that no device gets, and of the others, ascending; drawn by the plan's seed."""
     order = np.random.default_rng(plan.seed).permutation(count)
@@ -163,7 +178,7 @@ def _hold_out(count: int, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(order[:cut]), np.sort(order[cut:])
 
 
-def _fields(data: Data, bundle: Bundle) -> dict[str, np.ndarray]:
+def _fields(data: Data, bundle: Bundle, loss: str) -> dict[str, np.ndarray]:
     """The examples and labels under the names that the bundle has for them, checked against it."""
     ports = {port.name: port for port in evaluation_fields(bundle) if isinstance(port, Example | Label)}
     fields = dict(data.inputs)
@@ -172,7 +187,13 @@ def _fields(data: Data, bundle: Bundle) -> dict[str, np.ndarray]:
             labels = data.labels.astype(port.dtype)
             # A column of numbers is also a vector of one number for each example.
             short = labels.ndim == len(port.shape) - 1 and port.shape[-1:] == (1,)
-            fields[port.name] = labels[..., None] if short else labels
+            fields[port.name] = labels = labels[..., None] if short else labels
+            if labels.ndim != len(port.shape):
+                raise CommandError(
+                    f"{data.path}: the labels are {data.labels.dtype}{list(data.labels.shape)}, but --loss {loss} of "
+                    f"this model takes {port.dtype}[{', '.join(map(str, port.shape))}]; classes are whole numbers, for "
+                    "--loss cross_entropy"
+                )
     check_fields(data.path, list(ports.values()), fields, Example, Label)
     _check_classes(data, bundle)
     return {name: fields[name] for name in ports}
@@ -189,4 +210,9 @@ def _check_classes(data: Data, bundle: Bundle) -> None:
         raise CommandError(
             f"{data.path}: row {row} has label {int(data.labels[row])}, but the model answers {answers[1]} numbers, "
             f"for classes 0 to {answers[1] - 1}; number the classes from 0"
+        )
+    if len(np.unique(data.labels)) == 1:
+        raise CommandError(
+            f"{data.path}: all labels are {int(data.labels[0])}: of one class a model learns nothing; add examples of "
+            "others"
         )

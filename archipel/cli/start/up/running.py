@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 
@@ -22,14 +23,13 @@ from archipel.lite_runtime import load
 from archipel.operator.curves import curves, plot, write_csv
 from archipel.protocol.measures import Measured, measured
 from archipel.protocol.operator.registry import RoundMetrics
-from archipel.protocol.operator.tasks import TaskInfo
 from archipel.protocol.uploads import upload_program
 
 HOSTS = 4
 WEIGHTS_FILE = "weights.safetensors"
 
 
-def run(folder: Path, plan: Plan, stack: ExitStack, console: Console) -> tuple[TaskInfo, list[RoundMetrics], bytes]:
+def run(folder: Path, plan: Plan, stack: ExitStack, console: Console) -> tuple[list[RoundMetrics], bytes]:
     """Start server and devices, watch the task, and fetch the weights; `stack` ends the processes.
 
     Raises CommandError that says what failed; the same call goes on later.
@@ -47,7 +47,7 @@ def run(folder: Path, plan: Plan, stack: ExitStack, console: Console) -> tuple[T
     task = federation.operator.tasks.get(task.task_id)
     if task.model is None:
         raise CommandError(f"task {task.task_id}: has no weights, although it has completed")
-    return task, metrics, federation.operator.weights.download(task.model)
+    return metrics, federation.operator.weights.download(task.model)
 
 
 def finish(folder: Path, metrics: Sequence[RoundMetrics], console: Console) -> None:
@@ -93,21 +93,22 @@ def measure(folder: Path, console: Console) -> None:
     console.print(f"on {after.count} held-out examples: {gains}", soft_wrap=True, highlight=False)
 
 
-def print_next(folder: Path, task: TaskInfo, console: Console) -> None:
+def print_next(folder: Path, console: Console) -> None:
     """The commands that come next."""
-    bundle, weights = folder / BUNDLE_FILE, folder / WEIGHTS_FILE
+    device = Path("devices", "1", "device.toml")
+    bundle, weights, server, own = (quote(str(folder / name)) for name in (BUNDLE_FILE, WEIGHTS_FILE, "server", device))
     public = Layout(folder).publisher_key
     # The user's development key is what these commands take without the option.
-    key = "" if is_development_key(load_public_key(public)) else f" --key {public}"
+    key = "" if is_development_key(load_public_key(public)) else f" --key {quote(str(public))}"
     for line in (
-        f"result: {weights}",
+        f"result: {folder / WEIGHTS_FILE}",
         "",
         "take the model home:",
         f"  archipel export {bundle}{key} --weights {weights} -o trained.onnx",
         "see what is in it:",
         f"  archipel inspect {bundle}{key}",
         "take the federation apart (docs/quickstart.md):",
-        f"  archipel serve start {folder / 'server'}",
-        f"  archipel device run {folder / 'devices' / '1' / 'device.toml'}",
+        f"  archipel serve start {server}",
+        f"  archipel device run {own}",
     ):
         console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -61,7 +62,7 @@ def check_same(folder: Path, found: Plan, given: Mapping[str, object], model: Pa
     if changed:
         differing.append(str(PROGRAM_FILE))
     if differing:
-        without = "" if changed else f"; go on with it by `archipel up --folder {folder}`, or"
+        without = "" if changed else f"; go on with it by `archipel up --folder {quote(str(folder))}`, or"
         raise CommandError(
             f"--folder {folder}: holds a federation with other {', '.join(differing)}{without or ';'} choose another "
             "--folder"
