@@ -113,7 +113,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_failed_rounds: Annotated[int, Meta(ge=1, le=1000)] = 5
     """After this many failed rounds in a row a task fails; docs/operations.md says which ones count."""
     leave_seconds: Long = 30.0
-    """How long a device that left a round is not taken again (devices.rests). Twice as long with each further time."""
+    """How long a device that left a round is not taken again (devices.rests): with each further time twice as long,
+    unless no round can begin without it."""
     max_spoiled_rounds: Annotated[int, Meta(ge=0, le=100_000)] = 50
     """So many rounds in a row may be spoiled while the server searches for the spoiler; later ones count as failed."""
     max_faults: Annotated[int, Meta(ge=1, le=1000)] = 3

@@ -72,11 +72,13 @@ class Suspect(Base):
 
 class Rest(Base):
     """A device that left rounds with `bundle` of tasks of this `kind`, `times` in a row: such rounds take it again from
-    `until` on. Why it left is not in it, and does not follow from it (archipel.server.devices.rests)."""
+    `until` on, and from `soonest` on where they have too few other devices. Why it left is not in it, and does not
+    follow from it (archipel.server.devices.rests)."""
 
     __tablename__ = "rests"
     bundle: Mapped[str] = mapped_column(Digest, ForeignKey("bundles.digest"), primary_key=True)
     kind: Mapped[str] = mapped_column(String(16), primary_key=True)
     device_id: Mapped[str] = mapped_column(ForeignKey("devices.device_id"), primary_key=True)
     times: Mapped[int] = mapped_column(Integer)
+    soonest: Mapped[float] = mapped_column(Float)
     until: Mapped[float] = mapped_column(Float, index=True)

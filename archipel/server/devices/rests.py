@@ -1,15 +1,16 @@
 """Devices that left a round rest: for growing times no round of the same kind with the same bundle takes them.
 
 Most of what makes a device leave before its first message lies in the device: its owner's limits, too little memory,
-data that do not fit. The next round would meet the same. All devices rest for the same times, whatever they said, so
-the table tells no more than that they left; what they said is counted apart from them (rounds.refusals). A device whose
-update counted is as good as new.
+data that do not fit. The next round would meet the same. But where there are too few other devices, no round could
+begin without this one, and what made it leave may be over: then it rests for the shortest time only
+(rounds.candidates). All devices rest for the same times, whatever they said, so the table tells no more than that they
+left; what they said is counted apart from them (rounds.refusals). A device whose update counted is as good as new.
 """
 
 from __future__ import annotations
 
 from sqlalchemy import Connection, Select, delete, insert, or_, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from archipel.protocol.backoff import Backoff
 from archipel.server.database.fault_tables import Rest
@@ -30,17 +31,20 @@ def let_rest(connection: Connection, round_id: str, device_id: str, *, first: fl
     ).one()
     mine = (Rest.bundle == bundle) & (Rest.kind == kind) & (Rest.device_id == device_id)
     times = 1 + (connection.execute(select(Rest.times).where(mine)).scalar() or 0)
-    until = now + Backoff(first, longest=LONGEST).after(times)
+    backoff = Backoff(first, longest=LONGEST)
+    values = {"times": times, "soonest": now + backoff.after(1), "until": now + backoff.after(times)}
     if times > 1:
-        connection.execute(update(Rest).where(mine).values(times=times, until=until))
-        return
-    row = {"bundle": bundle, "kind": kind, "device_id": device_id, "times": times, "until": until}
-    connection.execute(insert(Rest), row)
+        connection.execute(update(Rest).where(mine).values(values))
+    else:
+        connection.execute(insert(Rest), {"bundle": bundle, "kind": kind, "device_id": device_id, **values})
 
 
-def resting(bundle: str, kind: str, now: float) -> Select[str]:
-    """A query for the ids of the devices that rounds of tasks of this `kind` with `bundle` do not take at `now`."""
-    return select(Rest.device_id).where(Rest.bundle == bundle, Rest.kind == kind, Rest.until > now)
+def resting(bundle: str, kind: str, now: float, ends: InstrumentedAttribute[float] = Rest.until) -> Select[str]:
+    """A query for the ids of the devices that rounds of tasks of this `kind` with `bundle` do not take at `now`.
+
+    `ends`: `Rest.soonest` where there are too few other devices.
+    """
+    return select(Rest.device_id).where(Rest.bundle == bundle, Rest.kind == kind, ends > now)
 
 
 def end_rests(session: Session, round_id: str, task: Task) -> None:

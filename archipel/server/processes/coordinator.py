@@ -39,6 +39,7 @@ from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
 from archipel.server.rounds import buffers, evaluating, folding, opening
 from archipel.server.rounds.aggregation import aggregate
+from archipel.server.rounds.candidates import fewest
 from archipel.server.rounds.checks import layout_of
 from archipel.server.rounds.committing import record_result
 from archipel.server.rounds.machine import (
@@ -52,7 +53,6 @@ from archipel.server.rounds.machine import (
     fail_round,
     fail_task,
     read_plan,
-    required,
 )
 from archipel.server.rounds.waiting import is_evaluated
 from archipel.server.services import Services
@@ -321,7 +321,7 @@ class Coordinator:
                 return False
             # A buffer may begin with a single device, or for updates that are still to come from earlier rounds.
             needs_buffer = task.buffered and (waiting or buffers.at_work(session, task, now))
-        if not (needs_buffer if task.buffered else waiting >= required(task, RULES["assigning"])):
+        if not (needs_buffer if task.buffered else waiting >= fewest(task)):
             return False
         try:
             opened = opening.open_round(services, self._write, task, now)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from archipel.server.database.fault_tables import Rest
 from archipel.server.database.tables import UPDATE_PHASES, Answer, CheckInRow, Device, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices.faults import set_aside_now
 from archipel.server.devices.rests import resting
 from archipel.server.devices.smallest_answer import hides
 from archipel.server.devices.targeting import Target
-from archipel.server.rounds.machine import RULES, required
+from archipel.server.rounds.candidates import fewest
 
 MOST = 10_000
 """How many devices are looked at, at most. Of a larger population nothing is said."""
@@ -26,7 +27,7 @@ def too_few(session: Session, task: Task, *, by: float, smallest: int) -> str:
         by: Until when it must have a result (Unix seconds): devices that are set aside or rest until then do not count.
         smallest: The setting `smallest_answer`. With an eligibility only steps of it decide, and no number is told.
     """
-    request, needed = request_of(task), required(task, RULES["assigning"])
+    request, needed = request_of(task), fewest(task)
     query = (
         select(Device.device_id, CheckInRow.attributes)
         .outerjoin(CheckInRow, CheckInRow.device_id == Device.device_id)
@@ -35,7 +36,7 @@ def too_few(session: Session, task: Task, *, by: float, smallest: int) -> str:
             Device.revoked.is_(None),
             Device.kind == "device",
             Device.device_id.not_in(set_aside_now(task.population, by)),
-            Device.device_id.not_in(resting(task.bundle, task.kind, by)),
+            Device.device_id.not_in(resting(task.bundle, task.kind, by, Rest.soonest)),
         )
     )
     if request.devices_of is not None:

@@ -7,13 +7,17 @@ for nothing else.
 from __future__ import annotations
 
 from sqlalchemy import ColumnElement, Select, func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from archipel.server.database.tables import UPDATE_PHASES, Answer, CheckInRow, Participant, Round, Task
+from archipel.server.database.fault_tables import Rest
+from archipel.server.database.tables import UPDATE_PHASES, Answer, CheckInRow, Device, Participant, Round, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices.faults import set_aside_now
 from archipel.server.devices.rests import resting
 from archipel.server.devices.targeting import Target
+
+LATELY = 600.0
+"""Seconds: a device without a round that has not come for so long is probably gone."""
 
 
 def candidates(session: Session, task: Task, *, now: float, window: float, lock: bool = True) -> list[str]:
@@ -22,7 +26,8 @@ def candidates(session: Session, task: Task, *, now: float, window: float, lock:
     `window` (seconds): see `is_waiting`. With `lock` the check-ins' rows stay locked until the transaction ends, so no
     other task takes the same devices.
     """
-    query = select(CheckInRow.device_id, CheckInRow.attributes).where(*_conditions(task, now, window))
+    where = _conditions(task, now, window, rest_ends(session, task, now))
+    query = select(CheckInRow.device_id, CheckInRow.attributes).where(*where)
     rows = session.execute(query.with_for_update(of=CheckInRow) if lock else query)
     target = target_of(task)
     return [row.device_id for row in rows if target.takes(row.device_id, row.attributes)]
@@ -30,7 +35,7 @@ def candidates(session: Session, task: Task, *, now: float, window: float, lock:
 
 def count_candidates(session: Session, task: Task, *, now: float, window: float) -> int:
     """How many `candidates` there are."""
-    where = _conditions(task, now, window)
+    where = _conditions(task, now, window, rest_ends(session, task, now))
     target = target_of(task)
     if target.everybody:  # the database can count, and no attributes are read
         return session.scalar(select(func.count()).select_from(CheckInRow).where(*where)) or 0
@@ -65,24 +70,69 @@ def target_of(task: Task) -> Target:
     return Target(task.eligibility, task.salt, task.percent)
 
 
-def _conditions(task: Task, now: float, window: float) -> list[ColumnElement[bool]]:
-    """What the database can decide about a check-in; the eligibility is evaluated here, row by row."""
+def fewest(task: Task) -> int:
+    """With how few devices a round of the task begins."""
     request = request_of(task)
-    where = [CheckInRow.population == task.population, *is_waiting(now, window)]
-    where.append(CheckInRow.device_id.not_in(set_aside_now(task.population, now)))
-    where.append(CheckInRow.device_id.not_in(resting(task.bundle, task.kind, now)))
+    if request.mode == "synchronous":
+        return request.goal or request.cohort
+    if request.mode == "asynchronous":
+        # A secure asynchronous round is a group of exactly `cohort` devices (docs/design.md, "Asynchronous tasks").
+        return 1 if task.buffered else request.cohort
+    # Below the threshold the sum could not be unmasked; below `min_cohort` it would hide too few devices.
+    return max(request.threshold or 1, request.min_cohort)
+
+
+def rest_ends(session: Session, task: Task, now: float) -> InstrumentedAttribute[float]:
+    """The column of a rest that says when the task takes the device again.
+
+    It is `soonest` where fewer other devices than a round needs have come lately, else `until`. Whether they wait just
+    now does not matter: else a device that leaves each round would be taken as soon as one of the others is late.
+    """
+    if session.scalar(resting(task.bundle, task.kind, now).limit(1)) is None:
+        return Rest.until
+    here = (CheckInRow.last_seen > now - LATELY) | (CheckInRow.due > now) | CheckInRow.round_id.is_not(None)
+    others = (
+        select(CheckInRow.device_id, CheckInRow.attributes)
+        .join(Device, Device.device_id == CheckInRow.device_id)
+        .where(CheckInRow.population == task.population, here, Device.revoked.is_(None), *_able(task, now, Rest.until))
+    )
+    target, needed = target_of(task), fewest(task)
+    if target.everybody:
+        others = others.limit(needed)
+    found = 0
+    for row in session.execute(others):
+        found += target.takes(row.device_id, row.attributes)
+        if found >= needed:
+            return Rest.until
+    return Rest.soonest
+
+
+def _conditions(task: Task, now: float, window: float, ends: InstrumentedAttribute[float]) -> list[ColumnElement[bool]]:
+    """What the database can decide about a check-in; the eligibility is evaluated here, row by row."""
+    where = [CheckInRow.population == task.population, *is_waiting(now, window), *_able(task, now, ends)]
+    seconds = request_of(task).rest_seconds
+    if seconds > 0:
+        # Counted from the start of a round that the device was assigned to, also if it failed or the device left.
+        recent = (
+            select(Participant.device_id)
+            .join(Round)
+            .where(Round.task_id == task.task_id, Round.started > now - seconds)
+        )
+        where.append(CheckInRow.device_id.not_in(recent))
+    return where
+
+
+def _able(task: Task, now: float, ends: InstrumentedAttribute[float]) -> list[ColumnElement[bool]]:
+    """Conditions on a check-in: the task may take its device once that waits."""
+    request = request_of(task)
+    where = [
+        CheckInRow.device_id.not_in(set_aside_now(task.population, now)),
+        CheckInRow.device_id.not_in(resting(task.bundle, task.kind, now, ends)),
+    ]
     if request.max_contributions is not None:
         where.append(CheckInRow.device_id.not_in(have_given(task)))
     if request.devices_of is not None:
         # The devices whose updates are in the sum of that round, and no others.
         counted = select(Answer.device_id).where(Answer.round_id == request.devices_of, Answer.phase.in_(UPDATE_PHASES))
         where.append(CheckInRow.device_id.in_(counted))
-    if request.rest_seconds > 0:
-        # Counted from the start of a round that the device was assigned to, also if it failed or the device left.
-        recent = (
-            select(Participant.device_id)
-            .join(Round)
-            .where(Round.task_id == task.task_id, Round.started > now - request.rest_seconds)
-        )
-        where.append(CheckInRow.device_id.not_in(recent))
     return where

@@ -33,7 +33,7 @@ from archipel.server.devices.smallest_answer import reads_attributes
 from archipel.server.devices.spoiler_search import waiting_needed
 from archipel.server.rounds import complaining
 from archipel.server.rounds.assigning import assign, let_go
-from archipel.server.rounds.candidates import candidates, count_candidates
+from archipel.server.rounds.candidates import candidates, count_candidates, fewest
 from archipel.server.rounds.durations import note_duration
 from archipel.server.rounds.refusals import told_reasons
 
@@ -148,14 +148,11 @@ def required(task: Task, rule: PhaseRule) -> int:
     if rule.minimum != "cohort":
         # Unmasking only needs the shares of `threshold` devices; how many are in the sum is settled by then.
         return threshold if rule.minimum == "threshold" else 0
-    if request.mode == "synchronous" and (rule.collects or ORDER[rule.name] < ORDER["masking"]):
-        # With fewer devices in an earlier phase `goal` updates cannot arrive any more. After masking they have arrived,
-        # and devices that drop out are no reason to lose them.
-        return request.goal or request.cohort
-    if request.mode == "asynchronous" and rule.name == "assigning":
-        # A secure asynchronous round is a group of exactly `cohort` devices (docs/design.md, "Asynchronous tasks").
-        return request.cohort
-    # Below the threshold the sum could not be unmasked; below `min_cohort` it would hide too few devices.
+    # With fewer devices in an earlier phase `goal` updates cannot arrive any more. After masking they have arrived, and
+    # devices that drop out are no reason to lose them.
+    whole = request.mode == "synchronous" and (rule.collects or ORDER[rule.name] < ORDER["masking"])
+    if whole or rule.name == "assigning":
+        return fewest(task)
     return max(threshold, request.min_cohort)
 
 
@@ -187,8 +184,8 @@ def count_seatable(session: Session, task: Task, *, now: float, window: float) -
     """
     if not queries.is_query(task):
         return count_candidates(session, task, now=now, window=window)
-    waiting, fewest = candidates(session, task, now=now, window=window, lock=False), required(task, RULES["assigning"])
-    return len(queries.choose(session, task, waiting, fewest, now=now)) if len(waiting) >= fewest else len(waiting)
+    waiting, needed = candidates(session, task, now=now, window=window, lock=False), fewest(task)
+    return len(queries.choose(session, task, waiting, needed, now=now)) if len(waiting) >= needed else len(waiting)
 
 
 def advance(session: Session, round_id: str, *, now: float, window: float, max_failed: int) -> Transition | None:

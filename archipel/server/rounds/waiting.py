@@ -15,8 +15,8 @@ from archipel.server.devices import queries
 from archipel.server.devices.faults import set_aside_now
 from archipel.server.devices.smallest_answer import hides, round_down
 from archipel.server.rounds import buffers
-from archipel.server.rounds.candidates import have_given, is_waiting, target_of
-from archipel.server.rounds.machine import RULES, count, count_seatable, required
+from archipel.server.rounds.candidates import fewest, have_given, is_waiting, rest_ends, target_of
+from archipel.server.rounds.machine import RULES, count, count_seatable
 from archipel.server.rounds.refusals import told_reasons
 
 MOST = 1000
@@ -56,7 +56,7 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
                 f"population {task.population!r} was asked {budget.spent} times in the last {budget.days} days; "
                 f"the bundle allows {budget.allowed} queries"
             )
-    needed = 1 if task.buffered else required(task, RULES["assigning"])
+    needed = fewest(task)
     if candidates >= needed:
         # Enough devices wait, so only a query can still lack some: those that may be in one sum.
         shown = round_down(candidates, smallest) if hides(task.eligibility, smallest) else candidates
@@ -178,11 +178,12 @@ def _waiting_devices(session: Session, task: Task, candidates: int, now: float, 
 
 def _resting_devices(session: Session, task: Task, now: float) -> str:
     """How many devices rest because they left a round, and when the first of them may be taken again."""
-    rests = select(Rest.until).join(Device, Device.device_id == Rest.device_id)
-    mine = rests.where(
-        Rest.bundle == task.bundle, Rest.kind == task.kind, Rest.until > now, Device.population == task.population
+    column = rest_ends(session, task, now)
+    mine = select(column).join(Device, Device.device_id == Rest.device_id)
+    mine = mine.where(
+        Rest.bundle == task.bundle, Rest.kind == task.kind, column > now, Device.population == task.population
     )
-    ends = session.scalars(mine.order_by(Rest.until).limit(MOST)).all()
+    ends = session.scalars(mine.order_by(column).limit(MOST)).all()
     if not ends:
         return ""
     return f"{_number(len(ends), 'device')} left a round and may be taken again, the first at {moment(ends[0])}"

@@ -1,12 +1,14 @@
-"""A device that left a round is not taken again at once, and later each time."""
+"""A device that left a round is not taken again at once, and later each time, unless no round can begin without it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from archipel.protocol import messages
+from archipel.protocol.moments import moment
 from archipel.server.database.fault_tables import Rest
 from archipel.server.devices import rests
+from archipel.server.rounds import candidates
 from tests.server.rounds.test_leaving import leave
 from tests.server.rounds.test_plain_rounds import update
 from tests.support.devices import Device
@@ -47,22 +49,79 @@ def test_the_next_round_takes_others(world: World) -> None:
     assert taken(world, devices) == {device.id for device in devices if device is not gone}
 
 
-def test_each_time_it_rests_twice_as_long(world: World) -> None:
-    plain(world)
-    devices = world.add_devices(3)
-    first = world.settings.leave_seconds
-    for times in (1, 2, 3):
-        fail(world, devices, devices[0])
-        assert waits(world) == {devices[0].id: (times, first * 2 ** (times - 1))}
-        world.clock.now += first * 2 ** (times - 1) - 1
-        assert taken(world, devices) == set()
-        world.clock.now += 1
-    # After an update that counts it begins anew.
-    assert taken(world, devices) == {device.id for device in devices}
+def give(world: World, devices: list[Device]) -> None:
     for index, device in enumerate(devices):
         device.updating(**update(index, 1.0))
     world.settle()
+
+
+def test_each_time_it_rests_twice_as_long(world: World) -> None:
+    plain(world, cohort=4, rounds=9)
+    devices = world.add_devices(4)
+    everybody, others = {device.id for device in devices}, {device.id for device in devices[1:]}
+    first = world.settings.leave_seconds
+    for times in (1, 2, 3):
+        assert taken(world, devices) == everybody
+        assert leave(devices[0], "size")[0] == leave(devices[0], "size")[0] == 200
+        give(world, devices[1:])
+        assert waits(world) == {devices[0].id: (times, first * 2 ** (times - 1))}
+        world.clock.now += first * 2 ** (times - 1) - 1
+        assert taken(world, devices) == others
+        give(world, devices[1:])
+        world.clock.now += 1
+    # After an update that counts it begins anew.
+    assert taken(world, devices) == everybody
+    give(world, devices)
     assert waits(world) == {}
+
+
+def test_where_no_round_can_begin_without_it_no_rest_grows(world: World) -> None:
+    """What made it leave may be over, and the others would wait for hours otherwise."""
+    task = plain(world)
+    devices = world.add_devices(3)
+    first = world.settings.leave_seconds
+    for _ in range(4):
+        fail(world, devices, devices[0])
+        assert taken(world, devices) == set()
+        again = moment(world.clock.now + first)
+        assert f"1 device left a round and may be taken again, the first at {again};" in (
+            world.task(task["task_id"])["waiting_for"]
+        )
+        world.clock.now += first - 1
+        assert taken(world, devices) == set()
+        world.clock.now += 1
+    assert taken(world, devices) == {device.id for device in devices}
+
+
+def test_it_is_needed_only_where_the_others_are_gone_and_not_where_they_are_late(world: World) -> None:
+    plain(world, cohort=4, rounds=9)
+    devices = world.add_devices(4)
+    for _ in range(2):
+        assert devices[0].id in taken(world, devices)
+        assert leave(devices[0])[0] == 200
+        give(world, devices[1:])
+        world.clock.now += world.settings.leave_seconds
+    late, seen = devices[:3], world.clock.now - world.settings.leave_seconds
+    assert taken(world, late) == set()
+    with world.services.database.write() as session:
+        session.query(Rest).update({"until": seen + 2 * candidates.LATELY})
+    world.clock.now = seen + candidates.LATELY - 1
+    assert taken(world, late) == set()
+    world.clock.now += 1
+    assert taken(world, late) == {device.id for device in late}
+
+
+def test_a_revoked_device_is_no_other_one(world: World) -> None:
+    plain(world, cohort=4, rounds=9)
+    devices = world.add_devices(4)
+    for _ in range(2):
+        assert taken(world, devices) == {device.id for device in devices}
+        assert leave(devices[0])[0] == 200
+        give(world, devices[1:])
+        world.clock.now += world.settings.leave_seconds
+    assert taken(world, devices[:3]) == set()
+    assert world.operator("POST", f"/v1/devices/{devices[3].id}/revoke")[0] == 200
+    assert taken(world, devices[:3]) == {device.id for device in devices[:3]}
 
 
 def test_only_rounds_of_the_same_kind_with_the_same_bundle_leave_it_out(world: World) -> None:

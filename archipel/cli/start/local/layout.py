@@ -111,7 +111,7 @@ def lay_out(
     shutil.copy(made.server / "server.key.pub", made.operator_token.with_name("server.pub"))
     settings = made.server / "server.toml"
     port = _free_port()
-    added = f"port = {port}\nsmallest_answer = 1\n"
+    added = f"port = {port}\nsmallest_answer = 1\nleave_seconds = 1.0\n"
     if len(devices) > QUICK_DEVICES:
         added += "retry_after = 0.25\ncheck_in_window = 5.0\n"
     write_durably(settings, settings.read_bytes() + added.encode(), 0o600)

@@ -18,6 +18,7 @@ def upgrade() -> None:
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("device_id", sa.String(32), nullable=False),
         sa.Column("times", sa.Integer(), nullable=False),
+        sa.Column("soonest", sa.Float(), nullable=False),
         sa.Column("until", sa.Float(), nullable=False),
         sa.ForeignKeyConstraint(["bundle"], ["bundles.digest"], name=op.f("fk_rests_bundle")),
         sa.ForeignKeyConstraint(["device_id"], ["devices.device_id"], name=op.f("fk_rests_device_id")),
