@@ -54,6 +54,8 @@ def read_data(path: Path, inputs: Sequence[tuple[str, str]]) -> Data:
     arrays = _read_csv(path, inputs) if path.suffix.lower() == ".csv" else read_arrays(path)
     if isinstance(arrays, np.ndarray):
         raise CommandError(f"{path}: one array without labels; save both: numpy.savez({path.stem!r}, x=x, y=y)")
+    if single := [name for name, array in arrays.items() if not array.ndim]:
+        raise CommandError(f"{path}: entry {single[0]!r} is a single number; the first axis counts the examples")
     has = f"it has {', '.join(sorted(arrays))}"
     found = [name for name in LABELS if name in arrays and name not in dict(inputs)]
     if not found:
@@ -71,6 +73,8 @@ def read_data(path: Path, inputs: Sequence[tuple[str, str]]) -> Data:
     if len(set(counts.values())) != 1:
         sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise CommandError(f"{path}: the fields have different numbers of examples ({sizes}); the first axis counts")
+    if not len(labels):
+        raise CommandError(f"{path}: no examples (the first axis of each field is 0)")
     if not np.isfinite(labels).all():
         raise CommandError(f"{path}: {found[0]!r} has labels that are not finite; leave these examples out")
     # An array of another length says nothing about single examples.
@@ -102,24 +106,43 @@ def split(data: Data, how: str, devices: int, seed: int) -> list[np.ndarray]:
 
 
 def _cast(path: Path, name: str, array: np.ndarray, dtype: str) -> np.ndarray:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = int(np.argwhere(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0, 0])
-        raise CommandError(f"{path}: {name!r} is not finite in row {row}; mend or leave out such examples")
-    if array.dtype.name != dtype and array.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
+    if array.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
         raise CommandError(f"{path}: {name!r} is {array.dtype.name}, the model takes {dtype}; save it as whole numbers")
-    return np.ascontiguousarray(array, dtype)
+    with np.errstate(over="ignore"):
+        made = np.ascontiguousarray(array, dtype)
+    if made.dtype.kind == "f" and not np.isfinite(made).all():
+        row = int(np.argwhere(~np.isfinite(made.reshape(len(made), -1)).all(axis=1))[0, 0])
+        raise CommandError(f"{path}: {name!r} is not finite in row {row}; mend or leave out such examples")
+    return made
 
 
 def _read_csv(path: Path, inputs: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
     if len(inputs) != 1:
         names = ", ".join(name for name, _ in inputs)
         raise CommandError(f"{path}: a table is for a model with one input, this one has {names}; give an .npz")
+    try:
+        head, values = _read_rows(path)
+    except UnicodeDecodeError:
+        raise CommandError(f"{path}: no text in UTF-8; save the table so") from None
+    except csv.Error as error:
+        raise CommandError(f"{path}: no table with commas between its columns ({error})") from None
+    if not values:
+        raise CommandError(f"{path}: no rows below the head")
+    table = np.array(values, np.float64)
+    label = next((at for at, name in enumerate(head) if name.lower() in LABELS), len(head) - 1)
+    labels = table[:, label]
+    # Beyond MAX_WHOLE, and so infinite ones, they are no classes.
+    whole = bool(((labels == np.round(labels)) & (np.abs(labels) <= MAX_WHOLE)).all())
+    return {"x": np.delete(table, label, axis=1), "y": labels.astype(np.int64) if whole else labels}
+
+
+def _read_rows(path: Path) -> tuple[list[str], list[list[float]]]:
+    """The head of a table, and the numbers below it. Raises CommandError, UnicodeDecodeError, csv.Error, OSError."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
         head = [name.strip() for name in next(rows, [])]
         if len(head) < 2:
             raise CommandError(f"{path}: expected a head with names of columns, and commas between them")
-        label = next((at for at, name in enumerate(head) if name.lower() in LABELS), len(head) - 1)
         values = []
         for number, row in enumerate(rows, 2):
             if number > MAX_ROWS:
@@ -136,15 +159,7 @@ def _read_csv(path: Path, inputs: Sequence[tuple[str, str]]) -> dict[str, np.nda
                     f"{path}: line {number}, column {head[at]!r}: {row[at][:40]!r} is no number; give numbers, and "
                     "classes as whole numbers from 0"
                 ) from None
-    if not values:
-        raise CommandError(f"{path}: no rows below the head")
-    table = np.array(values, np.float64)
-    labels = table[:, label]
-    whole = bool((labels == np.round(labels)).all())
-    return {
-        "x": np.delete(table, label, axis=1).astype(np.float32),
-        "y": labels.astype(np.int64) if whole else labels.astype(np.float32),
-    }
+    return head, values
 
 
 def _is_number(cell: str) -> bool:
