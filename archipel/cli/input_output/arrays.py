@@ -133,7 +133,8 @@ def _read_npz(path: Path, file: IO[bytes], max_bytes: int) -> dict[str, np.ndarr
                 with archive.open(member) as stream:
                     arrays[name] = _read_npy(f"{path}: entry {name!r}", stream, member.file_size, max_bytes)
             return arrays
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    # UnicodeDecodeError: of a name in the archive's directory.
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError) as error:
         raise CommandError(f"{path}: not an .npz file that can be read ({error})") from None
 
 

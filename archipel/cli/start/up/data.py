@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +54,8 @@ def read_data(path: Path, inputs: Sequence[tuple[str, str]]) -> Data:
     arrays = _read_csv(path, inputs) if path.suffix.lower() == ".csv" else read_arrays(path)
     if isinstance(arrays, np.ndarray):
         raise CommandError(f"{path}: one array without labels; save both: numpy.savez({path.stem!r}, x=x, y=y)")
+    if single := [name for name, array in arrays.items() if not array.ndim]:
+        raise CommandError(f"{path}: entry {single[0]!r} is a single number; the first axis counts the examples")
     has = f"it has {', '.join(sorted(arrays))}"
     found = [name for name in LABELS if name in arrays and name not in dict(inputs)]
     if not found:
@@ -107,26 +108,43 @@ def split(data: Data, how: str, devices: int, seed: int) -> list[np.ndarray]:
 
 
 def _cast(path: Path, name: str, array: np.ndarray, dtype: str) -> np.ndarray:
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = int(np.argwhere(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))[0, 0])
-        raise CommandError(f"{path}: {name!r} is not finite in row {row}; mend or leave out such examples")
-    if array.dtype.name != dtype and array.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
+    if array.dtype.kind == "f" and np.dtype(dtype).kind in "iu":
         raise CommandError(f"{path}: {name!r} is {array.dtype.name}, the model takes {dtype}; save it as whole numbers")
-    return np.ascontiguousarray(array, dtype)
+    with np.errstate(over="ignore"):
+        made = np.ascontiguousarray(array, dtype)
+    if made.dtype.kind == "f" and not np.isfinite(made).all():
+        row = int(np.argwhere(~np.isfinite(made.reshape(len(made), -1)).all(axis=1))[0, 0])
+        raise CommandError(f"{path}: {name!r} is not finite in row {row}; mend or leave out such examples")
+    return made
 
 
 def _read_csv(path: Path, inputs: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
     if len(inputs) != 1:
         names = ", ".join(name for name, _ in inputs)
         raise CommandError(f"{path}: a table is for a model with one input, this one has {names}; give an .npz")
-    with path.open(newline="", encoding="utf-8-sig") as file, _told_as_table(path):
+    try:
+        head, values = _read_rows(path)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CommandError(f"{path}: no CSV in UTF-8 ({error}); save it as that") from None
+    if not values:
+        raise CommandError(f"{path}: no rows below the head")
+    table = np.array(values, np.float64)
+    label = next((at for at, name in enumerate(head) if name.lower() in LABELS), len(head) - 1)
+    labels = table[:, label]
+    # Beyond MAX_WHOLE, and so infinite ones, they are no classes.
+    whole = bool(((labels == np.round(labels)) & (np.abs(labels) <= MAX_WHOLE)).all())
+    return {"x": np.delete(table, label, axis=1), "y": labels.astype(np.int64) if whole else labels}
+
+
+def _read_rows(path: Path) -> tuple[list[str], list[list[float]]]:
+    """The head of a table, and the numbers below it. Raises CommandError, UnicodeDecodeError, csv.Error, OSError."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
         head = [name.strip() for name in next(rows, [])]
         if len(head) < 2:
             raise CommandError(f"{path}: expected a head with names of columns, and commas between them")
         if all(_is_number(name) for name in head):
             raise CommandError(f"{path}: line 1 has numbers; write a head with names of columns above it")
-        label = next((at for at, name in enumerate(head) if name.lower() in LABELS), len(head) - 1)
         values = []
         for number, row in enumerate(rows, 2):
             if number > MAX_ROWS:
@@ -143,24 +161,7 @@ def _read_csv(path: Path, inputs: Sequence[tuple[str, str]]) -> dict[str, np.nda
                     f"{path}: line {number}, column {head[at]!r}: {row[at][:40]!r} is no number; give numbers, and "
                     "classes as whole numbers from 0"
                 ) from None
-    if not values:
-        raise CommandError(f"{path}: no rows below the head")
-    table = np.array(values, np.float64)
-    labels = table[:, label]
-    whole = bool((labels == np.round(labels)).all())
-    return {
-        "x": np.delete(table, label, axis=1).astype(np.float32),
-        "y": labels.astype(np.int64) if whole else labels.astype(np.float32),
-    }
-
-
-@contextmanager
-def _told_as_table(path: Path) -> Iterator[None]:
-    """Raise CommandError where a file is no text, or no CSV."""
-    try:
-        yield
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise CommandError(f"{path}: no CSV in UTF-8 ({error}); save it as that") from None
+    return head, values
 
 
 def _is_number(cell: str) -> bool:
