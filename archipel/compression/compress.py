@@ -109,7 +109,7 @@ def compress(
         work.progress(1, 1, type(part).__name__)
     result = current.copy()
     result.report = Report(write_recipe(parts), before, tuple(steps), seed)
-    result.examples = work.samples
+    result.examples = {**(model.examples if isinstance(model, CompressedModel) else {}), **work.samples}
     return result, result.report
 
 

@@ -25,7 +25,7 @@ class CompressedModel(Model):
     into the graph, so that it trains. `deployed` is the form that devices run. `training_form` is the float graph that
     devices train, if the simulation has more than that needs (quantization); its parameters have the same names.
     `report` has the measurements of `compress`, and `examples` those that it calibrated and validated with, both on the
-    model that it returns.
+    model that it returns and on copies of that.
     """
 
     def __init__(self, model: ir.Model, training_form: Model | None = None) -> None:
@@ -40,9 +40,10 @@ class CompressedModel(Model):
         return model if isinstance(model, CompressedModel) else cls(model.copy().ir)
 
     def copy(self) -> CompressedModel:
-        """An independent graph; the tensors are shared."""
-        training = None if self.training_form is None else self.training_form.copy()
-        return CompressedModel(self.ir.clone(), training)
+        """An independent graph; the tensors are shared, and so are `report` and `examples`."""
+        result = CompressedModel(self.ir.clone(), None if self.training_form is None else self.training_form.copy())
+        result.report, result.examples = self.report, self.examples
+        return result
 
     def deployed(self) -> Model:
         """The form that devices run: weights are computed once and stored small, the graph is optimized."""
@@ -56,6 +57,7 @@ class CompressedModel(Model):
     def with_parameters(self, values: Mapping[str, np.ndarray]) -> CompressedModel:
         """A copy in which tensors have other values, here and in the training form. Raises CompressionError."""
         result = self.copy()
+        result.report = None  # it is of the present values
         graphs = [result.ir.graph, *([] if result.training_form is None else [result.training_form.ir.graph])]
         for name, content in values.items():
             holders = [graph.initializers[name] for graph in graphs if name in graph.initializers]

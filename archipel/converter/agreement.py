@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from archipel.training.evaluation import CORRECT
 
 MOST = 512
 _BATCH = 64
+Ask = Callable[[dict[str, np.ndarray]], list[np.ndarray]]
 _FLOOR, _CEILING = -100.0, 150.0  # dB; a manifest has no infinity, and float32 has 144 dB
 
 
@@ -69,32 +70,38 @@ def check_agreement(
         ConversionError: for a set below the bound.
     """
     sets = model.examples if isinstance(model, CompressedModel) else {}
+    predict, evaluate = programs["predict"], programs.get("evaluate")
+    outputs, classes = _what_counts(predict, evaluate, axis)
+    if not (sets and outputs):
+        return {}
+    form = model.training_form if isinstance(model, CompressedModel) else None
+    # One thread each: the order of sums, and so the bytes of the manifest, must not depend on the machine's cores.
+    asked = [open_session(each, 1, outputs) for each in (prepared(form or model, "frozen"), predict)]
     metrics: dict[str, float] = {}
     for name, examples in sets.items():
-        found = measure(model, programs, examples, axis)
-        if found is None:
-            continue
+        if evaluate is None and outputs[0] == predict.outputs[0].name and _are_classes(examples.labels, predict):
+            found = _measure(asked, examples, fixed_batch(predict), 1, _Classes(axis))
+        else:
+            found = _measure(asked, examples, fixed_batch(predict), len(outputs), classes)
         _check(name, found, min_agreement, min_snr)
         metrics.update(found.metrics(name))
     return metrics
 
 
-def measure(model: Model, programs: Mapping[str, Model], examples: Examples, axis: int = 1) -> Agreement | None:
-    """The agreement on at most MOST of the examples, evenly chosen. None where no output has floating-point numbers."""
-    predict, evaluate = programs["predict"], programs.get("evaluate")
-    form = model.training_form if isinstance(model, CompressedModel) else None
-    outputs, classes = _what_counts(predict, evaluate, axis)
-    if evaluate is None and outputs[:1] == [predict.outputs[0].name] and _are_classes(examples.labels, predict):
-        outputs, classes = outputs[:1], _Classes(axis)
-    if not outputs:
-        return None
-    # One thread each: the order of sums, and so the bytes of the manifest, must not depend on the machine's cores.
-    ask_form, ask_predict = (open_session(each, 1, outputs) for each in (prepared(form or model, "frozen"), predict))
-    size = fixed_batch(predict) or _BATCH
+def _measure(
+    asked: Sequence[Ask], examples: Examples, rows: int | None, outputs: int, classes: _Classes | None
+) -> Agreement:
+    """The agreement on at most MOST of the examples, evenly chosen.
+
+    `asked` are the training form and `predict`, of whose answers the first `outputs` count; `rows` is the batch that
+    both insist on.
+    """
+    ask_form, ask_predict = asked
+    size = rows or _BATCH
     chosen = np.unique(np.linspace(0, len(examples) - 1, min(len(examples), MOST)).astype(np.int64))
-    if fixed_batch(predict):
+    if rows:
         chosen = np.resize(chosen, -(-len(chosen) // size) * size)
-    noises = [_Noise() for _ in outputs]
+    noises = [_Noise() for _ in range(outputs)]
     same = labels = 0
     kinds: set[int] = set()
     for batch in examples.take(chosen).batches(size):

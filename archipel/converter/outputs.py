@@ -15,9 +15,7 @@ def with_first_output(model: Model, name: str) -> Model:
     if names[0] == name:
         return model
     result = model.copy()
-    if isinstance(model, CompressedModel) and isinstance(result, CompressedModel):
-        result.report = model.report
-    forms = [result, getattr(result, "training_form", None)]
+    forms = [result, result.training_form if isinstance(result, CompressedModel) else None]
     for outputs in (form.ir.graph.outputs for form in forms if form is not None):
         chosen = next(value for value in outputs if value.name == name)
         outputs.remove(chosen)

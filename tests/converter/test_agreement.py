@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from archipel.bundle import Bundle, generate_key
-from archipel.compression import StaticInt8, compress
+from archipel.compression import CompressedModel, StaticInt8, compress
 from archipel.converter import Compression, Signing, Training, convert
 from archipel.errors import ConversionError
 from archipel.graph import Model
@@ -132,6 +133,33 @@ def test_a_model_that_was_compressed_before_is_compared(tmp_path: Path) -> None:
     good, _ = compress(model, [StaticInt8()], data=(X, np.zeros(len(X), np.int64)))
     metrics = convert(good, tmp_path / "b", training=training, signing=Signing(KEY)).manifest.lineage.metrics
     assert metrics["snr_db_calibration"] > 20
+
+
+class _TwoHeads(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = _network(CLASSES), torch.nn.Linear(CLASSES, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = self.body(x)
+        return first, self.head(first)
+
+
+CHANGES: dict[str, Callable[[CompressedModel], CompressedModel]] = {
+    "none": lambda model: model,
+    "copied": lambda model: model.copy(),
+    "other weights": lambda model: model.with_parameters({name: 2 * x for name, x in model.parameters.items()}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("output", [0, 1])
+def test_a_compressed_model_that_was_changed_is_compared(change: str, output: int, tmp_path: Path) -> None:
+    bad, _ = compress(Model.from_torch(_TwoHeads().eval(), X[:2]), [StaticInt8()], calibration=FAINT)
+    name = bad.outputs[output].name
+    training = Training(losses.cross_entropy(), optimizers.sgd(lr=0.01), loss_output=name)
+    with pytest.raises(ConversionError, match="calibration: "):
+        convert(CHANGES[change](bad), tmp_path / "b", training=training, signing=Signing(KEY))
 
 
 @pytest.mark.parametrize(
