@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from archipel.autodiff.forward import push_forward, second_sweep
+from archipel.autodiff.ports import finish, input_like, is_taken, listed_names, named_values, scalar_target
 from archipel.autodiff.reverse import differentiate
-from archipel.errors import AutodiffError, NotDifferentiableError
+from archipel.errors import AutodiffError
 from archipel.graph.build import Builder
-from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
-from archipel.graph.parameters import parameter_names
-from archipel.graph.passes import optimize
-from archipel.graph.passes.constants import hide_contents
-from archipel.graph.shapes import dims, dtype_of, is_float, static_size
 
 
 def gradient(model: Model, of: str = "loss", wrt: Sequence[str] = ()) -> Model:
@@ -40,15 +35,15 @@ def gradient(model: Model, of: str = "loss", wrt: Sequence[str] = ()) -> Model:
     """
     result = model.copy()
     op = Builder(result.ir.graph)
-    target, seed = _one_element(
+    target, seed = scalar_target(
         op,
         of,
         "gradient takes the name of one value, a string; vjp takes several",
         f"a gradient needs one element; reduce it to a scalar, or use vjp(model, of=[{of!r}], ...), which takes a "
         "cotangent of that shape",
     )
-    values = _values(op, wrt, "wrt")
-    return _finish(result, op, _names(wrt, "wrt"), differentiate(op, {target: seed}, values), "grad")
+    values = named_values(op, wrt, "wrt")
+    return finish(result, op, listed_names(wrt, "wrt"), differentiate(op, {target: seed}, values), "grad")
 
 
 def vjp(model: Model, of: Sequence[str], wrt: Sequence[str]) -> Model:
@@ -69,12 +64,12 @@ def vjp(model: Model, of: Sequence[str], wrt: Sequence[str]) -> Model:
     """
     result = model.copy()
     op = Builder(result.ir.graph)
-    targets, values = _values(op, of, "of"), _values(op, wrt, "wrt")
+    targets, values = named_values(op, of, "of"), named_values(op, wrt, "wrt")
     for target in targets:
-        if _is_taken(op, f"{target.name}.cotangent"):
+        if is_taken(op, f"{target.name}.cotangent"):
             raise AutodiffError(f"the model already has an input or output '{target.name}.cotangent'; rename it")
-    seeds = {target: _input_like(op, target, "cotangent") for target in targets}
-    return _finish(result, op, _names(wrt, "wrt"), differentiate(op, seeds, values), "grad")
+    seeds = {target: input_like(op, target, "cotangent") for target in targets}
+    return finish(result, op, listed_names(wrt, "wrt"), differentiate(op, seeds, values), "grad")
 
 
 def jvp(model: Model, of: Sequence[str], wrt: Sequence[str]) -> Model:
@@ -97,9 +92,9 @@ def jvp(model: Model, of: Sequence[str], wrt: Sequence[str]) -> Model:
     """
     result = model.copy()
     op = Builder(result.ir.graph)
-    targets, values = _values(op, of, "of"), _values(op, wrt, "wrt")
-    tangents = {value: _input_like(op, value, "tangent") for value in values}
-    return _finish(result, op, _names(of, "of"), push_forward(op, targets, tangents), "tangent")
+    targets, values = named_values(op, of, "of"), named_values(op, wrt, "wrt")
+    tangents = {value: input_like(op, value, "tangent") for value in values}
+    return finish(result, op, listed_names(of, "of"), push_forward(op, targets, tangents), "tangent")
 
 
 def hessian_vector(model: Model, of: str = "loss", wrt: Sequence[str] = ()) -> Model:
@@ -124,32 +119,21 @@ def hessian_vector(model: Model, of: str = "loss", wrt: Sequence[str] = ()) -> M
     """
     result = model.copy()
     op = Builder(result.ir.graph)
-    target, seed = _one_element(
+    target, seed = scalar_target(
         op,
         of,
         "hessian_vector takes the name of one value, a string",
         "a second derivative needs one element; reduce it to a scalar",
     )
     # A rule may replace the output of its node; the copy of it stays for the second sweep.
-    values = [_with_own_copy(op, value) for value in _values(op, wrt, "wrt")]
-    names = _names(wrt, "wrt")
-    tangents = [_input_like(op, value, "tangent", name) for value, name in zip(values, names)]
+    values = [_with_own_copy(op, value) for value in named_values(op, wrt, "wrt")]
+    names = listed_names(wrt, "wrt")
+    tangents = [input_like(op, value, "tangent", name) for value, name in zip(values, names)]
     # Each is a value of its own: the gradients of two values may be one.
     gradients = [op.Identity(value) for value in differentiate(op, {target: seed}, values)]
     with second_sweep("hessian_vector"):
         products = differentiate(op, dict(zip(gradients, tangents)), values, flat_steps=True)
-    return _finish(result, op, names, products, "hvp")
-
-
-def _one_element(op: Builder, of: str, one_name: str, one_element: str) -> tuple[ir.Value, ir.Value]:
-    """The value called `of`, and its cotangent: one. The texts say what an error says of other arguments."""
-    if not isinstance(of, str):
-        raise AutodiffError(f"of={of!r}: {one_name}")
-    target = _float_value(op.graph, of, "of")
-    if static_size(dims(target)) != 1:
-        raise AutodiffError(f"of={of!r} has shape {list(dims(target))}, {one_element}")
-    ones = np.ones([d for d in dims(target) if isinstance(d, int)], dtype_of(target).numpy())
-    return target, op.constant(ones)
+    return finish(result, op, names, products, "hvp")
 
 
 def _with_own_copy(op: Builder, value: ir.Value) -> ir.Value:
@@ -163,68 +147,3 @@ def _with_own_copy(op: Builder, value: ir.Value) -> ir.Value:
     for reader in readers:
         reader.node.replace_input_with(reader.idx, copy)
     return copy
-
-
-def _input_like(op: Builder, value: ir.Value, suffix: str, name: str | None = None) -> ir.Value:
-    """A new input of the value's shape and type, called `<name>.<suffix>`, by default after the value."""
-    name = _free_name(op, name or str(value.name), suffix)
-    # An input has no unnamed sizes: what the graph does not name gets a name here.
-    shape = [f"{name}_dim{i}" if d is None else d for i, d in enumerate(dims(value))]
-    return op.input(name, dtype_of(value), shape)
-
-
-def _finish(model: Model, op: Builder, names: Sequence[str], results: Sequence[ir.Value], suffix: str) -> Model:
-    """The model with `results` as outputs `<name>.<suffix>`."""
-    for name, result in zip(names, results):
-        op.name_output(result, _free_name(op, name, suffix))
-    # Functions with a rule of their own are differentiated by now; `optimize` takes no graph with functions.
-    inline_functions(model.ir)
-    with hide_contents(model.ir.graph, parameter_names(model.ir)):  # weights that are zero now are to stay
-        optimize(model.ir)
-    # No signature: a program's signature names all outputs, and the derivatives are not among them.
-    return Model(model.ir, initial=model.initial)
-
-
-def _free_name(op: Builder, name: str, suffix: str) -> str:
-    """`<name>.<suffix>`, with as many suffixes more as it takes to be no port's name; inner values give way to it."""
-    name += f".{suffix}"
-    while _is_taken(op, name):
-        name += f".{suffix}"
-    op.free_name(name)
-    return name
-
-
-def _is_taken(op: Builder, name: str) -> bool:
-    """Whether an input, output or initializer has this name."""
-    return name in op.graph.initializers or any(v.name == name for v in (*op.graph.outputs, *op.graph.inputs))
-
-
-def _values(op: Builder, names: Sequence[str], argument: str) -> list[ir.Value]:
-    return [_float_value(op.graph, name, argument) for name in _names(names, argument)]
-
-
-def _names(names: Sequence[str], argument: str) -> list[str]:
-    listed = [names] if isinstance(names, str) else list(names)  # a string is one name, not its letters
-    for name in listed:
-        if not isinstance(name, str):
-            raise AutodiffError(f"{argument} holds {name!r}; expected names of values, as strings")
-    if not listed:
-        raise AutodiffError(f"{argument} is empty; name at least one value")
-    twice = {name for name in listed if listed.count(name) > 1}
-    if twice:
-        raise AutodiffError(f"{argument} names {', '.join(sorted(twice))} twice")
-    return listed
-
-
-def _float_value(graph: ir.Graph, name: str, argument: str) -> ir.Value:
-    value = next((port for port in graph.inputs if port.name == name), None) or graph.initializers.get(name)
-    if value is None:
-        value = next((result for node in graph for result in node.outputs if result.name == name), None)
-    if value is None:
-        known = [*(v.name for v in graph.inputs), *graph.initializers, *(v.name for v in graph.outputs)]
-        raise AutodiffError(f"{argument}: the model has no value {name!r}; it has: {', '.join(map(str, known))}")
-    if not is_float(value):
-        raise NotDifferentiableError(
-            f"{argument}: {name!r} is {dtype_of(value).numpy().name}; only floating-point values have gradients"
-        )
-    return value

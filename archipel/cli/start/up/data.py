@@ -15,6 +15,7 @@ from archipel.datasets.entry_names import LABELS
 from archipel.errors import CommandError, DatasetError
 
 MAX_ROWS = 5_000_000
+MAX_WHOLE = 2**53  # beyond it float64 does not hold every whole number
 
 
 @dataclass(frozen=True)
