@@ -84,8 +84,9 @@ def test_where_no_round_can_begin_without_it_no_rest_grows(world: World) -> None
         fail(world, devices, devices[0])
         assert taken(world, devices) == set()
         again = moment(world.clock.now + first)
-        assert f"1 device left a round and may be taken again, the first at {again};" in (
-            world.task(task["task_id"])["waiting_for"]
+        assert (
+            f"1 device left a round and may be taken again, the first at {again};"
+            in (world.task(task["task_id"])["waiting_for"])
         )
         world.clock.now += first - 1
         assert taken(world, devices) == set()
