@@ -125,7 +125,7 @@ def _conditions(task: Task, now: float, window: float, ends: InstrumentedAttribu
 def _able(task: Task, now: float, ends: InstrumentedAttribute[float]) -> list[ColumnElement[bool]]:
     """Conditions on a check-in: the task may take its device once that waits."""
     request = request_of(task)
-    where = [
+    where: list[ColumnElement[bool]] = [
         CheckInRow.device_id.not_in(set_aside_now(task.population, now)),
         CheckInRow.device_id.not_in(resting(task.bundle, task.kind, now, ends)),
     ]
