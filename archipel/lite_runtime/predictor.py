@@ -10,7 +10,7 @@ from archipel.bundle import Program
 from archipel.bundle.roles import Example
 from archipel.errors import RuntimeInputError
 from archipel.lite_runtime.fields import check_array
-from archipel.lite_runtime.sessions import Session, bound_value
+from archipel.lite_runtime.session import Session
 from archipel.lite_runtime.values import Values
 
 
@@ -21,7 +21,7 @@ class Predictor:
         self._session = session
         self._examples = [port for port in program.inputs if isinstance(port, Example)]
         self._constant = {
-            port.name: bound_value(np.asarray(values.read(port), order="C"))
+            port.name: session.value(np.asarray(values.read(port), order="C"))
             for port in program.inputs
             if not isinstance(port, Example)
         }

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from archipel.bundle import Bundle
 from archipel.errors import DelegateError, RuntimeProgramError, one_line
+from archipel.lite_runtime import openvino
 from archipel.lite_runtime.delegates import (
     Delegate,
     DelegateReport,
@@ -25,40 +26,54 @@ from archipel.lite_runtime.delegates import (
     ProgramPlacement,
     Skipped,
     attempts,
+    engines,
     name_of,
     preferences,
 )
 from archipel.lite_runtime.out_of_range import index_error
+from archipel.lite_runtime.session import Session
 
 _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 
 
-class Session:
-    """One program's graph, ready to run."""
+class OnnxRuntimeSession(Session):
+    """A program in ONNX Runtime."""
 
     def __init__(self, name: str, native: Any, error_types: tuple[type[Exception], ...], keep: object = None) -> None:
         self.name = name
         self.native = native
+        self.inputs = frozenset(value.name for value in native.get_inputs())
+        self.outputs = frozenset(value.name for value in native.get_outputs())
         self._errors = error_types
         # Replaced initializers stay the caller's memory: ONNX Runtime only points to them.
         self._keep = keep
         self._run = native.run
 
     def run(self, outputs: Sequence[str], feed: Mapping[str, Any]) -> list[np.ndarray]:
-        """Feed arrays (or values made by `bound_value`), get arrays in the order of `outputs`."""
         try:
             return self._run(outputs, feed)  # type: ignore[no-any-return]
         except self._errors as error:
             raise _program_error(self.name, "cannot be run", error) from None
 
+    def bind(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Callable[[], None]:
+        binding = self.native.io_binding()
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, bound_value(array))
+        for name, array in outputs.items():
+            binding.bind_ortvalue_output(name, bound_value(array))
+        return partial(self.run_bound, binding)
+
+    def value(self, array: np.ndarray) -> Any:
+        return bound_value(array)
+
     def run_bound(self, binding: Any) -> None:
+        """Run with ONNX Runtime's own binding of inputs and outputs. Raises RuntimeProgramError."""
         try:
             self.native.run_with_iobinding(binding)
         except self._errors as error:
             raise _program_error(self.name, "cannot be run", error) from None
 
     def placement(self) -> ProgramPlacement:
-        """Which delegate has which node, as ONNX Runtime reports it."""
         delegates = tuple(map(name_of, self.native.get_providers()))
         # Older versions of ONNX Runtime do not have the method.
         list_parts = getattr(self.native, "get_provider_graph_assignment_info", None)
@@ -125,8 +140,16 @@ class Sessions:
             failed: dict[str, str] = {}
             # From all usable delegates down to the CPU alone, until ONNX Runtime makes a session.
             for delegates in attempts(usable, fallback):
+                session: Session
                 try:
+                    if any(delegate.whole for delegate in delegates):
+                        session = self._open_whole(name, delegates[0], initializers)
+                        used = {delegates[0].name}
+                        break
                     session = self._open(name, delegates, initializers)
+                except openvino.Refusal as refusal:
+                    failed.setdefault(delegates[0].name, str(refusal))
+                    continue
                 except error_types() as error:
                     if not delegates:
                         raise _program_error(name, "cannot be loaded", error) from None
@@ -142,17 +165,17 @@ class Sessions:
                     )
                 if lost and not fallback:
                     continue
+                used = {delegate.name for delegate in delegates if delegate.provider in providers}
                 break
             else:
                 reasons = "; ".join(f"{delegate}: {reason}" for delegate, reason in failed.items())
                 raise DelegateError(
                     f"program {name!r} cannot be run by the delegates alone: {reasons}; add 'cpu' to fall back"
                 )
-            used = {delegate.name for delegate in delegates if delegate.provider in providers}
             self._skip([Skipped(each, name, reason) for each, reason in failed.items() if each not in used])
             self._settled[name] = tuple(delegate for delegate in delegates if delegate.name in used)
             self._latest[name] = session
-        self._check_names(name, session.native)
+        self._check_names(session)
         return session
 
     def report(self) -> DelegateReport:
@@ -173,7 +196,9 @@ class Sessions:
             raise RuntimeProgramError("end_profile: no session was profiled; use Sessions.profiled(...) and run it")
         return Path(self._latest[self._profile[0]].native.end_profiling())
 
-    def _open(self, name: str, delegates: Sequence[Delegate], initializers: Mapping[str, np.ndarray] | None) -> Session:
+    def _open(
+        self, name: str, delegates: Sequence[Delegate], initializers: Mapping[str, np.ndarray] | None
+    ) -> OnnxRuntimeSession:
         ort = _onnxruntime()
         kind = self._bundle.program(name).kind
         fallback = self._preferences[kind].fallback
@@ -192,7 +217,16 @@ class Sessions:
         path = str(self._bundle.program_path(name))
         # Without ONNX Runtime's own fallback, which prints to standard output and tries the CPU alone.
         native = ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
-        return Session(name, native, error_types(), keep)
+        return OnnxRuntimeSession(name, native, error_types(), keep)
+
+    def _open_whole(self, name: str, delegate: Delegate, initializers: Mapping[str, np.ndarray] | None) -> Session:
+        if self._profile is not None and self._profile[0] == name:
+            raise RuntimeProgramError(
+                f"profile: program {name!r} is run by {delegate.name}, and only ONNX Runtime's kernels are measured; "
+                "load with delegates='cpu'"
+            )
+        path = self._bundle.program_path(name)
+        return openvino.OpenVINOSession(name, path, self.threads, delegate.options, initializers)
 
     def _options(self, ort: Any, kind: str, delegates: Sequence[Delegate], fallback: bool) -> Any:
         options = ort.SessionOptions()
@@ -228,16 +262,16 @@ class Sessions:
         for each in skipped:
             self._skipped.setdefault((each.program, each.delegate), each)
 
-    def _check_names(self, name: str, native: Any) -> None:
-        program = self._bundle.program(name)
-        for side, ports, values in (
-            ("inputs", program.inputs, native.get_inputs()),
-            ("outputs", program.outputs, native.get_outputs()),
+    def _check_names(self, session: Session) -> None:
+        program = self._bundle.program(session.name)
+        for side, ports, real in (
+            ("inputs", program.inputs, session.inputs),
+            ("outputs", program.outputs, session.outputs),
         ):
-            declared, real = {port.name for port in ports}, {value.name for value in values}
+            declared = {port.name for port in ports}
             if declared != real:
                 raise RuntimeProgramError(
-                    f"program {name!r}: the manifest and the graph disagree about its {side}: "
+                    f"program {session.name!r}: the manifest and the graph disagree about its {side}: "
                     f"only one of them has {sorted(declared ^ real)}; convert the bundle again"
                 )
 
@@ -269,6 +303,13 @@ def _shared_arena() -> None:
     place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     # Doubling, as ONNX Runtime's own arenas do, so that a block often holds the next larger batch, too.
     ort.create_and_register_allocator(place, ort.OrtArenaCfg({"arena_extend_strategy": 0}))
+
+
+def import_engines(delegates: Delegates) -> None:
+    """Import what would run graphs for these delegates now, and not with the first session."""
+    error_types()
+    if engines(delegates):
+        openvino.error_types()
 
 
 @cache
