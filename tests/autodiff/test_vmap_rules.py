@@ -1,4 +1,4 @@
-"""The contract of every batching rule: lane i of a vmap's result is what the operator gives for lane i of its inputs."""
+"""The contract of batching rules: lane i of a result is what the operator gives for lane i of its inputs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check_case(case: Case, chosen: set[int], size: int | None, on_device: bool) 
 
 
 def lane(case: Case, value: np.ndarray, number: int) -> np.ndarray:
-    """Another content for every lane, as valid as the first: the elements moved along an axis, floats scaled as well."""
+    """Another content for every lane, as valid as the first: elements moved along an axis, floats scaled as well."""
     tuples = case.op_type in TUPLES and value.dtype.kind == "i"
     if value.ndim and not (tuples and value.ndim == 1):
         value = np.roll(value, number, axis=0)

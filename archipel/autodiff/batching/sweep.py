@@ -28,7 +28,8 @@ class Sweep:
     Arguments:
         op: builder of the graph, or body, that new nodes go to.
         size: the number of lanes, or the name of their axis.
-        count: the number of lanes, int64 [1], in the graph of `op` or one around it.
+        count: the number of lanes, int64 [1], in the graph of `op` or one around it; None if `enter` is to read it off
+            an input, or `size` says it.
         batched: value of the original graph -> value with the lanes first.
         plain: value of the original graph -> the same value in the new graph. Values in neither stand for themselves.
     """
@@ -37,13 +38,21 @@ class Sweep:
         self,
         op: Builder,
         size: int | str,
-        count: ir.Value,
+        count: ir.Value | None = None,
         batched: Mapping[ir.Value, ir.Value] | None = None,
         plain: Mapping[ir.Value, ir.Value] | None = None,
     ) -> None:
-        self.op, self.size, self.count = op, size, count
+        self.op, self.size = op, size
+        self._count = op.constant([size]) if count is None and isinstance(size, int) else count
         self.batched = dict(batched or {})
         self.plain = dict(plain or {})
+
+    @property
+    def count(self) -> ir.Value:
+        """The number of lanes, int64 [1]."""
+        if self._count is None:
+            raise AutodiffError("vmap: no input has lanes, so their number is not known")
+        return self._count
 
     def value(self, old: ir.Value) -> ir.Value:
         """The new graph's value: with the lane axis if it is batched."""
@@ -110,6 +119,8 @@ class Sweep:
                     new.const_value = None  # an input's default, which is for one lane
                     continue
             target.register_initializer(new)
+        if self._count is None and over:
+            self._count = self.op.Shape(self.batched[next(iter(over))], start=0, end=1)
 
     def _made(self, old: ir.Value, lanes: bool) -> ir.Value:
         new = ir.Value(name=old.name, shape=old.shape, type=old.type, metadata_props=dict(old.metadata_props))
@@ -142,8 +153,8 @@ class Sweep:
         for value in node.outputs:
             if value.name and value.type is not None and not isinstance(value.type, ir.TensorType):
                 raise AutodiffError(
-                    f"vmap: {node.op_type} {node.name!r} gives a sequence or an optional value, which has no lane axis; "
-                    "replace it by a tensor (Concat, Loop with scan outputs)"
+                    f"vmap: {node.op_type} {node.name!r} gives a sequence or an optional value, which has no lane "
+                    "axis; replace it by a tensor (Concat, Loop with scan outputs)"
                 )
 
     def _batch(self, node: ir.Node) -> None:
@@ -180,7 +191,7 @@ class Sweep:
             if isinstance(result, Shared):
                 self.plain[old] = result.value
                 continue
-            if result.dtype is None:
+            if result.dtype is None and old.dtype is not None:
                 result.dtype = old.dtype
             shape = self.with_lanes(old)
             if shape is not None and not (result.is_graph_input() or result.is_initializer()):

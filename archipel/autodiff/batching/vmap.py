@@ -40,7 +40,7 @@ def vmap(model: Model, over: Sequence[str], size: int | None = None) -> Model:
     Returns a model with the inputs and outputs of `model` under the same names. Those in `over` have the shape
     [size, ...], as have outputs that depend on them; other outputs stay as they are. A parameter in `over` keeps its
     name and holds its content `size` times; to have other weights in each lane, write them there, or make it an input
-    first (archipel.graph.parameters.promote). Operators without a batching rule run lane by lane in a Scan. Of a
+    first (archipel.graph.promote). Operators without a batching rule run lane by lane in a Scan. Of a
     program of a bundle, the result has names and `initial` (repeated for tensors in `over`), and no signature.
 
     Raises AutodiffError for a name that is no input or initializer, a name given twice, an empty `over`, a size below
@@ -64,7 +64,7 @@ def vmap(model: Model, over: Sequence[str], size: int | None = None) -> Model:
         if value.is_initializer() and not value.is_graph_input() and size is None:
             raise AutodiffError(
                 f"over: {name!r} is an initializer, whose content is repeated for each lane; give size=, or make it an "
-                "input with archipel.graph.parameters.promote"
+                "input with archipel.graph.promote"
             )
     target = ir.Graph(
         [], [], nodes=[], name=graph.name, doc_string=graph.doc_string, opset_imports=dict(graph.opset_imports),
@@ -87,15 +87,8 @@ def vmap(model: Model, over: Sequence[str], size: int | None = None) -> Model:
 
 def _build(op: Builder, graph: ir.Graph, over: Sequence[ir.Value], size: int | None) -> None:
     """Emit the whole graph with lanes."""
-    axis: int | str = size if size is not None else _free_dimension(graph)
-    if size is not None:
-        count = op.constant(np.array([size], np.int64))
-    else:
-        count = ir.Value(name="unset")  # known once there are inputs
-    sweep = Sweep(op, axis, count)
+    sweep = Sweep(op, _free_dimension(graph) if size is None else size)
     sweep.enter(graph, over)
-    if size is None:
-        sweep.count = op.Shape(sweep.batched[over[0]], start=0, end=1)
     sweep.run(graph)
     for old in graph.outputs:
         new = sweep.value(old)
@@ -122,7 +115,9 @@ def _free_dimension(graph: ir.Graph) -> str:
 def _initial(model: Model, over: Sequence[str], size: int | None) -> Mapping[str, np.ndarray]:
     """The values that inputs start from, for all lanes; without a number of lanes, those of inputs in `over` are left
     out."""
-    tensors = {port.name: getattr(port, "tensor", port.name) for port in model.signature.inputs} if model.signature else {}
+    tensors = (
+        {port.name: getattr(port, "tensor", port.name) for port in model.signature.inputs} if model.signature else {}
+    )
     moved = {tensors.get(name, name) for name in over}
     found = {}
     for name, content in model.initial.items():

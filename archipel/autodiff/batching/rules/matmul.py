@@ -42,7 +42,6 @@ def matmul_integer(ctx: LaneContext) -> BatchedResults:
     # Zero points of a row or column have no axis for the lanes.
     if ctx.batched(2, 3) or any(ctx.has(i) and ctx.rank(i) > 0 for i in (2, 3)):
         return []
-    left, right = sides(ctx)
     points = [ctx.value(i) if ctx.has(i) else None for i in (2, 3)]
     return [without_added(ctx, ctx.op.MatMulInteger(*sides(ctx), *points))]
 

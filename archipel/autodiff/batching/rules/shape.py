@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from archipel.autodiff.batching.context import LaneContext
+from archipel.autodiff.batching.context import LaneContext, Size
 from archipel.autodiff.batching.rules.reduce import shifted, shifted_at_runtime
 from archipel.autodiff.batching.table import BatchedResults, Shared, batch_rule
 from archipel.graph.shapes import dims, is_static, static_size
@@ -43,7 +43,7 @@ def reshape(ctx: LaneContext) -> BatchedResults:
 def flatten(ctx: LaneContext) -> BatchedResults:
     axis = ctx.attribute("axis", 1)
     axis = axis + ctx.rank(0) if axis < 0 else axis
-    parts = []
+    parts: list[Size] = []
     for sizes, start, end in ((ctx.dims(0)[:axis], 1, 1 + axis), (ctx.dims(0)[axis:], 1 + axis, None)):
         known = static_size(sizes)
         if known is not None:
@@ -90,5 +90,3 @@ def squeeze(ctx: LaneContext) -> BatchedResults:
         ctx.refuse("it squeezes all axes of size 1, and which they are shows at run time only; give it axes")
     ones = [axis + 1 for axis, size in enumerate(ctx.dims(0)) if size == 1]
     return ctx.same(ctx.value(0), np.array(ones, np.int64)) if ones else [ctx.value(0)]
-
-
