@@ -8,7 +8,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from archipel import Model
-from archipel.autodiff import gradient, vmap
+from archipel.autodiff import gradient, vjp, vmap
 from archipel.errors import AutodiffError
 
 
@@ -59,14 +59,18 @@ def test_vmap_of_vmap() -> None:
 
 
 def test_gradient_of_vmap_and_vmap_of_gradient() -> None:
-    model = parse(
-        """agraph (float[2] x) => (float s) { y = Mul (x, x)  z = Mul (y, x)  s = ReduceSum <keepdims = 0> (z) }"""
-    )
+    cubes = """agraph (float[2] x) => (float s) {
+        y = Mul (x, x)
+        z = Mul (y, x)
+        s = ReduceSum <keepdims = 0> (z)
+    }"""
     x = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
-    per_lane = vmap(gradient(model, of="s", wrt=["x"]), over=["x"])
+    per_lane = vmap(gradient(parse(cubes), of="s", wrt=["x"]), over=["x"])
     np.testing.assert_allclose(run(per_lane, x=x)[1], 3 * x**2)
-    total = parse("""agraph (float[k] s) => (float t) { t = ReduceSum <keepdims = 0> (s) }""")
-    assert total.outputs[0].name == "t"
+    pulled = vjp(vmap(parse(cubes), over=["x"]), of=["s"], wrt=["x"])
+    weights = np.array([1, 10, 100], np.float32)
+    found = run(pulled, **{"x": x, "s.cotangent": weights})[1]
+    np.testing.assert_allclose(found, 3 * x**2 * weights[:, None])
 
 
 REFUSED = {

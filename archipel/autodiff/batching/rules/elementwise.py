@@ -9,21 +9,21 @@ _UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid "
     "HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh "
     "Softplus Softsign Sqrt Tan Tanh ThresholdedRelu"
-).split()
+)
 # These draw random numbers for every element; a seed attribute draws the same for the whole tensor.
 _RANDOM = ("Bernoulli", "RandomNormalLike", "RandomUniformLike")
 _BROADCASTING = (
     "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min "
     "Mod Mul Or Pow Sub Sum Where Xor"
-).split()
+)
 
 
-@batch_rule(*_UNARY, *_RANDOM)
+@batch_rule(*_UNARY.split(), *_RANDOM)
 def unary(ctx: LaneContext) -> BatchedResults:
     return ctx.same(ctx.value(0))
 
 
-@batch_rule(*_BROADCASTING)
+@batch_rule(*_BROADCASTING.split())
 def broadcasting(ctx: LaneContext) -> BatchedResults:
     rank = max(ctx.rank(i) for i in range(len(ctx.node.inputs)))
     return ctx.same(*(ctx.aligned(i, rank) for i in range(len(ctx.node.inputs))))
