@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 
 from archipel.autodiff.batching.context import LaneContext
 from archipel.autodiff.batching.rules.axes import behind
@@ -34,7 +35,8 @@ def slice_(ctx: LaneContext) -> BatchedResults:
         length = dims(ctx.input(1))[0]
         if not isinstance(length, int):
             return []
-        inputs[3:4] = [np.arange(1, length + 1)]
+        kind = ctx.input(1).dtype or ir.DataType.INT64
+        inputs[3:4] = [np.arange(1, length + 1, dtype=kind.numpy())]
     return ctx.same(*inputs)
 
 
