@@ -23,7 +23,7 @@ import numpy as np
 from archipel.errors import RuntimeProgramError, one_line
 from archipel.lite_runtime.delegates import NodePlacement, ProgramPlacement
 from archipel.lite_runtime.out_of_range import index_error
-from archipel.lite_runtime.session import Arrays, Session
+from archipel.lite_runtime.session import Arrays, ProgramSession
 
 NAME = "openvino"
 PLANS = 2
@@ -42,7 +42,7 @@ class Refusal(Exception):
     """OpenVINO cannot run this graph, or would answer otherwise than ONNX Runtime; the text says why."""
 
 
-class OpenVINOSession(Session):
+class OpenVINOSession(ProgramSession):
     """A program in OpenVINO.
 
     Arguments:
@@ -59,7 +59,7 @@ class OpenVINOSession(Session):
     def __init__(
         self, name: str, path: Path, threads: int, options: Mapping[str, str], initializers: Arrays | None = None
     ) -> None:
-        ov = _openvino()
+        ov = import_openvino()
         self.name = name
         self._device = options.get("device", "CPU")
         self._properties = {
@@ -128,7 +128,7 @@ class OpenVINOSession(Session):
     def _plan(self, shapes: Shapes) -> tuple[Any, bool]:
         plan = self._plans.get(shapes)
         if plan is None:
-            ov = _openvino()
+            ov = import_openvino()
             model = self.native.clone()
             model.reshape({name: list(shape) for name, shape in shapes})
             counts = _count_wrong_indices(ov, model)
@@ -156,12 +156,14 @@ class _Request:
         self._tensors: dict[str, Any] = {}
         self._wrong = np.zeros((), np.int32)
         if counts:
-            native.set_tensor(_WRONG, _openvino().Tensor(self._wrong, shared_memory=True))
+            native.set_tensor(_WRONG, import_openvino().Tensor(self._wrong, shared_memory=True))
 
     def set(self, arrays: Arrays) -> None:
         """Read and write these arrays, or copies of those that are read-only, which OpenVINO does not take."""
         self._arrays = {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}
-        self._tensors = {name: _openvino().Tensor(array, shared_memory=True) for name, array in self._arrays.items()}
+        self._tensors = {
+            name: import_openvino().Tensor(array, shared_memory=True) for name, array in self._arrays.items()
+        }
         for name, tensor in self._tensors.items():
             self.native.set_tensor(name, tensor)
 
@@ -289,7 +291,7 @@ def _last_words(text: str) -> str:
 
 
 @cache
-def _openvino() -> Any:
+def import_openvino() -> Any:
     # When it is imported it writes a number that identifies the user to a file in the home folder, to send it with
     # statistics of use. OpenVINO does without it, and a device says nothing about itself.
     told = sys.modules.setdefault(_TELEMETRY, None)  # type: ignore[arg-type]
@@ -306,12 +308,12 @@ def _openvino() -> Any:
 
 @cache
 def _core() -> Any:
-    return _openvino().Core()
+    return import_openvino().Core()
 
 
 @cache
 def error_types() -> tuple[type[Exception], ...]:
     """The exceptions that OpenVINO raises; its own ones share no base class."""
-    frontend = _openvino().frontend
+    frontend = import_openvino().frontend
     own = [value for value in vars(frontend).values() if isinstance(value, type) and issubclass(value, Exception)]
     return (*own, RuntimeError, ValueError, TypeError)

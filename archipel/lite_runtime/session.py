@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, np.ndarray]
 
 
-class Session(ABC):
+class ProgramSession(ABC):
     """One program's graph, ready to run. `native` is the engine's own object."""
 
     name: str

@@ -17,7 +17,6 @@ import numpy as np
 
 from archipel.bundle import Bundle
 from archipel.errors import DelegateError, RuntimeProgramError, one_line
-from archipel.lite_runtime import openvino
 from archipel.lite_runtime.delegates import (
     Delegate,
     DelegateReport,
@@ -30,13 +29,14 @@ from archipel.lite_runtime.delegates import (
     name_of,
     preferences,
 )
+from archipel.lite_runtime.openvino import OpenVINOSession, Refusal, import_openvino
 from archipel.lite_runtime.out_of_range import index_error
-from archipel.lite_runtime.session import Session
+from archipel.lite_runtime.session import ProgramSession
 
 _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 
 
-class OnnxRuntimeSession(Session):
+class Session(ProgramSession):
     """A program in ONNX Runtime."""
 
     def __init__(self, name: str, native: Any, error_types: tuple[type[Exception], ...], keep: object = None) -> None:
@@ -101,8 +101,8 @@ class Sessions:
         self._bundle = bundle
         self._preferences = preferences(delegates)
         self._lock = threading.RLock()
-        self._ready: dict[str, Session] = {}
-        self._latest: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+        self._ready: dict[str, ProgramSession] = {}
+        self._latest: weakref.WeakValueDictionary[str, ProgramSession] = weakref.WeakValueDictionary()
         # The delegates that worked for a program, so that its next session does not try the failed ones again.
         self._settled: dict[str, tuple[Delegate, ...]] = {}
         self._skipped: dict[tuple[str, str], Skipped] = {}
@@ -113,7 +113,7 @@ class Sessions:
             for preference in self._preferences.values():
                 preference.usable(_onnxruntime().get_available_providers())
 
-    def get(self, name: str) -> Session:
+    def get(self, name: str) -> ProgramSession:
         """The session of program `name`; every call returns the same one.
 
         Raises RuntimeProgramError, or DelegateError.
@@ -127,7 +127,7 @@ class Sessions:
                     session = self._ready[name] = self.open(name)
         return session
 
-    def open(self, name: str, initializers: Mapping[str, np.ndarray] | None = None) -> Session:
+    def open(self, name: str, initializers: Mapping[str, np.ndarray] | None = None) -> ProgramSession:
         """A new session; `initializers` replaces external data of the graph, by name. Raises as `get` does."""
         ort = _onnxruntime()
         program = self._bundle.program(name)
@@ -140,14 +140,14 @@ class Sessions:
             failed: dict[str, str] = {}
             # From all usable delegates down to the CPU alone, until ONNX Runtime makes a session.
             for delegates in attempts(usable, fallback):
-                session: Session
+                session: ProgramSession
                 try:
                     if any(delegate.whole for delegate in delegates):
                         session = self._open_whole(name, delegates[0], initializers)
                         used = {delegates[0].name}
                         break
                     session = self._open(name, delegates, initializers)
-                except openvino.Refusal as refusal:
+                except Refusal as refusal:
                     failed.setdefault(delegates[0].name, str(refusal))
                     continue
                 except error_types() as error:
@@ -196,9 +196,7 @@ class Sessions:
             raise RuntimeProgramError("end_profile: no session was profiled; use Sessions.profiled(...) and run it")
         return Path(self._latest[self._profile[0]].native.end_profiling())
 
-    def _open(
-        self, name: str, delegates: Sequence[Delegate], initializers: Mapping[str, np.ndarray] | None
-    ) -> OnnxRuntimeSession:
+    def _open(self, name: str, delegates: Sequence[Delegate], initializers: Mapping[str, np.ndarray] | None) -> Session:
         ort = _onnxruntime()
         kind = self._bundle.program(name).kind
         fallback = self._preferences[kind].fallback
@@ -217,16 +215,18 @@ class Sessions:
         path = str(self._bundle.program_path(name))
         # Without ONNX Runtime's own fallback, which prints to standard output and tries the CPU alone.
         native = ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
-        return OnnxRuntimeSession(name, native, error_types(), keep)
+        return Session(name, native, error_types(), keep)
 
-    def _open_whole(self, name: str, delegate: Delegate, initializers: Mapping[str, np.ndarray] | None) -> Session:
+    def _open_whole(
+        self, name: str, delegate: Delegate, initializers: Mapping[str, np.ndarray] | None
+    ) -> ProgramSession:
         if self._profile is not None and self._profile[0] == name:
             raise RuntimeProgramError(
                 f"profile: program {name!r} is run by {delegate.name}, and only ONNX Runtime's kernels are measured; "
                 "load with delegates='cpu'"
             )
         path = self._bundle.program_path(name)
-        return openvino.OpenVINOSession(name, path, self.threads, delegate.options, initializers)
+        return OpenVINOSession(name, path, self.threads, delegate.options, initializers)
 
     def _options(self, ort: Any, kind: str, delegates: Sequence[Delegate], fallback: bool) -> Any:
         options = ort.SessionOptions()
@@ -262,7 +262,7 @@ class Sessions:
         for each in skipped:
             self._skipped.setdefault((each.program, each.delegate), each)
 
-    def _check_names(self, session: Session) -> None:
+    def _check_names(self, session: ProgramSession) -> None:
         program = self._bundle.program(session.name)
         for side, ports, real in (
             ("inputs", program.inputs, session.inputs),
@@ -309,7 +309,7 @@ def import_engines(delegates: Delegates) -> None:
     """Import what would run graphs for these delegates now, and not with the first session."""
     error_types()
     if engines(delegates):
-        openvino.error_types()
+        import_openvino()
 
 
 @cache

@@ -169,7 +169,7 @@ def test_it_works_in_a_confined_process(load: Loads) -> None:
 @needs_openvino
 def test_it_leaves_no_trace_in_the_home_folder(tmp_path: Path) -> None:
     code = (
-        "import sys, archipel.lite_runtime.openvino as o; o._openvino()\n"
+        "import sys, archipel.lite_runtime.openvino as o; o.import_openvino()\n"
         "print([m for m in sys.modules if m.startswith('openvino_telemetry')])"
     )
     environment = {**os.environ, "HOME": str(tmp_path)}

@@ -21,7 +21,7 @@ from archipel.bundle import Program, release_pages
 from archipel.bundle.roles import Count, ExampleWeight, Metric, Noise, Parameter, Personal, Port, State, Step
 from archipel.errors import NonFiniteLossError
 from archipel.lite_runtime.fields import BATCH_ROLES, Fields, Source
-from archipel.lite_runtime.session import Session
+from archipel.lite_runtime.session import ProgramSession
 from archipel.lite_runtime.training.results import loss_of
 from archipel.lite_runtime.values import Values, fixed_shape
 
@@ -33,7 +33,7 @@ _MOVING = (Parameter, Personal, State)
 class Repeated(NamedTuple):
     """A program that makes `program.steps` of the loop's steps in one graph, and its session."""
 
-    session: Session
+    session: ProgramSession
     program: Program
 
 
@@ -42,7 +42,7 @@ class TrainLoop:
 
     def __init__(
         self,
-        session: Session,
+        session: ProgramSession,
         program: Program,
         values: Values,
         fields: Fields,
@@ -184,7 +184,7 @@ class _Engine:
 
     def __init__(
         self,
-        session: Session,
+        session: ProgramSession,
         program: Program,
         values: Values,
         fields: Fields,
