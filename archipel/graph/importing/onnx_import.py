@@ -50,7 +50,8 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
     # Anybody may have written these into the file: only this import says what they are.
     for key in (NAMES_KEY, STATE_KEY, DEVIATION_KEY, REPORT_KEY, CONVERSION_KEY):
         model.metadata_props.pop(key, None)
-    given = set(model.graph.initializers) | {str(n.outputs[0].name) for n in model.graph if n.op_type == "Constant"}
+    constants = (node for node in model.graph.all_nodes() if node.op_type == "Constant")
+    given = set(model.graph.initializers) | {str(node.outputs[0].name) for node in constants}
     try:
         for value in model.graph.initializers.values():
             if value.const_value is not None:
