@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import onnx
 import onnx_ir as ir
 
@@ -27,40 +29,48 @@ def separate_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def lift_initializers(model: ir.Model) -> None:
-    """Move the initializers of bodies to the main graph, under the names that they have. Changes `model`."""
-    for body in model.graph.subgraphs():
+    """Move the initializers of bodies to the main graph, under their names where these are free. Changes `model`."""
+    bodies = list(model.graph.subgraphs())
+    if not any(body.initializers for body in bodies):
+        return
+    taken = Counter(value.name for graph in levels(model.graph) for value in set(values(graph)))
+    for body in bodies:
         for value in list(body.initializers.values()):
-            if not value.is_graph_input():
-                body.initializers.pop(str(value.name))
-                model.graph.register_initializer(value)
+            if value.is_graph_input():
+                continue
+            body.initializers.pop(str(value.name))
+            if taken[value.name] > 1:
+                value.name = _free(f"{value.name}", taken)
+            model.graph.register_initializer(value)
 
 
 def _name_apart(main: ir.Graph) -> None:
-    owners: dict[str, ir.Value] = {}
+    taken = Counter[str | None]()
     for graph in levels(main):
-        for value in list(values(graph)):
-            if not value.name or owners.get(value.name) is value:
-                continue  # an input may be an initializer as well
-            name, count = value.name, 1
-            while value.name in owners:
-                count += 1
-                value.name = f"{name}_{count}"
-            owners[value.name] = value
+        for value in dict.fromkeys(values(graph)):  # once each: an input may be an initializer as well
+            if value.name:
+                value.name = _free(value.name, taken)
 
 
 def _compute_outputs(body: ir.Graph, main: ir.Graph) -> None:
-    taken = {value.name for graph in levels(main) for value in values(graph)}
+    taken = Counter(value.name for graph in levels(main) for value in values(graph))
     seen: set[ir.Value] = set()
     for index, value in enumerate(list(body.outputs)):
         maker = value.producer()
         if maker is not None and maker.graph is body and value not in seen:
             seen.add(value)
             continue
-        name, count = f"{value.name}_out", 1
-        while name in taken:
-            count += 1
-            name = f"{value.name}_out_{count}"
-        taken.add(name)
+        name = _free(f"{value.name}_out", taken)
         copy = ir.Value(name=name, type=value.type, shape=value.shape)
         body.append(ir.Node("", "Identity", [value], outputs=[copy], name=name))
         body.outputs[index] = copy
+
+
+def _free(name: str, taken: Counter[str | None]) -> str:
+    """`name`, or `name_2`, `name_3`, ..., and taken from then on."""
+    candidate, count = name, 1
+    while taken[candidate]:
+        count += 1
+        candidate = f"{name}_{count}"
+    taken[candidate] += 1
+    return candidate

@@ -47,8 +47,8 @@ def clean(model: ir.Model) -> None:
     FoldConstants(parameter_names(model), preserved=_is_large)(model)
     remove_identities(model)
     fix_reshape_targets(model)
-    remove_dead_code(model)
     lift_initializers(model)
+    remove_dead_code(model)
 
 
 def _drop_cast(node: ir.Node) -> None:

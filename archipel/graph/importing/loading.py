@@ -69,6 +69,7 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
         proto = separate_bodies(proto)
         proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
         model = ir.from_proto(proto)
+        common.RemoveUnusedOpsetsPass()(model)  # tools declare all that they know, which no bundle may
         refuse_unsupported(model)
     except ModelImportError:
         raise
@@ -126,13 +127,18 @@ def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
+def free_name(value: ir.Value, axis: int) -> str:
+    """The name of an input's symbolic size to which the file gives none."""
+    return f"{value.name}_dim{axis}"
+
+
 def _name_dimensions(model: ir.Model) -> None:
     # An unnamed size equals nothing, not even itself. Inference carries names on, so that shapes can be compared.
     for value in model.graph.inputs:
         if value.shape is not None:
             value.shape = ir.Shape(
                 [
-                    ir.SymbolicDim(f"{value.name}_dim{i}") if isinstance(d, ir.SymbolicDim) and not d.value else d
+                    ir.SymbolicDim(free_name(value, i)) if isinstance(d, ir.SymbolicDim) and not d.value else d
                     for i, d in enumerate(value.shape)
                 ]
             )
