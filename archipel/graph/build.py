@@ -56,6 +56,11 @@ class Builder:
         self._names: set[str] = _names_in(graph) if outer is None else outer._names
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
 
+    @property
+    def main(self) -> ir.Graph:
+        """The graph around all bodies; the builder's own, if it is none of a body."""
+        return self._root.graph
+
     def __getattr__(self, op_type: str) -> Emit:
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
