@@ -4,5 +4,5 @@
 set -euo pipefail
 folder=$(realpath -m "${1:-dist}")
 cd "$(dirname "$0")/.."
-"${PYTHON:-python3}" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$folder" ./kernels
+"${PYTHON:-python3}" -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$folder" ./kernel_pack
 echo "$folder"/archipel_kernels-*.whl

@@ -1,8 +1,8 @@
 """Parts of a graph as model-local functions, in whose place a runtime may run kernels of its own.
 
-A node of the domain `archipel.kernels` has a body of standard operators. ONNX Runtime inlines the body when it opens the
-file; where the kernel pack (`archipel[kernels]`) is installed and registered, its operator of that domain and name runs
-instead and gives the same within float32's rounding. So one file runs everywhere, faster where there is a pack.
+A node of the domain `archipel.kernels` has a body of standard operators. ONNX Runtime inlines the body when it opens
+the file; where the kernel pack (`archipel[kernels]`) is installed and registered, its operator of that domain and name
+runs instead and gives the same within float32's rounding. So one file runs everywhere, faster where there is a pack.
 
 The same operator has another body for each shape and attribute: ONNX tells them apart by the function's `overload`.
 """
@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
+from archipel.bundle.graphs.operators import KERNELS_DOMAIN
 from archipel.graph.build import Builder
 from archipel.graph.opset import OPSET
 from archipel.graph.passes import optimize
 from archipel.graph.shapes import dims, dtype_of
-
-DOMAIN = "archipel.kernels"
 
 Body = Callable[..., ir.Value]
 """Emits standard operators: body(op, *inputs) gives the result."""
@@ -70,17 +69,19 @@ class Functions:
         title = op.unique(f"{op.scope_name}/{name}" if op.scope_name else name)
         result = ir.Value(name=title, type=inner.type, shape=inner.shape)
         present = [value for value in inputs if value is not None]
-        op.insert(ir.Node(DOMAIN, name, present, given, overload=function.overload, outputs=[result], name=title))
+        op.insert(
+            ir.Node(KERNELS_DOMAIN, name, present, given, overload=function.overload, outputs=[result], name=title)
+        )
         return result
 
     def define(self, model: ir.Model) -> None:
         """Give the model the functions that its nodes call."""
-        called = {node.op_identifier() for node in model.graph.all_nodes() if node.domain == DOMAIN}
+        called = {node.op_identifier() for node in model.graph.all_nodes() if node.domain == KERNELS_DOMAIN}
         for function in self._bodies.values():
             if function.identifier() in called:
                 model.functions[function.identifier()] = function
         if called:
-            model.opset_imports[DOMAIN] = 1
+            model.opset_imports[KERNELS_DOMAIN] = 1
 
 
 def _function(
@@ -88,16 +89,15 @@ def _function(
 ) -> ir.Function:
     graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": OPSET})
     op = Builder(graph)
-    stand_ins = [
-        None if value is None else op.input(f"input_{index}", dtype_of(value), list(dims(value)))
-        for index, value in enumerate(inputs)
-    ]
+    stand_ins = [None if value is None else _like(op, f"input_{index}", value) for index, value in enumerate(inputs)]
     op.name_output(body(op, *stand_ins), "output")
     optimize(ir.Model(graph, ir_version=10))
     # A function has no initializers. ONNX Runtime makes some of these nodes again when it inlines the function.
     first = graph[0]
     for value in list(graph.initializers.values()):
-        constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", value.const_value)], name=f"{value.name}/Constant")
+        content = value.const_value
+        assert content is not None  # the builder gives each one its value
+        constant = ir.Node("", "Constant", [], [ir.AttrTensor("value", content)], name=f"{value.name}/Constant")
         made = constant.outputs[0]
         made.name, made.type, made.shape = f"{value.name}/value", value.type, value.shape
         value.replace_all_uses_with(made)
@@ -105,4 +105,10 @@ def _function(
     graph.initializers.clear()
     # Names of attributes without a default, which is what the nodes set.
     declared = [ir.Attr(each.name, each.type, None) for each in attributes]
-    return ir.Function(DOMAIN, name, overload, graph=graph, attributes=declared)
+    return ir.Function(KERNELS_DOMAIN, name, overload, graph=graph, attributes=declared)
+
+
+def _like(op: Builder, name: str, value: ir.Value) -> ir.Value:
+    result = op.input(name, dtype_of(value), [])
+    result.shape = value.shape
+    return result

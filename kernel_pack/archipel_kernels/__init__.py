@@ -6,6 +6,7 @@ import ctypes
 from importlib.metadata import files, version
 from pathlib import Path
 
+__version__ = "0.1.0"
 ONEDNN = "onednn-cpu-gomp"
 
 
@@ -23,4 +24,4 @@ def library() -> str:
 
 def title() -> str:
     """Name and version, for reports."""
-    return f"archipel-kernels {version('archipel-kernels')} on oneDNN ({ONEDNN} {version(ONEDNN)})"
+    return f"archipel-kernels {__version__} on oneDNN ({ONEDNN} {version(ONEDNN)})"

@@ -12,13 +12,15 @@ NAME = "libarchipel_kernels.so"
 
 
 def build(target: Path) -> None:
-    """Write the library to `target`. Raises PackageNotFoundError without oneDNN, CalledProcessError for g++'s errors."""
+    """Write the library to `target`. Raises PackageNotFoundError without oneDNN, CalledProcessError if g++ fails."""
     include = _installed("onednn-devel-cpu-gomp", "dnnl.hpp").parent
     onednn = _installed("onednn-cpu-gomp", "libdnnl.so.3")
     flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-fopenmp"]
     objects = [target.with_suffix(f".{source.stem}.o") for source in sorted(SOURCES.glob("*.cpp"))]
     compilers = [
-        subprocess.Popen(["g++", *flags, "-c", str(SOURCES / f"{made.suffixes[-2][1:]}.cpp"), "-I", str(include), "-o", str(made)])
+        subprocess.Popen(
+            ["g++", *flags, "-c", str(SOURCES / f"{made.suffixes[-2][1:]}.cpp"), "-I", str(include), "-o", str(made)]
+        )
         for made in objects
     ]
     for compiler in compilers:
