@@ -69,6 +69,13 @@ def complete_shape(value: ir.Value, like: ir.Value) -> None:
     value.shape = ir.Shape(known)
 
 
+def with_axis(value: ir.Value, axis: int, length: Dim) -> ir.Shape:
+    """The shape of `length` such values, stacked along a new axis; a negative axis counts from the result's end."""
+    shape = list(dims(value))
+    shape.insert(axis + len(shape) + 1 if axis < 0 else axis, length)
+    return ir.Shape(shape)
+
+
 def static_size(shape: Sequence[Dim]) -> int | None:
     """Number of elements, None if a dimension is symbolic."""
     return math.prod(d for d in shape if isinstance(d, int)) if is_static(shape) else None
