@@ -17,6 +17,8 @@ import onnx_ir as ir
 from archipel.autodiff.reverse import differentiate
 from archipel.errors import MissingRuleError
 from archipel.graph.build import Builder
+from archipel.graph.shapes import dims
+from archipel.graph.walk import descendants
 
 
 def push_forward(op: Builder, targets: Sequence[ir.Value], tangents: Mapping[ir.Value, ir.Value]) -> list[ir.Value]:
@@ -32,11 +34,30 @@ def push_forward(op: Builder, targets: Sequence[ir.Value], tangents: Mapping[ir.
     Raises the errors of `differentiate`, and MissingRuleError for an operator whose gradient cannot be differentiated.
     """
     # Each is a value of its own: equal constants are one initializer, and equal gradients may be one value.
+    before = list(op.graph)
     cotangents = [op.Identity(op.full_like(target, 0.0)) for target in targets]
     gradients = differentiate(op, dict(zip(targets, cotangents)), list(tangents))
     seeds = {op.Identity(gradient): tangent for gradient, tangent in zip(gradients, tangents.values())}
+    first = op.graph[-1]
     with second_sweep("jvp"):
-        return differentiate(op, seeds, cotangents)
+        results = differentiate(op, seeds, cotangents)
+    _read_shapes_elsewhere(op.graph, before, cotangents, first)
+    return results
+
+
+def _read_shapes_elsewhere(
+    graph: ir.Graph, before: Sequence[ir.Node], cotangents: Sequence[ir.Value], first: ir.Node
+) -> None:
+    """Let Shape nodes of the second sweep, those behind `first`, read a value of the model in place of one of the first
+    sweep that has the same sizes: else that would not be dead."""
+    nodes = list(graph)
+    doomed = descendants(nodes, cotangents)
+    lasting = {dims(v): v for node in before for v in node.outputs if v.shape is not None}
+    lasting |= {dims(v): v for v in (*graph.inputs, *graph.initializers.values()) if v.shape is not None}
+    for node in nodes[nodes.index(first) + 1 :]:
+        source = node.inputs[0] if node.op_type == "Shape" else None
+        if source in doomed and source is not None and None not in dims(source) and dims(source) in lasting:
+            node.replace_input_with(0, lasting[dims(source)])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx import defs
 
 from archipel.errors import GraphError, one_line
+from archipel.graph.walk import levels, values
 
 Dim = int | str | None
 """A size, the name of a symbolic size, or None for an unknown one."""
@@ -74,6 +75,14 @@ def with_axis(value: ir.Value, axis: int, length: Dim) -> ir.Shape:
     shape = list(dims(value))
     shape.insert(axis + len(shape) + 1 if axis < 0 else axis, length)
     return ir.Shape(shape)
+
+
+def rename_size(graph: ir.Graph, old: str, new: str | int) -> None:
+    """Give a symbolic size another name, or a number, in the graph and its bodies. Changes `graph`."""
+    for level in levels(graph):
+        for value in values(level):
+            if value.shape is not None and old in dims(value):
+                value.shape = ir.Shape([new if d == old else d for d in dims(value)])
 
 
 def static_size(shape: Sequence[Dim]) -> int | None:
