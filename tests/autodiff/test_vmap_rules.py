@@ -20,8 +20,8 @@ OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("a
 
 # Operators whose values are no real numbers (rounded to a grid), or float32 alone.
 ROUNDED = {"Cast", "Celu", "DequantizeLinear", "DynamicQuantizeLinear", "LayerNormalization", "QuantizeLinear"}
-# Whole tuples of indices, whose numbers cannot change places.
-TUPLES = {"GatherND", "ScatterND"}
+# Whole tuples of indices, and bounds of slices, whose numbers cannot change places.
+TUPLES = {"GatherND", "ScatterND", "Slice"}
 
 
 @pytest.mark.parametrize("examples", [3, pytest.param(20, marks=pytest.mark.slow)])
@@ -58,7 +58,8 @@ def check_case(case: Case, chosen: set[int], size: int | None, on_device: bool) 
     together = inputs | {n: np.stack([feed[n] for feed in feeds]) for n in names}
     found = evaluator(mapped.to_bytes()).run(case.targets, together)
     compare(case, found, expected, 1e-5 if case.single or case.op_type in ROUNDED else 1e-9)
-    if on_device and not case.attributes.get("layout"):  # ONNX Runtime has no recurrent layers with the batch first
+    # ONNX Runtime has no recurrent layers with the batch first, and crashes where Split leaves out an output.
+    if on_device and not case.attributes.get("layout") and not (case.op_type == "Split" and case.unused):
         with_onnx_runtime(case, names, size, feeds)
 
 

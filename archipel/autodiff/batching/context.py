@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from archipel.autodiff.batching.sweep import Sweep
 
 Size = int | ir.Value
-"""A size: a number, or an int64 value of one element or more that holds sizes one after the other."""
+"""A size: a number, or an int64 value [1]."""
 
 
 class LaneContext:
@@ -131,31 +131,38 @@ class LaneContext:
         return [self.size(index, axis) for axis in range(self.rank(index))[start:end]]
 
     def reshape(self, value: ir.Value, *parts: Size) -> ir.Value:
-        """Reshape to the sizes one after the other; one may be -1."""
-        if not all(isinstance(part, int) for part in parts):
-            pieces = [part if isinstance(part, ir.Value) else np.array([part], np.int64) for part in parts]
-            return self.op.Reshape(value, self.op.Concat(*pieces, axis=0), allowzero=None if -1 in parts else 1)
-        target = np.array(parts, np.int64)
-        return self.op.Reshape(value, target, allowzero=1 if 0 in parts else None)
+        """Reshape to these sizes; one may be -1."""
+        open_parts = [i for i, part in enumerate(parts) if not isinstance(part, int)]
+        if len(open_parts) == 1 and -1 not in parts and 0 not in parts:
+            parts = (*parts[: open_parts[0]], -1, *parts[open_parts[0] + 1 :])  # then it is a constant
+        sizes = [part for part in parts if isinstance(part, int)]
+        if len(sizes) == len(parts):
+            return self.op.Reshape(value, np.array(sizes, np.int64), allowzero=1 if 0 in sizes else None)
+        pieces = [part if isinstance(part, ir.Value) else np.array([part], np.int64) for part in parts]
+        return self.op.Reshape(value, self.op.Concat(*pieces, axis=0), allowzero=None if -1 in sizes else 1)
 
-    def fold(self, index: int) -> ir.Value:
-        """The lanes as part of the first axis: [lanes, first, ...] to [lanes * first, ...]."""
-        return self.merge(self.spread(index), self.sizes(index))
+    def join(self, index: int, axis: int = 0) -> ir.Value:
+        """The input with the lanes as part of an axis: [..., n, ...] in a lane becomes [..., lanes * n, ...]."""
+        return self.joined(self.spread(index), self.sizes(index), axis)
 
-    def merge(self, value: ir.Value, lane: Sequence[Size]) -> ir.Value:
-        """[lanes, *lane] to [lanes * lane[0], ...]."""
-        lanes = self.lanes
-        if isinstance(lanes, int) and isinstance(lane[0], int):
-            return self.reshape(value, lanes * lane[0], *lane[1:])
-        return self.reshape(value, -1, *lane[1:])
+    def joined(self, value: ir.Value, sizes: Sequence[Size], axis: int = 0) -> ir.Value:
+        """As `join`, for a value with the lane axis in front, and the sizes of its other axes."""
+        if any(size != 1 for size in sizes[:axis]):
+            order = [*range(1, axis + 1), 0, *range(axis + 1, len(sizes) + 1)]
+            value = self.op.Transpose(value, perm=order)
+        lanes, size = self.lanes, sizes[axis]
+        merged = lanes * size if isinstance(lanes, int) and isinstance(size, int) else -1
+        return self.reshape(value, *sizes[:axis], merged, *sizes[axis + 1 :])
 
-    def unfold(self, value: ir.Value, first: Size) -> ir.Value:
-        """The reverse of `fold`: [lanes * first, ...] to [lanes, first, ...]."""
-        rest: list[Size] = [
-            d if isinstance(d, int) else self.op.Shape(value, start=axis, end=axis + 1)
-            for axis, d in enumerate(dims(value))
-        ][1:]
-        return self.reshape(value, self.lanes, first, *rest)
+    def part(self, value: ir.Value, size: Size, axis: int = 0) -> ir.Value:
+        """The reverse of `join`: [..., lanes * size, ...] to [lanes, ..., size, ...]."""
+        sizes: list[Size] = [
+            d if isinstance(d, int) else self.op.Shape(value, start=i, end=i + 1) for i, d in enumerate(dims(value))
+        ]
+        value = self.reshape(value, *sizes[:axis], self.lanes, size, *sizes[axis + 1 :])
+        if all(before == 1 for before in sizes[:axis]):
+            return self.reshape(value, self.lanes, *sizes[:axis], size, *sizes[axis + 1 :]) if axis else value
+        return self.op.Transpose(value, perm=[axis, *range(axis), *range(axis + 1, len(sizes) + 1)])
 
     @property
     def lanes(self) -> Size:

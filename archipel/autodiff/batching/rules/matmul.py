@@ -55,9 +55,7 @@ def gemm(ctx: LaneContext) -> BatchedResults:
     # One product of all lanes' rows, if only they differ.
     same_rows = bias is None or (ctx.rank(bias) < 2 or ctx.dims(bias)[0] == 1)
     if not ctx.batched(1, 2) and not flips[0] and same_rows:
-        rows, width = ctx.sizes(0)
-        full = ctx.same(ctx.merge(ctx.value(0), [rows, width]), *ctx.values()[1:])[0]
-        return [ctx.unfold(full, rows)]
+        return [ctx.part(ctx.same(ctx.join(0), *ctx.values()[1:])[0], ctx.size(0, 0))]
     left, right = (op.swap_last(ctx.value(i)) if flips[i] else ctx.value(i) for i in (0, 1))
     value = op.MatMul(left, right)
     if alpha != 1.0:
