@@ -70,6 +70,13 @@ def complete_shape(value: ir.Value, like: ir.Value) -> None:
     value.shape = ir.Shape(known)
 
 
+def with_axis(value: ir.Value, axis: int, length: Dim) -> ir.Shape:
+    """The shape of `length` such values, stacked along a new axis; a negative axis counts from the result's end."""
+    shape = list(dims(value))
+    shape.insert(axis + len(shape) + 1 if axis < 0 else axis, length)
+    return ir.Shape(shape)
+
+
 def rename_size(graph: ir.Graph, old: str, new: str | int) -> None:
     """Give a symbolic size another name, or a number, in the graph and its bodies. Changes `graph`."""
     for level in levels(graph):

@@ -10,6 +10,7 @@ import onnx_ir.passes.common as common
 from onnx import defs
 
 from archipel.errors import ModelImportError, one_line
+from archipel.graph.body_shapes import infer_graph
 from archipel.graph.check import refuse_unknown, refuse_unsupported
 from archipel.graph.functions import inline_unknown, record_inlined, refuse_too_many, share_opset
 from archipel.graph.importing.bodies import separate_bodies
@@ -19,6 +20,7 @@ from archipel.graph.importing.sources import MAX_BYTES, refuse_external
 from archipel.graph.opset import IR_VERSION, OPSET, opset_of, stamp, standard_nodes
 from archipel.graph.parameters import parameter_names, record_parameters
 from archipel.graph.passes import simplify
+from archipel.graph.walk import bodies
 
 
 def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -> ir.Model:
@@ -70,6 +72,8 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
         proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
         model = ir.from_proto(proto)
         common.RemoveUnusedOpsetsPass()(model)  # tools declare all that they know, which no bundle may
+        if any(bodies(node) for node in model.graph):
+            infer_graph(model.graph)  # ONNX's inference says nothing about the shapes of a Loop's states
         refuse_unsupported(model)
     except ModelImportError:
         raise
