@@ -56,7 +56,8 @@ class Sizes:
             )
         node = value.producer()
         # A Loop stacks what its body gives in each iteration.
-        if node is not None and node.op_type == "Loop" and value.index() >= len(node.inputs) - 2 and shape[0] is None:
+        stacked = node is not None and node.op_type == "Loop" and (value.index() or 0) >= len(node.inputs) - 2
+        if node is not None and stacked and shape[0] is None:
             shape = [self.iterations(node), *shape[1:]]
         # A Reshape keeps the number of elements, which gives the one size that is missing.
         if shape.count(None) == 1 and node is not None and node.op_type == "Reshape":
