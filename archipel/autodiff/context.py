@@ -21,16 +21,24 @@ class RuleContext:
         inputs, outputs: the node's own values; None for an optional input that the node leaves out.
         cotangents: for each output the gradient of the differentiated scalar with respect to it, of the output's shape
             and type; None for an output that the scalar does not depend on.
+        captured: the values of the graph around it that the node's bodies read; () for a node without bodies. Their
+            gradients come behind those of the inputs.
     """
 
     def __init__(
-        self, op: Builder, node: ir.Node, cotangents: tuple[ir.Value | None, ...], wanted: tuple[bool, ...]
+        self,
+        op: Builder,
+        node: ir.Node,
+        cotangents: tuple[ir.Value | None, ...],
+        wanted: tuple[bool, ...],
+        captured: tuple[ir.Value, ...] = (),
     ) -> None:
         self.op = op
         self.node = node
         self.inputs: tuple[ir.Value | None, ...] = tuple(node.inputs)
         self.outputs: tuple[ir.Value, ...] = tuple(node.outputs)
         self.cotangents = cotangents
+        self.captured = captured
         self._wanted = wanted
 
     @property
@@ -56,7 +64,10 @@ class RuleContext:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def wants(self, index: int) -> bool:
-        """Whether the gradient of this input is needed; a rule may return None for one that is not."""
+        """Whether the gradient of this input is needed; a rule may return None for one that is not.
+
+        The captured values have the indices behind those of the inputs.
+        """
         return index < len(self._wanted) and self._wanted[index]
 
     def replace(self, *values: ir.Value) -> None:

@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from itertools import combinations, groupby
 from typing import NamedTuple, get_args
 
+from archipel.bundle.graphs.operators import KERNELS_DOMAIN
 from archipel.bundle.roles import ProgramKind
 from archipel.errors import DelegateError
 
@@ -216,12 +217,18 @@ class ProgramPlacement:
     """A program's session: its delegates in order, and the nodes that each of them got.
 
     ONNX Runtime fuses nodes later, so a profile can show fewer. `nodes` is None if this version of ONNX Runtime does
-    not report them; a profile names the provider of each kernel in all versions.
+    not report them; a profile names the provider of each kernel in all versions. `kernels` is the name and version of
+    the kernel pack whose operators run in place of the program's functions, "" without.
     """
 
     program: str
     delegates: tuple[str, ...]
     nodes: tuple[NodePlacement, ...] | None
+    kernels: str = ""
+
+    def native_nodes(self) -> int:
+        """How many nodes the kernel pack runs."""
+        return sum(node.op_type.startswith(f"{KERNELS_DOMAIN}.") for node in self.nodes or ())
 
     def counts(self) -> dict[str, int]:
         """How many nodes each delegate has."""
@@ -242,6 +249,8 @@ class DelegateReport:
             counts = placement.counts()
             summary = ", ".join(f"{counts.get(delegate, 0)} nodes on {delegate}" for delegate in placement.delegates)
             lines.append(f"{name}: {summary if placement.nodes is not None else ', '.join(placement.delegates)}")
+            if placement.kernels:
+                lines[-1] += f", of them {placement.native_nodes()} by {placement.kernels}"
             if nodes:
                 lines += [f"  {node.delegate:<10}{node.op_type:<24}{node.name}" for node in placement.nodes or ()]
         together: dict[tuple[str, str], list[str]] = {}

@@ -29,6 +29,7 @@ from archipel.lite_runtime.delegates import (
     name_of,
     preferences,
 )
+from archipel.lite_runtime.kernels import calls_kernels, kernel_pack
 from archipel.lite_runtime.openvino import OpenVINOSession, Refusal, import_openvino
 from archipel.lite_runtime.out_of_range import index_error
 from archipel.lite_runtime.session import ProgramSession
@@ -39,8 +40,16 @@ _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 class Session(ProgramSession):
     """A program in ONNX Runtime."""
 
-    def __init__(self, name: str, native: Any, error_types: tuple[type[Exception], ...], keep: object = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        native: Any,
+        error_types: tuple[type[Exception], ...],
+        keep: object = None,
+        kernels: str = "",
+    ) -> None:
         self.name = name
+        self.kernels = kernels
         self.native = native
         self.inputs = frozenset(value.name for value in native.get_inputs())
         self.outputs = frozenset(value.name for value in native.get_outputs())
@@ -78,14 +87,14 @@ class Session(ProgramSession):
         # Older versions of ONNX Runtime do not have the method.
         list_parts = getattr(self.native, "get_provider_graph_assignment_info", None)
         if list_parts is None:
-            return ProgramPlacement(self.name, delegates, None)
+            return ProgramPlacement(self.name, delegates, None, self.kernels)
         nodes = [
             NodePlacement(node.name, f"{node.domain}.{node.op_type}" if node.domain else node.op_type, delegate)
             for part in list_parts()
             for delegate in [name_of(part.ep_name)]
             for node in part.get_nodes()
         ]
-        return ProgramPlacement(self.name, delegates, tuple(nodes))
+        return ProgramPlacement(self.name, delegates, tuple(nodes), self.kernels)
 
 
 class Sessions:
@@ -201,6 +210,8 @@ class Sessions:
         kind = self._bundle.program(name).kind
         fallback = self._preferences[kind].fallback
         options = self._options(ort, kind, delegates, fallback)
+        path = self._bundle.program_path(name)
+        kernels = "" if delegates else self._register_kernels(name, path, options)
         if self._profile is not None and self._profile[0] == name:
             options.enable_profiling = True
             options.profile_file_prefix = str(self._profile[1] / "profile")
@@ -212,10 +223,25 @@ class Sessions:
         providers = [(each.provider, self._provider_options(each)) for each in delegates]
         if fallback:
             providers.append(("CPUExecutionProvider", {}))
-        path = str(self._bundle.program_path(name))
         # Without ONNX Runtime's own fallback, which prints to standard output and tries the CPU alone.
-        native = ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
-        return Session(name, native, error_types(), keep)
+        native = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+        return Session(name, native, error_types(), keep, kernels)
+
+    def _register_kernels(self, name: str, path: Path, options: Any) -> str:
+        """The title of the kernel pack where it is there and the program calls for it; else the report says why not."""
+        if not calls_kernels(path):
+            return ""
+        pack = kernel_pack()
+        reason = pack.title
+        if pack.library is not None:
+            try:
+                pack.register(options, self.threads)
+            except error_types() as error:
+                reason = f"{pack.title} cannot be registered: {one_line(error)}"
+            else:
+                return pack.title
+        self._skip([Skipped("kernels", name, reason)])
+        return ""
 
     def _open_whole(
         self, name: str, delegate: Delegate, initializers: Mapping[str, np.ndarray] | None
