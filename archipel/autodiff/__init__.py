@@ -6,9 +6,10 @@ from archipel.autodiff.api import gradient as gradient
 from archipel.autodiff.api import hessian_vector as hessian_vector
 from archipel.autodiff.api import jvp as jvp
 from archipel.autodiff.api import vjp as vjp
+from archipel.autodiff.checkpoint import checkpoint as checkpoint
 from archipel.autodiff.context import RuleContext as RuleContext
 from archipel.autodiff.registry import RULES as RULES
 from archipel.autodiff.registry import rule as rule
 from archipel.autodiff.reverse import differentiate as differentiate
 
-__all__ = ["RULES", "RuleContext", "differentiate", "gradient", "hessian_vector", "jvp", "rule", "vjp"]
+__all__ = ["RULES", "RuleContext", "checkpoint", "differentiate", "gradient", "hessian_vector", "jvp", "rule", "vjp"]

@@ -33,7 +33,7 @@ def push_forward(op: Builder, targets: Sequence[ir.Value], tangents: Mapping[ir.
     """
     # Each is a value of its own: equal constants are one initializer, and equal gradients may be one value.
     cotangents = [op.Identity(op.full_like(target, 0.0)) for target in targets]
-    gradients = differentiate(op, dict(zip(targets, cotangents)), list(tangents))
+    gradients = differentiate(op, dict(zip(targets, cotangents)), list(tangents), again=False)
     seeds = {op.Identity(gradient): tangent for gradient, tangent in zip(gradients, tangents.values())}
     with second_sweep("jvp"):
         return differentiate(op, seeds, cotangents)

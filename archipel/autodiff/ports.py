@@ -10,6 +10,7 @@ import onnx_ir as ir
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
 from archipel.graph.functions import inline_functions
+from archipel.graph.liveness import finish_early
 from archipel.graph.model import Model
 from archipel.graph.parameters import parameter_names
 from archipel.graph.passes import optimize
@@ -44,6 +45,7 @@ def finish(model: Model, op: Builder, names: Sequence[str], results: Sequence[ir
     inline_functions(model.ir)
     with hide_contents(model.ir.graph, parameter_names(model.ir)):  # weights that are zero now are to stay
         optimize(model.ir)
+    finish_early(model.ir.graph, model.ir.graph.outputs)
     # No signature: a program's signature names all outputs, and the derivatives are not among them.
     return Model(model.ir, initial=model.initial)
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from archipel.autodiff.activity import active_values, find_obstacle, influencing_values, passes_derivative
 from archipel.autodiff.context import RuleContext
+from archipel.autodiff.recompute import Twins
 from archipel.autodiff.registry import Rule, find_rule, require_kept, source_file
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
@@ -19,7 +20,12 @@ from archipel.graph.walk import dependencies
 
 
 def differentiate(
-    op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence[ir.Value], *, flat_steps: bool = False
+    op: Builder,
+    seeds: Mapping[ir.Value, ir.Value],
+    wrt: Sequence[ir.Value],
+    *,
+    flat_steps: bool = False,
+    again: bool = True,
 ) -> list[ir.Value]:
     """Emit the gradient of sum over targets of <target, seed> with respect to each of `wrt`.
 
@@ -29,6 +35,7 @@ def differentiate(
         wrt: floating-point values of the graph.
         flat_steps: give zeros, and no error, where a target depends on a value only through nodes that pass no
             derivative, such as comparisons: in a gradient these are the masks of kinks.
+        again: compute once more what `checkpoint` has marked; False: keep it as everything else.
 
     Returns one gradient for each of `wrt`, of its shape and type; zeros where no target depends on it.
 
@@ -45,6 +52,7 @@ def differentiate(
     for target, seed in seeds.items():
         if target in carriers:
             sums.add(target, seed)
+    twins = Twins(op, nodes if again else [])
     # Backwards in topological order: every reader of a node's outputs has added its part before the node comes.
     for node in reversed(nodes):
         cotangents = tuple(sums.total(value) for value in node.outputs)
@@ -56,13 +64,15 @@ def differentiate(
         if not any(value in carriers for value in dependencies(node)):
             continue
         rule = find_rule(node)
+        twin = twins.of(node, [*(each for each in cotangents if each is not None), *sums.open()])
         with op.scope(f"{node.name}.vjp"):
-            gradients = rule(RuleContext(op, node, cotangents, wanted))
+            gradients = rule(RuleContext(op, twin, cotangents, wanted))
             _check(node, rule, gradients)
             for value, gradient, want in zip(node.inputs, gradients, wanted):
                 if value is not None and gradient is not None and want:
                     complete_shape(gradient, value)
                     sums.add(value, gradient)
+    twins.finish()
     return [_finish(op, sums, nodes, value, set() if flat_steps else relevant) for value in wrt]
 
 
@@ -72,11 +82,18 @@ class _Sums:
     def __init__(self, op: Builder) -> None:
         self._op = op
         self._parts: dict[ir.Value, list[ir.Value]] = {}
+        self._asked: set[ir.Value] = set()
 
     def add(self, value: ir.Value, part: ir.Value) -> None:
         self._parts.setdefault(value, []).append(part)
+        self._asked.discard(value)
+
+    def open(self) -> list[ir.Value]:
+        """The contributions to cotangents that nobody has asked for so far, such as those of weights."""
+        return [part for value, parts in self._parts.items() if value not in self._asked for part in parts]
 
     def total(self, value: ir.Value) -> ir.Value | None:
+        self._asked.add(value)
         parts = self._parts.get(value)
         if not parts:
             return None

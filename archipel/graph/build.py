@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -74,6 +74,10 @@ class Builder:
         node = ir.Node("", op_type, values, ir.convenience.convert_attributes(given), outputs=results, name=name)
         if not bodies(node):
             infer_node(node, OPSET)  # not for a node with a body: the caller sets the shapes of its results
+        self._place(node)
+        return tuple(results)
+
+    def _place(self, node: ir.Node) -> None:
         if self._after is not None:
             self.graph.insert_after(self._after, node)
             self._after = node  # the next one comes behind this one
@@ -81,7 +85,37 @@ class Builder:
             self.graph.insert_before(self._before, node)
         else:
             self.graph.append(node)
-        return tuple(results)
+
+    def copy_of(self, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> ir.Node:
+        """Emit a node once more, reading `values[value]` in place of each `value` there; bodies are copied too."""
+        name = self.unique(f"{self._scope}/{node.name}" if self._scope else f"{node.name}")
+        results = [
+            ir.Value(name=self.unique(f"{name}:{i}") if old.name else "", type=old.type, shape=old.shape)
+            for i, old in enumerate(node.outputs)
+        ]
+        inputs = [None if value is None else values.get(value, value) for value in node.inputs]
+        attributes = [self._own_body(attribute, values) for attribute in node.attributes.values()]
+        copy = ir.Node(node.domain, node.op_type, inputs, attributes, outputs=results, name=name)
+        self._place(copy)
+        return copy
+
+    def _own_body(self, attribute: ir.Attr, values: Mapping[ir.Value, ir.Value]) -> ir.Attr:
+        if attribute.type != ir.AttributeType.GRAPH:
+            return attribute
+        body = attribute.as_graph().clone(allow_outer_scope_values=True)
+        for level in levels(body):
+            for node in level:
+                for index, value in enumerate(node.inputs):
+                    if value in values:
+                        node.replace_input_with(index, values[value])
+                node.name = self.unique(str(node.name))
+                for result in node.outputs:
+                    result.name = self.unique(result.name) if result.name else result.name
+            for value in level.inputs:
+                value.name = self.unique(str(value.name))
+            for index, value in enumerate(level.outputs):
+                level.outputs[index] = values.get(value, value)
+        return ir.AttrGraph(attribute.name, body)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
