@@ -12,35 +12,19 @@ from archipel.graph.walk import bodies, dependencies, levels, values
 
 
 def prepare(op: Builder, node: ir.Node) -> None:
-    """Bring the bodies of a node into the form that `copy_body` and `keep` work on; what they compute stays.
+    """Bring a node with bodies into the form that `copy_body` and `widen` work on; what it computes stays.
 
-    Initializers move to the main graph, and no output is an input, a value from outside or another output. Types and
-    shapes are inferred where they are missing.
+    Results that it leaves out get names, values in its bodies types and shapes, and constants there, which passes fold,
+    move to the main graph.
     """
-    for body in bodies(node):
-        for level in levels(body):
-            inner = Builder(level, outer=op)
-            _lift_initializers(op, level)
-            seen: set[ir.Value] = set()
-            for index, value in enumerate(level.outputs):
-                maker = value.producer()
-                if maker is None or maker.graph is not level or value in seen:
-                    name, copy = inner.unique(f"{value.name}/copy"), inner.Identity(value)
-                    copy.type, copy.shape, copy.name = value.type, value.shape, name
-                    level.outputs[index] = copy
-                seen.add(value)
     for value in node.outputs:
-        value.name = value.name or op.unique(f"{node.name}/unused")  # one that the node leaves out
+        value.name = value.name or op.unique(f"{node.name}/unused")
+    for level in (level for body in bodies(node) for level in levels(body)):
+        for name, value in list(level.initializers.items()):
+            if not value.is_graph_input() and value.const_value is not None:
+                del level.initializers[name]
+                value.replace_all_uses_with(op.constant(value.const_value.numpy()))
     infer_bodies(node)
-
-
-def _lift_initializers(op: Builder, body: ir.Graph) -> None:
-    for name, value in list(body.initializers.items()):
-        if value.is_graph_input() or value.const_value is None:
-            continue
-        lifted = op.constant(value.const_value.numpy())
-        del body.initializers[name]
-        value.replace_all_uses_with(lifted, replace_graph_outputs=True)
 
 
 def copy_body(op: Builder, body: ir.Graph, name: str) -> tuple[Builder, dict[ir.Value, ir.Value]]:
