@@ -19,7 +19,12 @@ from archipel.graph.walk import dependencies
 
 
 def differentiate(
-    op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence[ir.Value], *, flat_steps: bool = False
+    op: Builder,
+    seeds: Mapping[ir.Value, ir.Value],
+    wrt: Sequence[ir.Value],
+    *,
+    flat_steps: bool = False,
+    own: Mapping[ir.Node, Rule] | None = None,
 ) -> list[ir.Value]:
     """Emit the gradient of sum over targets of <target, seed> with respect to each of `wrt`.
 
@@ -29,6 +34,7 @@ def differentiate(
         wrt: floating-point values of the graph.
         flat_steps: give zeros, and no error, where a target depends on a value only through nodes that pass no
             derivative, such as comparisons: in a gradient these are the masks of kinks.
+        own: rules for single nodes, in place of those of their operators.
 
     Returns one gradient for each of `wrt`, of its shape and type; zeros where no target depends on it.
 
@@ -55,7 +61,7 @@ def differentiate(
         )
         if not any(value in carriers for value in dependencies(node)):
             continue
-        rule = find_rule(node)
+        rule = (own or {}).get(node) or find_rule(node)
         with op.scope(f"{node.name}.vjp"):
             gradients = rule(RuleContext(op, node, cotangents, wanted))
             _check(node, rule, gradients)
