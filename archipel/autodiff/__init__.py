@@ -6,6 +6,7 @@ from archipel.autodiff.api import gradient as gradient
 from archipel.autodiff.api import hessian_vector as hessian_vector
 from archipel.autodiff.api import jvp as jvp
 from archipel.autodiff.api import vjp as vjp
+from archipel.autodiff.batching.vmap import vmap as vmap
 from archipel.autodiff.context import ForwardContext as ForwardContext
 from archipel.autodiff.context import RuleContext as RuleContext
 from archipel.autodiff.linear import linearize as linearize
@@ -17,5 +18,5 @@ from archipel.autodiff.reverse import differentiate as differentiate
 
 __all__ = [
     "FORWARD", "RULES", "ForwardContext", "RuleContext", "differentiate", "forward_rule", "gradient", "hessian_vector",
-    "jvp", "linearize", "rule", "vjp",
+    "jvp", "linearize", "rule", "vjp", "vmap",
 ]  # fmt: skip

@@ -90,13 +90,21 @@ class RuleContext(NodeContext):
     Attributes:
         cotangents: for each output the gradient of the differentiated scalar with respect to it, of the output's shape
             and type; None for an output that the scalar does not depend on.
+        captured: the values of the graph around it that the node's bodies read; () for a node without bodies. Their
+            gradients come behind those of the inputs.
     """
 
     def __init__(
-        self, op: Builder, node: ir.Node, cotangents: tuple[ir.Value | None, ...], wanted: tuple[bool, ...]
+        self,
+        op: Builder,
+        node: ir.Node,
+        cotangents: tuple[ir.Value | None, ...],
+        wanted: tuple[bool, ...],
+        captured: tuple[ir.Value, ...] = (),
     ) -> None:
         super().__init__(op, node)
         self.cotangents = cotangents
+        self.captured = captured
         self._wanted = wanted
 
     @property
@@ -106,7 +114,10 @@ class RuleContext(NodeContext):
         return self.op.full_like(self.outputs[0], 0.0) if first is None else first
 
     def wants(self, index: int) -> bool:
-        """Whether the gradient of this input is needed; a rule may return None for one that is not."""
+        """Whether the gradient of this input is needed; a rule may return None for one that is not.
+
+        The captured values have the indices behind those of the inputs.
+        """
         return index < len(self._wanted) and self._wanted[index]
 
 

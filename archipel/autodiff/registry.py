@@ -47,11 +47,15 @@ _FAMILIES: dict[str, str] = {
     "normalization": "BatchNormalization LayerNormalization RMSNormalization InstanceNormalization GroupNormalization "
     "LRN LpNormalization MeanVarianceNormalization",
     "recurrent": "LSTM GRU RNN",
-    "control_flow": "If Loop Scan",
     "quantization": "QuantizeLinear DequantizeLinear",
     "random": "Dropout",
     "image": "Resize GridSample Upsample",
     "attention": "Attention",
+}
+
+_SEQUENCES = {
+    *("SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "SequenceEmpty", "SequenceMap"),
+    *("ConcatFromSequence", "SplitToSequence"),
 }
 
 
@@ -64,7 +68,8 @@ def rule(domain: str, *op_types: str) -> Callable[[Rule], Rule]:
             derivative of its body; models loaded before that have the body inlined already.
 
     The rule takes a `RuleContext` and returns one gradient for each input of the node, in order: a value of the input's
-    shape and type, or None for an input without gradient. It may leave out inputs at the end.
+    shape and type, or None for an input without gradient. It may leave out inputs at the end. A rule for a node with
+    bodies goes on with one gradient for each of `ctx.captured`, the values that the bodies read from outside.
 
     Returns the decorator, which returns the rule unchanged.
 
@@ -142,6 +147,12 @@ def find_rule(node: ir.Node) -> Rule:
         raise MissingRuleError(
             f"no gradient rule for {node.domain}::{node.op_type} (node {node.name!r}); "
             f"register one with @autodiff.rule({node.domain!r}, {node.op_type!r})"
+        )
+    if node.op_type in _SEQUENCES:
+        raise MissingRuleError(
+            f"no gradient passes through {node.op_type} (node {node.name!r}): what a sequence holds is known only at "
+            "run time, and its gradient would have to be a sequence, too; export the model with Concat, Split and "
+            "Gather in its place"
         )
     raise MissingRuleError(
         f"no gradient rule for {node.op_type} (node {node.name!r}); train only what comes after it, export "

@@ -166,6 +166,10 @@ class Builder:
         self.graph.outputs.append(value)
         return value
 
+    def reserve(self, graph: ir.Graph) -> None:
+        """Take all names of another graph, whose values are to come into this one under their names."""
+        self._names.update(_names_in(graph))
+
     def free_name(self, name: str) -> None:
         """Rename an inner value that uses `name`, so that an input or output can have it."""
         if name not in self._names:
