@@ -20,7 +20,6 @@ def prepare(op: Builder, node: ir.Node) -> None:
     for body in bodies(node):
         for level in levels(body):
             inner = Builder(level, outer=op)
-            _lift_initializers(op, level)
             seen: set[ir.Value] = set()
             for index, value in enumerate(level.outputs):
                 maker = value.producer()
@@ -29,6 +28,7 @@ def prepare(op: Builder, node: ir.Node) -> None:
                     copy.type, copy.shape, copy.name = value.type, value.shape, name
                     level.outputs[index] = copy
                 seen.add(value)
+            _lift_initializers(op, level)  # after that: a constant of the main graph cannot be an output of two bodies
     for value in node.outputs:
         value.name = value.name or op.unique(f"{node.name}/unused")  # one that the node leaves out
     infer_bodies(node)
@@ -40,7 +40,7 @@ def _lift_initializers(op: Builder, body: ir.Graph) -> None:
             continue
         lifted = op.constant(value.const_value.numpy())
         del body.initializers[name]
-        value.replace_all_uses_with(lifted, replace_graph_outputs=True)
+        value.replace_all_uses_with(lifted)
 
 
 def copy_body(op: Builder, body: ir.Graph, name: str) -> tuple[Builder, dict[ir.Value, ir.Value]]:
