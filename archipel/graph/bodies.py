@@ -14,17 +14,33 @@ from archipel.graph.walk import bodies, dependencies, levels, values
 def prepare(op: Builder, node: ir.Node) -> None:
     """Bring a node with bodies into the form that `copy_body` and `widen` work on; what it computes stays.
 
-    Results that it leaves out get names, values in its bodies types and shapes, and constants there, which passes fold,
-    move to the main graph.
+    No output of a body is an input, a constant, a value from outside or another output; constants, which passes fold,
+    lie in the main graph. Results that the node leaves out get names, values in its bodies types and shapes.
     """
+    for body in bodies(node):
+        for level in levels(body):
+            inner = Builder(level, outer=op)
+            seen: set[ir.Value] = set()
+            for index, value in enumerate(level.outputs):
+                maker = value.producer()
+                if maker is None or maker.graph is not level or value in seen:
+                    name, copy = inner.unique(f"{value.name}/copy"), inner.Identity(value)
+                    copy.type, copy.shape, copy.name = value.type, value.shape, name
+                    level.outputs[index] = copy
+                seen.add(value)
+            _lift_initializers(op, level)  # after that: a constant of the main graph cannot be an output of two bodies
     for value in node.outputs:
         value.name = value.name or op.unique(f"{node.name}/unused")
-    for level in (level for body in bodies(node) for level in levels(body)):
-        for name, value in list(level.initializers.items()):
-            if not value.is_graph_input() and value.const_value is not None:
-                del level.initializers[name]
-                value.replace_all_uses_with(op.constant(value.const_value.numpy()))
     infer_bodies(node)
+
+
+def _lift_initializers(op: Builder, body: ir.Graph) -> None:
+    for name, value in list(body.initializers.items()):
+        if value.is_graph_input() or value.const_value is None:
+            continue
+        lifted = op.constant(value.const_value.numpy())
+        del body.initializers[name]
+        value.replace_all_uses_with(lifted)
 
 
 def copy_body(op: Builder, body: ir.Graph, name: str) -> tuple[Builder, dict[ir.Value, ir.Value]]:
