@@ -12,15 +12,14 @@ from archipel.graph.walk import bodies, dependencies, levels, values
 
 
 def prepare(op: Builder, node: ir.Node) -> None:
-    """Bring the bodies of a node into the form that `copy_body` and `keep` work on; what they compute stays.
+    """Bring a node with bodies into the form that `copy_body` and `widen` work on; what it computes stays.
 
-    Initializers move to the main graph, and no output is an input, a value from outside or another output. Types and
-    shapes are inferred where they are missing.
+    No output of a body is an input, a constant, a value from outside or another output; constants, which passes fold,
+    lie in the main graph. Results that the node leaves out get names, values in its bodies types and shapes.
     """
     for body in bodies(node):
         for level in levels(body):
             inner = Builder(level, outer=op)
-            _lift_initializers(op, level)
             seen: set[ir.Value] = set()
             for index, value in enumerate(level.outputs):
                 maker = value.producer()
@@ -29,8 +28,9 @@ def prepare(op: Builder, node: ir.Node) -> None:
                     copy.type, copy.shape, copy.name = value.type, value.shape, name
                     level.outputs[index] = copy
                 seen.add(value)
+            _lift_initializers(op, level)  # after that: a constant of the main graph cannot be an output of two bodies
     for value in node.outputs:
-        value.name = value.name or op.unique(f"{node.name}/unused")  # one that the node leaves out
+        value.name = value.name or op.unique(f"{node.name}/unused")
     infer_bodies(node)
 
 
@@ -40,7 +40,7 @@ def _lift_initializers(op: Builder, body: ir.Graph) -> None:
             continue
         lifted = op.constant(value.const_value.numpy())
         del body.initializers[name]
-        value.replace_all_uses_with(lifted, replace_graph_outputs=True)
+        value.replace_all_uses_with(lifted)
 
 
 def copy_body(op: Builder, body: ir.Graph, name: str) -> tuple[Builder, dict[ir.Value, ir.Value]]:

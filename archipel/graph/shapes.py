@@ -58,14 +58,14 @@ def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 
 
 def complete_shape(value: ir.Value, like: ir.Value) -> None:
-    """Fill in the sizes of `value` that are unknown or symbolic from `like`, which has the same shape at run time."""
+    """Fill in the unknown sizes of `value`, and those fixed in `like`, which has the same shape at run time."""
     if like.shape is None:
         return
     if value.shape is None:
         value.shape = like.shape
         return
     known = [
-        ours if isinstance(ours, int) or theirs is None else theirs for ours, theirs in zip(dims(value), dims(like))
+        theirs if ours is None or isinstance(theirs, int) else ours for ours, theirs in zip(dims(value), dims(like))
     ]
     value.shape = ir.Shape(known)
 
