@@ -26,7 +26,8 @@ def condition(r: Reader, node: ast.expr, what: str) -> bool | Tensor:
         first = condition(r, node.values[0], what)
         if isinstance(first, bool):
             return first if first is stops else condition(r, _rest(node), what)
-        return _joined(r, node, first, lambda: condition(r, _rest(node), what))
+        joined: bool | Tensor = _joined(r, node, first, lambda: condition(r, _rest(node), what))
+        return joined
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         inner = condition(r, node.operand, what)
         return not inner if isinstance(inner, bool) else r.e.invert(inner)
