@@ -37,8 +37,6 @@ def check_case(case: Case) -> None:
     inputs = case.arrays(precise)
     forward = evaluator(case.model(precise))
     values = forward.run(case.targets, inputs)
-    if case.op_type == "Slice" and values[0].size == 0:
-        return  # the gradient's gradient reshapes to sizes read at run time, where a 0 means "as before"
     rng = np.random.default_rng(zlib.crc32(repr(case).encode()))
     names = [case.names[i] for i in case.wrt]
     tangents = {name: rng.standard_normal(inputs[name].shape).astype(inputs[name].dtype) for name in names}

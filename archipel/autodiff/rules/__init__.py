@@ -23,3 +23,4 @@ from archipel.autodiff.rules import rnn as rnn
 from archipel.autodiff.rules import select as select
 from archipel.autodiff.rules import shape as shape
 from archipel.autodiff.rules import softmax as softmax
+from archipel.autodiff.rules import tangents as tangents
