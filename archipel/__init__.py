@@ -11,16 +11,17 @@ if TYPE_CHECKING:
     from archipel.compression import compress as compress
     from archipel.converter import convert as convert
     from archipel.converter import export as export
+    from archipel.frontend import function as function
     from archipel.graph import Model as Model
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__", "compress", "convert", "export"]
+__all__ = ["Model", "__version__", "compress", "convert", "export", "function"]
 
 _HOMES = {"Model": "archipel.graph", "compress": "archipel.compression", "convert": "archipel.converter",
-          "export": "archipel.converter"}  # fmt: skip
+          "export": "archipel.converter", "function": "archipel.frontend"}  # fmt: skip
 _ROOMS = (
-    "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "graph", "lite_runtime", "models",
-    "operator", "protocol", "server", "strategies", "training",
+    "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "frontend", "graph",
+    "lite_runtime", "models", "operator", "protocol", "server", "strategies", "training",
 )  # fmt: skip
 
 

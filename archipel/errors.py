@@ -26,6 +26,7 @@ ArchipelError
 │       └── ShareError            a secret share is missing, foreign or tampered with
 ├── GraphError                    an ONNX graph is invalid or unsupported
 │   ├── ModelImportError          a source model cannot become a Model
+│   ├── FunctionError             a Python function cannot become a graph
 │   └── AutodiffError             a gradient cannot be built
 │       ├── MissingRuleError      no gradient rule for an operator
 │       └── NotDifferentiableError  no gradient exists along the path asked for
@@ -182,6 +183,16 @@ class GraphError(ArchipelError): ...
 
 
 class ModelImportError(GraphError): ...
+
+
+class FunctionError(GraphError):
+    """`file`, `line` and `column` (both from 1) say where in the function's source; "" and 0 where nowhere in it."""
+
+    def __init__(self, message: str, file: str = "", line: int = 0, column: int = 0) -> None:
+        super().__init__(message)
+        self.file = file
+        self.line = line
+        self.column = column
 
 
 class AutodiffError(GraphError): ...

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
 
+from archipel.graph.flow import Flow, flows
 from archipel.graph.shapes import dtype_of, is_float
-from archipel.graph.walk import ancestors, dependencies
+from archipel.graph.walk import bodies, dependencies
 
 # They read the shape of their input and not its content, so no derivative passes.
 _SHAPE_ONLY = frozenset({"Shape", "Size"})
@@ -20,11 +21,27 @@ def active_values(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[
     """
     reached = set(sources)
     for node in nodes:
-        if reads_content(node) and any(
+        if not reads_content(node) or not any(
             passes_derivative(node, value) for value in dependencies(node) if value in reached
         ):
-            reached.update(value for value in node.outputs if _carries(node, value))
+            continue
+        results = set(node.outputs)
+        if bodies(node):
+            inside = [(flow, active_inside(flow, reached)) for flow in flows(node)]
+            results = {result for flow, active in inside for output, result in flow.results if output in active}
+        reached.update(value for value in results if _carries(node, value))
     return reached
+
+
+def active_inside(flow: Flow, reached: Collection[ir.Value]) -> set[ir.Value]:
+    """As `active_values`, for a body in any of its iterations; `reached`: values of the graphs around it."""
+    sources = {*reached, *(inside for outside, inside in flow.entries if outside in reached)}
+    while True:
+        active = active_values(flow.body, sources)
+        more = {inside for following, inside in flow.feedback if following in active} - sources
+        if not more:
+            return active
+        sources |= more
 
 
 def _carries(node: ir.Node, value: ir.Value) -> bool:
@@ -47,7 +64,29 @@ def passes_derivative(node: ir.Node, value: ir.Value) -> bool:
 
 def influencing_values(nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) -> set[ir.Value]:
     """Values, of any type, whose content a target depends on. `nodes` in the graph's order."""
-    return ancestors(filter(reads_content, nodes), targets)
+    needed = set(targets)
+    for node in reversed(list(nodes)):
+        if not reads_content(node) or not any(value in needed for value in node.outputs):
+            continue
+        if not bodies(node):
+            needed.update(dependencies(node))
+            continue
+        for flow in flows(node):
+            inside = needed_inside(flow, needed)
+            needed.update(inside, flow.deciding)
+            needed.update(outside for outside, entry in flow.entries if entry in inside)
+    return needed
+
+
+def needed_inside(flow: Flow, needed: Collection[ir.Value]) -> set[ir.Value]:
+    """As `influencing_values`, for a body in any of its iterations; `needed`: results of its node, among others."""
+    targets = {*(output for output, result in flow.results if result in needed), *flow.deciding}
+    while True:
+        inside = influencing_values(flow.body, targets)
+        more = {following for following, entry in flow.feedback if entry in inside} - targets
+        if not more:
+            return inside
+        targets |= more
 
 
 def reads_content(node: ir.Node) -> bool:

@@ -13,7 +13,7 @@ from archipel.graph.functions import inline_functions
 from archipel.graph.liveness import finish_early
 from archipel.graph.model import Model
 from archipel.graph.parameters import parameter_names
-from archipel.graph.passes import optimize
+from archipel.graph.passes import optimize, remove_dead_code
 from archipel.graph.passes.constants import hide_contents
 from archipel.graph.shapes import dims, dtype_of, is_float, static_size
 
@@ -41,6 +41,7 @@ def finish(model: Model, op: Builder, names: Sequence[str], results: Sequence[ir
     """The model with `results` as outputs `<name>.<suffix>`."""
     for name, result in zip(names, results):
         op.name_output(result, free_name(op, name, suffix))
+    remove_dead_code(model.ir)  # the nodes of forward mode that only stand for others
     # Functions with a rule of their own are differentiated by now; `optimize` takes no graph with functions.
     inline_functions(model.ir)
     with hide_contents(model.ir.graph, parameter_names(model.ir)):  # weights that are zero now are to stay

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
+from archipel.graph.bodies import copy_node
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, dtype_of
 from archipel.graph.walk import dependencies
@@ -88,7 +89,7 @@ class Twins:
         twin_of: dict[ir.Value, ir.Value] = {}
         twins_own: set[ir.Value] = set()
         for node in nodes:
-            twin = self._op.copy_of(node, twin_of)
+            twin = copy_node(self._op, node, twin_of)
             self._twins[node] = twin
             if not twins_own.intersection(dependencies(twin)):
                 late.delay(twin)

@@ -1,4 +1,4 @@
-"""The one table from operator to gradient rule."""
+"""The one table from operator to gradient rule, and the few operators that have a rule of forward mode beside it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from archipel.errors import AutodiffError, MissingRuleError
 from archipel.graph.functions import KEPT, inlined_functions
 
 if TYPE_CHECKING:
-    from archipel.autodiff.context import RuleContext
+    from archipel.autodiff.context import ForwardContext, RuleContext
 
 Gradients = Sequence[ir.Value | None]
 Rule = Callable[["RuleContext"], Gradients]
 
+Tangents = Sequence[ir.Value | None]
+ForwardRule = Callable[["ForwardContext"], Tangents]
+
 RULES: dict[tuple[str, str], Rule] = {}
 """(domain, operator) -> rule. `@rule` fills it; importing `archipel.autodiff` registers those in `rules/`."""
+
+FORWARD: dict[tuple[str, str], ForwardRule] = {}
+"""(domain, operator) -> rule of forward mode, which takes the place of the transposed rule in RULES."""
 
 # The file that an error proposes for a missing rule; an operator that is not listed starts a family of its own.
 _FAMILIES: dict[str, str] = {
@@ -41,11 +47,15 @@ _FAMILIES: dict[str, str] = {
     "normalization": "BatchNormalization LayerNormalization RMSNormalization InstanceNormalization GroupNormalization "
     "LRN LpNormalization MeanVarianceNormalization",
     "recurrent": "LSTM GRU RNN",
-    "control_flow": "If Loop Scan",
     "quantization": "QuantizeLinear DequantizeLinear",
     "random": "Dropout",
     "image": "Resize GridSample Upsample",
     "attention": "Attention",
+}
+
+_SEQUENCES = {
+    *("SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "SequenceEmpty", "SequenceMap"),
+    *("ConcatFromSequence", "SplitToSequence"),
 }
 
 
@@ -58,7 +68,8 @@ def rule(domain: str, *op_types: str) -> Callable[[Rule], Rule]:
             derivative of its body; models loaded before that have the body inlined already.
 
     The rule takes a `RuleContext` and returns one gradient for each input of the node, in order: a value of the input's
-    shape and type, or None for an input without gradient. It may leave out inputs at the end.
+    shape and type, or None for an input without gradient. It may leave out inputs at the end. A rule for a node with
+    bodies goes on with one gradient for each of `ctx.captured`, the values that the bodies read from outside.
 
     Returns the decorator, which returns the rule unchanged.
 
@@ -87,6 +98,46 @@ def rule(domain: str, *op_types: str) -> Callable[[Rule], Rule]:
     return register
 
 
+def forward_rule(domain: str, *op_types: str) -> Callable[[ForwardRule], ForwardRule]:
+    """Register a rule of forward mode for operators that have a gradient rule, as a decorator.
+
+    Forward mode needs none: it transposes the gradient rule. A rule of its own is for operators whose gradient's
+    gradient costs more than one writes by hand, and for those whose gradient is not linear in its cotangents.
+
+    Arguments:
+        domain: the operators' domain; "" for standard ONNX.
+        op_types: their names.
+
+    The rule takes a `ForwardContext` and returns one tangent for each output of the node, in order: a value of the
+    output's shape and type, or None for an output that does not move. It may leave out outputs at the end.
+
+    Returns the decorator, which returns the rule unchanged.
+
+    Raises AutodiffError for an operator without a gradient rule, and for one that has a rule of forward mode already.
+
+    Example:
+        @autodiff.forward_rule("example.functions", "Binarize")
+        def straight_through(ctx):
+            return [ctx.tangent(0)]
+    """
+
+    def register(function: ForwardRule) -> ForwardRule:
+        for op_type in op_types:
+            key = (domain, op_type)
+            if key not in RULES:
+                raise AutodiffError(
+                    f"forward_rule: {domain or 'ai.onnx'}::{op_type} has no gradient rule; add that first"
+                )
+            if key in FORWARD:
+                raise AutodiffError(
+                    f"forward_rule: {domain or 'ai.onnx'}::{op_type} already has one, in {source_file(FORWARD[key])}"
+                )
+            FORWARD[key] = function
+        return function
+
+    return register
+
+
 def find_rule(node: ir.Node) -> Rule:
     """The rule of a node's operator. Raises MissingRuleError that names the file to add it to."""
     registered = RULES.get((node.domain, node.op_type))
@@ -96,6 +147,12 @@ def find_rule(node: ir.Node) -> Rule:
         raise MissingRuleError(
             f"no gradient rule for {node.domain}::{node.op_type} (node {node.name!r}); "
             f"register one with @autodiff.rule({node.domain!r}, {node.op_type!r})"
+        )
+    if node.op_type in _SEQUENCES:
+        raise MissingRuleError(
+            f"no gradient passes through {node.op_type} (node {node.name!r}): what a sequence holds is known only at "
+            "run time, and its gradient would have to be a sequence, too; export the model with Concat, Split and "
+            "Gather in its place"
         )
     raise MissingRuleError(
         f"no gradient rule for {node.op_type} (node {node.name!r}); train only what comes after it, export "
@@ -118,7 +175,7 @@ def require_kept(graph: ir.Graph) -> None:
         )
 
 
-def source_file(function: Rule) -> str:
+def source_file(function: Rule | ForwardRule) -> str:
     """The path of the file that defines a rule, from `archipel/` on; of a user's rule the whole path."""
     path = inspect.getsourcefile(function) or "an unknown file"
     return path[path.rfind("archipel/autodiff") :] if "archipel/autodiff" in path else path

@@ -16,7 +16,7 @@ from archipel.autodiff.registry import Rule, find_rule, require_kept, source_fil
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
 from archipel.graph.shapes import complete_shape, dims, is_float
-from archipel.graph.walk import dependencies
+from archipel.graph.walk import bodies, captured_values
 
 
 def differentiate(
@@ -25,6 +25,7 @@ def differentiate(
     wrt: Sequence[ir.Value],
     *,
     flat_steps: bool = False,
+    own: Mapping[ir.Node, Rule] | None = None,
     again: bool = True,
 ) -> list[ir.Value]:
     """Emit the gradient of sum over targets of <target, seed> with respect to each of `wrt`.
@@ -35,6 +36,7 @@ def differentiate(
         wrt: floating-point values of the graph.
         flat_steps: give zeros, and no error, where a target depends on a value only through nodes that pass no
             derivative, such as comparisons: in a gradient these are the masks of kinks.
+        own: rules for single nodes, in place of those of their operators.
         again: compute once more what `checkpoint` has marked; False: keep it as everything else.
 
     Returns one gradient for each of `wrt`, of its shape and type; zeros where no target depends on it.
@@ -44,6 +46,30 @@ def differentiate(
     """
     require_kept(op.graph)
     nodes = list(op.graph)
+    found, relevant = _sweep(op, nodes, seeds, wrt, own or {}, again)
+    return [
+        _without_path(op, nodes, value, set() if flat_steps else relevant) if gradient is None else gradient
+        for value, gradient in zip(wrt, found)
+    ]
+
+
+def pull_back(op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence[ir.Value]) -> list[ir.Value | None]:
+    """As `differentiate`, but None for a value that no derivative arrives at, whatever the reason.
+
+    For the bodies of loops and branches: whether such a gradient exists shows outside.
+    """
+    return _sweep(op, list(op.graph), seeds, wrt, {}, again=False)[0]
+
+
+def _sweep(
+    op: Builder,
+    nodes: list[ir.Node],
+    seeds: Mapping[ir.Value, ir.Value],
+    wrt: Sequence[ir.Value],
+    own: Mapping[ir.Node, Rule],
+    again: bool,
+) -> tuple[list[ir.Value | None], set[ir.Value]]:
+    """The gradients, as far as there are any, and the values that the targets depend on."""
     # Only values between `wrt` and a target get a cotangent; rules of other nodes are not needed and may be missing.
     # `relevant` has integers too: it tells a gradient that is zero from one that does not exist.
     relevant = influencing_values(nodes, seeds)
@@ -58,22 +84,25 @@ def differentiate(
         cotangents = tuple(sums.total(value) for value in node.outputs)
         if all(cotangent is None for cotangent in cotangents):
             continue
-        wanted = tuple(
-            value is not None and value in carriers and passes_derivative(node, value) for value in node.inputs
-        )
-        if not any(value in carriers for value in dependencies(node)):
+        read = (*node.inputs, *_captured(node))
+        wanted = tuple(value is not None and value in carriers and passes_derivative(node, value) for value in read)
+        if not any(value in carriers for value in read):
             continue
-        rule = find_rule(node)
         twin = twins.of(node, [*(each for each in cotangents if each is not None), *sums.open()])
+        rule = own.get(node) or find_rule(node)
         with op.scope(f"{node.name}.vjp"):
-            gradients = rule(RuleContext(op, twin, cotangents, wanted))
-            _check(node, rule, gradients)
-            for value, gradient, want in zip(node.inputs, gradients, wanted):
+            gradients = rule(RuleContext(op, twin, cotangents, wanted, _captured(twin)))
+            _check(node, read, rule, gradients)
+            for value, gradient, want in zip(read, gradients, wanted):
                 if value is not None and gradient is not None and want:
                     complete_shape(gradient, value)
                     sums.add(value, gradient)
     twins.finish()
-    return [_finish(op, sums, nodes, value, set() if flat_steps else relevant) for value in wrt]
+    return [sums.total(value) for value in wrt], relevant
+
+
+def _captured(node: ir.Node) -> tuple[ir.Value, ...]:
+    return tuple(dict.fromkeys(value for body in bodies(node) for value in captured_values(body)))
 
 
 class _Sums:
@@ -103,10 +132,8 @@ class _Sums:
         return parts[0]
 
 
-def _finish(op: Builder, sums: _Sums, nodes: list[ir.Node], value: ir.Value, relevant: set[ir.Value]) -> ir.Value:
-    gradient = sums.total(value)
-    if gradient is not None:
-        return gradient
+def _without_path(op: Builder, nodes: list[ir.Node], value: ir.Value, relevant: set[ir.Value]) -> ir.Value:
+    """The gradient of a value that no derivative arrives at: zeros, or an error if a target depends on it."""
     if value in relevant:
         node = find_obstacle(nodes, value, relevant)
         through = f"{node.op_type} {node.name!r}" if node is not None else "an input that has no derivative"
@@ -117,12 +144,12 @@ def _finish(op: Builder, sums: _Sums, nodes: list[ir.Node], value: ir.Value, rel
     return op.full_like(value, 0.0)
 
 
-def _check(node: ir.Node, rule: Rule, gradients: Sequence[ir.Value | None]) -> None:
+def _check(node: ir.Node, read: Sequence[ir.Value | None], rule: Rule, gradients: Sequence[ir.Value | None]) -> None:
     # A wrong rule is named here; otherwise a later node would fail that has nothing to do with it.
     title = f"gradient rule for {node.op_type} ({source_file(rule)}), node {node.name!r}"
-    if any(gradient is not None for gradient in gradients[len(node.inputs) :]):
-        raise AutodiffError(f"{title}: {len(gradients)} gradients for {len(node.inputs)} inputs")
-    for index, (value, gradient) in enumerate(zip(node.inputs, gradients)):
+    if any(gradient is not None for gradient in gradients[len(read) :]):
+        raise AutodiffError(f"{title}: {len(gradients)} gradients for {len(read)} inputs")
+    for index, (value, gradient) in enumerate(zip(read, gradients)):
         if gradient is None:
             continue
         if value is None or not passes_derivative(node, value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -26,6 +26,19 @@ class Emit(Protocol):
     """Emits nodes of one operator."""
 
     def __call__(self, *inputs: Operand, **attributes: Attribute) -> ir.Value: ...
+
+
+class Outlined(Protocol):
+    """Takes parts of a graph out of it; `graph/outline.py` makes functions of them."""
+
+    def call(
+        self,
+        op: Builder,
+        name: str,
+        inputs: Sequence[ir.Value | None],
+        body: Callable[..., ir.Value],
+        attributes: Mapping[str, int | Sequence[int]],
+    ) -> ir.Value: ...
 
 
 class Builder:
@@ -55,6 +68,12 @@ class Builder:
         self._root: Builder = self if outer is None else outer._root
         self._names: set[str] = _names_in(graph) if outer is None else outer._names
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
+        self._outlined: Outlined | None = None
+
+    @property
+    def main(self) -> ir.Graph:
+        """The graph around all bodies; the builder's own, if it is none of a body."""
+        return self._root.graph
 
     def __getattr__(self, op_type: str) -> Emit:
         if not op_type[:1].isupper():
@@ -74,10 +93,11 @@ class Builder:
         node = ir.Node("", op_type, values, ir.convenience.convert_attributes(given), outputs=results, name=name)
         if not bodies(node):
             infer_node(node, OPSET)  # not for a node with a body: the caller sets the shapes of its results
-        self._place(node)
+        self.insert(node)
         return tuple(results)
 
-    def _place(self, node: ir.Node) -> None:
+    def insert(self, node: ir.Node) -> None:
+        """Put a node where the next one goes: at the graph's end, or as `after` and `before` say."""
         if self._after is not None:
             self.graph.insert_after(self._after, node)
             self._after = node  # the next one comes behind this one
@@ -85,37 +105,6 @@ class Builder:
             self.graph.insert_before(self._before, node)
         else:
             self.graph.append(node)
-
-    def copy_of(self, node: ir.Node, values: Mapping[ir.Value, ir.Value]) -> ir.Node:
-        """Emit a node once more, reading `values[value]` in place of each `value` there; bodies are copied too."""
-        name = self.unique(f"{self._scope}/{node.name}" if self._scope else f"{node.name}")
-        results = [
-            ir.Value(name=self.unique(f"{name}:{i}") if old.name else "", type=old.type, shape=old.shape)
-            for i, old in enumerate(node.outputs)
-        ]
-        inputs = [None if value is None else values.get(value, value) for value in node.inputs]
-        attributes = [self._own_body(attribute, values) for attribute in node.attributes.values()]
-        copy = ir.Node(node.domain, node.op_type, inputs, attributes, outputs=results, name=name)
-        self._place(copy)
-        return copy
-
-    def _own_body(self, attribute: ir.Attr, values: Mapping[ir.Value, ir.Value]) -> ir.Attr:
-        if attribute.type != ir.AttributeType.GRAPH:
-            return attribute
-        body = attribute.as_graph().clone(allow_outer_scope_values=True)
-        for level in levels(body):
-            for node in level:
-                for index, value in enumerate(node.inputs):
-                    if value in values:
-                        node.replace_input_with(index, values[value])
-                node.name = self.unique(str(node.name))
-                for result in node.outputs:
-                    result.name = self.unique(result.name) if result.name else result.name
-            for value in level.inputs:
-                value.name = self.unique(str(value.name))
-            for index, value in enumerate(level.outputs):
-                level.outputs[index] = values.get(value, value)
-        return ir.AttrGraph(attribute.name, body)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
@@ -148,6 +137,20 @@ class Builder:
     def body(self, name: str) -> Builder:
         """A builder of a new body, for Scan, Loop and If; the body may read this graph's values."""
         return Builder(ir.Graph([], [], nodes=[], name=self.unique(name)), name, outer=self)
+
+    @property
+    def scope_name(self) -> str:
+        """What the names of new nodes start with."""
+        return self._scope
+
+    @property
+    def outlined(self) -> Outlined | None:
+        """What `outline` keeps out of the graph; None, as by default: nothing."""
+        return self._root._outlined
+
+    @outlined.setter
+    def outlined(self, outlined: Outlined | None) -> None:
+        self._root._outlined = outlined
 
     def unique(self, name: str) -> str:
         """`name`, or `name_2`, `name_3`, ... if it is taken; taken from then on."""
@@ -200,6 +203,10 @@ class Builder:
         self.graph.outputs.append(value)
         return value
 
+    def reserve(self, graph: ir.Graph) -> None:
+        """Take all names of another graph, whose values are to come into this one under their names."""
+        self._names.update(_names_in(graph))
+
     def free_name(self, name: str) -> None:
         """Rename an inner value that uses `name`, so that an input or output can have it."""
         if name not in self._names:
@@ -227,9 +234,10 @@ class Builder:
         """`value` in the shape of `like`, which has as many elements."""
         if same_shape(dims(value), dims(like)):
             return value
-        # Without allowzero a 0 in the target means "as in the input".
-        allowzero = 1 if 0 in dims(like) else None
-        result = self.Reshape(value, self.shape_of(like, free=1), allowzero=allowzero)
+        target = self.shape_of(like, free=1)
+        # Without allowzero a 0 in the target means "as in the input"; sizes read at run time may be 0.
+        allowzero = 1 if 0 in dims(like) or not target.is_initializer() else None
+        result = self.Reshape(value, target, allowzero=allowzero)
         result.shape = like.shape
         return result
 

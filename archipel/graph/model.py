@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+from numpy.typing import ArrayLike
 
 from archipel.bundle.roles import Program, ProgramKind
 from archipel.errors import GraphError
+from archipel.graph.fixing import fix
+from archipel.graph.functions import inline_functions
 from archipel.graph.importing.loading import normalize
 from archipel.graph.importing.onnx_import import load
+from archipel.graph.loops import limit_loops
 from archipel.graph.parameters import parameter_names
 from archipel.graph.report import ImportReport
 from archipel.graph.shapes import dims, dtype_of
@@ -203,6 +207,46 @@ class Model:
     def copy(self) -> Model:
         """An independent graph; the tensors are shared."""
         return Model(self.ir.clone(), signature=self.signature, initial=self.initial)
+
+    def fix(self, values: Mapping[str, ArrayLike] | None = None, sizes: Mapping[str, int] | None = None) -> Model:
+        """A copy in which some inputs have one value for good, and are inputs no longer, and some sizes are numbers.
+
+        What follows from that is computed: a branch (If) whose condition is then known replaces its node, and weights
+        that only the other branch reads go.
+
+        Arguments:
+            values: the value of an input by its name. It is broadcast to the input's shape; along an axis of symbolic
+                size that another input has too, such as the batch, it is repeated at run time as often as that says.
+            sizes: a number for a symbolic size of the inputs by its name.
+
+        Raises GraphError for a name that the inputs do not have, a value that does not fit, and for a program.
+
+        Example:
+            speech = archipel.Model.from_onnx("speech.onnx").fix({"rate": 16000, "state": 0.0}, sizes={"samples": 512})
+        """
+        if self.signature is not None:
+            raise GraphError("fix: the model is a program, whose inputs have roles; fix the model that it is made of")
+        model = self.ir.clone()
+        inline_functions(model)
+        return Model(fix(model, values or {}, sizes or {}), initial=self.initial)
+
+    def limit_loops(self, iterations: int) -> Model:
+        """A copy in which no Loop runs longer than `iterations`, unless it has a bound of its own.
+
+        Bounds of its own are constants and what follows from shapes. A loop that only its condition ends (a while of
+        PyTorch) has none, and so no limits that a bundle could state: `convert` refuses it.
+
+        Arguments:
+            iterations: 1 or more. A loop that would run longer stops there, with the values that it has then.
+
+        Raises GraphError for another number.
+
+        Example:
+            model = archipel.Model.from_onnx("beam_search.onnx").limit_loops(64)
+        """
+        copy = self.copy()
+        limit_loops(copy.ir, iterations)
+        return copy
 
     def to_bytes(self) -> bytes:
         """The model as one ONNX protobuf."""

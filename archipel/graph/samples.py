@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx_ir as ir
 
-from archipel.graph.shapes import dims, dtype_of
+from archipel.graph.shapes import constant_array, dims, dtype_of
 from archipel.graph.walk import final_readers
 
 MAX_BYTES = 2**28
@@ -19,19 +20,26 @@ KINDS = ("normal", "unit", "byte")
 
 # Symbolic sizes that are not the batch are tried in this order: usual sizes of windows, pictures and sequences.
 _SIZES = (16, 32, 64, 8, 128, 224, 256, 28, 4, 3, 2, 1)
+_FEW = 3  # of so many sizes all combinations are tried
 _HAND_ON = frozenset({"Reshape", "Cast", "Identity", "Squeeze", "Unsqueeze", "Transpose"})
+_COMPARISONS = frozenset({"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"})
 _INTEGERS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64}
 
 
 def sizes(model: ir.Model, batch: int = 2) -> Iterator[dict[str, int]]:
-    """Choices of the inputs' symbolic sizes: first axes have size `batch`, all others one size, which varies."""
+    """Choices of the inputs' symbolic sizes: first axes have size `batch`, all others one size, which varies.
+
+    If there are few, some of the others have size `batch` next: states of recurrent layers have the batch behind.
+    """
     shapes = [dims(value) for value in model.graph.inputs]
     names = {d for shape in shapes for d in shape if isinstance(d, str)}
     first = {shape[0] for shape in shapes if shape and isinstance(shape[0], str)}
     # One size for all: sizes that must agree with each other then do.
-    if names - first:
-        for size in _SIZES:
-            yield {name: batch if name in first else size for name in names}
+    others = sorted(names - first)
+    for count in range(len(others) if len(others) <= _FEW else min(len(others), 1)):
+        for batched in itertools.combinations(others, count):
+            for size in _SIZES:
+                yield {name: batch if name in first or name in batched else size for name in names}
     yield dict.fromkeys(names, batch)
 
 
@@ -59,6 +67,9 @@ def _array(value: ir.Value, shape: list[int], kind: str, rng: np.random.Generato
         drawn = rng.standard_normal(shape) if kind == "normal" else rng.random(shape) * (255 if kind == "byte" else 1)
         return drawn.astype(dtype.numpy())
     if dtype in _INTEGERS:
+        # A number that the graph compares with, such as a sampling rate, decides which branch runs: not in every kind.
+        if (known := compared(value)) and kind != "unit":
+            return np.full(shape, known[KINDS.index(kind) % len(known)], dtype.numpy())
         # Without a table 2, which suits most others (masks, token types).
         return rng.integers(0, min(index_bound(value) or 2, 2**31), shape).astype(dtype.numpy())
     # Integers of 8 and 16 bits are data, such as pixels or quantized values: any number will do.
@@ -67,6 +78,18 @@ def _array(value: ir.Value, shape: list[int], kind: str, rng: np.random.Generato
     except ValueError:
         raise ValueError(f"its input {value.name!r} is {dtype.name.lower()}") from None
     return rng.integers(low, high, shape, endpoint=True).astype(dtype.numpy())
+
+
+def compared(value: ir.Value) -> list[int]:
+    """The integers that the graph compares a graph input with, where they fit its type, in order."""
+    found: set[int] = set()
+    for node, index in final_readers(value, lambda node: node.op_type in _HAND_ON or node.op_type == "Gather"):
+        if node.op_type in _COMPARISONS and node.domain == "" and len(node.inputs) == 2:
+            other = constant_array(node.inputs[1 - index])
+            if other is not None and other.size == 1 and other.dtype.kind in "iu":
+                found.add(int(other.reshape(())))
+    limits = np.iinfo(dtype_of(value).numpy())
+    return sorted(number for number in found if limits.min <= number <= limits.max)
 
 
 def index_bound(value: ir.Value) -> int | None:

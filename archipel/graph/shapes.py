@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnx import defs
 
 from archipel.errors import GraphError, one_line
+from archipel.graph.walk import levels, values
 
 Dim = int | str | None
 """A size, the name of a symbolic size, or None for an unknown one."""
@@ -57,16 +58,31 @@ def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
 
 
 def complete_shape(value: ir.Value, like: ir.Value) -> None:
-    """Fill in the sizes of `value` that are unknown or symbolic from `like`, which has the same shape at run time."""
+    """Fill in the unknown sizes of `value`, and those fixed in `like`, which has the same shape at run time."""
     if like.shape is None:
         return
     if value.shape is None:
         value.shape = like.shape
         return
     known = [
-        ours if isinstance(ours, int) or theirs is None else theirs for ours, theirs in zip(dims(value), dims(like))
+        theirs if ours is None or isinstance(theirs, int) else ours for ours, theirs in zip(dims(value), dims(like))
     ]
     value.shape = ir.Shape(known)
+
+
+def with_axis(value: ir.Value, axis: int, length: Dim) -> ir.Shape:
+    """The shape of `length` such values, stacked along a new axis; a negative axis counts from the result's end."""
+    shape = list(dims(value))
+    shape.insert(axis + len(shape) + 1 if axis < 0 else axis, length)
+    return ir.Shape(shape)
+
+
+def rename_size(graph: ir.Graph, old: str, new: str | int) -> None:
+    """Give a symbolic size another name, or a number, in the graph and its bodies. Changes `graph`."""
+    for level in levels(graph):
+        for value in values(level):
+            if value.shape is not None and old in dims(value):
+                value.shape = ir.Shape([new if d == old else d for d in dims(value)])
 
 
 def static_size(shape: Sequence[Dim]) -> int | None:

@@ -19,9 +19,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from importlib.util import find_spec
+from itertools import combinations, groupby
 from typing import NamedTuple, get_args
 
+from archipel.bundle.graphs.operators import KERNELS_DOMAIN
 from archipel.bundle.roles import ProgramKind
 from archipel.errors import DelegateError
 
@@ -50,6 +52,9 @@ PROVIDERS: dict[str, str] = {
 }
 """ONNX Runtime's name for each delegate. Azure is not among them: it sends the examples to a remote service."""
 
+ENGINES = ("openvino",)
+"""Packages that run whole programs beside ONNX Runtime: where one is installed, its name means it, not the provider."""
+
 # Only providers of builds that someone installed on purpose. Core ML, NNAPI and XNNPACK come with every build for
 # their platform, compute in other precision or other kernels, and are often slower on small models: by name only.
 AUTO: dict[str, tuple[str, ...]] = {
@@ -62,10 +67,14 @@ _AUTO_KINDS = ("predict", "features")
 
 
 class Delegate(NamedTuple):
-    """A provider by its name in this package, and its options as ONNX Runtime takes them."""
+    """A provider by its name in this package, and its options as ONNX Runtime takes them.
+
+    `whole`: an engine of its own, beside ONNX Runtime, that takes a program as a whole or not at all.
+    """
 
     name: str
     options: Mapping[str, str] = {}
+    whole: bool = False
 
     @property
     def provider(self) -> str:
@@ -82,32 +91,58 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True)
 class Preference:
-    """Delegates in order, without the CPU; `fallback` says whether the CPU may run the other nodes."""
+    """Delegates in order, without the CPU; `fallback` says whether the CPU may run the other nodes.
+
+    `automatic`: nobody has named them, so they are providers of the installed ONNX Runtime only.
+    """
 
     delegates: tuple[Delegate, ...]
     fallback: bool
+    automatic: bool = False
 
     def usable(self, available: Sequence[str]) -> tuple[tuple[Delegate, ...], list[Skipped]]:
         """The delegates that this build of ONNX Runtime has, and the others. Raises DelegateError without fallback."""
         present, skipped = [], []
         for delegate in self.delegates:
+            if self._is_engine(delegate) and find_spec(delegate.name) is not None:
+                present.append(delegate._replace(whole=True))
+                continue
             if delegate.provider in available:
                 present.append(delegate)
                 continue
             reason = f"not in this build of ONNX Runtime, which has {_known_names(available)}"
+            remedy = "install a build that has it"
+            if self._is_engine(delegate):
+                reason = f"the package {delegate.name} is not installed"
+                remedy = f"install it with: pip install 'archipel[{delegate.name}]'"
             if not self.fallback:
-                raise DelegateError(
-                    f"delegate {delegate.name!r}: {reason}; install a build that has it, or add 'cpu' to fall back"
-                )
+                raise DelegateError(f"delegate {delegate.name!r}: {reason}; {remedy}, or add 'cpu' to fall back")
+            if self._is_engine(delegate):
+                reason = f"{reason}; {remedy}"
             skipped.append(Skipped(delegate.name, "", reason))
         return tuple(present), skipped
 
+    def engines(self) -> set[str]:
+        """The installed engines among the delegates."""
+        return {each.name for each in self.delegates if self._is_engine(each) and find_spec(each.name) is not None}
+
+    def _is_engine(self, delegate: Delegate) -> bool:
+        return delegate.name in ENGINES and not self.automatic
+
 
 def attempts(delegates: Sequence[Delegate], fallback: bool) -> Iterator[tuple[Delegate, ...]]:
-    """Sets of delegates to try until a session can be made: the largest first, then in the order of preference."""
-    # Down to none, which is the CPU alone, only with fallback. A few delegates at most, so 2**n sets are few.
-    for size in range(len(delegates), -1 if fallback else 0, -1):
-        yield from combinations(delegates, size)
+    """Sets of delegates to try until a session can be made: the largest first, then in the order of preference.
+
+    An engine that takes whole programs is tried alone, in its place.
+    """
+    for whole, group in groupby(delegates, key=lambda delegate: delegate.whole):
+        together = tuple(group)
+        # A few delegates at most, so 2**n sets are few.
+        for size in (1,) if whole else range(len(together), 0, -1):
+            yield from combinations(together, size)
+    # None, which is the CPU alone, only with fallback.
+    if fallback:
+        yield ()
 
 
 def preferences(delegates: Delegates) -> dict[str, Preference]:
@@ -121,10 +156,15 @@ def preferences(delegates: Delegates) -> dict[str, Preference]:
     return {kind: _preference(delegates, kind) for kind in kinds}
 
 
+def engines(delegates: Delegates) -> set[str]:
+    """The installed engines beside ONNX Runtime that these delegates name. Raises as `preferences`."""
+    return {name for preference in preferences(delegates).values() for name in preference.engines()}
+
+
 def _preference(chosen: str | Sequence[Choice], kind: str) -> Preference:
     if isinstance(chosen, str) and chosen == "auto":
         automatic = AUTO.get(sys.platform, ()) if kind in _AUTO_KINDS else ()
-        return Preference(tuple(map(Delegate, automatic)), fallback=True)
+        return Preference(tuple(map(Delegate, automatic)), fallback=True, automatic=True)
     choices = [chosen] if isinstance(chosen, str) else list(chosen)
     named = [_delegate(choice) for choice in choices]
     names = [delegate.name for delegate in named]
@@ -177,12 +217,18 @@ class ProgramPlacement:
     """A program's session: its delegates in order, and the nodes that each of them got.
 
     ONNX Runtime fuses nodes later, so a profile can show fewer. `nodes` is None if this version of ONNX Runtime does
-    not report them; a profile names the provider of each kernel in all versions.
+    not report them; a profile names the provider of each kernel in all versions. `kernels` is the name and version of
+    the kernel pack whose operators run in place of the program's functions, "" without.
     """
 
     program: str
     delegates: tuple[str, ...]
     nodes: tuple[NodePlacement, ...] | None
+    kernels: str = ""
+
+    def native_nodes(self) -> int:
+        """How many nodes the kernel pack runs."""
+        return sum(node.op_type.startswith(f"{KERNELS_DOMAIN}.") for node in self.nodes or ())
 
     def counts(self) -> dict[str, int]:
         """How many nodes each delegate has."""
@@ -203,6 +249,8 @@ class DelegateReport:
             counts = placement.counts()
             summary = ", ".join(f"{counts.get(delegate, 0)} nodes on {delegate}" for delegate in placement.delegates)
             lines.append(f"{name}: {summary if placement.nodes is not None else ', '.join(placement.delegates)}")
+            if placement.kernels:
+                lines[-1] += f", of them {placement.native_nodes()} by {placement.kernels}"
             if nodes:
                 lines += [f"  {node.delegate:<10}{node.op_type:<24}{node.name}" for node in placement.nodes or ()]
         together: dict[tuple[str, str], list[str]] = {}

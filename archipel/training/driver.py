@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 import onnxruntime
 
+from archipel.bundle.graphs.operators import KERNELS_DOMAIN
 from archipel.bundle.roles import (
     Broadcast,
     Example,
@@ -34,6 +36,7 @@ from archipel.bundle.roles import (
 from archipel.errors import RuntimeInputError, TrainingError, one_line
 from archipel.graph.model import Model
 from archipel.lite_runtime.fields import check_array
+from archipel.lite_runtime.kernels import kernel_pack
 from archipel.lite_runtime.noise import DiscreteGaussian, Randomness
 from archipel.lite_runtime.sessions import error_types
 from archipel.training.arguments import whole
@@ -95,6 +98,9 @@ class StepRunner:
         options.log_severity_level = 4  # the errors say the same
         # Training through rounding needs it computed as the graph says: no fusing with integer kernels.
         options.add_session_config_entry("session.disable_quant_qdq", "1")
+        pack = kernel_pack() if KERNELS_DOMAIN in step.ir.opset_imports else None
+        if pack is not None and pack.library is not None:
+            pack.register(options, os.cpu_count() or 1)  # ONNX Runtime uses all cores, too
         try:
             self._session = onnxruntime.InferenceSession(step.to_bytes(), options, providers=["CPUExecutionProvider"])
         except error_types() as error:

@@ -12,6 +12,7 @@ from archipel.autodiff import differentiate
 from archipel.bundle.roles import Metric
 from archipel.errors import NotDifferentiableError, TrainingError
 from archipel.graph.model import Model
+from archipel.graph.outline import Functions
 from archipel.graph.shapes import dtype_of
 from archipel.training.arguments import check_part, check_trained_model, flag, whole
 from archipel.training.assembly import Assembly
@@ -38,6 +39,7 @@ class StepOptions(TypedDict, total=False):
     dropout: bool
     per_example: PerExample | None
     precision: Literal["float32", "mixed"] | Mixed
+    kernels: bool
 
 
 def step_graph(
@@ -53,6 +55,7 @@ def step_graph(
     dropout: bool = True,
     per_example: PerExample | None = None,
     precision: Literal["float32", "mixed"] | Mixed = "float32",
+    kernels: bool = False,
 ) -> Model:
     """Make a `train` program: one optimizer step on one batch, or `steps` of them in one graph.
 
@@ -73,6 +76,9 @@ def step_graph(
         dropout: whether the model's Dropout drops, with masks from the inputs `seed` and `step`.
         per_example: gradients of single examples, clipped one by one (`training.per_example`).
         precision: "mixed", or `training.mixed` with other numbers: products in float16 with loss scaling.
+        kernels: write convolutions of trained weights and their gradients as functions of the domain `archipel.kernels`
+            with bodies of standard operators. ONNX Runtime runs the kernel pack's operators in their place where
+            `archipel[kernels]` is installed, and the bodies elsewhere.
 
     Returns:
         A Model with its signature. Inputs: the model's own, `label`, each trainable parameter under its own name, its
@@ -94,7 +100,7 @@ def step_graph(
     check_part("step_graph", "optimizers", optimizer, OPTIMIZER_METHODS)
     check_options(
         steps=steps, transforms=transforms, accumulate=accumulate, batch_norm=batch_norm, dropout=dropout,
-        per_example=per_example, precision=precision,
+        per_example=per_example, precision=precision, kernels=kernels,
     )  # fmt: skip
     steps, accumulate = int(steps), int(accumulate)  # an option may be a NumPy integer
     # In inference mode, whatever mode the file is in: `track` and `activate` turn on what is to train.
@@ -104,6 +110,7 @@ def step_graph(
     streams = activate(work) if dropout else deactivate(work)
     work.leave_idle()
     scaling = _mixed_precision(work, precision)
+    functions = work.op.outlined = Functions() if kernels else None
     update = Update(work, optimizer, transforms, accumulate, may_skip=scaling is not None)
 
     try:
@@ -128,7 +135,10 @@ def step_graph(
     if per_example is None and (right := _accuracy(work, loss)) is not None:
         work.add_result(Metric, ACCURACY, right, reduction="mean")
     program = work.finish("train")
-    return program if steps == 1 else repeat(program, steps)
+    program = program if steps == 1 else repeat(program, steps)
+    if functions is not None:
+        functions.define(program.ir)
+    return program
 
 
 def check_options(
@@ -140,6 +150,7 @@ def check_options(
     dropout: object = True,
     per_example: object = None,
     precision: object = "float32",
+    kernels: object = False,
 ) -> None:
     """Refuse wrong values of StepOptions, whatever the model is. Raises TrainingError that names the option."""
     if not isinstance(transforms, Sequence):
@@ -152,6 +163,7 @@ def check_options(
     whole("step_graph", "accumulate", accumulate, 1)
     check_batch_norm(batch_norm)
     flag("step_graph", "dropout", dropout)
+    flag("step_graph", "kernels", kernels)
     if precision not in ("float32", "mixed") and not isinstance(precision, Mixed):
         raise TrainingError(
             f"step_graph: precision must be 'float32', 'mixed' or training.mixed(...), is {precision!r}"

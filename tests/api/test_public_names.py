@@ -11,8 +11,9 @@ import pytest
 import archipel
 
 PUBLIC = {
-    "archipel": "Model __version__ compress convert export",
-    "archipel.autodiff": "RULES RuleContext checkpoint differentiate gradient hessian_vector jvp rule vjp",
+    "archipel": "Model __version__ compress convert export function",
+    "archipel.autodiff": "FORWARD ForwardContext RULES RuleContext checkpoint differentiate forward_rule gradient "
+    "hessian_vector jvp linearize rule vjp vmap",
     "archipel.bundle": "Bundle FORMAT_VERSION Limits Lineage MAX_ARCHIVE_BYTES Manifest Phase PrivacyPolicy Program "
     "Release SelfTest SignedRelease Statistic TensorPlace TensorSpec Variant WEIGHTS_FILE "
     "decode_manifest decode_private_key development_key development_key_file encode_manifest "
@@ -29,6 +30,7 @@ PUBLIC = {
     "archipel.datasets": "DigitsByWriter HarByPerson HarWindows Labelled LabelledSplits WriterSplit cifar10 "
     "digits_by_writer fashion_mnist har_by_person har_windows mnist split_by split_dirichlet split_iid "
     "split_own_digits split_writers",
+    "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
     "Profile Progress Runtime Slots choose load running_slot",

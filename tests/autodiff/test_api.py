@@ -237,16 +237,15 @@ ERRORS = {
         r"no gradient rule for ThresholdedRelu \(node '.+'\); train only .*, or add a rule to "
         "archipel/autodiff/rules/activation.py",
     ),
-    "control flow": (
+    "sequences": (
         MissingRuleError,
-        """agraph (double[n] x, bool c) => (double loss) {
-            y = If (c) <then_branch = t () => (double[n] a) { a = Exp (x) }, else_branch = e () => (double[n] b)
-                { b = Neg (x) }>
+        """agraph (double[n] x) => (double loss) {
+            list = SequenceConstruct (x, x)
+            y = ConcatFromSequence <axis = 0> (list)
             loss = ReduceSum <keepdims = 0> (y)
         }""",
         {"wrt": ["x"]},
-        r"no gradient rule for If \(node '.+'\); train only .*, or add a rule to "
-        "archipel/autodiff/rules/control_flow.py",
+        r"no gradient passes through ConcatFromSequence \(node '.+'\): what a sequence holds .*; export the model ",
     ),
     "refused attribute": (
         MissingRuleError,

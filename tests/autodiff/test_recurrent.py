@@ -9,12 +9,13 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from gradient_cases.loop_reference import LOOPS
 from gradient_cases.recurrent_reference import ACTIVATIONS, RECURRENT
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from archipel import Model
-from archipel.autodiff import gradient, vjp
+from archipel.autodiff import hessian_vector, vjp
 from archipel.errors import MissingRuleError
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -90,7 +91,8 @@ def test_the_reference_is_what_onnx_runtime_computes(op_type: str, form: str) ->
     given = {name: value for name, value in inputs(op_type, (4, 3, 2, 3), directions).items() if name in names}
     given = {name: value * 3 if value.dtype == np.float32 else value for name, value in given.items()}
     proto = model(op_type, given, **attributes)
-    for ours, kernel in zip(ReferenceEvaluator(proto, new_ops=RECURRENT).run(None, given), run(proto, given)):
+    reference = ReferenceEvaluator(proto, new_ops=RECURRENT)
+    for ours, kernel in zip(reference.run(None, given), run(proto, given)):
         np.testing.assert_allclose(ours, kernel, atol=1e-5)
 
 
@@ -103,7 +105,7 @@ def test_the_reference_activations_are_those_of_onnx_runtime(name: str, paramete
     given |= {"w": np.ones((1, 1, 1), np.float32), "r": np.zeros((1, 1, 1), np.float32)}
     attributes = {"activation_alpha": [0.3], "activation_beta": [0.2]} if parameters else {}
     proto = model("RNN", given, activations=[name], **attributes)
-    ours = ReferenceEvaluator(proto, new_ops=RECURRENT).run(["y"], given)
+    ours = ReferenceEvaluator(proto, new_ops=[*RECURRENT, *LOOPS]).run(["y"], given)
     np.testing.assert_allclose(ours[0], run(proto, given, ["y"])[0], atol=1e-6)
 
 
@@ -171,12 +173,40 @@ def test_activations_without_derivative_are_refused(attributes: dict[str, Any], 
         vjp(Model.from_proto(model("LSTM", given, **attributes)), of=["y"], wrt=["x"])
 
 
-def test_a_second_derivative_says_that_it_stops_at_the_loop() -> None:
-    given = {k: v for k, v in inputs("GRU", (2, 2, 3, 4)).items() if k in ("x", "w", "r")}
-    proto = model("GRU", given)
-    total = helper.make_node("ReduceSum", ["y"], ["total"], keepdims=0)
-    proto.graph.node.append(total)
+@pytest.mark.parametrize("op_type", GATES)
+def test_second_derivatives(op_type: str) -> None:
+    """Hessian times tangent, on ONNX Runtime, against PyTorch with the same equations."""
+    given = {k: v for k, v in inputs(op_type, (3, 2, 3, 4)).items() if k in ("x", "w", "r")}
+    proto = model(op_type, given)
+    proto.graph.node.append(helper.make_node("ReduceSumSquare", ["y"], ["total"], keepdims=0))
     proto.graph.output.append(helper.make_tensor_value_info("total", TensorProto.FLOAT, []))
-    first = gradient(Model.from_proto(proto), of="total", wrt=["x"])
-    with pytest.raises(MissingRuleError, match="no gradient rule for Scan"):
-        vjp(first, of=["x.grad"], wrt=["w"])
+    made = hessian_vector(Model.from_proto(proto), of="total", wrt=list(given))
+    rng = np.random.default_rng(1)
+    tangents = {name: rng.standard_normal(v.shape).astype(np.float32) for name, v in given.items()}
+    found = run(made.to_bytes(), given | {f"{n}.tangent": v for n, v in tangents.items()}, [f"{n}.hvp" for n in given])
+
+    def total(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        gates, hidden = GATES[op_type], r.shape[2]
+        zeros = torch.zeros(x.shape[1], hidden, dtype=x.dtype)
+        h, c, sum_of_squares = zeros, zeros, torch.zeros((), dtype=x.dtype)
+        for item in x:
+            a = [(item @ part.T) for part in w[0].chunk(gates)]
+            b = list(r[0].chunk(gates))
+            if op_type == "RNN":
+                h = torch.tanh(a[0] + h @ b[0].T)
+            elif op_type == "GRU":  # linear_before_reset = 0
+                z, reset = (torch.sigmoid(a[i] + h @ b[i].T) for i in range(2))
+                h = (1 - z) * torch.tanh(a[2] + (reset * h) @ b[2].T) + z * h
+            else:
+                i, o, f = (torch.sigmoid(a[k] + h @ b[k].T) for k in range(3))
+                c = f * c + i * torch.tanh(a[3] + h @ b[3].T)
+                h = o * torch.tanh(c)
+            sum_of_squares = sum_of_squares + (h * h).sum()
+        return sum_of_squares
+
+    exact = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in given.values()]
+    slopes = torch.autograd.grad(total(*exact), exact, create_graph=True)
+    moved = [torch.tensor(v, dtype=torch.float64) for v in tangents.values()]
+    expected = torch.autograd.grad(sum((s * v).sum() for s, v in zip(slopes, moved)), exact)
+    for ours, theirs in zip(found, expected):
+        np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-3, atol=1e-4)

@@ -1,6 +1,7 @@
 """Gradient rules, one file per operator family. Importing this package fills the registry."""
 
 from archipel.autodiff.rules import activation as activation
+from archipel.autodiff.rules import control_flow as control_flow
 from archipel.autodiff.rules import conv as conv
 from archipel.autodiff.rules import cumulative as cumulative
 from archipel.autodiff.rules import einsum as einsum
@@ -22,3 +23,4 @@ from archipel.autodiff.rules import rnn as rnn
 from archipel.autodiff.rules import select as select
 from archipel.autodiff.rules import shape as shape
 from archipel.autodiff.rules import softmax as softmax
+from archipel.autodiff.rules import tangents as tangents

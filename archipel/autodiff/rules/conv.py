@@ -16,9 +16,11 @@ from archipel.autodiff.rules.windows import (
     mirror_kernel,
     sliding_window,
     split_padding,
+    suits_kernels,
     transpose_convolution,
 )
 from archipel.graph.build import Builder
+from archipel.graph.outline import outline
 from archipel.graph.shapes import Dim, dims, static_size
 
 # ONNX Runtime copies windows row by row: for rows shorter than this the calls cost more than the elements.
@@ -42,10 +44,11 @@ def conv(ctx: RuleContext) -> Gradients:
         grad_x = cut(_input_gradient(op, g, x, w, window, group, filters, per_group))
     if ctx.wants(1):
         grad_w = weight_gradient(op, g, x, window, group, filters, per_group)
-        if x is ctx.input(0) and _has_short_rows(dims(g), window, group, per_group):
-            # The forward pass gains from exchanged axes as well.
+        has_kernel = op.outlined is not None and suits_kernels(x, window)
+        if x is ctx.input(0) and (has_kernel or _has_short_rows(dims(g), window, group, per_group)):
+            # The forward pass gains from exchanged axes as well, and from a kernel for weights that change.
             with op.after(ctx.node):
-                ctx.replace(_convolve(op, x, w, ctx.optional(2), window, group, dims(ctx.output)))
+                ctx.replace(_forward(op, x, w, ctx.optional(2), window, group, dims(ctx.output)))
     return [grad_x, grad_w, _bias_gradient(ctx, g)]
 
 
@@ -112,7 +115,30 @@ def _transposed_window(ctx: RuleContext, kernel: Sequence[Dim]) -> Window:
     return window.padded(before, [a - o for a, o in zip(after, extra)])
 
 
+def _forward(
+    op: Builder, x: ir.Value, w: ir.Value, b: ir.Value | None, window: Window, group: int, shape: Sequence[Dim]
+) -> ir.Value:
+    def body(op: Builder, x: ir.Value, w: ir.Value, b: ir.Value | None) -> ir.Value:
+        return _convolve(op, x, w, b, window, group, shape)
+
+    if not suits_kernels(x, window):
+        return body(op, x, w, b)
+    return outline(op, "Conv", [x, w, b], body, group=group, **window.attributes)
+
+
 def _input_gradient(
+    op: Builder, g: ir.Value, x: ir.Value, w: ir.Value, window: Window, group: int, filters: int, per_group: int
+) -> ir.Value:
+    def body(op: Builder, g: ir.Value, w: ir.Value) -> ir.Value:
+        return _standard_input_gradient(op, g, x, w, window, group, filters, per_group)
+
+    sizes = [size for size in dims(x)[2:] if isinstance(size, int)]
+    if not suits_kernels(x, window) or len(sizes) < len(window.kernel):
+        return body(op, g, w)
+    return outline(op, "ConvGradInput", [g, w], body, group=group, input_size=sizes, **window.attributes)
+
+
+def _standard_input_gradient(
     op: Builder, g: ir.Value, x: ir.Value, w: ir.Value, window: Window, group: int, filters: int, per_group: int
 ) -> ir.Value:
     """At stride 1 a Conv of g with the mirrored kernel, else ConvTranspose; both are the adjoint.

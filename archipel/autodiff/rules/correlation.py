@@ -15,8 +15,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from archipel.autodiff.rules.windows import LAST, Window, unfold
+from archipel.autodiff.rules.windows import LAST, Window, suits_kernels, unfold
 from archipel.graph.build import Builder
+from archipel.graph.outline import outline
 from archipel.graph.shapes import dims, dtype_of, fixed_sizes, static_size
 
 # For windows of at most this many elements one matrix of all windows is cheaper than one product per row of the kernel.
@@ -30,6 +31,18 @@ def weight_gradient(
 ) -> ir.Value:
     """x [batch, group * per_group, *spatial] and the output's gradient g [batch, filters, *output] ->
     [filters, per_group, *kernel]."""
+
+    def body(op: Builder, x: ir.Value, g: ir.Value) -> ir.Value:
+        return _standard(op, g, x, window, group, filters, per_group)
+
+    if not suits_kernels(x, window):
+        return body(op, x, g)
+    return outline(op, "ConvGradWeight", [x, g], body, group=group, **window.attributes)
+
+
+def _standard(
+    op: Builder, g: ir.Value, x: ir.Value, window: Window, group: int, filters: int, per_group: int
+) -> ir.Value:
     # A kernel of one element at stride 1: the input is its own windows.
     if window.size == 1 and set(window.strides) == {1} and not any(window.pads):
         return _laid_out(op, g, x, window, group, filters, per_group)

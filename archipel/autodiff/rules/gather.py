@@ -150,3 +150,10 @@ def top_k(ctx: RuleContext) -> Gradients:
     """The cotangent of each value goes to the index that it came from, which is the second output (ONNX TopK-11)."""
     base = ctx.op.full_like(ctx.input(0), 0.0)
     return [ctx.op.ScatterElements(base, ctx.outputs[1], ctx.cotangent, axis=ctx.attribute("axis", -1))]
+
+
+@rule("", "ReverseSequence")
+def reverse_sequence(ctx: RuleContext) -> Gradients:
+    """The same again: what it moves to a place it moves back from there (ONNX ReverseSequence-10)."""
+    axes = {name: ctx.attribute(name, default) for name, default in (("batch_axis", 1), ("time_axis", 0))}
+    return [ctx.op.ReverseSequence(ctx.cotangent, ctx.input(1), **axes)]

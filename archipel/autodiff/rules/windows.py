@@ -83,6 +83,11 @@ class Window:
         return cls(sizes, tuple(strides), tuple(dilations), tuple(pads[:n]), tuple(pads[n:]))
 
 
+def suits_kernels(x: ir.Value, window: Window) -> bool:
+    """Whether the kernel pack has the convolution of `x`: float32, two spatial axes, padding that adds."""
+    return dtype_of(x) == ir.DataType.FLOAT and len(window.kernel) == 2 and min(window.pads) >= 0
+
+
 def split_padding(totals: Sequence[int], upper: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Padding before and after; the odd element comes after for SAME_UPPER, before for SAME_LOWER."""
     small, large = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)

@@ -4,6 +4,8 @@ Those of opset 21 with a kernel in ONNX Runtime's CPU build, or with a function 
 """
 
 OPSET = 21
+KERNELS_DOMAIN = "archipel.kernels"
+"""Functions of this domain are those that the kernel pack has native operators for."""
 IR_VERSION = 10
 
 OPERATORS = frozenset(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from archipel.graph.importing.bodies import lift_initializers
 from archipel.graph.parameters import parameter_names
 from archipel.graph.passes import FoldConstants, fix_reshape_targets, remove_dead_code, remove_identities
 from archipel.graph.shapes import constant_array, dims, is_float, static_size
@@ -28,6 +29,7 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
     "RNN": (1, 2, 3),
 }
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 
 
 def clean(model: ir.Model) -> None:
@@ -45,6 +47,7 @@ def clean(model: ir.Model) -> None:
     FoldConstants(parameter_names(model), preserved=_is_large)(model)
     remove_identities(model)
     fix_reshape_targets(model)
+    lift_initializers(model)
     remove_dead_code(model)
 
 
@@ -59,22 +62,21 @@ def _drop_cast(node: ir.Node) -> None:
 
 
 def _lift_weights(model: ir.Model) -> None:
-    for node in list(model.graph):
-        if node.op_type != "Constant" or node.domain != "":
+    for node in list(model.graph.all_nodes()):
+        if node.op_type != "Constant" or node.domain != "" or node.graph is None:
             continue
         output, array = node.outputs[0], constant_array(node.outputs[0])
         if array is None or array.ndim == 0 or not is_float(output) or output.is_graph_output():
             continue
         # Only constants that arrive where an operator takes a weight become parameters.
-        if not any(_is_weight(*end) for end in final_readers(output, _rearranges)):
+        if not any(_is_weight(*end) for end in final_readers(output, _rearranges)) and not _feeds_recurrence(output):
             continue
-        graph = model.graph
         name = output.name or ""
         tensor = ir.tensor(array, name=name)
         value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
         output.replace_all_uses_with(value)
-        graph.remove(node, safe=True)
-        graph.register_initializer(value)
+        node.graph.remove(node, safe=True)
+        model.graph.register_initializer(value)
 
 
 def _is_large(node: ir.Node) -> bool:
@@ -85,6 +87,20 @@ def _is_large(node: ir.Node) -> bool:
 
 def _rearranges(node: ir.Node) -> bool:
     return node.op_type in ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten") and node.domain == ""
+
+
+def _feeds_recurrence(value: ir.Value) -> bool:
+    """Whether a recurrent layer reads the value as a weight, also with its gates in another order (Slice, Concat)."""
+    waiting, seen = [value], {value}
+    while waiting:
+        for node, index in waiting.pop().uses():
+            if node.domain == "" and node.op_type in _RECURRENT and index in _WEIGHTS[node.op_type]:
+                return True
+            moved = node.domain == "" and (node.op_type == "Concat" or (index == 0 and node.op_type == "Slice"))
+            if (moved or (index == 0 and _rearranges(node))) and node.outputs[0] not in seen:
+                seen.add(node.outputs[0])
+                waiting.append(node.outputs[0])
+    return False
 
 
 def _is_weight(node: ir.Node, index: int) -> bool:

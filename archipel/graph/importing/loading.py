@@ -10,15 +10,17 @@ import onnx_ir.passes.common as common
 from onnx import defs
 
 from archipel.errors import ModelImportError, one_line
+from archipel.graph.body_shapes import infer_graph
 from archipel.graph.check import refuse_unknown, refuse_unsupported
 from archipel.graph.functions import inline_unknown, record_inlined, refuse_too_many, share_opset
+from archipel.graph.importing.bodies import separate_bodies
 from archipel.graph.importing.newer_opsets import expand, has_body, lower_opset, write_out_defaults
 from archipel.graph.importing.older_opsets import raise_opset
 from archipel.graph.importing.sources import MAX_BYTES, refuse_external
 from archipel.graph.opset import IR_VERSION, OPSET, opset_of, stamp, standard_nodes
 from archipel.graph.parameters import parameter_names, record_parameters
 from archipel.graph.passes import simplify
-from archipel.graph.walk import levels, proto_bodies, values
+from archipel.graph.walk import bodies
 
 
 def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -> ir.Model:
@@ -66,9 +68,12 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
                 # Inference may expand the operator's function body, which reads all attributes.
                 write_out_defaults(node, schema)
         proto.functions.extend(functions)
-        proto = _separate_branches(proto)
+        proto = separate_bodies(proto)
         proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
         model = ir.from_proto(proto)
+        common.RemoveUnusedOpsetsPass()(model)  # tools declare all that they know, which no bundle may
+        if any(bodies(node) for node in model.graph):
+            infer_graph(model.graph)  # ONNX's inference says nothing about the shapes of a Loop's states
         refuse_unsupported(model)
     except ModelImportError:
         raise
@@ -83,22 +88,6 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
         simplify(model, keep=parameter_names(model))  # function bodies compute shapes that are constants here
     record_inlined(model.graph, inlined)
     return model
-
-
-def _separate_branches(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Give every value a name of its own. Branches of an If may use the same names, but inference would mix them up."""
-    if not any(proto_bodies(node) for node in proto.graph.node):
-        return proto
-    model = ir.from_proto(proto)
-    taken: set[str] = set()
-    for graph in levels(model.graph):
-        for value in list(values(graph)):
-            name, count = value.name or "", 1
-            while value.name and value.name in taken:
-                count += 1
-                value.name = f"{name}_{count}"
-            taken.add(value.name or "")
-    return ir.to_proto(model)
 
 
 def _require_tensors(graph: onnx.GraphProto) -> None:
@@ -142,13 +131,18 @@ def with_output_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
     return proto
 
 
+def free_name(value: ir.Value, axis: int) -> str:
+    """The name of an input's symbolic size to which the file gives none."""
+    return f"{value.name}_dim{axis}"
+
+
 def _name_dimensions(model: ir.Model) -> None:
     # An unnamed size equals nothing, not even itself. Inference carries names on, so that shapes can be compared.
     for value in model.graph.inputs:
         if value.shape is not None:
             value.shape = ir.Shape(
                 [
-                    ir.SymbolicDim(f"{value.name}_dim{i}") if isinstance(d, ir.SymbolicDim) and not d.value else d
+                    ir.SymbolicDim(free_name(value, i)) if isinstance(d, ir.SymbolicDim) and not d.value else d
                     for i, d in enumerate(value.shape)
                 ]
             )

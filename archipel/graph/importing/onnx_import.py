@@ -16,14 +16,14 @@ from archipel.graph.check import refuse_foreign, refuse_types
 from archipel.graph.importing.cleaning import clean
 from archipel.graph.importing.comparison import HALF_TOLERANCE, TOLERANCE, CannotRunError, Reference, deviation
 from archipel.graph.importing.half import widen
-from archipel.graph.importing.loading import normalize
+from archipel.graph.importing.loading import free_name, normalize
 from archipel.graph.importing.merged import separate_statistics
 from archipel.graph.importing.sources import read
 from archipel.graph.opset import opset_of
 from archipel.graph.parameters import NAMES_KEY, STATE_KEY, parameter_names, record_parameters
 from archipel.graph.report import CONVERSION_KEY, DEVIATION_KEY, REPORT_KEY, ImportReport
 from archipel.graph.samples import KINDS, sample, sizes
-from archipel.graph.shapes import dims
+from archipel.graph.shapes import dims, rename_size
 
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})
 _EXAMPLES = 3
@@ -50,7 +50,8 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
     # Anybody may have written these into the file: only this import says what they are.
     for key in (NAMES_KEY, STATE_KEY, DEVIATION_KEY, REPORT_KEY, CONVERSION_KEY):
         model.metadata_props.pop(key, None)
-    given = set(model.graph.initializers) | {str(n.outputs[0].name) for n in model.graph if n.op_type == "Constant"}
+    constants = (node for node in model.graph.all_nodes() if node.op_type == "Constant")
+    given = set(model.graph.initializers) | {str(node.outputs[0].name) for node in constants}
     try:
         for value in model.graph.initializers.values():
             if value.const_value is not None:
@@ -72,6 +73,8 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
     source, why = _run_source(proto, model)
     if source is None:
         report = report.with_notes(f"not compared with its source: {why}")
+    else:
+        report = report.with_notes(*_name_batch(model, source))
     if dynamic_batch and fixed_batch(model) is not None:
         model, report = _with_free_batch(model, source, tolerance, report)
     elif source is not None:
@@ -92,10 +95,12 @@ def _is_computed_factor(model: ir.Model, name: str, given: set[str]) -> bool:
 
 @dataclass(frozen=True)
 class _Source:
-    """The unchanged file in ONNX Runtime; `known`: pairs of sample inputs and the file's outputs for them."""
+    """The unchanged file in ONNX Runtime; `known`: pairs of sample inputs and the file's outputs for them; `sizes`: the
+    symbolic sizes of these inputs."""
 
     runtime: Reference
     known: list[tuple[dict[str, np.ndarray], list[np.ndarray]]]
+    sizes: dict[str, int]
 
 
 def _run_source(proto: onnx.ModelProto, model: ir.Model) -> tuple[_Source | None, str]:
@@ -115,12 +120,34 @@ def _run_source(proto: onnx.ModelProto, model: ir.Model) -> tuple[_Source | None
             for kind in KINDS:
                 feed = sample(model, kind, chosen)
                 known.append((feed, runtime.run(feed)))
-            return _Source(runtime, known), ""
+            return _Source(runtime, known, chosen), ""
         except ValueError as error:
             return None, str(error)
         except CannotRunError as error:
             why = f"ONNX Runtime does not run it on sample inputs ({error})"
     return None, why
+
+
+def _name_batch(model: ir.Model, source: _Source) -> list[str]:
+    """Give axes without a name in the file the batch's name where the source takes no other size. Returns notes.
+
+    States of recurrent layers have the batch on their second axis, and not every exporter names it.
+    """
+    batch = next((dims(value)[0] for value in model.graph.inputs if value.shape is not None and dims(value)), None)
+    if not isinstance(batch, str):
+        return []
+    notes = []
+    for value in model.graph.inputs:
+        for axis, name in enumerate(dims(value)):
+            unnamed = axis > 0 and name == free_name(value, axis)
+            if not isinstance(name, str) or not unnamed or source.sizes[name] != source.sizes[batch]:
+                continue
+            try:
+                source.runtime.run(sample(model, KINDS[0], {**source.sizes, name: source.sizes[batch] + 1}))
+            except CannotRunError:
+                rename_size(model.graph, name, batch)
+                notes.append(f"axis {axis} of {value.name!r} is the batch: the source takes no other size there")
+    return notes
 
 
 def _compare(model: ir.Model, source: _Source, tolerance: float, report: ImportReport) -> ImportReport:

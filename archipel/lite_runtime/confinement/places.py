@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import archipel
 from archipel.lite_runtime.delegates import AUTO
 
-PACKAGES = ("numpy", "onnxruntime", "msgspec", "cryptography", "safetensors")
+PACKAGES = ("numpy", "onnxruntime", "msgspec", "cryptography", "safetensors", "archipel_kernels", "openvino")
 
 _SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/gnu/store",
@@ -115,7 +115,10 @@ def libraries() -> list[str]:
     known = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     # Not the parent folder of a checkout: it holds more than the package.
     path = {entry for entry in sys.path if entry and Path(entry).resolve() != own.parent}
-    prefix = {str(Path(sys.base_prefix) / "lib"), str(Path(sys.prefix) / "pyvenv.cfg")}
+    # Libraries that wheels bring lie beside the packages of a virtual environment, too.
+    prefix = {str(Path(root) / "lib") for root in (sys.base_prefix, sys.prefix)} | {
+        str(Path(sys.prefix) / "pyvenv.cfg")
+    }
     return sorted({*known, *path, *prefix, str(own), *_SYSTEM} - {""})
 
 

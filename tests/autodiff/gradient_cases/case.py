@@ -27,6 +27,8 @@ class Case:
     `single`: the operator exists in float32 only, too coarse for finite differences (which do not see quantization at
     all); `torch` alone, in float64, says what its gradient is.
     `outputs` is how many the node has ("" in `unused` leaves one out), `of` which of them have cotangents.
+    `bodies`: text of the node's bodies by attribute, with T for the floating-point type; they, and not the node, read
+    the inputs in `captured`. `declared`: the shapes of the outputs.
     """
 
     op_type: str
@@ -40,6 +42,9 @@ class Case:
     of: tuple[int, ...] = (0,)
     unused: frozenset[int] = frozenset()
     single: bool = False
+    bodies: dict[str, str] = field(default_factory=dict)
+    captured: frozenset[int] = frozenset()
+    declared: Sequence[Sequence[int | str]] | None = None
 
     @property
     def output_names(self) -> list[str]:
@@ -84,14 +89,22 @@ class Case:
                 free = self.free.get(i, set())
                 shape = [f"d{i}_{a}" if a in free else n for a, n in enumerate(array.shape)]
                 inputs.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), shape))
-        used = [name if value is not None else "" for name, value in zip(self.names, self.inputs)]
+        used = [
+            name if value is not None else ""
+            for i, (name, value) in enumerate(zip(self.names, self.inputs))
+            if i not in self.captured
+        ]
         attributes = dict(self.attributes)
+        for name, text in self.bodies.items():
+            typed = text.replace("T[", "float[" if dtype == np.float32 else "double[")
+            attributes[name] = onnx.parser.parse_graph(typed)
         out_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
         if self.op_type == "Cast":
             attributes["to"] = out_type = _cast_target(dtype)
         node = helper.make_node(self.op_type, used, self.output_names, name="node", **attributes)
         shape = None if self.rank is None else [f"y_{axis}" for axis in range(self.rank)]
-        results = [helper.make_tensor_value_info(name, out_type, shape) for name in self.targets]
+        shapes = [shape] * len(self.of) if self.declared is None else [self.declared[i] for i in self.of]
+        results = [helper.make_tensor_value_info(n, out_type, s) for n, s in zip(self.targets, shapes)]
         graph = helper.make_graph([node], "case", inputs, results, initializers)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 

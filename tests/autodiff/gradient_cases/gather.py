@@ -166,9 +166,31 @@ def top_k(draw: Draw) -> Case:
     )
 
 
+@st.composite
+def reverse_sequence(draw: Draw) -> Case:
+    time, batch = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    first = draw(st.booleans())
+    shape = [batch, time] if first else [time, batch]
+    lengths = [draw(st.integers(1, time)) for _ in range(batch)]
+
+    def function(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        rows = x if first else x.swapaxes(0, 1)
+        turned = torch.stack([torch.cat([row[:n].flip(0), row[n:]]) for row, n in zip(rows, lengths)])
+        return turned if first else turned.swapaxes(0, 1)
+
+    return Case(
+        "ReverseSequence",
+        [normal(draw, *shape, draw(st.integers(1, 2))), np.array(lengths, np.int64)],
+        {"batch_axis": 0, "time_axis": 1} if first else {},
+        free={0: free_axes(draw, shape)},
+        torch=function,
+    )
+
+
 CASES = {
     ("", "Gather"): gather(),
     ("", "GatherND"): gather_nd(),
+    ("", "ReverseSequence"): reverse_sequence(),
     ("", "ScatterElements"): scatter_elements(),
     ("", "ScatterND"): scatter_nd(),
     ("", "TopK"): top_k(),

@@ -1,6 +1,6 @@
-"""LSTM, GRU and RNN as ONNX defines them, one sequence and one step at a time, and Scan in both directions.
+"""LSTM, GRU and RNN as ONNX defines them, one sequence and one step at a time.
 
-onnx.reference's own know no sequence lengths, one direction and few attributes; its Scan refuses to go backwards.
+onnx.reference's own know no sequence lengths, one direction and few attributes.
 tests/autodiff/test_recurrent.py compares these with ONNX Runtime's kernels.
 """
 
@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx.reference.op_run import OpRun
-from onnx.reference.ops.op_scan import Scan as ForwardScan
 
 Array = np.ndarray
 Functions = list[Callable[[Array], Array]]
@@ -161,29 +159,4 @@ class LSTM(Layer):
         return [o * f[2](c), c]
 
 
-class Scan(ForwardScan):
-    op_domain = ""
-
-    def __init__(self, node: onnx.NodeProto, params: Any) -> None:
-        given = {attribute.name: list(attribute.ints) for attribute in node.attribute if attribute.ints}
-        self.inputs_back = given.get("scan_input_directions", [])
-        self.outputs_back = given.get("scan_output_directions", [])
-        forward = onnx.NodeProto()
-        forward.CopyFrom(node)
-        kept = [attribute for attribute in node.attribute if not attribute.name.endswith("_directions")]
-        del forward.attribute[:]
-        forward.attribute.extend(kept)
-        super().__init__(forward, params)
-
-    def _run(self, *values: Array, **given: Any) -> tuple[Array, ...]:
-        carried = len(values) - self.num_scan_inputs
-        items = [v[::-1] if back else v for v, back in zip(values[carried:], self.inputs_back or [0] * len(values))]
-        given.pop("scan_input_directions", None)
-        given.pop("scan_output_directions", None)
-        found = list(super()._run(*values[:carried], *items, **given))
-        for i, back in enumerate(self.outputs_back):
-            found[carried + i] = found[carried + i][::-1] if back else found[carried + i]
-        return tuple(found)
-
-
-RECURRENT: list[type[OpRun]] = [LSTM, GRU, RNN, Scan]
+RECURRENT: list[type[OpRun]] = [LSTM, GRU, RNN]

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import torch
+from gradient_cases.loop_reference import LOOPS
 from gradient_cases.recurrent_reference import RECURRENT
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
@@ -36,6 +37,7 @@ def evaluator(model: onnx.ModelProto | bytes) -> ReferenceEvaluator:
         new_ops=[
             *BY_TORCH,
             *RECURRENT,
+            *LOOPS,
             ReduceLogSumExp,
             ConvTranspose,
             MaxPool,

@@ -1,0 +1,79 @@
+"""Which values the way back reads from the way there, and which it computes again.
+
+A body's gradient is emitted into a copy of the body, so it could compute everything again from what goes into the body.
+That needs the least memory. Values that are expensive to compute are kept instead: the forward node returns them as
+well, and the copy reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from archipel.autodiff.context import RuleContext
+from archipel.graph.walk import bodies, dependencies
+
+# Products, and what has a loop inside. Everything else costs about as much as reading it from memory would.
+_EXPENSIVE = {
+    *("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "Attention", "TopK", "DFT", "Det"),
+    *("DeformConv", "MatMulInteger", "QLinearConv", "QLinearMatMul", "ConvInteger", "If", "Loop", "Scan"),
+}
+# Computed again they would be other numbers.
+_RANDOM = {
+    "Dropout",
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Bernoulli",
+    "Multinomial",
+}
+
+
+def values_to_keep(
+    ctx: RuleContext,
+    copies: Mapping[ir.Value, ir.Value],
+    results: Sequence[ir.Value],
+    fits: Callable[[ir.Value], bool],
+) -> list[ir.Value]:
+    """The values of a body that its copy should read instead of computing them.
+
+    Arguments:
+        ctx: of the node with the body.
+        copies: each value of the body -> the copy's.
+        results: what the copy returns, in the end: gradients.
+        fits: whether a value of the body can be returned by its node.
+
+    Raises MissingRuleError for random numbers that would have to be kept and do not fit.
+    """
+    originals = {copy: value for value, copy in copies.items()}
+    kept: dict[ir.Value, None] = {}
+    seen: set[ir.Value] = set()
+    waiting = list(results)
+    while waiting:
+        value = waiting.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        maker, original = value.producer(), originals.get(value)
+        if maker is None:
+            continue
+        random = maker.domain == "" and maker.op_type in _RANDOM
+        if original is not None and (random or _is_expensive(maker, original)) and fits(original):
+            kept[original] = None
+        elif random:
+            ctx.refuse(
+                f"{maker.op_type} {maker.name!r} in the body",
+                "its random numbers cannot be drawn again on the way back, and their shape is not fixed",
+            )
+        else:
+            waiting.extend(dependencies(maker))
+    return list(kept)
+
+
+def _is_expensive(maker: ir.Node, original: ir.Value) -> bool:
+    # A loop whose gradient is taken runs again in any case: the copy has further results, which the gradient reads.
+    node = original.producer()
+    widened = node is None or len(node.outputs) != len(maker.outputs)
+    return maker.domain == "" and maker.op_type in _EXPENSIVE and not (bodies(maker) and widened)

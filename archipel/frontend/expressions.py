@@ -1,0 +1,140 @@
+"""Expressions: names, constants, operators, comparisons, and, or, conditional expressions, tuples, subscripts."""
+
+from __future__ import annotations
+
+import ast
+from types import ModuleType
+from typing import Any
+
+from archipel.frontend import arrays, operators
+from archipel.frontend.branches import known_truth
+from archipel.frontend.iterables import items
+from archipel.frontend.reader import Reader, expression
+from archipel.frontend.statements import assign
+from archipel.frontend.subscripts import get
+from archipel.frontend.values import Tensor, content, describe, is_known, is_python_number, refuse
+
+
+@expression(ast.Constant)
+def _constant(r: Reader, node: ast.Constant) -> Any:
+    if isinstance(node.value, complex):
+        refuse("complex numbers are not supported; compute with the real and imaginary parts")
+    return node.value
+
+
+@expression(ast.Name)
+def _name(r: Reader, node: ast.Name) -> Any:
+    return r.frame.look_up(node.id)
+
+
+@expression(ast.BinOp)
+def _binary(r: Reader, node: ast.BinOp) -> Any:
+    a, b = r.evaluate(node.left), r.evaluate(node.right)
+    if isinstance(a, tuple | list | str) or isinstance(b, tuple | list | str):  # joined or repeated
+        try:
+            return operators.PYTHON[type(node.op)](a, b)
+        except TypeError as error:
+            refuse(str(error))
+    return r.compute(type(node.op), a, b)
+
+
+@expression(ast.UnaryOp)
+def _unary(r: Reader, node: ast.UnaryOp) -> Any:
+    return r.compute(type(node.op), r.evaluate(node.operand))
+
+
+@expression(ast.Tuple)
+def _tuple(r: Reader, node: ast.Tuple) -> tuple[Any, ...]:
+    return tuple(_elements(r, node.elts))
+
+
+@expression(ast.List)
+def _list(r: Reader, node: ast.List) -> list[Any]:
+    return list(_elements(r, node.elts))
+
+
+@expression(ast.Dict)
+def _dict(r: Reader, node: ast.Dict) -> dict[Any, Any]:
+    if any(key is None for key in node.keys):
+        refuse("** in a dict is not supported")
+    return {r.evaluate(key): r.evaluate(value) for key, value in zip(node.keys, node.values) if key is not None}
+
+
+def _elements(r: Reader, nodes: list[ast.expr]) -> list[Any]:
+    values: list[Any] = []
+    for node in nodes:
+        if isinstance(node, ast.Starred):
+            values.extend(items(r.evaluate(node.value)))
+        else:
+            values.append(r.evaluate(node))
+    return values
+
+
+@expression(ast.Slice)
+def _slice(r: Reader, node: ast.Slice) -> slice:
+    return slice(*(None if part is None else r.evaluate(part) for part in (node.lower, node.upper, node.step)))
+
+
+@expression(ast.Subscript)
+def _subscript(r: Reader, node: ast.Subscript) -> Any:
+    value, index = r.evaluate(node.value), r.evaluate(node.slice)
+    if isinstance(value, Tensor):
+        return get(r.e, value, index)
+    if isinstance(index, Tensor) and index.const is None:
+        refuse(
+            f"{describe(value)} is indexed by a number that only the graph knows; go over its items (for x in ...), or "
+            "make it one array"
+        )
+    try:
+        return value[content(index)]
+    except (KeyError, IndexError, TypeError) as error:
+        refuse(f"{type(error).__name__}: {error}")
+
+
+@expression(ast.Attribute)
+def _attribute(r: Reader, node: ast.Attribute) -> Any:
+    value = r.evaluate(node.value)
+    if isinstance(value, Tensor) or is_python_number(value):
+        return arrays.attribute(r, value, node.attr)
+    if not hasattr(value, node.attr):
+        refuse(f"{describe(value)} has no attribute {node.attr!r}")
+    found = getattr(value, node.attr)
+    return (
+        r.weights.wrap(found, node.attr) if isinstance(value, ModuleType) else r.weights.child(value, node.attr, found)
+    )
+
+
+@expression(ast.JoinedStr)
+def _text(r: Reader, node: ast.JoinedStr) -> str:
+    parts = []
+    for part in node.values:
+        value = r.evaluate(part.value if isinstance(part, ast.FormattedValue) else part)
+        if not is_known(value):
+            refuse("a text with a value that only the graph knows")
+        parts.append(str(value.const if isinstance(value, Tensor) else value))
+    return "".join(parts)
+
+
+@expression(ast.ListComp, ast.GeneratorExp)
+def _comprehension(r: Reader, node: ast.ListComp | ast.GeneratorExp) -> list[Any]:
+    """Written out, over what is known while the function is read."""
+    if len(node.generators) > 1:
+        refuse("a comprehension over several things; write loops")
+    (over,) = node.generators
+    source = r.evaluate(over.iter)
+    if not isinstance(source, range | list | tuple | str | dict):
+        refuse("a comprehension goes over tuples, lists and fixed ranges; write a for loop that fills an array")
+    frame, kept = r.frame, r.frame.names
+    frame.names = dict(kept)
+    try:
+        found = []
+        for item in items(source):
+            assign(r, over.target, item)
+            tests = [known_truth(r.evaluate(test)) for test in over.ifs]
+            if any(test is None for test in tests):
+                refuse("a comprehension whose length depends on the inputs; use np.where")
+            if all(tests):
+                found.append(r.evaluate(node.elt))
+        return found
+    finally:
+        frame.names = kept

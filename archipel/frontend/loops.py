@@ -1,0 +1,234 @@
+"""`for` and `while`: `Loop` nodes, whose carried values are the variables that an iteration hands to the next."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+import onnx_ir as ir
+
+from archipel.frontend.branches import branch, choose, either, known_truth, with_storage
+from archipel.frontend.conditions import condition
+from archipel.frontend.forms import (
+    Form,
+    Missing,
+    common_form,
+    declare,
+    flatten,
+    form_of,
+    leaves,
+    parameters,
+    rebuild,
+)
+from archipel.frontend.iterables import items, iteration
+from archipel.frontend.liveness import Names, contains, written
+from archipel.frontend.reader import RESULT, RETURNED, Reader, statement
+from archipel.frontend.statements import assign, run
+from archipel.frontend.subscripts import row
+from archipel.frontend.values import Tensor, Unbound, refuse
+
+_ROUNDS = 8  # forms only become wider; this many changes of one loop's variables are not seen in practice
+
+
+@statement(ast.For)
+def _for(r: Reader, node: ast.For, live: Names) -> None:
+    if node.orelse:
+        refuse("else of a for is not supported; set a variable before break and test it after the loop")
+    over = r.evaluate(node.iter)
+    loop = iteration(r.e, over, lambda x, i: row(r.e, x, i))
+    if loop is None:
+        with _inside(r, node):
+            _written_out(r, node, items(over), live)
+        return
+    with _inside(r, node):
+        _emit(r, node, live, loop.length, True, lambda i: assign(r, node.target, loop.item(i)))
+
+
+@statement(ast.While)
+def _while(r: Reader, node: ast.While, live: Names) -> None:
+    if node.orelse:
+        refuse("else of a while is not supported; set a variable before break and test it after the loop")
+    first = condition(r, node.test, "the condition of the while")
+    if first is False:
+        return
+    with _inside(r, node):
+        _emit(r, node, live, None, first, lambda i: None)
+
+
+class _inside:
+    """A context: statements of a loop's body, which have marks of their own for break and continue."""
+
+    def __init__(self, r: Reader, node: ast.For | ast.While) -> None:
+        self._frame = r.frame
+
+    def __enter__(self) -> None:
+        self._frame.depth += 1
+        for name in self._frame.flags()[1:]:
+            self._frame.names[name] = False
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._frame.flags()[1:]:
+            self._frame.names.pop(name, None)
+        self._frame.depth -= 1
+
+
+def _written_out(r: Reader, node: ast.For, rest: list[Any], live: Names) -> None:
+    """The body once for each item; where an iteration may break, what follows is a branch."""
+    if not rest:
+        return
+    frame, (broken, gone_on) = r.frame, r.frame.flags()[1:]
+    frame.names[gone_on] = False
+    after = live | frame.liveness.header[node] | {broken, RETURNED, RESULT}
+    assign(r, node.target, rest[0])
+    run(r, node.body, after)
+    frame.names[gone_on] = False
+    stop = either(r, frame.names[broken], frame.names[RETURNED])
+    if (known := known_truth(stop)) is None:
+
+        def goes_on() -> None:
+            frame.did_not_jump()
+            _written_out(r, node, rest[1:], live)
+
+        branch(r, r.e.invert(stop), goes_on, lambda: None, after, node)
+    elif not known:
+        _written_out(r, node, rest[1:], live)
+
+
+def _emit(
+    r: Reader,
+    node: ast.For | ast.While,
+    live: Names,
+    length: int | Tensor | None,
+    first: bool | Tensor,
+    enter: Callable[[Any], None],
+) -> None:
+    """Emit the Loop. `length`: of iterations at most; `first`: whether the first one takes place."""
+    frame = r.frame
+    start = dict(frame.names)
+    surely = first is True if length is None else isinstance(length, int) and length > 0
+    returns = contains(node.body, ast.Return, inner_loops=True)
+    changed = written([node])
+    header = frame.liveness.header[node] | frame.liveness.captured
+    later = live | frame.liveness.captured
+    names = sorted(n for n in changed if n in header and not isinstance(start.get(n, _NEW), Unbound))
+    # Assigned in the loop for the first time, and read after it: defined if an iteration takes place.
+    fresh = sorted(n for n in changed if n in later and n not in names)
+    if returns:
+        names, fresh = [*names, RETURNED], [*fresh, RESULT]
+    forms: dict[str, Form] = {n: form_of(start[n]) for n in names}
+    results: dict[str, Form] = {n: Missing("") for n in fresh}
+    keep = {*names, *fresh}
+    for _ in range(_ROUNDS):
+        frame.names = dict(start)
+        with r.e.body("loop") as op:
+            number = op.input(op.unique("loop/number"), ir.DataType.INT64, [])
+            op.input(op.unique("loop/on"), ir.DataType.BOOL, [])
+            for n in names:
+                inputs = parameters(op, forms[n], f"loop/{n.strip('$')}")
+                frame.names[n] = with_storage(rebuild(forms[n], iter(inputs)), start[n])
+            for n in fresh:
+                parameters(op, results[n], f"loop/{n.strip('$')}")
+                frame.names[n] = Unbound(_not_yet(n, node))
+            for n in changed - keep:
+                if isinstance(start.get(n, _NEW), Unbound):
+                    frame.names[n] = Unbound(_not_yet(n, node))
+            enter(Tensor(number, python=int))
+            run(r, node.body, _live_at_end(r, node, keep))
+            end = frame.names
+            wider = {n: _wider(r, node, n, forms[n], end[n]) for n in names}
+            found = {n: _found(node, n, results[n], end.get(n, _NEW)) for n in fresh}
+            if wider == forms and found == results:
+                _finish(r, node, length, end, {**forms, **results})
+                break
+        forms, results = wider, found
+    else:
+        refuse(f"the types of {', '.join(map(repr, names))} do not settle; give each one type before the loop")
+    frame.names = dict(start)
+    _results(r, node, length, first, surely, op.graph, {**forms, **results}, end)
+    for n in changed - keep:
+        frame.names[n] = Unbound(f"{n!r} has no value after the loop in line {node.lineno}")
+
+
+_NEW = Unbound("")
+
+
+def _live_at_end(r: Reader, node: ast.For | ast.While, keep: set[str]) -> Names:
+    broken = r.frame.flags()[1]
+    return r.frame.liveness.header[node] | keep | {broken, RETURNED}
+
+
+def _wider(r: Reader, node: ast.stmt, name: str, form: Form, value: Any) -> Form:
+    if isinstance(value, Unbound):
+        refuse(value.reason)
+    title = repr(name) if name != RETURNED else "the return"
+    where = f"{title} is {{}} before the loop in line {node.lineno} and {{}} after an iteration"
+    return common_form(form, form_of(value), where)
+
+
+def _found(node: ast.stmt, name: str, form: Form, value: Any) -> Form:
+    where = f"{name!r} is {{}} after one iteration of the loop in line {node.lineno} and {{}} after another"
+    return common_form(form, form_of(value), where)
+
+
+def _finish(
+    r: Reader, node: ast.For | ast.While, length: int | Tensor | None, end: dict[str, Any], forms: dict[str, Form]
+) -> None:
+    """The outputs of the body: whether to go on, then the carried values."""
+    frame, op = r.frame, r.e.op
+    stop = either(r, end[frame.flags()[1]], end[RETURNED])
+    goes_on: Any = True if isinstance(node, ast.For) else None
+    if known_truth(stop) is True:
+        goes_on = False
+    elif goes_on is None:
+        if known_truth(stop) is None:
+            frame.names = end
+            goes_on = choose(r, r.e.invert(stop), lambda: _test(r, node), lambda: False, node)
+        else:
+            goes_on = _test(r, node)
+    elif known_truth(stop) is None:
+        goes_on = r.e.invert(stop)
+    op.name_output(r.e.value(goes_on, bool), op.unique("loop/goes_on"))
+    for n, form in forms.items():
+        for value in flatten(r.e, end.get(n, _NEW), form):
+            op.name_output(value, op.unique("loop/next"))
+
+
+def _test(r: Reader, node: ast.For | ast.While) -> Any:
+    assert isinstance(node, ast.While)
+    return condition(r, node.test, "the condition of the while")
+
+
+def _results(
+    r: Reader,
+    node: ast.For | ast.While,
+    length: int | Tensor | None,
+    first: bool | Tensor,
+    surely: bool,
+    body: ir.Graph,
+    forms: dict[str, Form],
+    end: dict[str, Any],
+) -> None:
+    frame = r.frame
+    start = frame.names
+    initial = [v for n, form in forms.items() for v in flatten(r.e, start.get(n, _NEW), form)]
+    if not initial:
+        return  # an iteration changes nothing that is read later
+    trips = None if length is None else r.e.value(length, "int64")
+    # Left out, the condition would be true, too, but onnx's reference implementation takes it for false.
+    begins = r.e.value(first)
+    values = iter(r.e.op.emit("Loop", trips, begins, *initial, body=body, outputs=len(initial)))
+    for n, form in forms.items():
+        mine = declare([next(values) for _ in leaves(form)], form)
+        result = with_storage(rebuild(form, iter(mine)), start.get(n), end.get(n))
+        if (n in start and not isinstance(start[n], Unbound)) or surely or n == RESULT:
+            frame.names[n] = result
+        else:
+            frame.names[n] = Unbound(
+                f"{n!r} is assigned only in the loop in line {node.lineno}, which may have no iteration; assign it "
+                "before the loop"
+            )
+
+
+def _not_yet(name: str, node: ast.stmt) -> str:
+    return f"{name!r} has no value in the first iteration of the loop in line {node.lineno}; assign it before the loop"

@@ -1,0 +1,203 @@
+"""`Reader`: the state while a function is read, and the tables of what is done for each kind of syntax."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+
+from archipel.errors import FunctionError, GraphError, one_line
+from archipel.frontend import operators
+from archipel.frontend.emit import Emitter
+from archipel.frontend.liveness import Liveness, Names
+from archipel.frontend.source import Source, shown
+from archipel.frontend.values import Tensor, Unbound, UnsupportedError, as_constants, content, is_known, refuse
+from archipel.frontend.weights import Weights
+
+Evaluate = Callable[["Reader", Any], Any]
+"""(reader, expression) -> its value."""
+Execute = Callable[["Reader", Any, Names], None]
+"""(reader, statement, the variables that are read after it)."""
+T = TypeVar("T", bound=Callable[..., Any])
+
+EXPRESSIONS: dict[type[ast.AST], Evaluate] = {}
+STATEMENTS: dict[type[ast.AST], Execute] = {}
+
+RETURNED, RESULT = "$return", "$value"
+"""Variables of every function: whether it has returned, and what. Names in Python do not begin with a dollar sign."""
+
+
+def expression(*kinds: type[ast.AST]) -> Callable[[T], T]:
+    """Register what evaluates these kinds of expressions: a decorator."""
+
+    def add(function: T) -> T:
+        EXPRESSIONS.update(dict.fromkeys(kinds, function))
+        return function
+
+    return add
+
+
+def statement(*kinds: type[ast.AST]) -> Callable[[T], T]:
+    """Register what executes these kinds of statements: a decorator."""
+
+    def add(function: T) -> T:
+        STATEMENTS.update(dict.fromkeys(kinds, function))
+        return function
+
+    return add
+
+
+class Frame:
+    """A call of a function.
+
+    Attributes:
+        names: its variables, and the marks of jumps that were taken: `$return`, `$value`, `$break1`, `$continue1`.
+        outer: variables of the functions around it, then of its module.
+        code: the syntax tree of the function, to notice recursion.
+        place: "name (file:line)" of the call, for errors.
+        depth: how many loops of this function are around the statement that is being read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        code: ast.AST,
+        source: Source,
+        outer: Callable[[str], Any],
+        names: Mapping[str, Any],
+        liveness: Liveness,
+        place: str = "",
+    ) -> None:
+        self.name, self.code, self.source, self.outer, self.liveness = name, code, source, outer, liveness
+        self.names: dict[str, Any] = {**names, RETURNED: False}
+        self.place = place
+        self.depth = 0
+
+    def look_up(self, name: str) -> Any:
+        """A variable's value. Raises UnsupportedError where it has none, or perhaps none."""
+        value = self.names[name] if name in self.names else self.outer(name)
+        if isinstance(value, Unbound):
+            refuse(value.reason)
+        return value
+
+    def flags(self) -> list[str]:
+        """The marks that say that the statements which follow are skipped."""
+        loop = [f"$break{self.depth}", f"$continue{self.depth}"] if self.depth else []
+        return [RETURNED, *loop]
+
+    def did_not_jump(self) -> None:
+        """Where statements are read only if nothing jumped: set the marks so."""
+        self.names.update({**dict.fromkeys(self.flags(), False), RESULT: Unbound("the function has not returned")})
+
+
+class Reader:
+    """Reads functions and writes their graph.
+
+    Attributes:
+        e: what writes the graph.
+        frames: the calls that are being read, the innermost last.
+        weights: the arrays that functions read from outside.
+        foreign: marks of memory that belongs to the caller, which must not be written to.
+    """
+
+    def __init__(self, e: Emitter) -> None:
+        self.e = e
+        self.frames: list[Frame] = []
+        self.weights = Weights(e)
+        self.foreign: set[object] = set()
+
+    @property
+    def frame(self) -> Frame:
+        return self.frames[-1]
+
+    @contextmanager
+    def call(self, frame: Frame) -> Iterator[None]:
+        """A context: the statements of another function are read."""
+        self.frames.append(frame)
+        try:
+            yield
+        finally:
+            self.frames.pop()
+
+    def evaluate(self, node: ast.expr) -> Any:
+        """The value of an expression. Raises FunctionError."""
+        with self.placed(node):
+            kind = EXPRESSIONS.get(type(node))
+            if kind is None:
+                refuse(f"{_NAMES.get(type(node), type(node).__name__)} is not supported")
+            return kind(self, node)
+
+    def execute(self, node: ast.stmt, live: Names) -> None:
+        """Read a statement. Raises FunctionError."""
+        with self.placed(node):
+            kind = STATEMENTS.get(type(node))
+            if kind is None:
+                text = f"{_NAMES.get(type(node), type(node).__name__)} is not supported in functions that become graphs"
+                refuse(text)
+            kind(self, node, live)
+
+    def known(
+        self, function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any], name: str
+    ) -> Any:
+        """What a function of Python or NumPy gives for known arguments; arrays become constants."""
+        try:
+            with np.errstate(all="ignore"):
+                found = function(*map(content, arguments), **{key: content(x) for key, x in keywords.items()})
+        except Exception as error:
+            raise UnsupportedError(f"{name}: {type(error).__name__}: {one_line(error)}") from error
+        return as_constants(found)
+
+    def compute(self, kind: type[ast.AST], *operands: Any) -> Any:
+        """An operator of Python, computed at once where everything is known."""
+        if all(map(is_known, operands)):
+            return self.known(operators.PYTHON[kind], operands, {}, operators.symbol(kind))
+        return operators.apply(self.e, kind, *operands)
+
+    @contextmanager
+    def placed(self, node: ast.AST) -> Iterator[None]:
+        """A context: what is refused inside is an error at this place."""
+        try:
+            yield
+        except UnsupportedError as error:
+            raise self.error(node, str(error)) from error.__cause__
+        except FunctionError:
+            raise
+        except GraphError as error:
+            raise self.error(node, one_line(error)) from error
+
+    def error(self, node: ast.AST, text: str) -> FunctionError:
+        """The error at a place of the function that is being read."""
+        calls = tuple(frame.place for frame in reversed(self.frames) if frame.place)
+        return self.frame.source.error(node, text, calls)
+
+    def place(self, node: ast.AST) -> str:
+        """The place of a call, for errors inside the function that it calls."""
+        return f"{self.frame.name} ({shown(self.frame.source.file)}:{getattr(node, 'lineno', 1)})"
+
+
+def builtin(name: str) -> Any:
+    """Python's built-in of that name. Raises UnsupportedError where there is none."""
+    if not hasattr(builtins, name):
+        refuse(f"the name {name!r} is not defined")
+    return getattr(builtins, name)
+
+
+def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
+    """The tensors among values, those in tuples and lists included."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from tensors_in(value)
+
+
+_NAMES: dict[type[ast.AST], str] = {
+    ast.Try: "try", ast.With: "with", ast.ClassDef: "a class", ast.Global: "global", ast.Nonlocal: "nonlocal",
+    ast.Delete: "del", ast.Match: "match", ast.AsyncFunctionDef: "an async function", ast.Yield: "yield",
+    ast.YieldFrom: "yield from", ast.Await: "await", ast.Set: "a set", ast.SetComp: "a set comprehension",
+    ast.NamedExpr: "an assignment inside an expression (:=)", ast.AsyncFor: "async for", ast.AsyncWith: "async with",
+}  # fmt: skip

@@ -1,0 +1,126 @@
+"""Changes to loops and branches: copies of their bodies, further results, a form that is easy to work on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from archipel.graph.body_shapes import infer_bodies
+from archipel.graph.build import Builder
+from archipel.graph.walk import bodies, dependencies, levels, values
+
+
+def prepare(op: Builder, node: ir.Node) -> None:
+    """Bring a node with bodies into the form that `copy_body` and `widen` work on; what it computes stays.
+
+    No output of a body is an input, a constant, a value from outside or another output; constants, which passes fold,
+    lie in the main graph. Results that the node leaves out get names, values in its bodies types and shapes.
+    """
+    for body in bodies(node):
+        for level in levels(body):
+            inner = Builder(level, outer=op)
+            seen: set[ir.Value] = set()
+            for index, value in enumerate(level.outputs):
+                maker = value.producer()
+                if maker is None or maker.graph is not level or value in seen:
+                    name, copy = inner.unique(f"{value.name}/copy"), inner.Identity(value)
+                    copy.type, copy.shape, copy.name = value.type, value.shape, name
+                    level.outputs[index] = copy
+                seen.add(value)
+            _lift_initializers(op, level)  # after that: a constant of the main graph cannot be an output of two bodies
+    for value in node.outputs:
+        value.name = value.name or op.unique(f"{node.name}/unused")
+    infer_bodies(node)
+
+
+def _lift_initializers(op: Builder, body: ir.Graph) -> None:
+    for name, value in list(body.initializers.items()):
+        if value.is_graph_input() or value.const_value is None:
+            continue
+        lifted = op.constant(value.const_value.numpy())
+        del body.initializers[name]
+        value.replace_all_uses_with(lifted)
+
+
+def copy_body(op: Builder, body: ir.Graph, name: str) -> tuple[Builder, dict[ir.Value, ir.Value]]:
+    """A copy of a body, with names of its own and without inputs and outputs.
+
+    Returns its builder, and each value of the body -> the copy's. Values from outside are the same in both.
+    """
+    graph = body.clone(allow_outer_scope_values=True)
+    graph.name = op.unique(name)
+    copies = dict(zip([*body.inputs], [*graph.inputs]))
+    for node, copied in zip(body, graph):
+        copies.update(zip(node.outputs, copied.outputs))
+    for level in levels(graph):
+        for value in values(level):
+            value.name = op.unique(str(value.name)) if value.name else value.name
+        for node in level:
+            node.name = op.unique(str(node.name)) if node.name else node.name
+    graph.outputs.clear()
+    graph.inputs.clear()
+    return Builder(graph, name, outer=op), copies
+
+
+def copy_node(op: Builder, node: ir.Node, values_there: Mapping[ir.Value, ir.Value]) -> ir.Node:
+    """Emit a node once more, also in its bodies reading `values_there[value]` in place of each `value`."""
+    attributes = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            body = attribute.as_graph()
+            copied, copies = copy_body(op, body, body.name or "body")
+            copied.graph.inputs.extend(copies[value] for value in body.inputs)
+            copied.graph.outputs.extend(copies.get(value, value) for value in body.outputs)
+            _replace_captured(copied.graph, values_there)
+            attribute = ir.AttrGraph(attribute.name, copied.graph)
+        attributes.append(attribute)
+    name = op.unique(f"{op.scope_name}/{node.name}" if op.scope_name else str(node.name))
+    results = [ir.Value(name=op.unique(name) if v.name else "", type=v.type, shape=v.shape) for v in node.outputs]
+    inputs = [None if value is None else values_there.get(value, value) for value in node.inputs]
+    copy = ir.Node(node.domain, node.op_type, inputs, attributes, outputs=results, name=name)
+    op.insert(copy)
+    return copy
+
+
+def _replace_captured(body: ir.Graph, values_there: Mapping[ir.Value, ir.Value]) -> None:
+    for level in levels(body):
+        for node in level:
+            for index, value in enumerate(node.inputs):
+                if value in values_there:
+                    node.replace_input_with(index, values_there[value])
+        for index, value in enumerate(level.outputs):
+            if value in values_there:
+                level.outputs[index] = values_there[value]
+
+
+def remove_unneeded(graph: ir.Graph, results: Iterable[ir.Value]) -> None:
+    """Remove the nodes of a body that no result needs."""
+    needed = set(results)
+    for node in reversed(list(graph)):
+        if any(value in needed for value in node.outputs):
+            needed.update(dependencies(node))
+            continue
+        # What a removed loop or branch captures would count as used forever.
+        for inner in (inner for body in bodies(node) for inner in body.all_nodes()):
+            for index in range(len(inner.inputs)):
+                inner.replace_input_with(index, None)
+        graph.remove(node, safe=True)
+
+
+def widen(op: Builder, node: ir.Node, results: Sequence[tuple[ir.Graph, ir.Value]]) -> ir.Value:
+    """Give a node a further result, of which each of its bodies returns a value; a loop stacks it along axis 0.
+
+    Returns the result, which has no type and shape yet.
+    """
+    for body, value in results:
+        inner = Builder(body, outer=op)
+        inner.name_output(value, inner.unique(f"{value.name}/kept"))
+    node.resize_outputs(len(node.outputs) + 1)
+    for name in ("scan_output_axes", "scan_output_directions"):
+        attribute = node.attributes.get(name)
+        if attribute is not None:
+            node.attributes[name] = ir.AttrInt64s(name, [*attribute.as_ints(), 0])
+    result = node.outputs[-1]
+    result.name = op.unique(f"{node.name}/kept")
+    return result

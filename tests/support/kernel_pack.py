@@ -1,0 +1,29 @@
+"""The kernel pack, compiled from its sources for one test run."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+SOURCES = Path(__file__).parents[2] / "kernel_pack"
+
+
+def build_package(folder: Path) -> Path:
+    """Write the package `archipel_kernels` with its library to `folder`. Skips the test without g++ or oneDNN."""
+    if shutil.which("g++") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("g++ is not installed: scripts/install_compiler.sh does")
+        pytest.skip("g++ is not installed")
+    script = runpy.run_path(str(SOURCES / "build_library.py"))
+    package = folder / "archipel_kernels"
+    shutil.copytree(SOURCES / "archipel_kernels", package)
+    try:
+        script["build"](package / script["NAME"])
+    except PackageNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed")
+    return package
