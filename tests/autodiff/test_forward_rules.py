@@ -15,7 +15,7 @@ from archipel import Model
 from archipel.autodiff import RULES, jvp, vjp
 from archipel.graph import check_model
 
-OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("archipel."))
+OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("archipel.") and key[0] == "")
 
 # onnx.reference, or the operator itself, rounds these to float32.
 ROUNDED = {"Cast", "Celu", "DequantizeLinear", "LayerNormalization", "QuantizeLinear"}
