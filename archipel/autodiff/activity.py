@@ -10,8 +10,8 @@ from archipel.graph.flow import Flow, flows
 from archipel.graph.shapes import dtype_of, is_float
 from archipel.graph.walk import bodies, dependencies
 
-# They read the shape of their input and not its content, so no derivative passes.
-_SHAPE_ONLY = frozenset({"Shape", "Size"})
+# They read the shape (and type) of their input and not its content, so no derivative passes.
+_SHAPE_ONLY = frozenset({"Shape", "Size", "EyeLike", "RandomNormalLike", "RandomUniformLike"})
 
 
 def active_values(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[ir.Value]:
