@@ -108,6 +108,13 @@ class Sweep:
         target = self.op.graph
         for old in graph.inputs:
             target.inputs.append(self._made(old, old in over))
+        self.enter_initializers(graph, over)
+        if self._count is None and over:
+            self._count = self.op.Shape(self.batched[next(iter(over))], start=0, end=1)
+
+    def enter_initializers(self, graph: ir.Graph, over: Collection[ir.Value] = ()) -> None:
+        """Make the initializers; those in `over` hold their content once for each lane."""
+        target = self.op.graph
         for old in graph.initializers.values():
             new = self.value(old) if old.is_graph_input() else self._made(old, old in over)
             new.const_value = old.const_value
@@ -119,8 +126,6 @@ class Sweep:
                     new.const_value = None  # an input's default, which is for one lane
                     continue
             target.register_initializer(new)
-        if self._count is None and over:
-            self._count = self.op.Shape(self.batched[next(iter(over))], start=0, end=1)
 
     def _made(self, old: ir.Value, lanes: bool) -> ir.Value:
         new = ir.Value(name=old.name, shape=old.shape, type=old.type, metadata_props=dict(old.metadata_props))

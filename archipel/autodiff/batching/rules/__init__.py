@@ -1,6 +1,7 @@
 """Batching rules, one file per operator family; importing this registers them all."""
 
 from archipel.autodiff.batching.rules import axes as axes
+from archipel.autodiff.batching.rules import control_flow as control_flow
 from archipel.autodiff.batching.rules import conv as conv
 from archipel.autodiff.batching.rules import einsum as einsum
 from archipel.autodiff.batching.rules import elementwise as elementwise
