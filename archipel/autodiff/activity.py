@@ -11,8 +11,8 @@ from archipel.graph.markers import STOP, STRAIGHT, is_marker
 from archipel.graph.shapes import dtype_of, is_float
 from archipel.graph.walk import bodies, dependencies
 
-# They read the shape of their input and not its content, so no derivative passes.
-_SHAPE_ONLY = frozenset({"Shape", "Size"})
+# They read the shape (and type) of their input and not its content, so no derivative passes.
+_SHAPE_ONLY = frozenset({"Shape", "Size", "EyeLike", "RandomNormalLike", "RandomUniformLike"})
 
 
 def active_values(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[ir.Value]:
