@@ -14,12 +14,17 @@ from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Rule, find_rule, require_kept, source_file
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
-from archipel.graph.shapes import complete_shape, dims, is_float
+from archipel.graph.shapes import complete_shape, dims, is_float, may_be_equal
 from archipel.graph.walk import bodies, captured_values
 
 
 def differentiate(
-    op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence[ir.Value], *, flat_steps: bool = False
+    op: Builder,
+    seeds: Mapping[ir.Value, ir.Value],
+    wrt: Sequence[ir.Value],
+    *,
+    flat_steps: bool = False,
+    own: Mapping[ir.Node, Rule] | None = None,
 ) -> list[ir.Value]:
     """Emit the gradient of sum over targets of <target, seed> with respect to each of `wrt`.
 
@@ -29,6 +34,7 @@ def differentiate(
         wrt: floating-point values of the graph.
         flat_steps: give zeros, and no error, where a target depends on a value only through nodes that pass no
             derivative, such as comparisons: in a gradient these are the masks of kinks.
+        own: rules for single nodes, in place of those of their operators.
 
     Returns one gradient for each of `wrt`, of its shape and type; zeros where no target depends on it.
 
@@ -37,7 +43,7 @@ def differentiate(
     """
     require_kept(op.graph)
     nodes = list(op.graph)
-    found, relevant = _sweep(op, nodes, seeds, wrt)
+    found, relevant = _sweep(op, nodes, seeds, wrt, own or {})
     return [
         _without_path(op, nodes, value, set() if flat_steps else relevant) if gradient is None else gradient
         for value, gradient in zip(wrt, found)
@@ -49,11 +55,15 @@ def pull_back(op: Builder, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence[ir.
 
     For the bodies of loops and branches: whether such a gradient exists shows outside.
     """
-    return _sweep(op, list(op.graph), seeds, wrt)[0]
+    return _sweep(op, list(op.graph), seeds, wrt, {})[0]
 
 
 def _sweep(
-    op: Builder, nodes: list[ir.Node], seeds: Mapping[ir.Value, ir.Value], wrt: Sequence[ir.Value]
+    op: Builder,
+    nodes: list[ir.Node],
+    seeds: Mapping[ir.Value, ir.Value],
+    wrt: Sequence[ir.Value],
+    own: Mapping[ir.Node, Rule],
 ) -> tuple[list[ir.Value | None], set[ir.Value]]:
     """The gradients, as far as there are any, and the values that the targets depend on."""
     # Only values between `wrt` and a target get a cotangent; rules of other nodes are not needed and may be missing.
@@ -74,7 +84,7 @@ def _sweep(
         wanted = tuple(value is not None and value in carriers and passes_derivative(node, value) for value in read)
         if not any(value in carriers for value in read):
             continue
-        rule = find_rule(node)
+        rule = own.get(node) or find_rule(node)
         with op.scope(f"{node.name}.vjp"):
             gradients = rule(RuleContext(op, node, cotangents, wanted, captured))
             _check(node, read, rule, gradients)
@@ -132,9 +142,5 @@ def _check(node: ir.Node, read: Sequence[ir.Value | None], rule: Rule, gradients
         if gradient.dtype != (value.dtype if is_float(value) else node.outputs[0].dtype):
             raise AutodiffError(f"{title}: gradient of input {index} is {gradient.dtype}, the input {value.dtype}")
         have, want = dims(gradient), dims(value)
-        fits = len(have) == len(want) and all(
-            h == w or not (isinstance(h, int) and isinstance(w, int))  # sizes not known yet may be equal
-            for h, w in zip(have, want)
-        )
-        if not fits:
+        if not may_be_equal(have, want):
             raise AutodiffError(f"{title}: gradient of input {index} has shape {list(have)}, the input {list(want)}")

@@ -23,8 +23,7 @@ def compute_limits(programs: Mapping[str, Model], batch_size: int) -> Limits:
 
     `peak_bytes` counts inputs, weights and the intermediate values that are alive together, in the graph's order; the
     kernels' scratch space and the runtime itself are not included. FLOPs are counted by `archipel.graph.flops`. Raises
-    ConversionError for a program without a bound: a Loop whose number of iterations is computed, a value of unknown
-    rank.
+    ConversionError for a program without a bound: a Loop that only its condition ends, a value of unknown rank.
     """
     peak = work = entries = 0
     for program in programs.values():

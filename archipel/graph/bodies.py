@@ -12,10 +12,10 @@ from archipel.graph.walk import bodies, dependencies, levels, values
 
 
 def prepare(op: Builder, node: ir.Node) -> None:
-    """Bring the bodies of a node into the form that `copy_body` and `keep` work on; what they compute stays.
+    """Bring a node with bodies into the form that `copy_body` and `widen` work on; what it computes stays.
 
-    Initializers move to the main graph, and no output is an input, a value from outside or another output. Types and
-    shapes are inferred where they are missing.
+    No output of a body is an input, a constant, a value from outside or another output; constants, which passes fold,
+    lie in the main graph. Results that the node leaves out get names, values in its bodies types and shapes.
     """
     for body in bodies(node):
         for level in levels(body):
@@ -30,7 +30,7 @@ def prepare(op: Builder, node: ir.Node) -> None:
                 seen.add(value)
             _lift_initializers(op, level)  # after that: a constant of the main graph cannot be an output of two bodies
     for value in node.outputs:
-        value.name = value.name or op.unique(f"{node.name}/unused")  # one that the node leaves out
+        value.name = value.name or op.unique(f"{node.name}/unused")
     infer_bodies(node)
 
 

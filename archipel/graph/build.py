@@ -70,6 +70,11 @@ class Builder:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], ir.Value] = {}
         self._outlined: Outlined | None = None
 
+    @property
+    def main(self) -> ir.Graph:
+        """The graph around all bodies; the builder's own, if it is none of a body."""
+        return self._root.graph
+
     def __getattr__(self, op_type: str) -> Emit:
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
@@ -229,9 +234,10 @@ class Builder:
         """`value` in the shape of `like`, which has as many elements."""
         if same_shape(dims(value), dims(like)):
             return value
-        # Without allowzero a 0 in the target means "as in the input".
-        allowzero = 1 if 0 in dims(like) else None
-        result = self.Reshape(value, self.shape_of(like, free=1), allowzero=allowzero)
+        target = self.shape_of(like, free=1)
+        # Without allowzero a 0 in the target means "as in the input"; sizes read at run time may be 0.
+        allowzero = 1 if 0 in dims(like) or not target.is_initializer() else None
+        result = self.Reshape(value, target, allowzero=allowzero)
         result.shape = like.shape
         return result
 

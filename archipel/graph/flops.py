@@ -8,15 +8,11 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from archipel.bundle.roles import Example, Feature, Label
-from archipel.errors import GraphError
 from archipel.graph.batch import fixed_batch
 from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
-from archipel.graph.shapes import constant_array
 from archipel.graph.sizes import Sizes
 from archipel.graph.walk import bodies
-
-_ENDLESS = 2**31  # exporters write the largest int64 for a loop that only its condition ends
 
 # Operator -> index of the input that is its second factor; the first factor is input 0.
 _CONVOLUTIONS = {"Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3, "DeformConv": 1}
@@ -32,7 +28,7 @@ def flops_per_example(model: Model) -> int:
     Arguments:
         model: any model; symbolic sizes count as 1. Of a model for batches of a fixed size this is its share.
 
-    Raises GraphError for work without a bound: a Loop whose number of iterations is computed, a value of unknown rank.
+    Raises GraphError for work without a bound: a Loop that only its condition ends, a value of unknown rank.
 
     Example:
         print(flops_per_example(archipel.Model.from_onnx("lenet.onnx")))
@@ -88,7 +84,8 @@ def _flops(node: ir.Node, sizes: Sizes) -> int:
         weights = math.prod(sizes(node.inputs[1])) + math.prod(sizes(node.inputs[2]))
         return 2 * math.prod(sizes(node.inputs[0])[:2]) * weights
     if inner_graphs := bodies(node):
-        return _iterations(node, sizes) * max(sum(_flops(inner, sizes) for inner in body) for body in inner_graphs)
+        times = sizes.iterations(node) if node.op_type in ("Loop", "Scan") else 1
+        return times * max(sum(_flops(inner, sizes) for inner in body) for body in inner_graphs)
     return 0
 
 
@@ -133,20 +130,3 @@ def _letters(term: str, shape: tuple[int, ...]) -> dict[str, int]:
     count = len(shape) - len(before) - len(after) if dots else 0
     axes = [*before, *(f"dot{count - i}" for i in range(count)), *after]
     return dict(zip(axes, shape))
-
-
-def _iterations(node: ir.Node, sizes: Sizes) -> int:
-    """How often the node runs its body."""
-    if node.op_type == "Scan":
-        # The last input is a sequence; all sequences have as many items.
-        axis = (node.attributes.get_ints("scan_input_axes") or [0])[-1]
-        return sizes(node.inputs[-1])[axis]
-    if node.op_type == "Loop":
-        count = constant_array(node.inputs[0])
-        if count is None or int(count.reshape(())) >= _ENDLESS:
-            raise GraphError(
-                f"Loop {node.name!r} has no fixed number of iterations, so its work has no bound; export the model "
-                "with a maximum"
-            )
-        return int(count.reshape(()))
-    return 1

@@ -18,6 +18,7 @@ from archipel.graph.fixing import fix
 from archipel.graph.functions import inline_functions
 from archipel.graph.importing.loading import normalize
 from archipel.graph.importing.onnx_import import load
+from archipel.graph.loops import limit_loops
 from archipel.graph.parameters import parameter_names
 from archipel.graph.report import ImportReport
 from archipel.graph.shapes import dims, dtype_of
@@ -228,6 +229,24 @@ class Model:
         model = self.ir.clone()
         inline_functions(model)
         return Model(fix(model, values or {}, sizes or {}), initial=self.initial)
+
+    def limit_loops(self, iterations: int) -> Model:
+        """A copy in which no Loop runs longer than `iterations`, unless it has a bound of its own.
+
+        Bounds of its own are constants and what follows from shapes. A loop that only its condition ends (a while of
+        PyTorch) has none, and so no limits that a bundle could state: `convert` refuses it.
+
+        Arguments:
+            iterations: 1 or more. A loop that would run longer stops there, with the values that it has then.
+
+        Raises GraphError for another number.
+
+        Example:
+            model = archipel.Model.from_onnx("beam_search.onnx").limit_loops(64)
+        """
+        copy = self.copy()
+        limit_loops(copy.ir, iterations)
+        return copy
 
     def to_bytes(self) -> bytes:
         """The model as one ONNX protobuf."""

@@ -10,12 +10,12 @@ from archipel.bundle import Program
 from archipel.bundle.roles import Noise, Update
 from archipel.errors import RuntimeInputError
 from archipel.lite_runtime.fields import FIELD_ROLES, collect
-from archipel.lite_runtime.sessions import Session
+from archipel.lite_runtime.session import ProgramSession
 from archipel.lite_runtime.values import Values
 
 
 def analyze(
-    session: Session,
+    session: ProgramSession,
     program: Program,
     values: Values,
     x: np.ndarray | Mapping[str, np.ndarray],

@@ -19,7 +19,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from importlib.util import find_spec
+from itertools import combinations, groupby
 from typing import NamedTuple, get_args
 
 from archipel.bundle.graphs.operators import KERNELS_DOMAIN
@@ -51,6 +52,9 @@ PROVIDERS: dict[str, str] = {
 }
 """ONNX Runtime's name for each delegate. Azure is not among them: it sends the examples to a remote service."""
 
+ENGINES = ("openvino",)
+"""Packages that run whole programs beside ONNX Runtime: where one is installed, its name means it, not the provider."""
+
 # Only providers of builds that someone installed on purpose. Core ML, NNAPI and XNNPACK come with every build for
 # their platform, compute in other precision or other kernels, and are often slower on small models: by name only.
 AUTO: dict[str, tuple[str, ...]] = {
@@ -63,10 +67,14 @@ _AUTO_KINDS = ("predict", "features")
 
 
 class Delegate(NamedTuple):
-    """A provider by its name in this package, and its options as ONNX Runtime takes them."""
+    """A provider by its name in this package, and its options as ONNX Runtime takes them.
+
+    `whole`: an engine of its own, beside ONNX Runtime, that takes a program as a whole or not at all.
+    """
 
     name: str
     options: Mapping[str, str] = {}
+    whole: bool = False
 
     @property
     def provider(self) -> str:
@@ -83,32 +91,58 @@ class Skipped(NamedTuple):
 
 @dataclass(frozen=True)
 class Preference:
-    """Delegates in order, without the CPU; `fallback` says whether the CPU may run the other nodes."""
+    """Delegates in order, without the CPU; `fallback` says whether the CPU may run the other nodes.
+
+    `automatic`: nobody has named them, so they are providers of the installed ONNX Runtime only.
+    """
 
     delegates: tuple[Delegate, ...]
     fallback: bool
+    automatic: bool = False
 
     def usable(self, available: Sequence[str]) -> tuple[tuple[Delegate, ...], list[Skipped]]:
         """The delegates that this build of ONNX Runtime has, and the others. Raises DelegateError without fallback."""
         present, skipped = [], []
         for delegate in self.delegates:
+            if self._is_engine(delegate) and find_spec(delegate.name) is not None:
+                present.append(delegate._replace(whole=True))
+                continue
             if delegate.provider in available:
                 present.append(delegate)
                 continue
             reason = f"not in this build of ONNX Runtime, which has {_known_names(available)}"
+            remedy = "install a build that has it"
+            if self._is_engine(delegate):
+                reason = f"the package {delegate.name} is not installed"
+                remedy = f"install it with: pip install 'archipel[{delegate.name}]'"
             if not self.fallback:
-                raise DelegateError(
-                    f"delegate {delegate.name!r}: {reason}; install a build that has it, or add 'cpu' to fall back"
-                )
+                raise DelegateError(f"delegate {delegate.name!r}: {reason}; {remedy}, or add 'cpu' to fall back")
+            if self._is_engine(delegate):
+                reason = f"{reason}; {remedy}"
             skipped.append(Skipped(delegate.name, "", reason))
         return tuple(present), skipped
 
+    def engines(self) -> set[str]:
+        """The installed engines among the delegates."""
+        return {each.name for each in self.delegates if self._is_engine(each) and find_spec(each.name) is not None}
+
+    def _is_engine(self, delegate: Delegate) -> bool:
+        return delegate.name in ENGINES and not self.automatic
+
 
 def attempts(delegates: Sequence[Delegate], fallback: bool) -> Iterator[tuple[Delegate, ...]]:
-    """Sets of delegates to try until a session can be made: the largest first, then in the order of preference."""
-    # Down to none, which is the CPU alone, only with fallback. A few delegates at most, so 2**n sets are few.
-    for size in range(len(delegates), -1 if fallback else 0, -1):
-        yield from combinations(delegates, size)
+    """Sets of delegates to try until a session can be made: the largest first, then in the order of preference.
+
+    An engine that takes whole programs is tried alone, in its place.
+    """
+    for whole, group in groupby(delegates, key=lambda delegate: delegate.whole):
+        together = tuple(group)
+        # A few delegates at most, so 2**n sets are few.
+        for size in (1,) if whole else range(len(together), 0, -1):
+            yield from combinations(together, size)
+    # None, which is the CPU alone, only with fallback.
+    if fallback:
+        yield ()
 
 
 def preferences(delegates: Delegates) -> dict[str, Preference]:
@@ -122,10 +156,15 @@ def preferences(delegates: Delegates) -> dict[str, Preference]:
     return {kind: _preference(delegates, kind) for kind in kinds}
 
 
+def engines(delegates: Delegates) -> set[str]:
+    """The installed engines beside ONNX Runtime that these delegates name. Raises as `preferences`."""
+    return {name for preference in preferences(delegates).values() for name in preference.engines()}
+
+
 def _preference(chosen: str | Sequence[Choice], kind: str) -> Preference:
     if isinstance(chosen, str) and chosen == "auto":
         automatic = AUTO.get(sys.platform, ()) if kind in _AUTO_KINDS else ()
-        return Preference(tuple(map(Delegate, automatic)), fallback=True)
+        return Preference(tuple(map(Delegate, automatic)), fallback=True, automatic=True)
     choices = [chosen] if isinstance(chosen, str) else list(chosen)
     named = [_delegate(choice) for choice in choices]
     names = [delegate.name for delegate in named]

@@ -12,7 +12,7 @@ from archipel.errors import RuntimeInputError
 from archipel.lite_runtime.fields import collect, fixed_rows
 from archipel.lite_runtime.out_of_range import locating
 from archipel.lite_runtime.predictor import Predictor
-from archipel.lite_runtime.sessions import Session
+from archipel.lite_runtime.session import ProgramSession
 from archipel.lite_runtime.training.driver import need_program
 from archipel.lite_runtime.training.results import MetricTable
 from archipel.lite_runtime.values import Values, fixed_shape
@@ -32,7 +32,7 @@ def evaluation_fields(bundle: Bundle) -> tuple[Input, ...]:
 def evaluate(
     bundle: Bundle,
     predictor: Predictor,
-    session: Session,
+    session: ProgramSession,
     values: Values,
     x: np.ndarray | Mapping[str, np.ndarray],
     y: np.ndarray | None,

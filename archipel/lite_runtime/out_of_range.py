@@ -1,7 +1,8 @@
-"""Finds the example whose class or token number the model does not have, after ONNX Runtime has refused a batch.
+"""Finds the example whose class or token number the model does not have, after an engine has refused a batch.
 
 Looking only then keeps every good batch as fast as it is. ONNX Runtime says which index it was and what would have been
-in range, or for labels that one was wrong; the classes that there are follow from the answers of `predict`.
+in range, or for labels that one was wrong, as OpenVINO's sessions always do; the classes that there are follow from the
+answers of `predict`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _BOUNDS = re.compile(r"must be within the inclusive range \[(-?\d+),(-?\d+)\]")
 
 
 def index_error(where: str, text: str) -> IndexRangeError | None:
-    """The error for what ONNX Runtime says in `text`, None if it is about something else than an index."""
+    """The error for what an engine says in `text`, None if it is about something else than an index."""
     if not _INDEX.search(text):
         return None
     number, bounds = _NUMBER.search(text), _BOUNDS.search(text)

@@ -10,18 +10,18 @@ from archipel.bundle import Program
 from archipel.bundle.roles import Example
 from archipel.errors import RuntimeInputError
 from archipel.lite_runtime.fields import check_array
-from archipel.lite_runtime.sessions import Session, bound_value
+from archipel.lite_runtime.session import ProgramSession
 from archipel.lite_runtime.values import Values
 
 
 class Predictor:
     """A session with everything bound that is not an example. A change of parameters needs a new Predictor."""
 
-    def __init__(self, session: Session, program: Program, values: Values) -> None:
+    def __init__(self, session: ProgramSession, program: Program, values: Values) -> None:
         self._session = session
         self._examples = [port for port in program.inputs if isinstance(port, Example)]
         self._constant = {
-            port.name: bound_value(np.asarray(values.read(port), order="C"))
+            port.name: session.value(np.asarray(values.read(port), order="C"))
             for port in program.inputs
             if not isinstance(port, Example)
         }

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,20 @@ from archipel.lite_runtime.delegates import (
     ProgramPlacement,
     Skipped,
     attempts,
+    engines,
     name_of,
     preferences,
 )
 from archipel.lite_runtime.kernels import calls_kernels, kernel_pack
+from archipel.lite_runtime.openvino import OpenVINOSession, Refusal, import_openvino
 from archipel.lite_runtime.out_of_range import index_error
+from archipel.lite_runtime.session import ProgramSession
 
 _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 
 
-class Session:
-    """One program's graph, ready to run."""
+class Session(ProgramSession):
+    """A program in ONNX Runtime."""
 
     def __init__(
         self,
@@ -48,26 +51,38 @@ class Session:
         self.name = name
         self.kernels = kernels
         self.native = native
+        self.inputs = frozenset(value.name for value in native.get_inputs())
+        self.outputs = frozenset(value.name for value in native.get_outputs())
         self._errors = error_types
         # Replaced initializers stay the caller's memory: ONNX Runtime only points to them.
         self._keep = keep
         self._run = native.run
 
     def run(self, outputs: Sequence[str], feed: Mapping[str, Any]) -> list[np.ndarray]:
-        """Feed arrays (or values made by `bound_value`), get arrays in the order of `outputs`."""
         try:
             return self._run(outputs, feed)  # type: ignore[no-any-return]
         except self._errors as error:
             raise _program_error(self.name, "cannot be run", error) from None
 
+    def bind(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Callable[[], None]:
+        binding = self.native.io_binding()
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, bound_value(array))
+        for name, array in outputs.items():
+            binding.bind_ortvalue_output(name, bound_value(array))
+        return partial(self.run_bound, binding)
+
+    def value(self, array: np.ndarray) -> Any:
+        return bound_value(array)
+
     def run_bound(self, binding: Any) -> None:
+        """Run with ONNX Runtime's own binding of inputs and outputs. Raises RuntimeProgramError."""
         try:
             self.native.run_with_iobinding(binding)
         except self._errors as error:
             raise _program_error(self.name, "cannot be run", error) from None
 
     def placement(self) -> ProgramPlacement:
-        """Which delegate has which node, as ONNX Runtime reports it."""
         delegates = tuple(map(name_of, self.native.get_providers()))
         # Older versions of ONNX Runtime do not have the method.
         list_parts = getattr(self.native, "get_provider_graph_assignment_info", None)
@@ -95,8 +110,8 @@ class Sessions:
         self._bundle = bundle
         self._preferences = preferences(delegates)
         self._lock = threading.RLock()
-        self._ready: dict[str, Session] = {}
-        self._latest: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
+        self._ready: dict[str, ProgramSession] = {}
+        self._latest: weakref.WeakValueDictionary[str, ProgramSession] = weakref.WeakValueDictionary()
         # The delegates that worked for a program, so that its next session does not try the failed ones again.
         self._settled: dict[str, tuple[Delegate, ...]] = {}
         self._skipped: dict[tuple[str, str], Skipped] = {}
@@ -107,7 +122,7 @@ class Sessions:
             for preference in self._preferences.values():
                 preference.usable(_onnxruntime().get_available_providers())
 
-    def get(self, name: str) -> Session:
+    def get(self, name: str) -> ProgramSession:
         """The session of program `name`; every call returns the same one.
 
         Raises RuntimeProgramError, or DelegateError.
@@ -121,7 +136,7 @@ class Sessions:
                     session = self._ready[name] = self.open(name)
         return session
 
-    def open(self, name: str, initializers: Mapping[str, np.ndarray] | None = None) -> Session:
+    def open(self, name: str, initializers: Mapping[str, np.ndarray] | None = None) -> ProgramSession:
         """A new session; `initializers` replaces external data of the graph, by name. Raises as `get` does."""
         ort = _onnxruntime()
         program = self._bundle.program(name)
@@ -134,8 +149,16 @@ class Sessions:
             failed: dict[str, str] = {}
             # From all usable delegates down to the CPU alone, until ONNX Runtime makes a session.
             for delegates in attempts(usable, fallback):
+                session: ProgramSession
                 try:
+                    if any(delegate.whole for delegate in delegates):
+                        session = self._open_whole(name, delegates[0], initializers)
+                        used = {delegates[0].name}
+                        break
                     session = self._open(name, delegates, initializers)
+                except Refusal as refusal:
+                    failed.setdefault(delegates[0].name, str(refusal))
+                    continue
                 except error_types() as error:
                     if not delegates:
                         raise _program_error(name, "cannot be loaded", error) from None
@@ -151,17 +174,17 @@ class Sessions:
                     )
                 if lost and not fallback:
                     continue
+                used = {delegate.name for delegate in delegates if delegate.provider in providers}
                 break
             else:
                 reasons = "; ".join(f"{delegate}: {reason}" for delegate, reason in failed.items())
                 raise DelegateError(
                     f"program {name!r} cannot be run by the delegates alone: {reasons}; add 'cpu' to fall back"
                 )
-            used = {delegate.name for delegate in delegates if delegate.provider in providers}
             self._skip([Skipped(each, name, reason) for each, reason in failed.items() if each not in used])
             self._settled[name] = tuple(delegate for delegate in delegates if delegate.name in used)
             self._latest[name] = session
-        self._check_names(name, session.native)
+        self._check_names(session)
         return session
 
     def report(self) -> DelegateReport:
@@ -220,6 +243,17 @@ class Sessions:
         self._skip([Skipped("kernels", name, reason)])
         return ""
 
+    def _open_whole(
+        self, name: str, delegate: Delegate, initializers: Mapping[str, np.ndarray] | None
+    ) -> ProgramSession:
+        if self._profile is not None and self._profile[0] == name:
+            raise RuntimeProgramError(
+                f"profile: program {name!r} is run by {delegate.name}, and only ONNX Runtime's kernels are measured; "
+                "load with delegates='cpu'"
+            )
+        path = self._bundle.program_path(name)
+        return OpenVINOSession(name, path, self.threads, delegate.options, initializers)
+
     def _options(self, ort: Any, kind: str, delegates: Sequence[Delegate], fallback: bool) -> Any:
         options = ort.SessionOptions()
         options.intra_op_num_threads = self.threads
@@ -254,16 +288,16 @@ class Sessions:
         for each in skipped:
             self._skipped.setdefault((each.program, each.delegate), each)
 
-    def _check_names(self, name: str, native: Any) -> None:
-        program = self._bundle.program(name)
-        for side, ports, values in (
-            ("inputs", program.inputs, native.get_inputs()),
-            ("outputs", program.outputs, native.get_outputs()),
+    def _check_names(self, session: ProgramSession) -> None:
+        program = self._bundle.program(session.name)
+        for side, ports, real in (
+            ("inputs", program.inputs, session.inputs),
+            ("outputs", program.outputs, session.outputs),
         ):
-            declared, real = {port.name for port in ports}, {value.name for value in values}
+            declared = {port.name for port in ports}
             if declared != real:
                 raise RuntimeProgramError(
-                    f"program {name!r}: the manifest and the graph disagree about its {side}: "
+                    f"program {session.name!r}: the manifest and the graph disagree about its {side}: "
                     f"only one of them has {sorted(declared ^ real)}; convert the bundle again"
                 )
 
@@ -295,6 +329,13 @@ def _shared_arena() -> None:
     place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     # Doubling, as ONNX Runtime's own arenas do, so that a block often holds the next larger batch, too.
     ort.create_and_register_allocator(place, ort.OrtArenaCfg({"arena_extend_strategy": 0}))
+
+
+def import_engines(delegates: Delegates) -> None:
+    """Import what would run graphs for these delegates now, and not with the first session."""
+    error_types()
+    if engines(delegates):
+        import_openvino()
 
 
 @cache

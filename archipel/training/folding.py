@@ -20,7 +20,7 @@ from archipel.graph.parameters import parameter_names, record_parameters
 from archipel.graph.passes import remove_dead_code
 from archipel.graph.passes.constants import constant_values
 from archipel.graph.shapes import constant_array, dims, is_static
-from archipel.graph.walk import only_reader
+from archipel.graph.walk import levels, only_reader
 
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
 _TYPES = ("float16", "float32", "float64")
@@ -64,7 +64,7 @@ def fold_batch_norm(model: ir.Model) -> list[Fold]:
     known = set(parameter_names(model))
     names = Builder(model.graph)
     folds = []
-    for node in list(model.graph):
+    for node in list(model.graph.all_nodes()):
         fold = _fold_of(node, known, names)
         if fold is not None:
             folds.append(fold)
@@ -85,12 +85,14 @@ def fold_batch_norm_symbolic(model: ir.Model) -> int:
     mode. Returns the number of folds.
     """
     fixed = constant_values(model.graph)
-    op = Builder(model.graph)
+    main = Builder(model.graph)
     count = 0
-    for node in list(model.graph):
-        layer = _layer(node)
-        if layer is not None and _fold_symbolically(op, node, layer, fixed):
-            count += 1
+    for level in levels(model.graph):
+        op = main if level is model.graph else Builder(level, outer=main)
+        for node in list(level):
+            layer = _layer(node)
+            if layer is not None and _fold_symbolically(op, node, layer, fixed):
+                count += 1
     if count:
         model.graph.sort()  # statistics may be laid out behind the layer that now reads them
         known = parameter_names(model)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import nn
 
 from archipel import Model, models, training
-from archipel.converter.limits import compute_limits
-from archipel.errors import ConversionError
+from archipel.converter.limits import compute_limits, flops_per_example
+from archipel.errors import ConversionError, GraphError
 from archipel.training import losses, optimizers
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
@@ -84,13 +85,61 @@ def test_of_several_programs_the_largest_counts_whichever_comes_last() -> None:
         assert (found.peak_bytes, found.flops_per_example) == (peaks[1], 14 * PRODUCT)
 
 
-@pytest.mark.parametrize("trips", ["9223372036854775807", None])
-def test_a_loop_without_an_end(trips: str | None) -> None:
-    text = LOOP.replace("TRIPS", trips or "1")
-    if trips is None:
-        text = text.replace("n = Constant <value = int64 {1}> ()", "k = Shape <start = 0, end = 1> (s) n = Squeeze (k)")
-    with pytest.raises(ConversionError, match=r"Loop 'node.*' has no fixed number of iterations.*maximum"):
-        compute_limits({"p": load(text)}, 4)
+COUNTED = LOOP.replace("n = Constant <value = int64 {TRIPS}> ()", "COUNT")
+
+
+@pytest.mark.parametrize(
+    ("count", "trips"),
+    [
+        ("k = Shape <start = 0, end = 1> (s) n = Squeeze (k)", 1),
+        ("k = Shape (s) one = Constant <value = int64 {1}> () n = Gather (k, one)", 8),
+        ("k = Size (s) three = Constant <value = int64 {3}> () m = Add (k, three) n = Sub (m, three)", 8),
+        ("k = Size (s) three = Constant <value = int64 {3}> () m = Mul (k, three) n = Div (m, three)", 8),
+        (
+            "j = Constant <value = int64 {6}> () r = ReduceMax <keepdims = 0> (s) a = CastLike (r, j) n = Min (a, j)",
+            6,
+        ),
+    ],
+    ids=["batch", "Gather", "Sub", "Div", "Min"],
+)
+def test_a_trip_count_that_follows_from_shapes(count: str, trips: int) -> None:
+    assert flops_per_example(load(COUNTED.replace("COUNT", count))) == trips * PRODUCT
+
+
+STACKED = """agraph (float[batch, 8] s) => (float[batch, 8] y, float[k, batch, 8] z) <float[8, 8] w>
+{ n = Constant <value = int64 {TRIPS}> () t = Constant <value = bool {1}> ()
+  y, z = Loop <body = step (int64 i, bool c, float[batch, 8] before) =>
+      (bool d, float[batch, 8] after, float[batch, 8] out)
+      { p = ReduceMax <keepdims = 0> (before) q = CastLike (p, c) d = And (c, q)
+        after = MatMul (before, w) out = Neg (after) }> (n, t, s) }"""
+
+
+def test_what_a_loop_stacks_has_an_item_for_each_iteration() -> None:
+    row = 4 * 8 * 4
+    peaks = [compute_limits({"p": load(STACKED.replace("TRIPS", count))}, 4).peak_bytes for count in ("5", "11")]
+    assert peaks[1] - peaks[0] == 6 * row
+
+
+def test_a_loop_without_an_end_is_refused_or_gets_a_maximum() -> None:
+    model = load(STACKED.replace("TRIPS", "9223372036854775807"))
+    with pytest.raises(ConversionError, match=r"Loop 'node.*' has no fixed number of iterations.*Model\.limit_loops"):
+        compute_limits({"p": model}, 4)
+    limited = model.limit_loops(3)
+    found, wanted = (compute_limits({"p": m}, 4) for m in (limited, load(STACKED.replace("TRIPS", "3"))))
+    assert found.flops_per_example == wanted.flops_per_example == 3 * PRODUCT
+    assert found.peak_bytes == wanted.peak_bytes + 8  # the count itself, an int64
+    s = np.full((2, 8), 1.0, np.float32)
+    session = onnxruntime.InferenceSession(limited.to_bytes(), providers=["CPUExecutionProvider"])
+    y, z = session.run(None, {"s": s})
+    np.testing.assert_array_equal(y, s * 8**3)  # the weight is all ones
+    assert z.shape == (3, 2, 8)
+    with pytest.raises(GraphError, match="iterations is 0; give a whole number of 1 or more"):
+        model.limit_loops(0)
+
+
+def test_a_bound_of_its_own_stays() -> None:
+    model = load(STACKED.replace("TRIPS", "5"))
+    assert model.limit_loops(3).to_bytes() == model.to_bytes()
 
 
 @pytest.mark.parametrize("cell", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])

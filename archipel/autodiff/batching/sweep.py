@@ -18,6 +18,7 @@ from archipel.autodiff.batching.table import BATCH_RULES, SIZES, UNEVEN, Batched
 from archipel.errors import AutodiffError, GraphError
 from archipel.graph.build import Builder
 from archipel.graph.control import scan
+from archipel.graph.markers import DOMAIN
 from archipel.graph.shapes import dims
 from archipel.graph.walk import dependencies
 
@@ -108,6 +109,13 @@ class Sweep:
         target = self.op.graph
         for old in graph.inputs:
             target.inputs.append(self._made(old, old in over))
+        self.enter_initializers(graph, over)
+        if self._count is None and over:
+            self._count = self.op.Shape(self.batched[next(iter(over))], start=0, end=1)
+
+    def enter_initializers(self, graph: ir.Graph, over: Collection[ir.Value] = ()) -> None:
+        """Make the initializers; those in `over` hold their content once for each lane."""
+        target = self.op.graph
         for old in graph.initializers.values():
             new = self.value(old) if old.is_graph_input() else self._made(old, old in over)
             new.const_value = old.const_value
@@ -119,8 +127,6 @@ class Sweep:
                     new.const_value = None  # an input's default, which is for one lane
                     continue
             target.register_initializer(new)
-        if self._count is None and over:
-            self._count = self.op.Shape(self.batched[next(iter(over))], start=0, end=1)
 
     def _made(self, old: ir.Value, lanes: bool) -> ir.Value:
         new = ir.Value(name=old.name, shape=old.shape, type=old.type, metadata_props=dict(old.metadata_props))
@@ -161,7 +167,7 @@ class Sweep:
         if node.domain == "":
             self._refuse_uneven(node)
         self.require_tensors(node)
-        rule = BATCH_RULES.get(node.op_type) if node.domain == "" else None
+        rule = BATCH_RULES.get(node.op_type) if node.domain in ("", DOMAIN) else None
         ctx = LaneContext(self, node)
         with self.op.scope(node.name or node.op_type):
             results = None if rule is None else rule(ctx)

@@ -41,7 +41,7 @@ accumulate_in_gemm = AccumulateInGemm()
 
 def _join_sum(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -> bool:
     gemm = _bare_gemm(product)
-    if gemm is None or not same_shape(dims(product), dims(addend)):
+    if gemm is None or gemm.graph is not op.graph or not same_shape(dims(product), dims(addend)):
         return False
     # c = value * constant, in either order: the constant becomes beta.
     beta = 1.0
@@ -58,11 +58,18 @@ def _join_sum(op: Builder, node: ir.Node, product: ir.Value, addend: ir.Value) -
 
 def _join_descent(op: Builder, node: ir.Node, start: ir.Value, change: ir.Value) -> bool:
     scaled = _only_use(change, "Mul")
-    if scaled is None or not same_shape(dims(start), dims(change)):
+    # In a loop around which the product is computed, it would be computed in every iteration.
+    if scaled is None or scaled.graph is not op.graph or not same_shape(dims(start), dims(change)):
         return False
     for product, factor in (scaled.inputs, reversed(scaled.inputs)):
         gemm = None if product is None else _bare_gemm(product)
-        if gemm is None or factor is None or dims(factor) != () or not is_static(dims(start)):
+        if (
+            gemm is None
+            or gemm.graph is not op.graph
+            or factor is None
+            or dims(factor) != ()
+            or not is_static(dims(start))
+        ):
             continue
         rows, columns = dims(start)
         left, right = gemm.inputs[0], gemm.inputs[1]

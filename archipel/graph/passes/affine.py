@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
-from archipel.graph.passes.base import GraphPass
+from archipel.graph.passes.base import LevelPass
 from archipel.graph.passes.constants import constant_values, is_unpacked
 from archipel.graph.passes.replacement import take_over
 from archipel.graph.shapes import Dim, dims, is_float, is_static
@@ -14,18 +14,17 @@ from archipel.graph.walk import only_reader
 _LAYERS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
-class FoldAffine(GraphPass):
+class FoldAffine(LevelPass):
     """Fold a Mul, Div, Add or Sub with one constant per channel into the layer before it.
 
     Emits nodes that compute the new weight and bias from the layer's own, which stay as they are. Skips tensors that
     are unpacked from a small stored form: their product would no longer be stored as integers.
     """
 
-    def change(self, model: ir.Model) -> bool:
-        op = Builder(model.graph)
-        fixed = constant_values(model.graph)
+    def change_level(self, op: Builder) -> bool:
+        fixed = constant_values(op.main)
         modified = False
-        for node in list(model.graph):
+        for node in list(op.graph):
             if node.domain != "" or node.op_type not in ("Mul", "Div", "Add", "Sub"):
                 continue
             a, b = node.inputs
@@ -35,8 +34,8 @@ class FoldAffine(GraphPass):
                 if not done and node.op_type in ("Mul", "Add"):
                     done = _fold(op, node, b, a, fixed)
                 modified |= done
-        if modified:
-            model.graph.sort()  # a factor or summand may be laid out behind the layer that now reads it
+        if modified and op.graph is op.main:
+            op.graph.sort()  # a factor or summand may be laid out behind the layer that now reads it
         return modified
 
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
-
 from archipel.graph.build import Builder
-from archipel.graph.passes.base import GraphPass
+from archipel.graph.passes.base import LevelPass
 from archipel.graph.passes.replacement import take_over
 from archipel.graph.shapes import constant_array, dims, is_float
 
 
-class UseGlobalAverage(GraphPass):
+class UseGlobalAverage(LevelPass):
     """ReduceMean over all spatial axes becomes GlobalAveragePool.
 
     ONNX Runtime computes GlobalAveragePool in the blocked layout of the convolutions before it, and in integers where
     its surroundings are quantized. `benchmarks/predict_passes.py --without` prints what that saves.
     """
 
-    def change(self, model: ir.Model) -> bool:
-        op = Builder(model.graph)
+    def change_level(self, op: Builder) -> bool:
         modified = False
-        for node in list(model.graph):
+        for node in list(op.graph):
             if node.domain != "" or node.op_type != "ReduceMean" or node.inputs[0] is None:
                 continue
             source, output = node.inputs[0], node.outputs[0]
@@ -35,7 +32,7 @@ class UseGlobalAverage(GraphPass):
                 if not node.attributes.get_int("keepdims", 1):
                     mean = op.Flatten(mean) if isinstance(dims(source)[1], int) else op.Squeeze(mean, [2, 3])
             take_over(op, output, mean)
-            model.graph.remove(node, safe=True)
+            op.graph.remove(node, safe=True)
             modified = True
         return modified
 

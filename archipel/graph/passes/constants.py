@@ -23,13 +23,23 @@ _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLi
 def constant_values(graph: ir.Graph) -> set[ir.Value]:
     """Initializers that are no inputs, and what nodes without bodies and randomness compute from them alone."""
     given = {value for value in graph.initializers.values() if not value.is_graph_input()}
-    return computable_values((node for node in graph if node.op_type not in _RANDOM and not bodies(node)), given)
+    return computable_values((node for node in graph if is_repeatable(node) and not bodies(node)), given)
+
+
+def is_repeatable(node: ir.Node) -> bool:
+    """Whether the same inputs always give the same outputs, apart from what its bodies do."""
+    return node.op_type not in _RANDOM
+
+
+def unpacks(node: ir.Node) -> bool:
+    """Whether the node unpacks a compactly stored tensor."""
+    return node.op_type == "DequantizeLinear" or UNPACK in node.metadata_props
 
 
 def is_unpacked(value: ir.Value | None) -> bool:
     """Whether the value is unpacked from a compact stored form, which has to stay."""
     node = None if value is None else value.producer()
-    return node is not None and (node.op_type == "DequantizeLinear" or UNPACK in node.metadata_props)
+    return node is not None and unpacks(node)
 
 
 def is_laid_out(value: ir.Value) -> bool:

@@ -17,6 +17,7 @@ class RemoveDeadCode(GraphPass):
         while True:
             with_bodies = [node for node in model.graph.all_nodes() if bodies(node)]
             changed |= common.RemoveUnusedNodesPass()(model).modified
+            _give_loops_a_condition(model)
             removed = [node for node in with_bodies if node.graph is None]
             if not removed:
                 return changed
@@ -28,3 +29,10 @@ class RemoveDeadCode(GraphPass):
 
 
 remove_dead_code = RemoveDeadCode()
+
+
+def _give_loops_a_condition(model: ir.Model) -> None:
+    """onnx_ir's pass drops trailing inputs that are left out, but a Loop has two at least: trip count and condition."""
+    for node in model.graph.all_nodes():
+        if node.op_type == "Loop" and node.domain == "" and len(node.inputs) < 2:
+            node.resize_inputs(2)

@@ -14,6 +14,7 @@ from archipel.graph.passes.base import GraphPass, InlinedPipeline
 from archipel.graph.passes.constant_folding import FoldConstants
 from archipel.graph.passes.constants import UNPACK, hide_contents
 from archipel.graph.passes.dead_code import remove_dead_code
+from archipel.graph.passes.hoisting import hoist_constants
 from archipel.graph.passes.identities import remove_identities
 from archipel.graph.passes.no_ops import remove_no_ops
 from archipel.graph.passes.products import use_gemm
@@ -53,6 +54,7 @@ def optimize_for_inference(model: ir.Model, keep: Collection[str]) -> None:
 
 def _simplification(keep: Collection[str]) -> Iterable[GraphPass]:
     yield FoldConstants(keep, preserved=_is_unpacking)
+    yield hoist_constants
     yield fold_shapes
     yield ApplyRules(_rules)
     yield remove_no_ops

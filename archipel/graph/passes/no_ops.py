@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
-from archipel.graph.passes.base import GraphPass
+from archipel.graph.passes.base import LevelPass
 from archipel.graph.passes.replacement import take_over
 from archipel.graph.shapes import complete_shape, constant_array, dims, same_shape
 
@@ -13,13 +13,12 @@ _SAME_IF_SHAPE_IS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Ex
 _SAME_IF_ALONE = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
 
 
-class RemoveNoOps(GraphPass):
+class RemoveNoOps(LevelPass):
     """Drop Dropout in inference mode, Pad by nothing, Reshape and the like to the same shape, Concat and Sum of one."""
 
-    def change(self, model: ir.Model) -> bool:
-        op = Builder(model.graph)
+    def change_level(self, op: Builder) -> bool:
         modified = False
-        for node in list(model.graph):
+        for node in list(op.graph):
             source = _unchanged_input(node)
             if source is None:
                 continue
@@ -30,7 +29,7 @@ class RemoveNoOps(GraphPass):
                     take_over(op, output, op.Identity(source))  # `remove_identities` decides whether it can go
             else:
                 output.replace_all_uses_with(source)
-            model.graph.remove(node, safe=True)
+            op.graph.remove(node, safe=True)
             modified = True
         return modified
 

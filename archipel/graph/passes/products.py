@@ -5,25 +5,24 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
-from archipel.graph.passes.base import GraphPass, LevelPass
+from archipel.graph.passes.base import LevelPass
 from archipel.graph.passes.replacement import take_over
 from archipel.graph.shapes import dims, is_float, rank, same_dim, same_shape
 from archipel.graph.walk import only_reader
 
 
-class UseGemm(GraphPass):
+class UseGemm(LevelPass):
     """MatMul of matrices and the Add after it become Gemm, which takes a transposed matrix as it is stored."""
 
-    def change(self, model: ir.Model) -> bool:
-        op = Builder(model.graph)
+    def change_level(self, op: Builder) -> bool:
         modified = False
-        for node in list(model.graph):
+        for node in list(op.graph):
             if node.domain != "" or node.op_type != "Add":
                 continue
             a, b = node.inputs
             if a is not None and b is not None:
                 modified |= _join(op, node, a, b) or _join(op, node, b, a)
-        for node in list(model.graph):
+        for node in list(op.graph):
             if node.domain == "" and node.op_type == "Gemm":
                 modified |= _absorb_transposes(node)
         return modified

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx_ir as ir
 
 from archipel.graph.build import Builder
-from archipel.graph.passes.base import GraphPass
+from archipel.graph.passes.base import LevelPass
 from archipel.graph.shapes import constant_array, dims
 
 
-class FixReshapeTargets(GraphPass):
+class FixReshapeTargets(LevelPass):
     """Give each Reshape with at most one symbolic output dimension a constant target, with -1 for that dimension."""
 
-    def change(self, model: ir.Model) -> bool:
-        op = Builder(model.graph)
+    def change_level(self, op: Builder) -> bool:
         modified = False
-        for node in list(model.graph):
+        for node in list(op.graph):
             if node.op_type != "Reshape" or node.domain != "" or constant_array(node.inputs[1]) is not None:
                 continue
             if node.outputs[0].shape is None:

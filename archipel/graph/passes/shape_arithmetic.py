@@ -26,33 +26,40 @@ class FoldShapes(GraphPass):
     """
 
     def change(self, model: ir.Model) -> bool:
-        op = Builder(model.graph)
+        main = Builder(model.graph)
         known: dict[ir.Value, list[Dim]] = {}  # contents of integer values
         refined: set[ir.Value] = set()  # values whose shape is better known than before: their readers infer again
-        modified = False
-        for node in list(model.graph):
-            if node.domain != "":
-                continue
-            # One sweep in the graph's order: what is refined here is known when its readers come.
-            if any(value in refined for value in node.inputs):
-                _infer(node, refined)
-            if node.op_type in ("Reshape", "Expand"):
-                modified |= _set_target(op, node, known, refined)
-            output = node.outputs[0]
-            if len(node.outputs) != 1 or output.dtype not in _INTEGERS or node.op_type == "Constant":
-                continue
-            content = _follow(node, known)
-            if content is None or len(content) > _MAX_CONTENT:
-                continue
-            known[output] = content
-            if all(isinstance(d, int) for d in content) and output.shape is not None and not output.is_graph_output():
-                array = np.array(content, dtype_of(output).numpy()).reshape(() if not dims(output) else (-1,))
-                output.replace_all_uses_with(op.constant(array))
-                modified = True
+        modified = _sweep(main, known, refined)
+        for body in model.graph.subgraphs():
+            modified |= _sweep(Builder(body, outer=main), known, refined)
         return modified
 
 
 fold_shapes = FoldShapes()
+
+
+def _sweep(op: Builder, known: dict[ir.Value, list[Dim]], refined: set[ir.Value]) -> bool:
+    modified = False
+    for node in list(op.graph):
+        if node.domain != "":
+            continue
+        # One sweep in the graph's order: what is refined here is known when its readers come.
+        if any(value in refined for value in node.inputs):
+            _infer(node, refined)
+        if node.op_type in ("Reshape", "Expand"):
+            modified |= _set_target(op, node, known, refined)
+        output = node.outputs[0]
+        if len(node.outputs) != 1 or output.dtype not in _INTEGERS or node.op_type == "Constant":
+            continue
+        content = _follow(node, known)
+        if content is None or len(content) > _MAX_CONTENT:
+            continue
+        known[output] = content
+        if all(isinstance(d, int) for d in content) and output.shape is not None and not output.is_graph_output():
+            array = np.array(content, dtype_of(output).numpy()).reshape(() if not dims(output) else (-1,))
+            output.replace_all_uses_with(op.constant(array))
+            modified = True
+    return modified
 
 
 def _infer(node: ir.Node, refined: set[ir.Value]) -> None:

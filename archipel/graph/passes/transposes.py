@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
-from archipel.graph.passes.base import GraphPass
+from archipel.graph.passes.base import LevelPass
 from archipel.graph.passes.replacement import take_over
 from archipel.graph.shapes import dims, is_static, rank, same_shape
 from archipel.graph.walk import only_use
@@ -19,18 +19,17 @@ _POINTWISE = frozenset(
 )
 
 
-class SimplifyTransposes(GraphPass):
+class SimplifyTransposes(LevelPass):
     """A Transpose that only moves axes of size 1 becomes a Reshape, one between two Reshapes loses them, and one whose
     inverse follows after pointwise operators cancels with it."""
 
-    def change(self, model: ir.Model) -> bool:
-        op = Builder(model.graph)
+    def change_level(self, op: Builder) -> bool:
         modified = False
         # First those between Reshapes: as a Reshape of its own a Transpose would no longer be recognized.
-        for node in list(model.graph):
+        for node in list(op.graph):
             if node.graph is not None and _perm(node) is not None:
                 modified |= _drop_reshapes(op, node)
-        for node in list(model.graph):
+        for node in list(op.graph):
             if node.graph is not None and (perm := _perm(node)) is not None:
                 modified |= _replace_by_reshape(op, node, perm) or _cancel(op, node, perm)
         return modified

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
-from archipel.graph.passes.base import GraphPass
+from archipel.graph.passes.base import LevelPass
 from archipel.graph.passes.constants import constant_values, is_unpacked
 from archipel.graph.passes.replacement import take_over
 from archipel.graph.shapes import constant_array, dims, is_float, is_static
@@ -32,7 +32,7 @@ _WORTH = 600_000
 layout saves. Found by trial."""
 
 
-class AddUnitHeight(GraphPass):
+class AddUnitHeight(LevelPass):
     """Give convolutions over [batch, channels, length], and the nodes between them, a height of 1.
 
     ONNX Runtime's blocked layout is for two spatial axes only (`benchmarks/predict_passes.py --without` prints what it
@@ -40,13 +40,13 @@ class AddUnitHeight(GraphPass):
     nodes that their ends need, and layers whose weights are stored in a small form.
     """
 
-    def change(self, model: ir.Model) -> bool:
-        fixed = constant_values(model.graph)
-        candidates = [node for node in model.graph if _fits(node, fixed)]
+    def change_level(self, op: Builder) -> bool:
+        fixed = constant_values(op.main)
+        candidates = [node for node in op.graph if _fits(node, fixed)]
         modified = False
         for group in _connected(candidates):
             if _pays(group):
-                _lift(Builder(model.graph), group)
+                _lift(op, group)
                 modified = True
         return modified
 

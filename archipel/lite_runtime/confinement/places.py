@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import archipel
 from archipel.lite_runtime.delegates import AUTO
 
-PACKAGES = ("numpy", "onnxruntime", "msgspec", "cryptography", "safetensors", "archipel_kernels")
+PACKAGES = ("numpy", "onnxruntime", "msgspec", "cryptography", "safetensors", "archipel_kernels", "openvino")
 
 _SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/gnu/store",

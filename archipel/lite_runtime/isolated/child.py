@@ -170,7 +170,7 @@ class Service:
             raise RuntimeProgramError(f"isolated: the process cannot be confined: {error}") from None
         tempfile.tempdir = request.scratch
         # Imports ONNX Runtime now, before the memory is limited, so that the limit is for the model alone.
-        sessions.error_types()
+        sessions.import_engines(delegates)
         _forget_warnings()
         limit_memory(request.allowance)
         # Threads inherit the niceness of the one that starts them, and none that runs graphs has started yet.

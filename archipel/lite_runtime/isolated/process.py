@@ -19,12 +19,16 @@ import msgspec
 from archipel.bundle import Bundle
 from archipel.errors import RuntimeProgramError
 from archipel.lite_runtime.confinement import START_PYTHON, Scratch, asked_for, needs_of, package_roots
+from archipel.lite_runtime.delegates import Delegates, engines
 from archipel.lite_runtime.isolated.messages import Channel, Open
+from archipel.lite_runtime.openvino import PLANS
 
 FIXED_BYTES = 16 << 20
 """The memory of the runtime itself, beside the model: sessions, their arenas' first pieces, Python's own objects."""
 LAST_WORDS = 600
 _STACK_BYTES = 8 << 20
+_PLAN_BYTES = 48 << 20
+"""What OpenVINO adds for one set of input shapes of a program, beside threads: code that it makes, and its arenas."""
 _MAIN = """
 from archipel.lite_runtime.isolated.child import main
 main()
@@ -115,8 +119,11 @@ def _tail(file: BinaryIO) -> str:
     return " ".join(file.read(LAST_WORDS).decode(errors="replace").split())
 
 
-def fixed_bytes(bundle: Bundle, threads: int) -> int:
-    """The runtime's memory for any model: FIXED_BYTES, and a stack for each thread that a session adds."""
+def fixed_bytes(bundle: Bundle, threads: int, delegates: Delegates = "auto") -> int:
+    """The runtime's memory for any model: FIXED_BYTES, and a stack for each thread that a session adds.
+
+    For a delegate that is an engine of its own, what its plans of every program take, too.
+    """
     count = threads if threads > 0 else os.cpu_count() or 1
     import resource
 
@@ -124,4 +131,8 @@ def fixed_bytes(bundle: Bundle, threads: int) -> int:
     stack_bytes = _STACK_BYTES if stack == resource.RLIM_INFINITY else stack
     # After training, predict gets a new session while an answer may still come from the old one.
     # Each session starts count - 1 threads. A stack counts as a whole, with 64 KiB for its bookkeeping.
-    return FIXED_BYTES + (len(bundle.manifest.programs) + 2) * (count - 1) * (stack_bytes + (64 << 10))
+    sessions = len(bundle.manifest.programs) + 2
+    total = FIXED_BYTES + sessions * (count - 1) * (stack_bytes + (64 << 10))
+    if engines(delegates):
+        total += PLANS * sessions * (_PLAN_BYTES + (count + 1) * stack_bytes)
+    return total

@@ -137,7 +137,8 @@ class IsolatedRuntime(Learning):
         self.bundle = bundle
         self.seconds = seconds
         claim = bundle.manifest.limits.peak_bytes
-        self.allowance = (CLAIM_FACTOR * claim if memory_limit is None else memory_limit) + fixed_bytes(bundle, threads)
+        model_bytes = CLAIM_FACTOR * claim if memory_limit is None else memory_limit
+        self.allowance = model_bytes + fixed_bytes(bundle, threads, delegates)
         request = Open(
             folder=str(bundle.folder.resolve()),
             keys=tuple(trusted_keys),

@@ -18,7 +18,8 @@ from archipel.bundle import Bundle, Program
 from archipel.bundle.roles import Example, Feature
 from archipel.errors import RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime.fields import Fields, fixed_rows
-from archipel.lite_runtime.sessions import Session, Sessions
+from archipel.lite_runtime.session import ProgramSession
+from archipel.lite_runtime.sessions import Sessions
 from archipel.lite_runtime.values import fixed_shape
 
 DEFAULT_BUDGET = 256 << 20
@@ -38,7 +39,7 @@ class FeatureCache:
 
     def __init__(self, sessions: Sessions, bundle: Bundle, name: str, fields: Fields, *, keep: bool, budget: int):
         self._program = bundle.program(name)
-        self._session: Session = sessions.get(name)
+        self._session: ProgramSession = sessions.get(name)
         self._fields = fields
         self._ports = [port for port in self._program.outputs if isinstance(port, Feature)]
         self._names = [port.name for port in self._ports]

@@ -12,8 +12,8 @@ third set of buffers instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from archipel.bundle import Program, release_pages
 from archipel.bundle.roles import Count, ExampleWeight, Metric, Noise, Parameter, Personal, Port, State, Step
 from archipel.errors import NonFiniteLossError
 from archipel.lite_runtime.fields import BATCH_ROLES, Fields, Source
-from archipel.lite_runtime.sessions import Session, bound_value
+from archipel.lite_runtime.session import ProgramSession
 from archipel.lite_runtime.training.results import loss_of
 from archipel.lite_runtime.values import Values, fixed_shape
 
@@ -33,7 +33,7 @@ _MOVING = (Parameter, Personal, State)
 class Repeated(NamedTuple):
     """A program that makes `program.steps` of the loop's steps in one graph, and its session."""
 
-    session: Session
+    session: ProgramSession
     program: Program
 
 
@@ -42,7 +42,7 @@ class TrainLoop:
 
     def __init__(
         self,
-        session: Session,
+        session: ProgramSession,
         program: Program,
         values: Values,
         fields: Fields,
@@ -60,11 +60,12 @@ class TrainLoop:
         self._current = 0
         self._history = _History(self._start, values.steps) if can_repeat else None
         self._last: Sequence[np.ndarray] = ()
-        bound = [{name: bound_value(array) for name, array in tensors.items()} for tensors in self._sets]
-        self._single = _Engine(session, program, values, fields, self._moving, bound)
+        self._single = _Engine(session, program, values, fields, self._moving, self._sets)
         # A graph of several steps feeds all of its outputs back, so it cannot hold back tensors that shall stay.
         unchanged = len(self._moving) == sum(isinstance(port, _MOVING) for port in program.outputs)
-        self._repeated = _Engine(*repeated, values, fields, self._moving, bound) if repeated and unchanged else None
+        self._repeated = (
+            _Engine(*repeated, values, fields, self._moving, self._sets) if repeated and unchanged else None
+        )
 
     @property
     def at_once(self) -> int:
@@ -183,12 +184,12 @@ class _Engine:
 
     def __init__(
         self,
-        session: Session,
+        session: ProgramSession,
         program: Program,
         values: Values,
         fields: Fields,
         moving: Sequence[Port],
-        sets: list[dict[str, Any]],
+        sets: list[dict[str, np.ndarray]],
     ) -> None:
         self.steps = program.steps
         self._session = session
@@ -199,8 +200,7 @@ class _Engine:
         self._sets = sets
         metrics = [port for port in program.outputs if isinstance(port, Metric)]
         self._metrics = {port.name: np.zeros(fixed_shape(port), dtype=port.dtype) for port in metrics}
-        self._metric_values = {name: bound_value(buffer) for name, buffer in self._metrics.items()}
-        self._inputs: dict[str, Any] = {}
+        self._inputs: dict[str, np.ndarray] = {}
         self._varying: list[tuple[Port, np.ndarray]] = []
         self._bind_inputs()
         self._batches: dict[int, _BatchBuffers] = {}
@@ -214,7 +214,7 @@ class _Engine:
         # Into the buffers that are bound already, so that nothing is bound again.
         for port, buffer in self._varying:
             buffer[...] = self._values.read(port)
-        self._session.run_bound(buffers.bindings[current])
+        buffers.runs[current]()
         if self.steps == 1:
             return [{name: float(buffer) for name, buffer in self._metrics.items()}]
         return [{name: float(buffer[k]) for name, buffer in self._metrics.items()} for k in range(self.steps)]
@@ -230,23 +230,19 @@ class _Engine:
                 self._varying.append((port, array))
             else:
                 array = np.asarray(self._values.read(port), order="C")
-            self._inputs[port.name] = bound_value(array)
+            self._inputs[port.name] = array
 
     def _bind_batch(self, rows: int) -> _BatchBuffers:
         batch = _BatchBuffers(self._program, self._fields, rows)
         read = {_key(port): port.name for port in self._program.inputs if isinstance(port, _MOVING)}
         # One binding for each set to read from, so that a step only chooses among them.
         for index in range(len(self._sets)):
-            binding = self._session.native.io_binding()
-            for name, value in (*self._inputs.items(), *batch.values.items()):
-                binding.bind_ortvalue_input(name, value)
-            for name, value in self._metric_values.items():
-                binding.bind_ortvalue_output(name, value)
+            inputs, outputs = {**self._inputs, **batch.values}, dict(self._metrics)
             for port in self._moving:
                 if _key(port) in read:
-                    binding.bind_ortvalue_input(read[_key(port)], self._sets[index][port.name])
-                binding.bind_ortvalue_output(port.name, self._sets[(index + 1) % len(self._sets)][port.name])
-            batch.bindings.append(binding)
+                    inputs[read[_key(port)]] = self._sets[index][port.name]
+                outputs[port.name] = self._sets[(index + 1) % len(self._sets)][port.name]
+            batch.runs.append(self._session.bind(inputs, outputs))
         return batch
 
 
@@ -254,8 +250,8 @@ class _BatchBuffers:
     """Buffers for minibatches of `rows` examples, and a binding for each set of moving tensors."""
 
     def __init__(self, program: Program, fields: Fields, rows: int) -> None:
-        self.values: dict[str, Any] = {}
-        self.bindings: list[Any] = []
+        self.values: dict[str, np.ndarray] = {}
+        self.runs: list[Callable[[], None]] = []
         self._data: list[tuple[Source, np.ndarray]] = []
         self._weights: list[tuple[Source | None, np.ndarray]] = []
         several = program.steps > 1
@@ -266,7 +262,7 @@ class _BatchBuffers:
             # A graph of several steps has an axis for them before the batch axis.
             rest = fixed_shape(port, first=1 + several) if source is None else source.shape[1:]
             buffer = np.ones((program.steps, rows, *rest), dtype=port.dtype)
-            self.values[port.name] = bound_value(buffer if several else buffer[0])
+            self.values[port.name] = buffer if several else buffer[0]
             if isinstance(port, ExampleWeight):
                 self._weights.append((source, buffer))
             elif source is not None:

@@ -1,0 +1,50 @@
+"""What every session offers: one program's graph, opened by one inference engine and ready to run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from archipel.lite_runtime.delegates import ProgramPlacement, Skipped
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class ProgramSession(ABC):
+    """One program's graph, ready to run. `native` is the engine's own object."""
+
+    name: str
+    native: Any
+    inputs: frozenset[str]
+    """The names of the graph's inputs."""
+    outputs: frozenset[str]
+
+    @abstractmethod
+    def run(self, outputs: Sequence[str], feed: Mapping[str, Any]) -> list[np.ndarray]:
+        """Feed arrays (or what `value` made of them), get new arrays in the order of `outputs`.
+
+        Raises RuntimeProgramError.
+        """
+
+    @abstractmethod
+    def bind(self, inputs: Arrays, outputs: Arrays) -> Callable[[], None]:
+        """A function that runs the graph on these buffers: it reads `inputs` and writes `outputs`, all C-contiguous.
+
+        It copies nothing but inputs that are read-only, and those once. Raises RuntimeProgramError.
+        """
+
+    @abstractmethod
+    def value(self, array: np.ndarray) -> Any:
+        """What stands for `array`, which does not change any more, in many calls of `run`."""
+
+    @abstractmethod
+    def placement(self) -> ProgramPlacement:
+        """Which delegate has which node."""
+
+    def skipped(self) -> Sequence[Skipped]:
+        """Delegates that this session has left out since it was opened, and why."""
+        return ()
