@@ -18,6 +18,7 @@ from archipel.autodiff.batching.table import BATCH_RULES, SIZES, UNEVEN, Batched
 from archipel.errors import AutodiffError, GraphError
 from archipel.graph.build import Builder
 from archipel.graph.control import scan
+from archipel.graph.markers import DOMAIN
 from archipel.graph.shapes import dims
 from archipel.graph.walk import dependencies
 
@@ -185,7 +186,7 @@ class Sweep:
         if node.domain == "":
             self._refuse_uneven(node)
         self.require_tensors(node)
-        rule = BATCH_RULES.get(node.op_type) if node.domain == "" else None
+        rule = BATCH_RULES.get(node.op_type) if node.domain in ("", DOMAIN) else None
         ctx = LaneContext(self, node)
         with self.op.scope(node.name or node.op_type):
             results = None if rule is None else rule(ctx)
