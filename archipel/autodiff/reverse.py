@@ -15,7 +15,7 @@ from archipel.autodiff.recompute import Twins
 from archipel.autodiff.registry import Rule, find_rule, require_kept, source_file
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
-from archipel.graph.shapes import complete_shape, dims, is_float
+from archipel.graph.shapes import complete_shape, dims, is_float, may_be_equal
 from archipel.graph.walk import bodies, captured_values
 
 
@@ -159,9 +159,5 @@ def _check(node: ir.Node, read: Sequence[ir.Value | None], rule: Rule, gradients
         if gradient.dtype != (value.dtype if is_float(value) else node.outputs[0].dtype):
             raise AutodiffError(f"{title}: gradient of input {index} is {gradient.dtype}, the input {value.dtype}")
         have, want = dims(gradient), dims(value)
-        fits = len(have) == len(want) and all(
-            h == w or not (isinstance(h, int) and isinstance(w, int))  # sizes not known yet may be equal
-            for h, w in zip(have, want)
-        )
-        if not fits:
+        if not may_be_equal(have, want):
             raise AutodiffError(f"{title}: gradient of input {index} has shape {list(have)}, the input {list(want)}")
