@@ -82,7 +82,7 @@ def mark_best(
     found = gradient_peak(model, targets, wrt, batch)
     if found <= budget:
         return
-    # The costs are estimates: each choice is looked at as the graph that it makes, and the next one aims higher or lower.
+    # The costs are estimates: each choice is looked at as the graph that it makes, and the next aims higher or lower.
     best: list[Run] | None = None
     low, high, reached = smallest, costs.everything, [found]
     aim = budget * costs.everything / found

@@ -1,4 +1,4 @@
-"""checkpoint: gradients stay the same to the last bit, less is alive at once, and the choice keeps within its budget."""
+"""checkpoint: gradients stay the same to the last bit, less is alive at once, and the choice keeps within a budget."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_budget_that_is_large_enough_marks_nothing() -> None:
 
 def test_the_smallest_budget_that_an_error_names_is_reached() -> None:
     model = chain()
-    with pytest.raises(AutodiffError, match="budget_bytes=1000 is not reached .* the smallest that is: ") as error:
+    with pytest.raises(AutodiffError, match=r"budget_bytes=1000 is not reached .* the smallest that is: ") as error:
         autodiff.checkpoint(model, budget_bytes=1000, batch=BATCH)
     smallest = int(re.findall(r"\d+", str(error.value))[-1])
     marked = autodiff.checkpoint(model, budget_bytes=smallest, batch=BATCH)
