@@ -87,7 +87,7 @@ def _replace_captured(body: ir.Graph, values_there: Mapping[ir.Value, ir.Value])
     for level in levels(body):
         for node in level:
             for index, value in enumerate(node.inputs):
-                if value in values_there:
+                if value is not None and value in values_there:
                     node.replace_input_with(index, values_there[value])
         for index, value in enumerate(level.outputs):
             if value in values_there:
