@@ -1,4 +1,4 @@
-"""`RuleContext`: what a gradient rule works with."""
+"""What rules work with: `RuleContext` those of reverse mode, `ForwardContext` those of forward mode."""
 
 from __future__ import annotations
 
@@ -12,40 +12,20 @@ from archipel.graph.build import Builder
 from archipel.graph.shapes import dtype_of
 
 
-class RuleContext:
-    """One node to be differentiated in reverse, and the builder `op` that the rule emits nodes with.
+class NodeContext:
+    """One node to be differentiated, and the builder `op` that the rule emits nodes with.
 
     Attributes:
         op: builder of the graph; `ctx.op.Mul(a, b)` appends a node and returns its value.
         node: the node to differentiate.
         inputs, outputs: the node's own values; None for an optional input that the node leaves out.
-        cotangents: for each output the gradient of the differentiated scalar with respect to it, of the output's shape
-            and type; None for an output that the scalar does not depend on.
-        captured: the values of the graph around it that the node's bodies read; () for a node without bodies. Their
-            gradients come behind those of the inputs.
     """
 
-    def __init__(
-        self,
-        op: Builder,
-        node: ir.Node,
-        cotangents: tuple[ir.Value | None, ...],
-        wanted: tuple[bool, ...],
-        captured: tuple[ir.Value, ...] = (),
-    ) -> None:
+    def __init__(self, op: Builder, node: ir.Node) -> None:
         self.op = op
         self.node = node
         self.inputs: tuple[ir.Value | None, ...] = tuple(node.inputs)
         self.outputs: tuple[ir.Value, ...] = tuple(node.outputs)
-        self.cotangents = cotangents
-        self.captured = captured
-        self._wanted = wanted
-
-    @property
-    def cotangent(self) -> ir.Value:
-        """The cotangent of the first output; zeros if only other outputs have one."""
-        first = self.cotangents[0]
-        return self.op.full_like(self.outputs[0], 0.0) if first is None else first
 
     @property
     def output(self) -> ir.Value:
@@ -62,13 +42,6 @@ class RuleContext:
     def optional(self, index: int) -> ir.Value | None:
         """An input, or None if the node leaves it out."""
         return self.inputs[index] if index < len(self.inputs) else None
-
-    def wants(self, index: int) -> bool:
-        """Whether the gradient of this input is needed; a rule may return None for one that is not.
-
-        The captured values have the indices behind those of the inputs.
-        """
-        return index < len(self._wanted) and self._wanted[index]
 
     def replace(self, *values: ir.Value) -> None:
         """Make the readers of the node's outputs read these values instead: a forward pass that also keeps
@@ -109,3 +82,56 @@ class RuleContext:
     def title(self) -> str:
         """Operator and name of the node, for errors."""
         return f"{self.node.op_type} {self.node.name!r}"
+
+
+class RuleContext(NodeContext):
+    """A node to be differentiated in reverse, as `NodeContext`, with the cotangents of its outputs.
+
+    Attributes:
+        cotangents: for each output the gradient of the differentiated scalar with respect to it, of the output's shape
+            and type; None for an output that the scalar does not depend on.
+        captured: the values of the graph around it that the node's bodies read; () for a node without bodies. Their
+            gradients come behind those of the inputs.
+    """
+
+    def __init__(
+        self,
+        op: Builder,
+        node: ir.Node,
+        cotangents: tuple[ir.Value | None, ...],
+        wanted: tuple[bool, ...],
+        captured: tuple[ir.Value, ...] = (),
+    ) -> None:
+        super().__init__(op, node)
+        self.cotangents = cotangents
+        self.captured = captured
+        self._wanted = wanted
+
+    @property
+    def cotangent(self) -> ir.Value:
+        """The cotangent of the first output; zeros if only other outputs have one."""
+        first = self.cotangents[0]
+        return self.op.full_like(self.outputs[0], 0.0) if first is None else first
+
+    def wants(self, index: int) -> bool:
+        """Whether the gradient of this input is needed; a rule may return None for one that is not.
+
+        The captured values have the indices behind those of the inputs.
+        """
+        return index < len(self._wanted) and self._wanted[index]
+
+
+class ForwardContext(NodeContext):
+    """A node to be differentiated in forward mode, as `NodeContext`, with the tangents of its inputs.
+
+    Attributes:
+        tangents: for each input its tangent, of its shape and type; None for an input that does not move.
+    """
+
+    def __init__(self, op: Builder, node: ir.Node, tangents: tuple[ir.Value | None, ...]) -> None:
+        super().__init__(op, node)
+        self.tangents = tangents
+
+    def tangent(self, index: int) -> ir.Value | None:
+        """The tangent of an input, or None if it does not move or the node leaves it out."""
+        return self.tangents[index] if index < len(self.tangents) else None

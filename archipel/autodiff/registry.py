@@ -1,4 +1,4 @@
-"""The one table from operator to gradient rule."""
+"""The one table from operator to gradient rule, and the few operators that have a rule of forward mode beside it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from archipel.errors import AutodiffError, MissingRuleError
 from archipel.graph.functions import KEPT, inlined_functions
 
 if TYPE_CHECKING:
-    from archipel.autodiff.context import RuleContext
+    from archipel.autodiff.context import ForwardContext, RuleContext
 
 Gradients = Sequence[ir.Value | None]
 Rule = Callable[["RuleContext"], Gradients]
 
+Tangents = Sequence[ir.Value | None]
+ForwardRule = Callable[["ForwardContext"], Tangents]
+
 RULES: dict[tuple[str, str], Rule] = {}
 """(domain, operator) -> rule. `@rule` fills it; importing `archipel.autodiff` registers those in `rules/`."""
+
+FORWARD: dict[tuple[str, str], ForwardRule] = {}
+"""(domain, operator) -> rule of forward mode, which takes the place of the transposed rule in RULES."""
 
 # The file that an error proposes for a missing rule; an operator that is not listed starts a family of its own.
 _FAMILIES: dict[str, str] = {
@@ -92,6 +98,62 @@ def rule(domain: str, *op_types: str) -> Callable[[Rule], Rule]:
     return register
 
 
+def forward_rule(domain: str, *op_types: str) -> Callable[[ForwardRule], ForwardRule]:
+    """Register a rule of forward mode for operators that have a gradient rule, as a decorator.
+
+    Forward mode needs none: it transposes the gradient rule. A rule of its own is for operators whose gradient's
+    gradient costs more than one writes by hand, and for those whose gradient is not linear in its cotangents.
+
+    Arguments:
+        domain: the operators' domain; "" for standard ONNX.
+        op_types: their names.
+
+    The rule takes a `ForwardContext` and returns one tangent for each output of the node, in order: a value of the
+    output's shape and type, or None for an output that does not move. It may leave out outputs at the end.
+
+    Returns the decorator, which returns the rule unchanged.
+
+    Raises AutodiffError for an operator without a gradient rule, and for one that has a rule of forward mode already.
+
+    Example:
+        @autodiff.forward_rule("example.functions", "Binarize")
+        def straight_through(ctx):
+            return [ctx.tangent(0)]
+    """
+
+    def register(function: ForwardRule) -> ForwardRule:
+        for op_type in op_types:
+            key = (domain, op_type)
+            if key not in RULES:
+                raise AutodiffError(
+                    f"forward_rule: {domain or 'ai.onnx'}::{op_type} has no gradient rule; add that first"
+                )
+            if key in FORWARD:
+                raise AutodiffError(
+                    f"forward_rule: {domain or 'ai.onnx'}::{op_type} already has one, in {source_file(FORWARD[key])}"
+                )
+            FORWARD[key] = function
+        return function
+
+    return register
+
+
+def keep_function(domain: str, *names: str) -> None:
+    """Have models that are loaded from now on keep calls of these model-local functions, as `rule` does.
+
+    For `rules=` of `gradient` and its like, which replace the rule of a function for one call. A derivative without
+    such a rule inlines the functions.
+
+    Arguments:
+        domain: the functions' domain.
+        names: their names.
+
+    Example:
+        autodiff.keep_function("example.functions", "Binarize")
+    """
+    KEPT.update((domain, name) for name in names)
+
+
 def find_rule(node: ir.Node) -> Rule:
     """The rule of a node's operator. Raises MissingRuleError that names the file to add it to."""
     registered = RULES.get((node.domain, node.op_type))
@@ -129,7 +191,7 @@ def require_kept(graph: ir.Graph) -> None:
         )
 
 
-def source_file(function: Rule) -> str:
+def source_file(function: Rule | ForwardRule) -> str:
     """The path of the file that defines a rule, from `archipel/` on; of a user's rule the whole path."""
     path = inspect.getsourcefile(function) or "an unknown file"
     return path[path.rfind("archipel/autodiff") :] if "archipel/autodiff" in path else path

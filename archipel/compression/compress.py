@@ -97,11 +97,15 @@ def compress(
         try:
             result = part.apply(current, work)
         except CompressionError as error:
-            raise CompressionError(f"part {number} of the recipe, {type(part).__name__}: {error}") from error
+            inside = _in_bodies(current)
+            hint = f" outside of loops and branches; inside are {', '.join(inside)}" if inside else ""
+            raise CompressionError(f"part {number} of the recipe, {type(part).__name__}: {error}{hint}") from error
         _check_signature(current, result, part)
         check_model(result.ir)
         current = result
         facts = dict(work.facts)
+        if inside := _in_bodies(current):
+            facts["left in loops and branches"] = inside
         seconds = time.monotonic() - started
         steps.append(Step(repr(part), seconds, _measure(current, work), facts))
         if store is not None:
@@ -116,6 +120,17 @@ def compress(
 def _measure(model: CompressedModel, work: Work) -> Measured:
     deployed = model.deployed()
     return Measured.of(model, deployed, work.evaluate(deployed) if work.validated else None)
+
+
+def _in_bodies(model: Model) -> list[str]:
+    """The weights that only nodes in bodies read, as they are stored: parts work on layers of the main graph."""
+    main = model.ir.graph
+    found = []
+    for name in model.parameter_names:
+        uses = list(main.initializers[name].uses())
+        if model.parameters[name].ndim > 1 and uses and all(use.node.graph is not main for use in uses):
+            found.append(name)
+    return found
 
 
 def _check_signature(before: Model, after: Model, part: Part) -> None:

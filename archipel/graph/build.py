@@ -234,9 +234,10 @@ class Builder:
         """`value` in the shape of `like`, which has as many elements."""
         if same_shape(dims(value), dims(like)):
             return value
-        # Without allowzero a 0 in the target means "as in the input".
-        allowzero = 1 if 0 in dims(like) else None
-        result = self.Reshape(value, self.shape_of(like, free=1), allowzero=allowzero)
+        target = self.shape_of(like, free=1)
+        # Without allowzero a 0 in the target means "as in the input"; sizes read at run time may be 0.
+        allowzero = 1 if 0 in dims(like) or not target.is_initializer() else None
+        result = self.Reshape(value, target, allowzero=allowzero)
         result.shape = like.shape
         return result
 

@@ -18,12 +18,13 @@ from archipel.graph.model import TensorInfo
 from archipel.graph.shapes import dims, dtype_of
 from archipel.training.arguments import number
 from archipel.training.assembly import Assembly
+from archipel.training.example_lanes import ExampleGradient, fit_lanes, lanes_of
 from archipel.training.hashing import Keys, mix
 from archipel.training.losses import Loss, counted, mean, total
 from archipel.training.nesting import enclose
 from archipel.training.optimizers import cast
 from archipel.training.precision import LossScale
-from archipel.training.transforms import global_norm
+from archipel.training.transforms import global_norm, norm_dtype
 
 NOISE_UNITS = 2**16
 """The noise has a standard deviation of this many units of its grid."""
@@ -66,41 +67,92 @@ def example_gradients(
 ) -> tuple[ir.Value, list[ir.Value]]:
     """The mean loss, and the sums of clipped gradients, noised and divided by the batch size.
 
-    They come from a Scan over the examples, whose body is the model on a batch of one. `streams` are the keys of the
-    model's random numbers: each example mixes them with its own number, or all would drop the same elements.
+    The gradients are those of the model on a batch of one: either all examples are lanes of one computation, or a Scan
+    takes one after the other, whichever `fit_lanes` says is faster. `streams` are the keys of the model's random
+    numbers: each example mixes them with its own number, or all would drop the same elements.
     """
     _check(work)
     op, parameters, fields = work.op, work.parameters, work.fields
     keys = [key for pair in streams for key in pair]
     batch = {dims(field)[0] for field in fields} - {None}
-    zeros = [op.full_like(parameter, 0.0) for parameter in parameters]
-    # The number of the example, carried and counted up only where random numbers need it.
-    number = [op.constant(np.zeros((), np.uint32))] if keys else []
 
-    def body(inner: Builder, carried: list[ir.Value], items: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-        sums, place = carried[: len(zeros)], carried[len(zeros) :]
-        example = {field: inner.Unsqueeze(item, [0]) for field, item in zip(fields, items)}
-        own = {key: mix(inner, inner.BitwiseXor(key, place[0])) for key in keys}
-        # Nodes that read only parameters move in too: `differentiate` works inside the body, up to the parameters.
-        enclose(inner, work.graph, {**example, **own}, parameters)
-        _one_row(inner, batch)
-        value = _objective(inner, loss, work.output, example[work.label])
-        seed = inner.constant(np.ones((), dtype_of(value).numpy())) if scaling is None else scaling.seed(inner, value)
-        gradients = differentiate(inner, {value: seed}, parameters)
-        if scaling is not None:  # before clipping, whose limit is that of true gradients
-            gradients = scaling.unscale(inner, gradients)
-        clipped = _clip(inner, gradients, options.clip)
-        following = [inner.Add(total, gradient) for total, gradient in zip(sums, clipped)]
-        return [*following, *(inner.Add(n, np.array(1, np.uint32)) for n in place)], [value]
-
-    carried, (values,) = scan(op, body, [*zeros, *number], fields, name="example")
+    inner = op.body("example")
+    items = [inner.input(inner.unique("example/item"), dtype_of(v), _item_shape(v)) for v in fields]
+    # The number of the example, only where random numbers need it.
+    place = inner.input(inner.unique("example/number"), ir.DataType.UINT32, []) if keys else None
+    example = {field: inner.Unsqueeze(item, [0]) for field, item in zip(fields, items)}
+    own = {key: mix(inner, inner.BitwiseXor(key, place)) for key in keys}
+    # Nodes that read only parameters move in too: `differentiate` works inside the body, up to the parameters.
+    enclose(inner, work.graph, {**example, **own}, parameters)
+    _one_row(inner, batch)
+    value = _objective(inner, loss, work.output, example[work.label])
+    seed = inner.constant(np.ones((), dtype_of(value).numpy())) if scaling is None else scaling.seed(inner, value)
+    gradients = differentiate(inner, {value: seed}, parameters)
+    if scaling is not None:  # before clipping, whose limit is that of true gradients
+        gradients = scaling.unscale(inner, gradients)
+    run = _as_lanes if fit_lanes(inner.graph, gradients) else _one_after_the_other
+    sums, values = run(work, _Example(inner, items, place, value, gradients), options.clip)
     with op.scope("examples"):
-        sums = carried[: len(zeros)]
         if options.noise:  # noise goes onto the sum, whose sensitivity is the clip; only then is it divided
             sums = [_noised(work, total, p, options) for total, p in zip(sums, parameters)]
         count = op.Size(values)
         means = [op.Div(total, op.Cast(count, to=int(dtype_of(total)))) for total in sums]
         return op.ReduceMean(values, [0], keepdims=0), means
+
+
+@dataclass(frozen=True)
+class _Example:
+    """The computation for one example, in a body: its inputs (the fields' items, and the example's number where random
+    numbers need it), its loss and its gradients."""
+
+    inner: Builder
+    items: list[ir.Value]
+    number: ir.Value | None
+    loss: ir.Value
+    gradients: list[ir.Value]
+
+
+def _as_lanes(work: Assembly, one: _Example, limit: float) -> tuple[list[ir.Value], ir.Value]:
+    """The sums of clipped gradients and the losses, all examples at once."""
+    op = work.op
+    lanes = dict(zip(one.items, work.fields))
+    if one.number is not None:
+        count = op.Squeeze(op.Shape(work.fields[0], start=0, end=1), [0])
+        lanes[one.number] = op.Cast(op.Range(np.array(0), count, np.array(1)), to=int(ir.DataType.UINT32))
+    values, *found = lanes_of(op, one.inner.graph, lanes, [one.loss, *one.gradients])
+    gradients = [ExampleGradient.of(value) for value in found]
+    dtype = norm_dtype(found)
+    squares = [gradient.squares(op, dtype) for gradient in gradients]
+    norms = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
+    factors = _factor(op, norms, limit)
+    return [g.total(op, factors, parameter) for g, parameter in zip(gradients, work.parameters)], values
+
+
+def _one_after_the_other(work: Assembly, one: _Example, limit: float) -> tuple[list[ir.Value], ir.Value]:
+    """The sums of clipped gradients and the losses, by a Scan over the examples."""
+    op = work.op
+    zeros = [op.full_like(parameter, 0.0) for parameter in work.parameters]
+    # The number of the example, carried and counted up.
+    number = [op.constant(np.zeros((), np.uint32))] if one.number is not None else []
+
+    def body(inner: Builder, carried: list[ir.Value], items: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
+        sums, place = carried[: len(zeros)], carried[len(zeros) :]
+        nodes = list(one.inner.graph)
+        one.inner.graph.remove(nodes)
+        inner.graph.extend(nodes)
+        for old, new in zip([*one.items, *([one.number] if one.number is not None else [])], [*items, *place]):
+            old.replace_all_uses_with(new)
+        factor = _factor(inner, global_norm(inner, one.gradients), limit)
+        clipped = [inner.Mul(g, cast(inner, factor, dtype_of(g))) for g in one.gradients]
+        following = [inner.Add(total, gradient) for total, gradient in zip(sums, clipped)]
+        return [*following, *(inner.Add(n, np.array(1, np.uint32)) for n in place)], [one.loss]
+
+    carried, (values,) = scan(op, body, [*zeros, *number], work.fields, name="examples")
+    return carried[: len(zeros)], values
+
+
+def _item_shape(field: ir.Value) -> list[int | str]:
+    return [f"{field.name}_dim{i}" if d is None else d for i, d in enumerate(dims(field))][1:]
 
 
 def _check(work: Assembly) -> None:
@@ -139,10 +191,10 @@ def _objective(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> ir
     return op.Div(total(op, values), count)
 
 
-def _clip(op: Builder, gradients: Sequence[ir.Value], limit: float) -> list[ir.Value]:
+def _factor(op: Builder, norm: ir.Value, limit: float) -> ir.Value:
+    """What gradients of this norm are multiplied by."""
     # A gradient of zeros gives limit / 0 = inf, so the factor is 1.
-    factor = op.Min(op.Div(limit, global_norm(op, gradients)), 1.0)
-    return [op.Mul(g, cast(op, factor, dtype_of(g))) for g in gradients]
+    return op.Min(op.Div(limit, norm), 1.0)
 
 
 def _noised(work: Assembly, total: ir.Value, parameter: ir.Value, options: PerExample) -> ir.Value:

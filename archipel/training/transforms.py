@@ -160,10 +160,15 @@ def correction(name: str = "correction") -> Correction:
     return Correction(name)
 
 
-def global_norm(op: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
-    """The 2-norm of all gradients together: a scalar, float64 if one of them is and else float32."""
+def norm_dtype(gradients: Sequence[ir.Value]) -> ir.DataType:
+    """The type of their norm: float64 if one of them is, and else float32."""
     # At least float32: squares overflow in float16 from 256 on.
     wide = any(dtype_of(g) == ir.DataType.DOUBLE for g in gradients)
-    dtype = ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
+    return ir.DataType.DOUBLE if wide else ir.DataType.FLOAT
+
+
+def global_norm(op: Builder, gradients: Sequence[ir.Value]) -> ir.Value:
+    """The 2-norm of all gradients together: a scalar, float64 if one of them is and else float32."""
+    dtype = norm_dtype(gradients)
     squares = [op.ReduceSumSquare(cast(op, g, dtype), keepdims=0) for g in gradients]
     return op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from archipel import Model, autodiff
 from archipel.errors import AutodiffError, MissingRuleError, NotDifferentiableError
 from archipel.graph import check_model
+from archipel.graph.functions import KEPT
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'
 
@@ -179,6 +180,59 @@ def test_the_cotangents_leave_nothing_behind() -> None:
         model("agraph (double[n] x) => (double[n] y) { s = Sin (x) y = Mul (s, s) }"), of=["y"], wrt=["x"]
     )
     assert sorted(node.op_type for node in made.ir.graph) == ["Add", "Cos", "Mul", "Mul", "Mul", "Sin"]
+
+
+FUNCTION = """<ir_version: 10, opset_import: ["" : 21, "test.forward" : 1]>
+agraph (double[n] x) => (double[n] y) { y = test.forward.Halved (x) }
+<opset_import: ["" : 21], domain: "test.forward">
+Halved (a) => (b) { two = Constant <value = double {2}> ()  b = Div (a, two) }"""
+
+
+def test_a_forward_rule_takes_the_place_of_the_transposed_one() -> None:
+    key = ("test.forward", "Halved")
+    with pytest.raises(
+        AutodiffError, match=r"forward_rule: test\.forward::Halved has no gradient rule; add that first"
+    ):
+        autodiff.forward_rule(*key)(lambda ctx: [])
+    results: list[Callable] = [
+        lambda ctx: [ctx.op.Mul(ctx.tangent(0), 5.0)],
+        lambda ctx: [ctx.op.Cast(ctx.tangent(0), to=1)],
+        lambda ctx: [ctx.tangent(0), ctx.tangent(0)],
+        lambda ctx: [None],
+    ]
+    try:
+        autodiff.rule(*key)(lambda ctx: [ctx.op.Mul(ctx.cotangent, 3.0)])
+        autodiff.forward_rule(*key)(lambda ctx: results[0](ctx))
+        with pytest.raises(AutodiffError, match=r"Halved already has one, in .*test_forward\.py"):
+            autodiff.forward_rule(*key)(lambda ctx: [])
+        m = Model.from_proto(onnx.parser.parse_model(FUNCTION))
+        feed = {"x": np.ones(2), "x.tangent": np.ones(2)}
+        assert run(autodiff.jvp(m, of=["y"], wrt=["x"]), feed)["y.tangent"].tolist() == [5.0, 5.0]
+        pulled = run(autodiff.vjp(m, of=["y"], wrt=["x"]), {"x": np.ones(2), "y.cotangent": np.ones(2)})
+        assert pulled["x.grad"].tolist() == [3.0, 3.0]
+        for message in (r"tangent 0 is FLOAT\['n'\], the output DOUBLE", "2 tangents for 1 outputs"):
+            del results[0]
+            with pytest.raises(AutodiffError, match=rf"^forward rule for Halved \(.*\), node '.*': {message}"):
+                autodiff.jvp(m, of=["y"], wrt=["x"])
+        del results[0]
+        assert run(autodiff.jvp(m, of=["y"], wrt=["x"]), feed)["y.tangent"].tolist() == [0.0, 0.0]
+    finally:
+        for table in (autodiff.RULES, autodiff.FORWARD):
+            table.pop(key, None)
+        KEPT.discard(key)
+
+
+def test_normalizations_and_convolutions_are_pushed_directly() -> None:
+    """No node that unfolds windows or reads at run time which axes broadcast, as the transposed rules emit."""
+    values = {n: np.zeros(shape, np.float32) for n, shape in NETWORKS["attention"].shapes.items()}
+    made = autodiff.jvp(NETWORKS["attention"].model(values, "float"), of=["y"], wrt=["x", "wq", "scale"])
+    assert "NonZero" not in {node.op_type for node in made.ir.graph}
+    assert len(made.ir.graph) <= 48
+    m = model("""agraph (float[n, 2, 8, 8] x, float[3, 2, 3, 3] w, float[3] b) => (float[n, 3, 6, 6] y) {
+        y = Conv (x, w, b)
+    }""")
+    made = autodiff.jvp(m, of=["y"], wrt=["x", "w", "b"])
+    assert sorted(node.op_type for node in made.ir.graph) == ["Add", "Conv", "Conv", "Conv"]
 
 
 def test_third_derivatives_by_composition() -> None:

@@ -12,7 +12,7 @@ from archipel import Model, training
 from archipel.bundle.roles import Noise, role_of
 from archipel.errors import TrainingError
 from archipel.graph import check_model
-from archipel.training import StepRunner, losses, optimizers
+from archipel.training import StepRunner, example_lanes, losses, optimizers
 
 Batches = list[tuple[np.ndarray, np.ndarray]]
 CLIP = 1.8
@@ -157,6 +157,28 @@ def test_each_example_draws_its_own_mask() -> None:
     for i in range(4):
         for j in range(i):
             assert 0.2 < (masks[i] == masks[j]).mean() < 0.8
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.5])
+def test_lanes_and_a_loop_over_the_examples_agree(noise: float, batches: Batches, monkeypatch) -> None:
+    """With Dropout, whose masks are each example's own in both ways, and noise, which is the same."""
+    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Dropout(0.3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 4))
+    model = Model.from_torch(module.train(), torch.zeros(2, 1, 8, 8))
+    found = []
+    for limit in (example_lanes.MAX_ELEMENTS, 0):
+        monkeypatch.setattr(example_lanes, "MAX_ELEMENTS", limit)
+        options = training.per_example(CLIP, noise)
+        step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(), per_example=options)
+        operators = [node.op_type for node in step.ir.graph]
+        assert ("Scan" in operators) == (limit == 0)
+        # The gradient of the linear layer is never there for each example.
+        shapes = [list(value.shape or ()) for node in step.ir.graph for value in node.outputs]
+        assert not any(shape[1:] in ([4, 27], [27, 4]) for shape in shapes)
+        runner = StepRunner(step, {"lr": 0.5}, randomness=np.random.default_rng(3).bytes, seed=4)
+        values = [runner.step(batch)["loss"] for batch in batches]
+        found.append([values, *(runner.tensors[name] for name in step.initial)])
+    for ours, theirs in zip(*found):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
 def test_what_has_no_gradient_per_example() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
-from archipel.autodiff.context import RuleContext
-from archipel.autodiff.registry import Gradients, rule
+from archipel.autodiff.context import ForwardContext, NodeContext, RuleContext
+from archipel.autodiff.registry import Gradients, Tangents, forward_rule, rule
 from archipel.autodiff.rules.normalization import EPSILON, HALVES, Statistics, cast, count_elements_per, project
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, dtype_of, fixed_sizes, is_static, rank
@@ -26,7 +28,7 @@ def layer_normalization(ctx: RuleContext) -> Gradients:
     dtype = stash if dtype_of(given) in HALVES else dtype_of(given)
     x = op.Flatten(cast(op, given, dtype), axis=axis)
     scale = _columns(ctx, 1, axis, dtype)
-    mean, inverse = _statistics(ctx, x, stash, dtype)
+    mean, inverse = (_row(op, v, dtype) for v in _statistics(ctx, x, [1], stash, dtype))
     to_y, to_mean, to_inverse = (*ctx.cotangents, None, None)[:3]
     g = op.Flatten(cast(op, op.full_like(given, 0.0) if to_y is None else to_y, dtype), axis=axis)
     count = count_elements_per(op, mean, x)
@@ -58,18 +60,45 @@ def layer_normalization(ctx: RuleContext) -> Gradients:
     return grads
 
 
-def _statistics(ctx: RuleContext, x: ir.Value, stash: ir.DataType, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
+@forward_rule("", "LayerNormalization")
+def push_layer_normalization(ctx: ForwardContext) -> Tangents:
+    """dY = s dX^ + ds X^ + dB with dX^ = (dX - mean dX - X^ mean(dX X^)) / deviation, d mean = mean dX and
+    d (1 / deviation) = -mean(dX X^) / deviation^2."""
+    op, given, n = ctx.op, ctx.input(0), rank(ctx.input(0))
+    axis = ctx.attribute("axis", -1) % n
+    axes, stash = list(range(axis, n)), ir.DataType(ctx.attribute("stash_type", 1))
+    dtype = stash if dtype_of(given) in HALVES else dtype_of(given)
+    x, scale = cast(op, given, dtype), cast(op, ctx.input(1), dtype)
+    mean, inverse = (cast(op, v, dtype) for v in _statistics(ctx, x, axes, stash, dtype))
+    moved = [None if v is None else cast(op, v, dtype) for v in (ctx.tangent(i) for i in range(3))]
+    normal, of_mean, of_inverse, total = op.Mul(op.Sub(x, mean), inverse), None, None, None
+    if moved[0] is not None:
+        shift = op.ReduceMean(moved[0], axes, keepdims=1)
+        slope = op.ReduceMean(op.Mul(moved[0], normal), axes, keepdims=1)
+        away = op.Mul(op.Sub(op.Sub(moved[0], shift), op.Mul(normal, slope)), inverse)
+        of_mean, of_inverse = shift, op.Neg(op.Mul(slope, op.Mul(inverse, inverse)))
+        total = op.Mul(away, scale)
+    for part in (None if moved[1] is None else op.Mul(normal, moved[1]), moved[2]):
+        if part is not None:
+            total = op.expand_like(part, x) if total is None else op.Add(total, part)
+    results = [None if total is None else cast(op, total, dtype_of(given))]
+    return [*results, *(None if v is None else cast(op, v, stash) for v in (of_mean, of_inverse))][: len(ctx.outputs)]
+
+
+def _statistics(
+    ctx: NodeContext, x: ir.Value, axes: Sequence[int], stash: ir.DataType, dtype: ir.DataType
+) -> tuple[ir.Value, ir.Value]:
     """Mean and inverse deviation of each row: outputs of the forward node, which are of type `stash`, or computed anew
-    where the gradient needs another type."""
+    from `x` over `axes` where the gradient needs another type."""
     op, epsilon = ctx.op, ctx.attribute("epsilon", EPSILON)
     if stash != dtype:
-        mean = op.ReduceMean(x, [1], keepdims=1)
+        mean = op.ReduceMean(x, axes, keepdims=1)
         centered = op.Sub(x, mean)
-        var = op.ReduceMean(op.Mul(centered, centered), [1], keepdims=0)
-        return op.Reshape(mean, [-1]), op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
+        var = op.ReduceMean(op.Mul(centered, centered), axes, keepdims=1)
+        return mean, op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
     node = ctx.node
     if len(node.outputs) == 3 and all(value.dtype is not None for value in node.outputs):
-        return _row(op, node.outputs[1], dtype), _row(op, node.outputs[2], dtype)
+        return node.outputs[1], node.outputs[2]
     # The node leaves them out: one that has them takes its place.
     with op.after(node):
         axis = ctx.attribute("axis", -1)
@@ -77,7 +106,7 @@ def _statistics(ctx: RuleContext, x: ir.Value, stash: ir.DataType, dtype: ir.Dat
             "LayerNormalization", *node.inputs, axis=axis, epsilon=epsilon, stash_type=int(stash), outputs=3
         )
     ctx.replace(*outputs[: len(node.outputs)])
-    return _row(op, outputs[1], dtype), _row(op, outputs[2], dtype)
+    return outputs[1], outputs[2]
 
 
 def _columns(ctx: RuleContext, index: int, axis: int, dtype: ir.DataType) -> ir.Value:

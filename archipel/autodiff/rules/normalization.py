@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from archipel.autodiff.context import RuleContext
-from archipel.autodiff.registry import Gradients, rule
+from archipel.autodiff.context import ForwardContext, RuleContext
+from archipel.autodiff.registry import Gradients, Tangents, forward_rule, rule
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, dtype_of, is_static, rank, static_size
 
@@ -101,6 +101,57 @@ def _training(ctx: RuleContext) -> Gradients:
         grad_bias,
         *(fill(op, scale, 0.0) if to is None else op.Mul(to, momentum) for to in (to_mean, to_var)),
     ]
+
+
+@forward_rule("", "BatchNormalization")
+def push_batch_normalization(ctx: ForwardContext) -> Tangents:
+    """dY = scale dX^ + dscale X^ + dB. In inference mode X^ moves with X, mean and var, each linear in its tangent but
+    for var, whose share is -X^ dvar / (2 (var + epsilon)); in training mode with X as in the gradient, for the Jacobian
+    of X -> X^ is symmetric."""
+    op, scale, epsilon = ctx.op, ctx.input(1), ctx.attribute("epsilon", EPSILON)
+    x, training = _channels_second(op, ctx.input(0)), ctx.attribute("training_mode", 0)
+    moved, slope, shift = ctx.tangent(0), ctx.tangent(1), ctx.tangent(2)
+    moved = None if moved is None else _channels_second(op, moved)
+    parts: list[ir.Value] = []
+    running: list[ir.Value | None] = []
+    if training:
+        with op.after(ctx.node):
+            _, by = normalize_batch(op, x, scale, ctx.input(2), epsilon)
+        if moved is not None:
+            parts.append(backward(op, x, moved, by, scale)[0])
+        running = _push_running(ctx, x, moved, by)
+    else:
+        by = Statistics(ctx.input(3), ctx.input(4), epsilon)
+        still = Statistics(fill(op, by.mean, 0.0), by.var, epsilon)
+        if moved is not None:
+            parts.append(standardize(op, moved, still, scale))
+        to_mean, to_var = ctx.tangent(3), ctx.tangent(4)
+        if to_mean is not None:
+            away = op.Neg(_standardize_row(op, to_mean, still, scale))
+            shift = away if shift is None else op.Add(shift, away)
+        if to_var is not None:
+            away = op.Mul(op.Div(op.Mul(scale, to_var), op.Add(by.var, epsilon)), -0.5)
+            slope = away if slope is None else op.Add(slope, away)
+    if slope is not None or shift is not None:
+        parts.append(standardize(op, x, by, fill(op, scale, 0.0) if slope is None else slope, shift))
+    total = parts[0] if len(parts) == 1 else op.Add(*parts) if parts else None
+    return [None if total is None else op.reshape_like(total, ctx.input(0)), *running][: len(ctx.outputs)]
+
+
+def _push_running(ctx: ForwardContext, x: ir.Value, moved: ir.Value | None, batch: Statistics) -> list[ir.Value | None]:
+    """Tangents of the running statistics: momentum times that before, and the rest of d mean = mean dX and
+    d var = 2 mean(dX (X - mean))."""
+    op, momentum = ctx.op, ctx.attribute("momentum", _MOMENTUM)
+    of_batch: list[ir.Value | None] = [None, None]
+    if moved is not None:
+        shift = _over_channels(op, op.ReduceMean, moved)
+        product = op.Sub(_over_channels(op, op.ReduceMean, op.Mul(moved, x)), op.Mul(batch.mean, shift))
+        of_batch = [shift, op.Mul(product, 2.0)]
+    results: list[ir.Value | None] = []
+    for before, now in zip((ctx.tangent(3), ctx.tangent(4)), of_batch):
+        terms = [op.Mul(v, share) for v, share in ((before, momentum), (now, 1.0 - momentum)) if v is not None]
+        results.append(op.Add(*terms) if len(terms) == 2 else terms[0] if terms else None)
+    return results
 
 
 def normalize_batch(

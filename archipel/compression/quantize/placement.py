@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 import onnx_ir as ir
 
 from archipel.graph.shapes import constant_array, dims, rank
-from archipel.graph.walk import only_reader, origins
+from archipel.graph.walk import bodies, only_reader, origins
 
 ARITHMETIC = frozenset({"Add", "Mul", "Concat", "AveragePool"})
 """Operators that compute on integers if all operands are integers: ONNX Runtime has QLinear kernels for them."""
@@ -25,7 +25,8 @@ ACTIVATIONS = frozenset({"Relu", "Clip"})
 
 PASSED = frozenset({"MaxPool", "Reshape", "Transpose", "Squeeze", "Unsqueeze"})
 """ONNX Runtime moves the rounding of their input behind them. In int8 it then turns that into uint8, forgets an
-attribute, and refuses its own graph (seen with 1.31): so in int8 their output is rounded too."""
+attribute, and refuses its own graph; where a body reads their output, it ends the process (both seen with 1.31). So in
+int8, and in graphs with bodies, their output is rounded too."""
 
 NARROW = 7
 """Channels of pictures: up to here ONNX Runtime's integer convolution takes 0.8 to 2.3 times as long as its float one,
@@ -119,7 +120,7 @@ def place(
             else:
                 result.rounded.append(value)
     # See PASSED.
-    for node in graph if signed else ():
+    for node in graph if signed or any(map(bodies, graph)) else ():
         source, output = node.inputs[0] if node.inputs else None, node.outputs[0]
         if source is None or node.op_type not in PASSED or output in result.rounded:
             continue

@@ -8,7 +8,7 @@ from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.autodiff.rules.control_flow.iteration import Form, Series, way_back
 from archipel.graph.bodies import prepare
-from archipel.graph.control import emit_scan
+from archipel.graph.control import Item, body_value, emit_scan
 from archipel.graph.shapes import dims
 
 
@@ -46,6 +46,9 @@ def scan(ctx: RuleContext) -> Gradients:
     gradients: list[ir.Value | None] = [None] * (len(ctx.inputs) + len(ctx.captured))
     if back is None:
         return gradients
+    if not back.items:  # nothing of the way there is needed but how many iterations there were
+        first_one = body_value(back.op, f"{body.name}/item", sequences[0], skip=read[0].axis)
+        back.items.append(Item(first_one, sequences[0], read[0].axis))
     carried, stacked = emit_scan(ctx.op, back.op, back.carried, back.items, back.stacked, name=f"{body.name}/vjp")
     for index, value in [*zip(back.carried_of, carried), *zip(back.stacked_of, stacked)]:
         if index is not None:

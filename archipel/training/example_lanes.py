@@ -1,0 +1,112 @@
+"""The gradients of single examples as lanes of one batch: each operator runs once for all examples.
+
+The gradient of a linear layer's weight is the product of a column and a row for each example. Its norm is the product
+of their norms, and the sum of all examples' is one product of matrices (Goodfellow, Efficient Per-Example Gradient
+Computations, 2015), so these gradients, mostly the largest, are never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.autodiff.batching import Sweep
+from archipel.graph.build import Builder
+from archipel.graph.shapes import dims, dtype_of, fixed_sizes
+from archipel.graph.walk import bodies
+from archipel.training.optimizers import cast
+
+MAX_ELEMENTS = 2**18
+"""The most elements of gradients that each example may have to store; above, one example follows the other."""
+
+
+@dataclass(frozen=True)
+class ExampleGradient:
+    """One parameter's gradient for each example: `stored` [examples, ...], or the product of `column` [examples, m, 1]
+    and `row` [examples, 1, n]."""
+
+    stored: ir.Value
+    column: ir.Value | None = None
+    row: ir.Value | None = None
+
+    @classmethod
+    def of(cls, value: ir.Value) -> ExampleGradient:
+        node = value.producer()
+        if node is not None and node.domain == "" and node.op_type == "MatMul":
+            left, right = node.inputs
+            if left is not None and right is not None and len(dims(left)) == len(dims(right)) == 3:
+                examples = dims(value)[0]
+                if dims(left)[2] == dims(right)[1] == 1 and dims(left)[0] == dims(right)[0] == examples:
+                    return cls(value, left, right)
+        return cls(value)
+
+    def squares(self, op: Builder, dtype: ir.DataType) -> ir.Value:
+        """The sum of the squares of each example's elements, [examples]."""
+        if self.column is not None and self.row is not None:
+            return op.Mul(_squares(op, self.column, dtype), _squares(op, self.row, dtype))
+        return _squares(op, self.stored, dtype)
+
+    def total(self, op: Builder, factors: ir.Value, like: ir.Value) -> ir.Value:
+        """The sum over the examples, each times its factor ([examples])."""
+        factors = cast(op, factors, dtype_of(self.stored))
+        if self.column is not None and self.row is not None:
+            m, n = fixed_sizes(dims(like))
+            left = op.Mul(op.Reshape(self.column, [-1, m]), op.Unsqueeze(factors, [1]))
+            return op.MatMul(op.swap_last(left), op.Reshape(self.row, [-1, n]))
+        flat = op.Reshape(self.stored, [-1, int(np.prod(fixed_sizes(dims(like))))])
+        return op.reshape_like(op.MatMul(op.Unsqueeze(factors, [0]), flat), like)
+
+
+def _squares(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    axes = list(range(1, len(dims(value))))
+    value = cast(op, value, dtype)
+    return op.ReduceSumSquare(value, axes, keepdims=0) if axes else op.Mul(value, value)
+
+
+def lanes_of(
+    op: Builder, body: ir.Graph, lanes: Mapping[ir.Value, ir.Value], results: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """Emit what a body computes, for all examples at once.
+
+    Arguments:
+        op: builder of the graph around the body.
+        body: the computation for one example; its nodes are gone afterwards.
+        lanes: the body's inputs -> the values of all examples, [examples, ...].
+        results: values of the body.
+    """
+    first = next(iter(lanes.values()))
+    sweep = Sweep(op, str(dims(first)[0]), op.Shape(first, start=0, end=1), batched=lanes)
+    sweep.run(body)
+    found = [
+        sweep.value(result) if result in sweep.batched else sweep.repeat(sweep.value(result)) for result in results
+    ]
+    for node in body.all_nodes():  # else they would count as readers of the values outside
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
+    body.remove(list(body))
+    return found
+
+
+def fit_lanes(body: ir.Graph, gradients: Sequence[ir.Value]) -> bool:
+    """Whether lanes are the faster way for a body of one example with these gradients.
+
+    A loop in the body would be one over small operators either way, and gradients that have to be stored for each
+    example cost memory and the time to write it.
+    """
+    if any(bodies(node) for node in body):
+        return False
+    stored = [g for g in gradients if not _is_outer(g)]
+    return sum(int(np.prod(fixed_sizes(dims(g)))) for g in stored) <= MAX_ELEMENTS
+
+
+def _is_outer(gradient: ir.Value) -> bool:
+    """Whether the gradient of one example is the product of a column and a row."""
+    node = gradient.producer()
+    if node is None or node.op_type not in ("MatMul", "Gemm") or len(dims(gradient)) != 2:
+        return False
+    first = node.inputs[0]
+    flipped = "transA" in node.attributes and node.attributes["transA"].as_int()
+    return first is not None and dims(first)[0 if flipped else 1] == 1
