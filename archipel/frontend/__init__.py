@@ -8,6 +8,7 @@ and shape at once: rules for promotion, for `x.shape` and for what a loop carrie
 
 from archipel.graph import requirement as requirement  # isort: skip  (first: it names the missing extra)
 from archipel.frontend import calls as calls  # fills the tables of syntax and of NumPy's functions
+from archipel.frontend import conditions as conditions
 from archipel.frontend import expressions as expressions
 from archipel.frontend import loops as loops
 from archipel.frontend import numpy_functions as numpy_functions

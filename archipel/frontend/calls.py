@@ -16,7 +16,7 @@ import numpy as np
 from archipel.frontend import arrays, table
 from archipel.frontend.builtin_functions import BUILTINS
 from archipel.frontend.iterables import items
-from archipel.frontend.liveness import Liveness
+from archipel.frontend.liveness import Liveness, written
 from archipel.frontend.reader import RESULT, RETURNED, Frame, Reader, builtin, expression, statement
 from archipel.frontend.source import Definition, Source, definition_of
 from archipel.frontend.statements import run
@@ -76,7 +76,7 @@ def call(r: Reader, function: Any, arguments: list[Any], keywords: dict[str, Any
         return found if name.startswith("math.") else _of_numpy(found)
     if isinstance(function, types.FunctionType) and not (function.__module__ or "").startswith("numpy"):
         return _read_function(r, function, arguments, keywords, node)
-    refuse(table.unsupported(function, name))
+    refuse(table.unsupported(function, name, ast.unparse(node.func) if isinstance(node, ast.Call) else name))
 
 
 def _of_numpy(found: Any) -> Any:
@@ -185,7 +185,9 @@ def read(
         refuse(f"{name} calls itself: a graph has no recursion; write it as a loop")
     place = "" if node is None else r.place(node)
     body = [] if isinstance(code, ast.Lambda) else code.body
-    with r.call(Frame(name, code, source, outer, names, Liveness(body), place)) as _:
+    # As in Python, a name that the function assigns is its own, also before the assignment.
+    own = {n: Unbound(f"{n!r} has no value here; assign it before") for n in written(body)}
+    with r.call(Frame(name, code, source, outer, {**own, **names}, Liveness(body), place)):
         for inner in ast.walk(code):
             if isinstance(inner, ast.Yield | ast.YieldFrom | ast.Await):
                 raise r.error(inner, "generators and coroutines are not supported; return a tuple or an array")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,8 @@ class Emitter:
     def pointwise(self, op_type: str, *operands: Any, floating: bool = False) -> Tensor:
         """An operator that broadcasts, in the operands' common type; `floating`: integers become float64 first."""
         dtype, python = self.common_type(*operands)
+        if op_type != "MatMul":
+            _broadcasts(operands)
         if floating and dtype.kind != "f":
             dtype, python = np.dtype(np.float64), python and float
         return Tensor(self.op(op_type, *(self.value(x, dtype) for x in operands)), python=python)
@@ -106,6 +109,7 @@ class Emitter:
     def compare(self, op_type: str, *operands: Any) -> Tensor:
         """An operator that broadcasts and answers with truth values."""
         dtype, python = self.common_type(*operands)
+        _broadcasts(operands)
         if dtype == BOOL and op_type != "Equal":
             dtype = np.dtype(np.int32)
         return Tensor(self.op(op_type, *(self.value(x, dtype) for x in operands)), python=python and bool)
@@ -193,6 +197,14 @@ def as_int(n: Any, what: str) -> int:
     if isinstance(size, Tensor):
         refuse(f"{what} must be known when the graph is built; it depends on the inputs here")
     return size
+
+
+def _broadcasts(operands: Sequence[Any]) -> None:
+    """Refuse shapes that do not fit, where that is known."""
+    shapes = [x.shape[::-1] for x in operands if isinstance(x, Tensor)]
+    for sizes in zip_longest(*shapes, fillvalue=1):
+        if len({n for n in sizes if isinstance(n, int) and n != 1}) > 1:
+            refuse(f"{' and '.join(map(describe, operands))} do not broadcast: sizes of an axis must be equal or 1")
 
 
 def _dim(n: int | Tensor) -> Dim:

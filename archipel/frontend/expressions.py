@@ -7,17 +7,12 @@ from types import ModuleType
 from typing import Any
 
 from archipel.frontend import arrays, operators
-from archipel.frontend.branches import choose, either, known_truth
+from archipel.frontend.branches import known_truth
 from archipel.frontend.iterables import items
 from archipel.frontend.reader import Reader, expression
-from archipel.frontend.statements import assign, compute
+from archipel.frontend.statements import assign
 from archipel.frontend.subscripts import get
-from archipel.frontend.values import BOOL, Tensor, content, describe, is_known, is_python_number, refuse
-
-_CHEAP = (
-    ast.Name, ast.Constant, ast.Compare, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.operator, ast.cmpop, ast.unaryop,
-    ast.boolop, ast.expr_context,
-)  # fmt: skip
+from archipel.frontend.values import Tensor, content, describe, is_known, is_python_number, refuse
 
 
 @expression(ast.Constant)
@@ -40,74 +35,12 @@ def _binary(r: Reader, node: ast.BinOp) -> Any:
             return operators.PYTHON[type(node.op)](a, b)
         except TypeError as error:
             refuse(str(error))
-    return compute(r, type(node.op), a, b)
+    return r.compute(type(node.op), a, b)
 
 
 @expression(ast.UnaryOp)
 def _unary(r: Reader, node: ast.UnaryOp) -> Any:
-    return compute(r, type(node.op), r.evaluate(node.operand))
-
-
-@expression(ast.Compare)
-def _compare(r: Reader, node: ast.Compare) -> Any:
-    """`a < b < c` is `a < b and b < c`, with `b` evaluated once."""
-    left, result = r.evaluate(node.left), None
-    for kind, right_node in zip(node.ops, node.comparators):
-        right = r.evaluate(right_node)
-        link = compute(r, type(kind), left, right)
-        if len(node.ops) > 1 and isinstance(link, Tensor) and link.rank:
-            refuse(f"a chained comparison of {describe(link)}: join the two with np.logical_and")
-        result = link if result is None else _and(r, result, link)
-        left = right
-    return result
-
-
-@expression(ast.BoolOp)
-def _bool_op(r: Reader, node: ast.BoolOp) -> Any:
-    """`and` and `or`: the second operand is computed only where it counts.
-
-    It is in a branch of an If, unless computing it can neither fail nor take long: then both are computed.
-    """
-    stops = isinstance(node.op, ast.Or)
-    first = r.evaluate(node.values[0])
-    rest: ast.expr = node.values[1]
-    if len(node.values) > 2:
-        rest = ast.copy_location(ast.BoolOp(node.op, node.values[1:]), node.values[1])
-    known = known_truth(first)
-    if known is not None:
-        return first if known is stops else r.evaluate(rest)
-    name = "the operand of or" if stops else "the operand of and"
-    condition = r.e.truth(first, name)
-    if first.dtype == BOOL and all(isinstance(n, _CHEAP) for n in ast.walk(rest)):
-        second = r.evaluate(rest)
-        if isinstance(second, bool):
-            return (True if second else first) if stops else (first if second else False)
-        if isinstance(second, Tensor) and second.dtype == BOOL:
-            r.e.truth(second, name)
-            return either(r, first, second) if stops else _and(r, first, second)
-        return choose(r, condition, *_ordered(stops, lambda: first, lambda: second), node)
-    return choose(r, condition, *_ordered(stops, lambda: first, lambda: r.evaluate(rest)), node)
-
-
-def _ordered(stops: bool, first: Any, second: Any) -> tuple[Any, Any]:
-    return (first, second) if stops else (second, first)
-
-
-def _and(r: Reader, a: Any, b: Any) -> Any:
-    for x, y in ((a, b), (b, a)):
-        if (known := known_truth(x)) is not None:
-            return y if known else False
-    return r.e.emit("And", a, b, python=bool if a.python and b.python else None)
-
-
-@expression(ast.IfExp)
-def _conditional(r: Reader, node: ast.IfExp) -> Any:
-    condition = r.evaluate(node.test)
-    known = known_truth(condition)
-    if known is not None:
-        return r.evaluate(node.body if known else node.orelse)
-    truth = r.e.truth(condition, "the condition")
-    return choose(r, truth, lambda: r.evaluate(node.body), lambda: r.evaluate(node.orelse), node)
+    return r.compute(type(node.op), r.evaluate(node.operand))
 
 
 @expression(ast.Tuple)

@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 
 from archipel.frontend.branches import branch, choose, either, known_truth, with_storage
+from archipel.frontend.conditions import condition
 from archipel.frontend.forms import (
     Form,
     Missing,
@@ -48,8 +49,8 @@ def _for(r: Reader, node: ast.For, live: Names) -> None:
 def _while(r: Reader, node: ast.While, live: Names) -> None:
     if node.orelse:
         refuse("else of a while is not supported; set a variable before break and test it after the loop")
-    first = r.evaluate(node.test)
-    if known_truth(first) is False:
+    first = condition(r, node.test, "the condition of the while")
+    if first is False:
         return
     with _inside(r, node):
         _emit(r, node, live, None, first, lambda i: None)
@@ -84,7 +85,12 @@ def _written_out(r: Reader, node: ast.For, rest: list[Any], live: Names) -> None
     frame.names[gone_on] = False
     stop = either(r, frame.names[broken], frame.names[RETURNED])
     if (known := known_truth(stop)) is None:
-        branch(r, r.e.invert(stop), lambda: _written_out(r, node, rest[1:], live), lambda: None, after, node)
+
+        def goes_on() -> None:
+            frame.did_not_jump()
+            _written_out(r, node, rest[1:], live)
+
+        branch(r, r.e.invert(stop), goes_on, lambda: None, after, node)
     elif not known:
         _written_out(r, node, rest[1:], live)
 
@@ -94,13 +100,13 @@ def _emit(
     node: ast.For | ast.While,
     live: Names,
     length: int | Tensor | None,
-    first: Any,
+    first: bool | Tensor,
     enter: Callable[[Any], None],
 ) -> None:
     """Emit the Loop. `length`: of iterations at most; `first`: whether the first one takes place."""
     frame = r.frame
     start = dict(frame.names)
-    surely = known_truth(first) is True if length is None else isinstance(length, int) and length > 0
+    surely = first is True if length is None else isinstance(length, int) and length > 0
     returns = contains(node.body, ast.Return, inner_loops=True)
     changed = written([node])
     header = frame.liveness.header[node] | frame.liveness.captured
@@ -124,6 +130,9 @@ def _emit(
             for n in fresh:
                 parameters(op, results[n], f"loop/{n.strip('$')}")
                 frame.names[n] = Unbound(_not_yet(n, node))
+            for n in changed - keep:
+                if isinstance(start.get(n, _NEW), Unbound):
+                    frame.names[n] = Unbound(_not_yet(n, node))
             enter(Tensor(number, python=int))
             run(r, node.body, _live_at_end(r, node, keep))
             end = frame.names
@@ -187,17 +196,14 @@ def _finish(
 
 def _test(r: Reader, node: ast.For | ast.While) -> Any:
     assert isinstance(node, ast.While)
-    value = r.evaluate(node.test)
-    if known_truth(value) is not None:
-        return known_truth(value)
-    return r.e.truth(value, "the condition of the while")
+    return condition(r, node.test, "the condition of the while")
 
 
 def _results(
     r: Reader,
     node: ast.For | ast.While,
     length: int | Tensor | None,
-    first: Any,
+    first: bool | Tensor,
     surely: bool,
     body: ir.Graph,
     forms: dict[str, Form],
@@ -210,7 +216,7 @@ def _results(
         return  # an iteration changes nothing that is read later
     trips = None if length is None else r.e.value(length, "int64")
     # Left out, the condition would be true, too, but onnx's reference implementation takes it for false.
-    begins = r.e.value(True if known_truth(first) is True else r.e.truth(first, "the condition of the while"))
+    begins = r.e.value(first)
     values = iter(r.e.op.emit("Loop", trips, begins, *initial, body=body, outputs=len(initial)))
     for n, form in forms.items():
         mine = declare([next(values) for _ in leaves(form)], form)

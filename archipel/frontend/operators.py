@@ -110,6 +110,9 @@ def matmul(e: Emitter, a: Any, b: Any) -> Tensor:
         if not isinstance(x, Tensor) or x.rank == 0:
             refuse(f"a matrix product takes arrays of rank 1 or more, got {describe(x)}; use * for numbers")
     dtype, _ = e.common_type(a, b)
+    inner, outer = a.shape[-1], b.shape[-2 if b.rank > 1 else 0]
+    if isinstance(inner, int) and isinstance(outer, int) and inner != outer:
+        refuse(f"the matrix product of {describe(a)} and {describe(b)}: {inner} and {outer} must be equal")
     if dtype == BOOL:
         return e.cast(e.emit("MatMul", e.cast(a, np.int32), e.cast(b, np.int32)), bool)
     return e.pointwise("MatMul", a, b)

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from archipel.errors import FunctionError, GraphError, one_line
+from archipel.frontend import operators
 from archipel.frontend.emit import Emitter
 from archipel.frontend.liveness import Liveness, Names
 from archipel.frontend.source import Source, shown
-from archipel.frontend.values import Tensor, Unbound, UnsupportedError, as_constants, content, refuse
+from archipel.frontend.values import Tensor, Unbound, UnsupportedError, as_constants, content, is_known, refuse
 from archipel.frontend.weights import Weights
 
 Evaluate = Callable[["Reader", Any], Any]
@@ -88,6 +89,10 @@ class Frame:
         loop = [f"$break{self.depth}", f"$continue{self.depth}"] if self.depth else []
         return [RETURNED, *loop]
 
+    def did_not_jump(self) -> None:
+        """Where statements are read only if nothing jumped: set the marks so."""
+        self.names.update({**dict.fromkeys(self.flags(), False), RESULT: Unbound("the function has not returned")})
+
 
 class Reader:
     """Reads functions and writes their graph.
@@ -120,7 +125,7 @@ class Reader:
 
     def evaluate(self, node: ast.expr) -> Any:
         """The value of an expression. Raises FunctionError."""
-        with self._placed(node):
+        with self.placed(node):
             kind = EXPRESSIONS.get(type(node))
             if kind is None:
                 refuse(f"{_NAMES.get(type(node), type(node).__name__)} is not supported")
@@ -128,7 +133,7 @@ class Reader:
 
     def execute(self, node: ast.stmt, live: Names) -> None:
         """Read a statement. Raises FunctionError."""
-        with self._placed(node):
+        with self.placed(node):
             kind = STATEMENTS.get(type(node))
             if kind is None:
                 text = f"{_NAMES.get(type(node), type(node).__name__)} is not supported in functions that become graphs"
@@ -146,8 +151,15 @@ class Reader:
             raise UnsupportedError(f"{name}: {type(error).__name__}: {one_line(error)}") from error
         return as_constants(found)
 
+    def compute(self, kind: type[ast.AST], *operands: Any) -> Any:
+        """An operator of Python, computed at once where everything is known."""
+        if all(map(is_known, operands)):
+            return self.known(operators.PYTHON[kind], operands, {}, operators.symbol(kind))
+        return operators.apply(self.e, kind, *operands)
+
     @contextmanager
-    def _placed(self, node: ast.AST) -> Iterator[None]:
+    def placed(self, node: ast.AST) -> Iterator[None]:
+        """A context: what is refused inside is an error at this place."""
         try:
             yield
         except UnsupportedError as error:

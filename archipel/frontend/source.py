@@ -66,9 +66,9 @@ def _is_of(node: Any, code: CodeType) -> bool:
     if isinstance(node, ast.Lambda):
         if code.co_name != "<lambda>" or node.lineno != code.co_firstlineno:
             return False
-        # Several lambdas may begin in one line: the code's last instructions are of the body.
-        places = [place for place in code.co_positions() if place[0] is not None and place[2] is not None]
-        line, _, column, _ = places[-1]
+        # Several lambdas may begin in one line. Instructions with a width are of the body.
+        places = [(line, column) for line, last, column, end in code.co_positions() if (line, column) != (last, end)]
+        line, column = places[-1]
         body = node.body
         return bool((body.lineno, body.col_offset) <= (line, column) < (body.end_lineno, body.end_col_offset))
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

@@ -10,11 +10,12 @@ import numpy as np
 
 from archipel.frontend import operators
 from archipel.frontend.branches import branch, either, known_truth
+from archipel.frontend.conditions import condition
 from archipel.frontend.iterables import items
 from archipel.frontend.liveness import Names, always_leaves
 from archipel.frontend.reader import RESULT, RETURNED, Reader, statement, tensors_in
 from archipel.frontend.subscripts import put, row
-from archipel.frontend.values import Tensor, describe, is_known, refuse
+from archipel.frontend.values import Tensor, describe, refuse
 
 
 def run(r: Reader, body: Sequence[ast.stmt], live: Names) -> None:
@@ -50,7 +51,7 @@ def _guarded(r: Reader, stop: Tensor, rest: Sequence[ast.stmt], live: Names, nod
     unknown = [flag for flag in frame.flags() if known_truth(frame.names[flag]) is None]
 
     def goes_on() -> None:
-        frame.names.update(dict.fromkeys(unknown, False))
+        frame.did_not_jump()
         run(r, rest, live)
 
     def jumped() -> None:
@@ -65,26 +66,24 @@ def _take_rest(r: Reader, node: ast.If, rest: Sequence[ast.stmt], after: Names, 
     leaves = (always_leaves(node.body), always_leaves(node.orelse))
     if not any(leaves):
         return False
-    condition = r.evaluate(node.test)
+    truth = condition(r, node.test, "the condition of the if")
     ways = [[*body, *([] if left else rest)] for body, left in zip((node.body, node.orelse), leaves)]
-    _either_way(r, node, condition, ways[0], ways[1], live | r.frame.liveness.captured)
+    _either_way(r, node, truth, ways[0], ways[1], live | r.frame.liveness.captured)
     return True
 
 
 @statement(ast.If)
 def _if(r: Reader, node: ast.If, live: Names) -> None:
-    _either_way(r, node, r.evaluate(node.test), node.body, node.orelse, live)
+    _either_way(r, node, condition(r, node.test, "the condition of the if"), node.body, node.orelse, live)
 
 
 def _either_way(
-    r: Reader, node: ast.If, condition: Any, body: Sequence[ast.stmt], orelse: Sequence[ast.stmt], live: Names
+    r: Reader, node: ast.If, truth: bool | Tensor, body: Sequence[ast.stmt], orelse: Sequence[ast.stmt], live: Names
 ) -> None:
-    known = known_truth(condition)
-    if known is not None:
-        run(r, body if known else orelse, live)
-        return
-    truth = r.e.truth(condition, "the condition of the if")
-    branch(r, truth, lambda: run(r, body, live), lambda: run(r, orelse, live), live, node)
+    if isinstance(truth, bool):
+        run(r, body if truth else orelse, live)
+    else:
+        branch(r, truth, lambda: run(r, body, live), lambda: run(r, orelse, live), live, node)
 
 
 @statement(ast.Return)
@@ -171,7 +170,7 @@ def _augmented(r: Reader, node: ast.AugAssign, live: Names) -> None:
     kind = type(node.op)
     loaded = ast.copy_location(ast.fix_missing_locations(_load(node.target)), node.target)
     before, value = r.evaluate(loaded), r.evaluate(node.value)
-    result = compute(r, kind, before, value)
+    result = r.compute(kind, before, value)
     if not isinstance(node.target, ast.Name):
         assign(r, node.target, result)
         return
@@ -187,13 +186,6 @@ def _augmented(r: Reader, node: ast.AugAssign, live: Names) -> None:
         result = r.e.cast(result, before.dtype)
         result = Tensor(result.value, const=result.const, storage=before.storage)
     r.frame.names[name] = result
-
-
-def compute(r: Reader, kind: type[ast.AST], *operands: Any) -> Any:
-    """An operator of Python, computed at once where everything is known."""
-    if all(map(is_known, operands)):
-        return r.known(operators.PYTHON[kind], operands, {}, operators.symbol(kind))
-    return operators.apply(r.e, kind, *operands)
 
 
 def refuse_shared(r: Reader, name: str, array: Tensor, what: str, remedy: str) -> None:

@@ -73,13 +73,14 @@ def name_of(function: Any) -> str:
     return f"math.{name}" if module[0] == "math" else str(name)
 
 
-def unsupported(function: Any, name: str) -> str:
-    """The text of the error for a function that is not in the table."""
-    if "random" in name or "random" in (getattr(function, "__module__", None) or ""):
-        return f"{name}: a graph draws no random numbers of NumPy; pass them as an argument"
+def unsupported(function: Any, name: str, written: str) -> str:
+    """The text of the error for a function that is not in the table, and which the source calls `written`."""
+    owner = type(getattr(function, "__self__", None)).__module__
+    if "random" in f"{name} {owner} {getattr(function, '__module__', None)}":
+        return f"{written}: a graph draws no random numbers of NumPy; pass them as an argument"
     if name == "print":
         return "print: a graph prints nothing; return the value"
     known = sorted({name_of(f) for f in FUNCTIONS})
     near = difflib.get_close_matches(name, known, 3)
     hint = f"; similar ones are supported: {', '.join(near)}" if near else ""
-    return f"{name} is not supported on what depends on the inputs or weights{hint}; see docs/python_functions.md"
+    return f"{written} is not supported on what depends on the inputs or weights{hint}; see docs/python_functions.md"

@@ -16,10 +16,12 @@ from archipel.autodiff import RULES, vmap
 from archipel.autodiff.batching.table import SIZES
 from archipel.graph import check_model
 
-OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("archipel."))
+OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("archipel.") and key[0] == "")
 
 # Operators whose values are no real numbers (rounded to a grid), or float32 alone.
 ROUNDED = {"Cast", "Celu", "DequantizeLinear", "DynamicQuantizeLinear", "LayerNormalization", "QuantizeLinear"}
+# Inputs of the cases of Loop that do not decide when it stops.
+LOOP_DATA = (2, 3, 4)
 # Whole tuples of indices, and bounds of slices, whose numbers cannot change places.
 TUPLES = {"GatherND", "ScatterND", "Slice"}
 
@@ -36,6 +38,8 @@ def test_vmap(key: tuple[str, str], examples: int, gradient_cases: dict) -> None
             for i, value in enumerate(case.inputs)
             if value is not None and i not in case.constants and i not in SIZES.get(case.op_type, ())
         ]
+        if case.op_type == "Loop" and case.of != (0,):  # lanes that stop at different times can stack nothing
+            candidates = [i for i in candidates if i in LOOP_DATA]
         chosen = data.draw(st.sets(st.sampled_from(candidates), min_size=1))
         check_case(case, chosen, data.draw(st.sampled_from([None, 2])), data.draw(st.booleans()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,14 @@ REFERENCE = {"if_else", "collatz", "return_from_inner_loop", "written_out_with_b
 def test_graph_gives_what_python_gives(case: Case) -> None:
     model = archipel.function(case.function, case.arguments)
     check_model(model.ir)
+    run = runtime(model)
     for arguments in (case.arguments, *case.others):
         with np.errstate(all="ignore"):
             expected = case.function(*arguments)
         expected = expected if isinstance(expected, tuple) else (expected,)
         numbers = [x for x in arguments if not isinstance(x, dict)]
         feed = {port.name: np.asarray(x) for port, x in zip(model.inputs, numbers, strict=True)}
-        found = run_runtime(model, feed)
+        found = run(feed)
         assert len(found) == len(expected)
         for i, (ours, theirs) in enumerate(zip(found, expected)):
             compare(ours, theirs, f"output {i}")
@@ -37,9 +39,10 @@ def test_graph_gives_what_python_gives(case: Case) -> None:
                 compare(ours, theirs, "onnx.reference")
 
 
-def run_runtime(model: Model, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+def runtime(model: Model) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
+    """What runs the model in ONNX Runtime."""
     session = onnxruntime.InferenceSession(model.to_bytes(), providers=["CPUExecutionProvider"])
-    return list(session.run(None, feed))
+    return lambda feed: list(session.run(None, feed))
 
 
 def run_reference(model: Model, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
