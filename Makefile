@@ -16,9 +16,9 @@ MODEL_SOURCES := scripts/web_demo_bundle.py $(shell find archipel/{autodiff,bund
 # What the tests need beside Python. Of single rooms only the browser's need its page, which takes minutes to build.
 ROOMS ?=
 BROWSER_ROOMS := $(filter browser% web% tests/browser% tests/web%,$(ROOMS))
-BEFORE_TESTS := known-rooms $(if $(ROOMS),$(if $(BROWSER_ROOMS),web-if-possible),web-if-possible) postgres-if-possible
+BEFORE_TESTS := known-rooms $(if $(ROOMS),$(if $(BROWSER_ROOMS),web-if-possible),web-if-possible) postgres-if-possible compiler-if-possible
 
-.PHONY: help demo quick test test-all known-rooms mutants lint web web-if-possible postgres-if-possible clean
+.PHONY: help demo quick test test-all known-rooms mutants lint web web-if-possible postgres-if-possible compiler-if-possible clean
 
 help:
 	@echo "make demo      install into .venv and run the main job (writes report.html)"
@@ -78,6 +78,9 @@ web-if-possible: $(READY)
 
 postgres-if-possible:
 	@scripts/install_postgres.sh || { [ "$$CI" != true ] && echo "the server's tests on PostgreSQL are skipped"; }
+
+compiler-if-possible:
+	@scripts/install_compiler.sh || { [ "$$CI" != true ] && echo "the kernel pack's tests are skipped"; }
 
 $(WEB_PAGE): $(NODE_READY) $(WEB_MODEL) $(WEB_SOURCES)
 	@echo "== building the browser demo"

@@ -25,7 +25,7 @@ def infer_bodies(node: ir.Node) -> None:
             infer_graph(body)
         then, otherwise = (node.attributes[name].as_graph() for name in ("then_branch", "else_branch"))
         for result, a, b in zip(node.outputs, then.outputs, otherwise.outputs):
-            _set(result, a.dtype or b.dtype, _common(a.shape, b.shape) if _same_rank(a, b) else None)
+            _set(result, a.type or b.type, _common(a.shape, b.shape) if _same_rank(a, b) else None)
     elif node.op_type == "Loop":
         _infer_loop(node)
     elif node.op_type == "Scan":
@@ -52,14 +52,14 @@ def _infer_loop(node: ir.Node) -> None:
     body = node.attributes["body"].as_graph()
     initial = node.inputs[2:]
     number, condition, *states = body.inputs
-    _set(number, ir.DataType.INT64, ir.Shape([]))
+    _set(number, ir.TensorType(ir.DataType.INT64), ir.Shape([]))
     given = node.inputs[1] if len(node.inputs) > 1 else None
-    _set(condition, ir.DataType.BOOL, None if given is None else given.shape)
+    _set(condition, ir.TensorType(ir.DataType.BOOL), None if given is None else given.shape)
     unknown = [value for value in _all_values(node) if value.shape is None]
     shapes = {}
     for state, start in zip(states, initial):
         if start is not None:
-            _set(state, start.dtype, None)
+            _set(state, start.type, None)
             if state.shape is None:
                 shapes[state] = start.shape
     following = dict(zip(states, body.outputs[1:]))
@@ -73,9 +73,9 @@ def _infer_loop(node: ir.Node) -> None:
             break
         shapes = found
     for result, state in zip(node.outputs, states):
-        _set(result, state.dtype, state.shape)
+        _set(result, state.type, state.shape)
     for result, value in zip(node.outputs[len(states) :], body.outputs[1 + len(states) :]):
-        _set(result, value.dtype, None if value.shape is None else ir.Shape([None, *dims(value)]))
+        _set(result, value.type, None if value.shape is None else ir.Shape([None, *dims(value)]))
 
 
 def _infer_scan(node: ir.Node) -> None:
@@ -86,20 +86,20 @@ def _infer_scan(node: ir.Node) -> None:
     length: Dim = None
     for inside, outside in zip(body.inputs[:carried], node.inputs[:carried]):
         if outside is not None:
-            _set(inside, outside.dtype, outside.shape)
+            _set(inside, outside.type, outside.shape)
     for inside, sequence, axis in zip(body.inputs[carried:], node.inputs[carried:], axes):
         if sequence is not None and sequence.shape is not None:
             shape = list(sequence.shape)
             length = _plain(shape.pop(axis))
-            _set(inside, sequence.dtype, ir.Shape(shape))
+            _set(inside, sequence.type, ir.Shape(shape))
     infer_graph(body)
     for result, state in zip(node.outputs, body.inputs[:carried]):
-        _set(result, state.dtype, state.shape)
+        _set(result, state.type, state.shape)
     stacked = body.outputs[carried:]
     for result, value, axis in zip(
         node.outputs[carried:], stacked, _axes(node, "scan_output_axes", len(stacked)), strict=True
     ):
-        _set(result, value.dtype, None if value.shape is None else with_axis(value, axis, length))
+        _set(result, value.type, None if value.shape is None else with_axis(value, axis, length))
 
 
 def _axes(node: ir.Node, name: str, count: int) -> list[int]:
@@ -107,9 +107,9 @@ def _axes(node: ir.Node, name: str, count: int) -> list[int]:
     return [0] * count if attribute is None else list(attribute.as_ints())
 
 
-def _set(value: ir.Value, dtype: ir.DataType | None, shape: ir.Shape | None) -> None:
-    if value.dtype is None and dtype is not None:
-        value.dtype = dtype
+def _set(value: ir.Value, kind: ir.TypeProtocol | None, shape: ir.Shape | None) -> None:
+    if value.type is None:
+        value.type = kind
     if value.shape is None and shape is not None:
         value.shape = ir.Shape(list(shape))
 

@@ -57,6 +57,11 @@ def same_shape(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
     return len(a) == len(b) and all(map(same_dim, a, b))
 
 
+def may_be_equal(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes can be equal at run time, with some numbers for the symbolic and unknown sizes."""
+    return len(a) == len(b) and all(x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in zip(a, b))
+
+
 def complete_shape(value: ir.Value, like: ir.Value) -> None:
     """Fill in the unknown sizes of `value`, and those fixed in `like`, which has the same shape at run time."""
     if like.shape is None:
@@ -124,8 +129,11 @@ def infer_node(node: ir.Node, opset: int) -> None:
     for value in node.inputs:
         if value is None or value.name is None or value.dtype is None:
             continue
-        shape = None if value.shape is None else dims(value)
-        types[value.name] = onnx.helper.make_tensor_type_proto(int(value.dtype), shape)
+        if isinstance(value.type, ir.TensorType):
+            shape = None if value.shape is None else dims(value)
+            types[value.name] = onnx.helper.make_tensor_type_proto(int(value.dtype), shape)
+        elif value.type is not None:  # a sequence, an optional
+            types[value.name] = ir.serde.serialize_type(value.type)
         content = constant_array(value)
         if content is not None and content.size <= _MAX_SHAPE_DATA:
             data[value.name] = onnx.numpy_helper.from_array(content, value.name)
@@ -141,6 +149,8 @@ def infer_node(node: ir.Node, opset: int) -> None:
         raise GraphError(f"{node.op_type} {node.name!r}: {one_line(error)}") from error
     for output in node.outputs:
         proto = inferred.get(output.name or "")
+        if proto is not None and not proto.HasField("tensor_type"):
+            output.type = ir.serde.deserialize_type_proto_for_type(proto)
         if proto is None or not proto.HasField("tensor_type"):
             continue
         output.dtype = ir.DataType(proto.tensor_type.elem_type)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.autodiff.reverse import pull_back
-from archipel.autodiff.rules.control_flow.kept import values_to_keep
+from archipel.autodiff.rules.control_flow.kept import show_masks, values_to_keep
 from archipel.graph.bodies import copy_body, prepare, remove_unneeded, widen
 from archipel.graph.build import Builder
 from archipel.graph.control import emit_if
@@ -49,6 +49,7 @@ class _Branch:
 
     @classmethod
     def of(cls, ctx: RuleContext, body: ir.Graph, wanted: list[ir.Value]) -> _Branch:
+        show_masks(ctx.op, body)
         inner, copies = copy_body(ctx.op, body, f"{body.name}/vjp")
         seeds = {}
         for output, cotangent in zip(body.outputs, ctx.cotangents):

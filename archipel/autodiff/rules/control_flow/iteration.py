@@ -14,12 +14,13 @@ import onnx_ir as ir
 from archipel.autodiff.activity import active_inside, needed_inside
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.reverse import pull_back
-from archipel.autodiff.rules.control_flow.kept import values_to_keep
+from archipel.autodiff.rules.control_flow.kept import show_masks, values_to_keep
 from archipel.graph.bodies import copy_body, remove_unneeded, widen
+from archipel.graph.body_shapes import infer_graph
 from archipel.graph.build import Builder
 from archipel.graph.control import Carried, Item, Stacked, body_value
 from archipel.graph.flow import flows
-from archipel.graph.shapes import Dim, dims, dtype_of, is_float, with_axis
+from archipel.graph.shapes import Dim, dims, dtype_of, is_float, may_be_equal, with_axis
 from archipel.graph.walk import captured_values
 
 
@@ -64,6 +65,7 @@ class WayBack:
 def way_back(ctx: RuleContext, form: Form) -> WayBack | None:
     """Emit the body of the gradient; None if no gradient arrives at any input or captured value."""
     live, active = _live_states(ctx, form)
+    show_masks(ctx.op, form.body)
     inner, copies = copy_body(ctx.op, form.body, f"{form.body.name}/vjp")
     for value in form.body.inputs:
         _name_sizes(inner, copies[value])
@@ -203,19 +205,27 @@ def _has_one_shape(ctx: RuleContext, form: Form, value: ir.Value) -> bool:
 
 
 def _require_one_shape(ctx: RuleContext, form: Form, value: ir.Value) -> None:
-    for inside, following, _, _ in form.states:
-        if inside is not value or following.shape is None:
-            continue
-        pairs = list(zip(dims(inside), dims(following)))
-        if len(dims(inside)) != len(dims(following)) or any(
-            a != b and isinstance(a, int) and isinstance(b, int) for a, b in pairs
-        ):
-            ctx.refuse(
-                f"the carried value {value.name!r}",
-                f"it has the shape {list(dims(inside))} before an iteration and {list(dims(following))} after it, and "
-                "the way back needs those of all iterations in one tensor; give it the largest shape from the start "
-                "and mask what is not used",
-            )
+    """Refuse a state that is certain to have another shape after the first iteration."""
+    state = next((s for s in form.states if s[0] is value), None)
+    if state is None or (value.shape is not None and all(isinstance(size, int) for size in dims(value))):
+        return
+    first, copies = copy_body(ctx.op, form.body, f"{form.body.name}/first")
+    for copy in copies.values():
+        copy.shape = None
+    for inside, _, index, _ in form.states:
+        copies[inside].shape = ctx.input(index).shape
+    for each in form.items:
+        copies[each.inside].shape = each.inside.shape
+    infer_graph(first.graph)
+    before, after = copies[value], copies[state[1]]
+    if before.shape is not None and after.shape is not None and not may_be_equal(dims(before), dims(after)):
+        ctx.refuse(
+            f"the carried value {value.name!r}",
+            f"it has the shape {list(dims(before))} before the first iteration and {list(dims(after))} after it, and "
+            "the way back needs those of all iterations in one tensor; give it the largest shape from the start and "
+            "mask what is not used",
+        )
+    remove_unneeded(first.graph, [])  # what it captures would count as read
 
 
 def _name_sizes(inner: Builder, value: ir.Value) -> None:

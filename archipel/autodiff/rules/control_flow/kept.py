@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
+from archipel.graph.build import Builder
+from archipel.graph.shapes import constant_array
 from archipel.graph.walk import bodies, dependencies
 
 # Products, and what has a loop inside. Everything else costs about as much as reading it from memory would.
@@ -29,6 +31,17 @@ _RANDOM = {
     "Bernoulli",
     "Multinomial",
 }
+
+
+def show_masks(op: Builder, body: ir.Graph) -> None:
+    """Give each Dropout of a body the mask as a result, which its gradient reads."""
+    for node in body:
+        if node.domain == "" and node.op_type == "Dropout" and _draws(node):
+            if len(node.outputs) < 2:
+                node.resize_outputs(2)
+            data, mask = node.outputs
+            mask.name = mask.name or op.unique(f"{node.name}/mask")
+            mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), data.shape
 
 
 def values_to_keep(
@@ -59,21 +72,33 @@ def values_to_keep(
         maker, original = value.producer(), originals.get(value)
         if maker is None:
             continue
-        random = maker.domain == "" and maker.op_type in _RANDOM
-        if original is not None and (random or _is_expensive(maker, original)) and fits(original):
+        random = _draws(maker)
+        keep = (random and not bodies(maker)) or _is_expensive(maker, original)
+        if original is not None and keep and fits(original):
             kept[original] = None
         elif random:
             ctx.refuse(
                 f"{maker.op_type} {maker.name!r} in the body",
-                "its random numbers cannot be drawn again on the way back, and their shape is not fixed",
+                "its random numbers cannot be drawn again on the way back; give them to the model as an input",
             )
         else:
             waiting.extend(dependencies(maker))
     return list(kept)
 
 
-def _is_expensive(maker: ir.Node, original: ir.Value) -> bool:
+def _draws(node: ir.Node) -> bool:
+    """Whether the node, or one in its bodies, draws random numbers."""
+    if node.domain == "" and node.op_type == "Dropout":
+        training = node.inputs[2] if len(node.inputs) > 2 else None
+        known = constant_array(training)
+        return training is not None and (known is None or bool(known.any()))
+    if node.domain == "" and node.op_type in _RANDOM:
+        return True
+    return any(_draws(inner) for body in bodies(node) for inner in body)
+
+
+def _is_expensive(maker: ir.Node, original: ir.Value | None) -> bool:
     # A loop whose gradient is taken runs again in any case: the copy has further results, which the gradient reads.
-    node = original.producer()
+    node = None if original is None else original.producer()
     widened = node is None or len(node.outputs) != len(maker.outputs)
     return maker.domain == "" and maker.op_type in _EXPENSIVE and not (bodies(maker) and widened)
