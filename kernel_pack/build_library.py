@@ -15,21 +15,21 @@ def build(target: Path) -> None:
     """Write the library to `target`. Raises PackageNotFoundError without oneDNN, CalledProcessError if g++ fails."""
     include = _installed("onednn-devel-cpu-gomp", "dnnl.hpp").parent
     onednn = _installed("onednn-cpu-gomp", "libdnnl.so.3")
-    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-fopenmp"]
-    objects = [target.with_suffix(f".{source.stem}.o") for source in sorted(SOURCES.glob("*.cpp"))]
-    compilers = [
-        subprocess.Popen(
-            ["g++", *flags, "-c", str(SOURCES / f"{made.suffixes[-2][1:]}.cpp"), "-I", str(include), "-o", str(made)]
-        )
-        for made in objects
-    ]
+    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-Wno-psabi"]
+    compilers, objects = [], []
+    for source in sorted(SOURCES.glob("*.cpp")):
+        objects.append(str(target.with_name(f"{source.stem}.o")))
+        # vector_loops_v3.cpp: for processors of the level x86-64-v3.
+        level = [f"-march=x86-64-{source.stem[-2:]}"] if source.stem.startswith("vector_loops_v") else []
+        command = ["g++", *flags, *level, "-c", str(source), "-I", str(include), "-o", objects[-1]]
+        compilers.append(subprocess.Popen(command))
     for compiler in compilers:
         if compiler.wait():
             raise subprocess.CalledProcessError(compiler.returncode, compiler.args)
     # oneDNN is found by its name: archipel_kernels loads it before.
-    subprocess.run(["g++", *flags, "-shared", *map(str, objects), str(onednn), "-o", str(target)], check=True)
+    subprocess.run(["g++", *flags, "-shared", *objects, str(onednn), "-o", str(target)], check=True)
     for made in objects:
-        made.unlink()
+        Path(made).unlink()
 
 
 def _installed(distribution: str, name: str) -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 import onnx_ir as ir
 
 from archipel.graph.flow import Flow, flows
+from archipel.graph.markers import STOP, STRAIGHT, is_marker
 from archipel.graph.shapes import dtype_of, is_float
 from archipel.graph.walk import bodies, dependencies
 
@@ -59,6 +60,8 @@ def is_quantized(value: ir.Value) -> bool:
 
 def passes_derivative(node: ir.Node, value: ir.Value) -> bool:
     """Whether a node that reads this value may have a derivative in it."""
+    if is_marker(node, STRAIGHT) and value is not node.inputs[0]:
+        return False
     return is_float(value) or (_is(node, "DequantizeLinear") and value is node.inputs[0] and is_quantized(value))
 
 
@@ -69,7 +72,8 @@ def influencing_values(nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) ->
         if not reads_content(node) or not any(value in needed for value in node.outputs):
             continue
         if not bodies(node):
-            needed.update(dependencies(node))
+            # What a gradient passes straight by counts as a constant.
+            needed.update(dependencies(node)[:1] if is_marker(node, STRAIGHT) else dependencies(node))
             continue
         for flow in flows(node):
             inside = needed_inside(flow, needed)
@@ -90,8 +94,8 @@ def needed_inside(flow: Flow, needed: Collection[ir.Value]) -> set[ir.Value]:
 
 
 def reads_content(node: ir.Node) -> bool:
-    """Whether the node's result depends on more of its inputs than their shapes."""
-    return not (node.domain == "" and node.op_type in _SHAPE_ONLY)
+    """Whether the node's result depends on more of its inputs than their shapes, as far as derivatives see."""
+    return not (node.domain == "" and node.op_type in _SHAPE_ONLY) and not is_marker(node, STOP)
 
 
 def _is(node: ir.Node, op_type: str) -> bool:

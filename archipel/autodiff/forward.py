@@ -25,13 +25,19 @@ from archipel.graph.shapes import Dim, dims, dtype_of
 from archipel.graph.walk import ancestors, descendants
 
 
-def push_forward(op: Builder, targets: Sequence[ir.Value], tangents: Mapping[ir.Value, ir.Value]) -> list[ir.Value]:
+def push_forward(
+    op: Builder,
+    targets: Sequence[ir.Value],
+    tangents: Mapping[ir.Value, ir.Value],
+    overrides: Mapping[ir.Node, Rule] | None = None,
+) -> list[ir.Value]:
     """Emit the directional derivative of each target.
 
     Arguments:
         op: builder of the graph; it appends nodes to it.
         targets: floating-point values of the graph.
         tangents: value -> its tangent, of the value's shape and type.
+        overrides: gradient rules for single nodes, in place of those of their operators, also those of forward mode.
 
     Returns one tangent for each target, of its shape and type; zeros where it depends on no value of `tangents`.
 
@@ -41,8 +47,8 @@ def push_forward(op: Builder, targets: Sequence[ir.Value], tangents: Mapping[ir.
     before = list(op.graph)
     cotangents = [op.Identity(op.full_like(target, 0.0)) for target in targets]
     transposed = _Transposed()
-    own = {node: transposed.emit for node in before if (node.domain, node.op_type) in FORWARD}
-    gradients = differentiate(op, dict(zip(targets, cotangents)), list(tangents), own=own)
+    own = {node: transposed.emit for node in before if (node.domain, node.op_type) in FORWARD} | dict(overrides or {})
+    gradients = differentiate(op, dict(zip(targets, cotangents)), list(tangents), own=own, again=False)
     seeds = {op.Identity(gradient): tangent for gradient, tangent in zip(gradients, tangents.values())}
     first = op.graph[-1]
     with second_sweep("jvp"):

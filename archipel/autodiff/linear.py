@@ -11,6 +11,7 @@ from collections.abc import Collection, MutableSequence, Sequence
 import onnx_ir as ir
 
 from archipel.autodiff.api import jvp
+from archipel.autodiff.overrides import Overrides
 from archipel.autodiff.ports import free_name, input_like, listed_names
 from archipel.graph.build import Builder
 from archipel.graph.model import Model
@@ -20,7 +21,9 @@ from archipel.graph.shapes import dtype_of
 from archipel.graph.walk import bodies, computable_values, dependencies, descendants, values
 
 
-def linearize(model: Model, of: Sequence[str], wrt: Sequence[str]) -> tuple[Model, Model]:
+def linearize(
+    model: Model, of: Sequence[str], wrt: Sequence[str], *, rules: Overrides | None = None
+) -> tuple[Model, Model]:
     """The derivative of a model at a point, as a linear model: for many tangents at the same point, as in conjugate
     gradients, where `jvp` would compute the model itself again for each.
 
@@ -28,6 +31,7 @@ def linearize(model: Model, of: Sequence[str], wrt: Sequence[str]) -> tuple[Mode
         model: any model; it stays as it is.
         of: names of floating-point values of any shape.
         wrt: names of floating-point values: graph inputs, initializers (weights) or inner values.
+        rules: as for `gradient`.
 
     Returns two models. The first has the inputs of `model` and its outputs, followed by the residuals: outputs
     `<value>.residual`, each named after the value of the jvp's graph that it is. The second has an input
@@ -41,7 +45,7 @@ def linearize(model: Model, of: Sequence[str], wrt: Sequence[str]) -> tuple[Mode
     Example:
         at_point, tangents_only = autodiff.linearize(model, of=["output"], wrt=["input"])
     """
-    pushed = jvp(model, of, wrt)
+    pushed = jvp(model, of, wrt, rules=rules)
     graph = pushed.ir.graph
     tangents = graph.inputs[len(graph.inputs) - len(listed_names(wrt, "wrt")) :]
     moved = graph.outputs[len(graph.outputs) - len(listed_names(of, "of")) :]

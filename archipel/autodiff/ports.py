@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import onnx_ir as ir
@@ -10,6 +11,8 @@ import onnx_ir as ir
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
 from archipel.graph.functions import inline_functions
+from archipel.graph.liveness import finish_early
+from archipel.graph.markers import DOMAIN, MARKERS
 from archipel.graph.model import Model
 from archipel.graph.parameters import parameter_names
 from archipel.graph.passes import optimize, remove_dead_code
@@ -41,12 +44,27 @@ def finish(model: Model, op: Builder, names: Sequence[str], results: Sequence[ir
     for name, result in zip(names, results):
         op.name_output(result, free_name(op, name, suffix))
     remove_dead_code(model.ir)  # the nodes of forward mode that only stand for others
-    # Functions with a rule of their own are differentiated by now; `optimize` takes no graph with functions.
-    inline_functions(model.ir)
-    with hide_contents(model.ir.graph, parameter_names(model.ir)):  # weights that are zero now are to stay
-        optimize(model.ir)
+    # Functions with a rule of their own are differentiated by now. Markers stay for the next gradient; to `optimize`,
+    # which takes no graph with functions, they are operators that it does not know.
+    inline_functions(model.ir, keep=MARKERS)
+    with _without_functions(model.ir), hide_contents(model.ir.graph, parameter_names(model.ir)):
+        optimize(model.ir)  # contents are hidden so that weights that are zero now stay
+    finish_early(model.ir.graph, model.ir.graph.outputs)
     # No signature: a program's signature names all outputs, and the derivatives are not among them.
     return Model(model.ir, initial=model.initial)
+
+
+@contextmanager
+def _without_functions(model: ir.Model) -> Iterator[None]:
+    kept = dict(model.functions)
+    model.functions.clear()
+    try:
+        yield
+    finally:
+        used = {node.op_identifier() for node in model.graph.all_nodes()}
+        model.functions.update({key: function for key, function in kept.items() if key in used})
+        if not model.functions:
+            model.graph.opset_imports.pop(DOMAIN, None)
 
 
 def free_name(op: Builder, name: str, suffix: str) -> str:

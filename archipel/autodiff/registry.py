@@ -138,6 +138,22 @@ def forward_rule(domain: str, *op_types: str) -> Callable[[ForwardRule], Forward
     return register
 
 
+def keep_function(domain: str, *names: str) -> None:
+    """Have models that are loaded from now on keep calls of these model-local functions, as `rule` does.
+
+    For `rules=` of `gradient` and its like, which replace the rule of a function for one call. A derivative without
+    such a rule inlines the functions.
+
+    Arguments:
+        domain: the functions' domain.
+        names: their names.
+
+    Example:
+        autodiff.keep_function("example.functions", "Binarize")
+    """
+    KEPT.update((domain, name) for name in names)
+
+
 def find_rule(node: ir.Node) -> Rule:
     """The rule of a node's operator. Raises MissingRuleError that names the file to add it to."""
     registered = RULES.get((node.domain, node.op_type))

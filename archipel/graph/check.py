@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx import defs
 
 from archipel.errors import GraphError, ModelImportError, one_line
+from archipel.graph.markers import MARKERS
 from archipel.graph.opset import OPSET, STANDARD_DOMAINS, standard_nodes
 from archipel.graph.parameters import parameter_names
 from archipel.graph.shapes import constant_array, dims
@@ -53,11 +54,14 @@ _DOMAINS = {
 
 
 def check_model(model: ir.Model) -> None:
-    """Check that every node is a standard operator of the internal opset, and that the model is valid ONNX.
+    """Check that every node is a standard operator of the internal opset, or a marker of what gradients do, which is a
+    function of such an operator; and that the model is valid ONNX.
 
     Raises GraphError that names the node.
     """
     for node in model.graph.all_nodes():
+        if (node.domain, node.op_type) in MARKERS and node.op_identifier() in model.functions:
+            continue
         if node.domain != "":
             raise GraphError(
                 f"{node.op_type} {node.name!r} is of domain {node.domain!r}; only standard operators are allowed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import onnx
 import onnx.inliner
@@ -11,13 +11,14 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from archipel.errors import ModelImportError
+from archipel.graph.markers import MARKERS
 from archipel.graph.opset import OPSET, difference, opset_of, stamp, standard_nodes
 from archipel.graph.walk import proto_nodes
 
 Name = tuple[str, str]
 """Domain and operator."""
 
-KEPT: set[Name] = set()
+KEPT: set[Name] = set(MARKERS)
 """Functions that an import does not inline. `autodiff.rule` adds to it."""
 
 MAX_NODES = 200_000
@@ -106,11 +107,12 @@ def inlined_functions(graph: ir.Graph) -> set[Name]:
     return {(domain, op_type) for domain, op_type in json.loads(graph.metadata_props.get(_INLINED, "[]"))}
 
 
-def inline_functions(model: ir.Model) -> None:
-    """Inline the functions that the import kept, so that only standard operators remain. Changes `model`."""
-    if not model.functions:
+def inline_functions(model: ir.Model, keep: Collection[Name] = ()) -> None:
+    """Inline the functions that the import kept, so that only standard operators remain, but for those in `keep`.
+    Changes `model`."""
+    if all((domain, name) in keep for domain, name, _ in model.functions):
         return
-    common.InlinePass()(model)
+    common.InlinePass(lambda function: (function.domain, function.name) not in keep)(model)
     common.NameFixPass()(model)
     common.ShapeInferencePass(check_type=False, strict_mode=True, data_prop=True)(model)
 

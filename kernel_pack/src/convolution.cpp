@@ -8,6 +8,8 @@
 #include <new>
 #include <unordered_map>
 
+#include "depthwise.h"
+
 namespace archipel {
 
 namespace {
@@ -231,6 +233,7 @@ void Convolution::run(const Shape& shape, int64_t batch, float* x, float* w, flo
     if (kind_ == Kind::kWeightGradient) std::fill(w, w + weights, 0.0f);
     return;
   }
+  if (is_depthwise(shape)) return run_depthwise(kind_, shape, batch, x, w, b, y, threads_, parallel);
   // Each thread takes a part of the batch.
   const int64_t tasks = std::min<int64_t>(batch, static_cast<int64_t>(threads_));
   const int64_t part = (batch + tasks - 1) / tasks;

@@ -18,7 +18,7 @@ from archipel import Model
 from archipel.autodiff import RULES, vjp
 from archipel.graph import check_model
 
-OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("archipel."))
+OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("archipel.") and key[0] == "")
 STEP = 1e-5
 
 

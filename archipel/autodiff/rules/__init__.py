@@ -13,6 +13,7 @@ from archipel.autodiff.rules import image as image
 from archipel.autodiff.rules import join as join
 from archipel.autodiff.rules import layer_norm as layer_norm
 from archipel.autodiff.rules import lstm as lstm
+from archipel.autodiff.rules import markers as markers
 from archipel.autodiff.rules import matmul as matmul
 from archipel.autodiff.rules import normalization as normalization
 from archipel.autodiff.rules import pooling as pooling

@@ -8,6 +8,7 @@ from archipel.autodiff.batching.rules import elementwise as elementwise
 from archipel.autodiff.batching.rules import gather as gather
 from archipel.autodiff.batching.rules import join as join
 from archipel.autodiff.batching.rules import loss as loss
+from archipel.autodiff.batching.rules import markers as markers
 from archipel.autodiff.batching.rules import matmul as matmul
 from archipel.autodiff.batching.rules import normalization as normalization
 from archipel.autodiff.batching.rules import quantization as quantization

@@ -1,0 +1,40 @@
+// The inner loops, once for each level of x86-64's instructions; `vector_loops` gives those of this processor.
+#pragma once
+
+#include <cstddef>
+
+namespace archipel {
+
+struct VectorLoops {
+  // out[i] = bias + sum over k of w[k] * x[offsets[k] + i], for i below n. Reads and writes up to kSlack beyond n.
+  void (*combine)(const float* x, const ptrdiff_t* offsets, const float* w, size_t taps, float bias, float* out,
+                  size_t n);
+  // The kLanes elements of parts[k] together += sum over i below n of g[i] * x[offsets[k] + i]. Reads up to kSlack
+  // beyond n, where g has to be zero.
+  void (*correlate)(const float* g, const float* x, const ptrdiff_t* offsets, size_t taps, size_t n, float* parts);
+  // As `combine`, for a kernel of `columns` times `rows` elements, column by column; element i of the sum of column c
+  // counts where masks[c * stride + i] has all bits, not where it has none. Writes nothing beyond n.
+  void (*combine_masked)(const float* x, const ptrdiff_t* offsets, const float* w, size_t columns, size_t rows,
+                         const int* masks, size_t stride, float bias, float* out, size_t n);
+  // As `correlate`, with the masks applied to g. Reads nothing of g beyond n.
+  void (*correlate_masked)(const float* g, const float* x, const ptrdiff_t* offsets, size_t columns, size_t rows,
+                           const int* masks, size_t stride, size_t n, float* parts);
+};
+
+constexpr size_t kLanes = 16;
+
+constexpr size_t kSlack = 64;  // elements: the largest block that a loop works on
+
+const VectorLoops& vector_loops();
+
+namespace v2 {
+extern const VectorLoops loops;
+}
+namespace v3 {
+extern const VectorLoops loops;
+}
+namespace v4 {
+extern const VectorLoops loops;
+}
+
+}  // namespace archipel

@@ -1,0 +1,3 @@
+#define LEVEL v2
+#define LANES_AT_ONCE 3
+#include "vector_loops.inc"
