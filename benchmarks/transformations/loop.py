@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def against_pytorch(quick: bool) -> Iterator[Row]:
 
 def unrolled(steps: int) -> str:
     names = ["x", *(f"h{i}" for i in range(1, steps)), "y"]
-    pairs = enumerate(zip(names, names[1:]))
+    pairs = enumerate(pairwise(names))
     return " ".join(f"p{i} = MatMul ({a}, w) q{i} = Add (p{i}, b) {z} = Tanh (q{i})" for i, (a, z) in pairs)
 
 
