@@ -7,6 +7,7 @@ from archipel.autodiff.api import hessian_vector as hessian_vector
 from archipel.autodiff.api import jvp as jvp
 from archipel.autodiff.api import vjp as vjp
 from archipel.autodiff.batching.vmap import vmap as vmap
+from archipel.autodiff.checkpoint import checkpoint as checkpoint
 from archipel.autodiff.context import ForwardContext as ForwardContext
 from archipel.autodiff.context import RuleContext as RuleContext
 from archipel.autodiff.linear import linearize as linearize
@@ -21,6 +22,7 @@ from archipel.autodiff.registry import rule as rule
 from archipel.autodiff.reverse import differentiate as differentiate
 
 __all__ = [
-    "FORWARD", "RULES", "ForwardContext", "RuleContext", "clip_gradient", "differentiate", "forward_rule", "gradient",
-    "hessian_vector", "jvp", "keep_function", "linearize", "rule", "stop_gradient", "straight_through", "vjp", "vmap",
+    "FORWARD", "RULES", "ForwardContext", "RuleContext", "checkpoint", "clip_gradient", "differentiate", "forward_rule",
+    "gradient", "hessian_vector", "jvp", "keep_function", "linearize", "rule", "stop_gradient", "straight_through",
+    "vjp", "vmap",
 ]  # fmt: skip

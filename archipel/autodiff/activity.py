@@ -72,7 +72,8 @@ def influencing_values(nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) ->
         if not reads_content(node) or not any(value in needed for value in node.outputs):
             continue
         if not bodies(node):
-            needed.update(dependencies(node))
+            # What a gradient passes straight by counts as a constant.
+            needed.update(dependencies(node)[:1] if is_marker(node, STRAIGHT) else dependencies(node))
             continue
         for flow in flows(node):
             inside = needed_inside(flow, needed)

@@ -48,7 +48,7 @@ def push_forward(
     cotangents = [op.Identity(op.full_like(target, 0.0)) for target in targets]
     transposed = _Transposed()
     own = {node: transposed.emit for node in before if (node.domain, node.op_type) in FORWARD} | dict(overrides or {})
-    gradients = differentiate(op, dict(zip(targets, cotangents)), list(tangents), own=own)
+    gradients = differentiate(op, dict(zip(targets, cotangents)), list(tangents), own=own, again=False)
     seeds = {op.Identity(gradient): tangent for gradient, tangent in zip(gradients, tangents.values())}
     first = op.graph[-1]
     with second_sweep("jvp"):

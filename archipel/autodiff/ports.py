@@ -11,6 +11,7 @@ import onnx_ir as ir
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
 from archipel.graph.functions import inline_functions
+from archipel.graph.liveness import finish_early
 from archipel.graph.markers import DOMAIN, MARKERS
 from archipel.graph.model import Model
 from archipel.graph.parameters import parameter_names
@@ -48,6 +49,7 @@ def finish(model: Model, op: Builder, names: Sequence[str], results: Sequence[ir
     inline_functions(model.ir, keep=MARKERS)
     with _without_functions(model.ir), hide_contents(model.ir.graph, parameter_names(model.ir)):
         optimize(model.ir)  # contents are hidden so that weights that are zero now stay
+    finish_early(model.ir.graph, model.ir.graph.outputs)
     # No signature: a program's signature names all outputs, and the derivatives are not among them.
     return Model(model.ir, initial=model.initial)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -61,6 +61,37 @@ def copy_body(op: Builder, body: ir.Graph, name: str) -> tuple[Builder, dict[ir.
     graph.outputs.clear()
     graph.inputs.clear()
     return Builder(graph, name, outer=op), copies
+
+
+def copy_node(op: Builder, node: ir.Node, values_there: Mapping[ir.Value, ir.Value]) -> ir.Node:
+    """Emit a node once more, also in its bodies reading `values_there[value]` in place of each `value`."""
+    attributes = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            body = attribute.as_graph()
+            copied, copies = copy_body(op, body, body.name or "body")
+            copied.graph.inputs.extend(copies[value] for value in body.inputs)
+            copied.graph.outputs.extend(copies.get(value, value) for value in body.outputs)
+            _replace_captured(copied.graph, values_there)
+            attribute = ir.AttrGraph(attribute.name, copied.graph)
+        attributes.append(attribute)
+    name = op.unique(f"{op.scope_name}/{node.name}" if op.scope_name else str(node.name))
+    results = [ir.Value(name=op.unique(name) if v.name else "", type=v.type, shape=v.shape) for v in node.outputs]
+    inputs = [None if value is None else values_there.get(value, value) for value in node.inputs]
+    copy = ir.Node(node.domain, node.op_type, inputs, attributes, overload=node.overload, outputs=results, name=name)
+    op.insert(copy)
+    return copy
+
+
+def _replace_captured(body: ir.Graph, values_there: Mapping[ir.Value, ir.Value]) -> None:
+    for level in levels(body):
+        for node in level:
+            for index, value in enumerate(node.inputs):
+                if value is not None and value in values_there:
+                    node.replace_input_with(index, values_there[value])
+        for index, value in enumerate(level.outputs):
+            if value in values_there:
+                level.outputs[index] = values_there[value]
 
 
 def remove_unneeded(graph: ir.Graph, results: Iterable[ir.Value]) -> None:

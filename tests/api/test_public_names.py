@@ -12,8 +12,8 @@ import archipel
 
 PUBLIC = {
     "archipel": "Model __version__ compress convert export function",
-    "archipel.autodiff": "FORWARD ForwardContext RULES RuleContext clip_gradient differentiate forward_rule gradient "
-    "hessian_vector jvp keep_function linearize rule stop_gradient straight_through vjp vmap",
+    "archipel.autodiff": "FORWARD ForwardContext RULES RuleContext checkpoint clip_gradient differentiate forward_rule "
+    "gradient hessian_vector jvp keep_function linearize rule stop_gradient straight_through vjp vmap",
     "archipel.bundle": "Bundle FORMAT_VERSION Limits Lineage MAX_ARCHIVE_BYTES Manifest Phase PrivacyPolicy Program "
     "Release SelfTest SignedRelease Statistic TensorPlace TensorSpec Variant WEIGHTS_FILE "
     "decode_manifest decode_private_key development_key development_key_file encode_manifest "

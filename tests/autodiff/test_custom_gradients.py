@@ -170,6 +170,18 @@ def test_runtimes_inline_the_markers_and_steps_have_none() -> None:
     np.testing.assert_allclose(np.abs(after - w).max(), 0.5, rtol=1e-5)
 
 
+def test_what_a_gradient_passes_by_is_a_constant() -> None:
+    m = Model.from_proto(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+    agraph (double[n] x, double[n] s) => (double[n] y) { t = Div (x, s)  r = Round (t)  y = Mul (r, s) }""")
+    )
+    straight = autodiff.straight_through(m, {"y": "x"})
+    feed = {"x": np.array([0.7, -3.1]), "s": np.array([0.5, 2.0]), "y.cotangent": np.array([1.0, 4.0])}
+    found = run(autodiff.vjp(straight, of=["y"], wrt=["x", "s"]), feed)
+    assert found["x.grad"].tolist() == [1.0, 4.0]
+    assert found["s.grad"].tolist() == [0.0, 0.0]
+
+
 def test_every_lane_has_its_own_norm() -> None:
     m = autodiff.clip_gradient(load(), ["x"], 0.5, by="norm")
     for order in (

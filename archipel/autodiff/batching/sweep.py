@@ -47,6 +47,7 @@ class Sweep:
         self._count = op.constant([size]) if count is None and isinstance(size, int) else count
         self.batched = dict(batched or {})
         self.plain = dict(plain or {})
+        self._names: set[tuple[type, str]] = set()
 
     @property
     def count(self) -> ir.Value:
@@ -62,7 +63,21 @@ class Sweep:
 
     def inside(self, inner: Builder) -> Sweep:
         """A sweep that builds a body, whose nodes may read all values found so far."""
-        return Sweep(inner, self.size, self.count, self.batched, self.plain)
+        return self._below(inner, self.batched, self.plain)
+
+    def _below(self, inner: Builder, batched: Mapping[ir.Value, ir.Value], plain: Mapping[ir.Value, ir.Value]) -> Sweep:
+        sweep = Sweep(inner, self.size, self.count, batched, plain)
+        sweep._names = self._names
+        return sweep
+
+    def _name(self, kind: type, name: str | None) -> str | None:
+        """The name of a copy: its original's. Bodies side by side may use a name twice, but may end up in one graph."""
+        if not name:
+            return name
+        if (kind, name) in self._names:
+            return self.op.unique(name)
+        self._names.add((kind, name))
+        return name
 
     def run(self, nodes: Iterable[ir.Node]) -> None:
         """Process the nodes, which are in the graph's order."""
@@ -77,13 +92,13 @@ class Sweep:
         inputs = [None if value is None else self.value(value) for value in node.inputs]
         results = []
         for old in node.outputs:
-            new = ir.Value(name=old.name, shape=old.shape, type=old.type, metadata_props=dict(old.metadata_props))
-            self.plain[old] = new
+            self.plain[old] = new = self._like(old)
             results.append(new)
         attributes = [self._copy_attribute(attribute) for attribute in node.attributes.values()]
         self.op.graph.append(
             ir.Node(
-                node.domain, node.op_type, inputs, attributes, overload=node.overload, outputs=results, name=node.name,
+                node.domain, node.op_type, inputs, attributes, overload=node.overload, outputs=results,
+                name=self._name(ir.Node, node.name),
                 doc_string=node.doc_string, metadata_props=dict(node.metadata_props),
             )
         )  # fmt: skip
@@ -129,11 +144,15 @@ class Sweep:
             target.register_initializer(new)
 
     def _made(self, old: ir.Value, lanes: bool) -> ir.Value:
-        new = ir.Value(name=old.name, shape=old.shape, type=old.type, metadata_props=dict(old.metadata_props))
+        new = self._like(old)
         if lanes:
             new.shape = self.with_lanes(old)
         (self.batched if lanes else self.plain)[old] = new
         return new
+
+    def _like(self, old: ir.Value) -> ir.Value:
+        name = self._name(ir.Value, old.name)
+        return ir.Value(name=name, shape=old.shape, type=old.type, metadata_props=dict(old.metadata_props))
 
     def with_lanes(self, old: ir.Value) -> ir.Shape | None:
         """The shape of a value, after the lanes."""
@@ -216,7 +235,7 @@ class Sweep:
         wanted = [i for i, value in enumerate(node.outputs) if value.uses() or value.is_graph_output()]
 
         def body(inner: Builder, _: list[ir.Value], items: list[ir.Value]) -> tuple[list[ir.Value], list[ir.Value]]:
-            lane = Sweep(inner, self.size, self.count, plain={**self.plain, **dict(zip(read, items))})
+            lane = self._below(inner, {}, {**self.plain, **dict(zip(read, items))})
             results = lane.copy(node)
             return [], [results[i] for i in wanted]
 

@@ -107,14 +107,20 @@ def loop(ctx: LaneContext) -> BatchedResults:
     carried = [ctx.spread(2 + i) if moving[i] else ctx.value(2 + i) for i in range(states)]
     start = [ctx.value(i) if ctx.has(i) else None for i in (0, 1)]
     found = ctx.same(*start, *carried, body=inner.op.graph)
-    # A Loop stacks in front of the lanes.
     for i, batched in enumerate(stacked, start=states):
         if batched:
-            rank = len(dims(body.outputs[1 + i])) + 2
-            found[i].dtype = dtype_of(ctx.node.outputs[i])
-            found[i].shape = ir.Shape([None] * rank)
-            found[i] = ctx.op.Transpose(found[i], perm=[1, 0, *range(2, rank)])
+            found[i] = _lanes_first(ctx, found[i], body.outputs[1 + i])
     return _results(ctx, found, [*moving, *stacked])
+
+
+def _lanes_first(ctx: LaneContext, stacked: ir.Value, each: ir.Value) -> ir.Value:
+    """What a Loop stacks is [iterations, lanes, ...]; here the lanes come first."""
+    op, rank = ctx.op, len(dims(each)) + 2
+    stacked.dtype, stacked.shape = dtype_of(each), ir.Shape([None] * rank)
+    # Without an iteration a Loop does not know how many lanes there are.
+    shape = [op.Shape(stacked, start=0, end=1), ctx.count, *([op.Shape(stacked, start=2)] if rank > 2 else [])]
+    stacked = op.Reshape(stacked, op.Concat(*shape, axis=0), allowzero=1)
+    return op.Transpose(stacked, perm=[1, 0, *range(2, rank)])
 
 
 def _until_the_last(ctx: LaneContext, body: ir.Graph) -> BatchedResults:

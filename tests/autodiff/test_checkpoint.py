@@ -1,0 +1,187 @@
+"""checkpoint: gradients stay the same to the last bit, less is alive at once, and the choice keeps within a budget."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from archipel import Model, autodiff, models
+from archipel.errors import AutodiffError
+from archipel.graph.liveness import execution_order, peak_bytes
+from archipel.graph.sizes import Sizes
+
+LAYERS, BATCH = 12, 256
+
+
+def chain(layers: int = LAYERS, width: int = 64, dtype: str = "float") -> Model:
+    """tanh(x w_i) of `layers` weights, one after the other, then the mean of squares."""
+    weights = ", ".join(f"{dtype}[{width}, {width}] w{i}" for i in range(layers))
+    body, last = [], "x"
+    for i in range(layers):
+        body += [f"p{i} = MatMul ({last}, w{i})", f"h{i} = Tanh (p{i})"]
+        last = f"h{i}"
+    text = f"""<ir_version: 10, opset_import: ["" : 21]>
+    g ({dtype}[batch, {width}] x, {weights}) => ({dtype} loss) {{
+        {chr(10).join(body)}
+        square = Mul ({last}, {last})
+        loss = ReduceMean <keepdims = 0> (square)
+    }}"""
+    proto = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    for i in range(layers):
+        content = rng.standard_normal((width, width)) * 0.2
+        proto.graph.initializer.append(
+            onnx.numpy_helper.from_array(content.astype(np.float64 if dtype == "double" else np.float32), f"w{i}")
+        )
+    del proto.graph.input[1:]
+    return Model.from_proto(proto)
+
+
+def run(model: Model, x: np.ndarray) -> dict[str, np.ndarray]:
+    options = onnxruntime.SessionOptions()
+    # Without fusions that differ between the first and the second computation: the numbers are then the same.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.to_bytes(), options, providers=["CPUExecutionProvider"])
+    names = [port.name for port in model.outputs]
+    return dict(zip(names, session.run(names, {model.inputs[0].name: x})))
+
+
+def alive(model: Model, batch: int = BATCH) -> int:
+    sizes = Sizes(model.ir, batch)
+    return peak_bytes(execution_order(model.ir.graph), sizes.nbytes, model.ir.graph.outputs)
+
+
+def products(model: Model) -> int:
+    return sum(node.op_type in ("MatMul", "Gemm") for node in model.ir.graph)
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("dtype", ["float", "double"])
+def test_gradients_are_the_same_and_less_is_alive(dtype: str) -> None:
+    model = chain(dtype=dtype)
+    marked = autodiff.checkpoint(model)
+    plain, small = (autodiff.gradient(each, wrt=[*each.parameter_names, "x"]) for each in (model, marked))
+    x = np.random.default_rng(1).standard_normal((BATCH, 64)).astype(np.float64 if dtype == "double" else np.float32)
+    assert same(run(plain, x), run(small, x))
+    # 12 layers, of which sqrt(12) or so are kept, and as many alive in a part: 2 sqrt(n) of n (Chen et al. 2016).
+    assert alive(small) < 0.75 * alive(plain)
+
+
+def test_the_model_itself_stays() -> None:
+    model = chain()
+    marked = autodiff.checkpoint(model)
+    assert [node.name for node in marked.ir.graph] == [node.name for node in model.ir.graph]
+    assert marked.parameter_names == model.parameter_names
+    x = np.ones((2, 64), np.float32)
+    assert same(run(marked, x), run(model, x))
+    again = Model.from_proto(onnx.ModelProto.FromString(marked.to_bytes()))  # the marks are in the file
+    grads = [autodiff.gradient(each, wrt=["w0"]) for each in (marked, again)]
+    assert alive(grads[0]) == alive(grads[1])
+
+
+def test_values_to_keep_by_name() -> None:
+    model = chain()
+    plain = autodiff.gradient(model, wrt=model.parameter_names)
+    small = autodiff.gradient(autodiff.checkpoint(model, at=["h3", "h7"]), wrt=model.parameter_names)
+    x = np.random.default_rng(1).standard_normal((BATCH, 64)).astype(np.float32)
+    assert same(run(plain, x), run(small, x))
+    twins = {node.op_type for node in small.ir.graph if node.name.startswith("segment_0.again/")}
+    assert {"MatMul", "Tanh"} <= twins
+    assert not any("segment_2" in node.name for node in small.ir.graph)
+    assert alive(small) < alive(plain)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.75])
+def test_budget_is_kept_with_less_work_the_larger_it_is(share: float) -> None:
+    model = chain()
+    plain = autodiff.vjp(model, ["loss"], model.parameter_names)
+    budget = int(share * alive(plain))
+    marked = autodiff.checkpoint(model, budget_bytes=budget, batch=BATCH)
+    small = autodiff.vjp(marked, ["loss"], model.parameter_names)
+    assert alive(small) <= budget
+    least = autodiff.vjp(autodiff.checkpoint(model, batch=BATCH), ["loss"], model.parameter_names)
+    assert products(plain) < products(small) <= products(least)
+
+
+def test_a_budget_that_is_large_enough_marks_nothing() -> None:
+    model = chain()
+    marked = autodiff.checkpoint(autodiff.checkpoint(model), budget_bytes=10**9)
+    plain, same_ = (autodiff.gradient(each, wrt=["w0"]) for each in (model, marked))
+    assert len(plain.ir.graph) == len(same_.ir.graph)
+
+
+def test_the_smallest_budget_that_an_error_names_is_reached() -> None:
+    model = chain()
+    with pytest.raises(AutodiffError, match=r"budget_bytes=1000 is not reached .* the smallest that is: ") as error:
+        autodiff.checkpoint(model, budget_bytes=1000, batch=BATCH)
+    smallest = int(re.findall(r"\d+", str(error.value))[-1])
+    marked = autodiff.checkpoint(model, budget_bytes=smallest, batch=BATCH)
+    assert alive(autodiff.vjp(marked, ["loss"], model.parameter_names)) <= smallest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"at": ["nothing"]}, "no node of the model computes a value 'nothing'"),
+        ({"at": ["w0"]}, "no node of the model computes a value 'w0'"),
+        ({"at": []}, "at is empty"),
+        ({"at": ["h1", "h1"]}, "at names h1 twice"),
+        ({"at": ["h1"], "budget_bytes": 10}, "budget_bytes goes with at='auto'"),
+        ({"budget_bytes": 0}, "budget_bytes must be a whole number of bytes, 1 or more, is 0"),
+        ({"budget_bytes": 1.5}, "budget_bytes must be a whole number of bytes, 1 or more, is 1.5"),
+        ({"batch": 0}, "batch must be a whole number of examples, 1 or more, is 0"),
+    ],
+)
+def test_errors(arguments: dict, text: str) -> None:
+    with pytest.raises(AutodiffError, match=re.escape(text)):
+        autodiff.checkpoint(chain(4), **arguments)
+
+
+def test_composes_with_second_derivatives() -> None:
+    model = chain(4, 3, "double")
+    marked = autodiff.checkpoint(model, at=["h1"])
+    x = np.random.default_rng(1).standard_normal((2, 3))
+
+    def results(each: Model) -> list[dict[str, np.ndarray]]:
+        curvature = autodiff.hessian_vector(each, wrt=["x"])
+        twice = autodiff.vjp(autodiff.gradient(each, wrt=["x"]), ["x.grad"], ["w0"])
+        pushed = autodiff.jvp(each, ["loss"], ["x"])
+        found = []
+        for graph in (curvature, twice, pushed):
+            session = onnxruntime.InferenceSession(graph.to_bytes(), providers=["CPUExecutionProvider"])
+            names = [port.name for port in graph.outputs]
+            found.append(dict(zip(names, session.run(names, {port.name: x for port in graph.inputs}))))
+        return found
+
+    for plain, small in zip(results(model), results(marked)):
+        for name, value in plain.items():
+            np.testing.assert_allclose(small[name], value, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.slow
+def test_recurrent_and_transformer() -> None:
+    for network, tolerance in ((models.transformer(0), 0.0), (models.char_rnn(0, cell="lstm"), 2e-6)):
+        tokens = np.random.default_rng(0).integers(0, 80, (2, 64))
+        model = Model.from_torch(network, tokens)
+        wrt, of = list(model.parameter_names), [model.outputs[0].name]
+        plain = autodiff.vjp(model, of, wrt)
+        small = autodiff.vjp(autodiff.checkpoint(model), of, wrt)
+        assert alive(small) < 0.8 * alive(plain)
+        results = []
+        for graph in (plain, small):
+            options = onnxruntime.SessionOptions()
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            session = onnxruntime.InferenceSession(graph.to_bytes(), options, providers=["CPUExecutionProvider"])
+            cotangent = np.random.default_rng(2).standard_normal((2, 64, 80)).astype(np.float32)
+            feed = {graph.inputs[0].name: tokens, graph.inputs[1].name: cotangent}
+            results.append(session.run(None, feed))
+        for a, b in zip(*results):
+            # The LSTM's first computation is ONNX Runtime's own, the second one a loop that rounds differently.
+            np.testing.assert_allclose(b, a, rtol=0, atol=tolerance * np.abs(a).max())
