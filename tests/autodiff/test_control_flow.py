@@ -243,6 +243,18 @@ def test_nothing_is_unrolled() -> None:
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.parametrize("k", [0, 1])
+def test_a_loop_without_iterations_passes_its_states_through(k: int) -> None:
+    nodes = """y = Loop <body = b (int64 i, bool c, T[n, 3] h) => (bool co, T[n, 3] ho) { p = MatMul (h, w) ho = Sin (p)
+        co = Identity (c) }> (k, true, x) s = ReduceSumSquare <keepdims = 0> (y)"""
+    feed = draw_inputs(0, k=k)
+    x, w = (torch.tensor(feed[name], requires_grad=True) for name in ("x", "w"))
+    value = ((torch.sin(x @ w) if k else x + 0 * w.sum()) ** 2).sum()
+    found = run(gradient(parse("T[n, 3] x, T[3, 3] w, int64 k", "T s", nodes), of="s", wrt=["x", "w"]), feed)
+    for name, expected in zip("xw", torch.autograd.grad(value, [x, w])):
+        assert close(found[f"{name}.grad"], expected.numpy(), 1e-9)
+
+
 def test_three_orders() -> None:
     """The third derivative of x -> sin applied twice in a Loop, in closed form by PyTorch."""
     model = parse(
