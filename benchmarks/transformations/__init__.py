@@ -1,0 +1,1 @@
+"""One module a transformation; benchmarks/transformations.py runs them."""
