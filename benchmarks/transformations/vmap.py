@@ -27,15 +27,15 @@ OURS, LOOP, TORCH, SCAN = "archipel", "one by one", "torch.func.vmap", "Scan ove
 LR = 1e-3
 
 
-def rows(quick: bool) -> Iterator[list[Row]]:
+def clients_and_examples(quick: bool) -> Iterator[Row]:
     seconds = 0.5 if quick else 2.0
     for name in ("logistic regression", "MLP", "FedAvg CNN"):
         module, shape = network(name)
         for clients in CLIENTS[: 1 if quick else 3]:
-            yield measure_clients(name, module, shape, clients, seconds)
+            yield from measure_clients(name, module, shape, clients, seconds)
     for name in ("logistic regression", "MLP", "FedAvg CNN"):
         module, shape = network(name)
-        yield measure_examples(name, module, shape, seconds)
+        yield from measure_examples(name, module, shape, seconds)
 
 
 def network(name: str) -> tuple[Any, tuple[int, ...]]:

@@ -1,1 +1,0 @@
-"""One module a transformation; benchmarks/transformations.py runs them."""
