@@ -76,6 +76,8 @@ def call(r: Reader, function: Any, arguments: list[Any], keywords: dict[str, Any
         return found if name.startswith("math.") else _of_numpy(found)
     if isinstance(function, types.FunctionType) and not (function.__module__ or "").startswith("numpy"):
         return _read_function(r, function, arguments, keywords, node)
+    if isinstance(called := vars(type(function)).get("__call__"), types.FunctionType):
+        return call(r, called, [function, *arguments], keywords, node)
     refuse(table.unsupported(function, name, ast.unparse(node.func) if isinstance(node, ast.Call) else name))
 
 
@@ -186,7 +188,7 @@ def read(
     place = "" if node is None else r.place(node)
     body = [] if isinstance(code, ast.Lambda) else code.body
     # As in Python, a name that the function assigns is its own, also before the assignment.
-    own = {n: Unbound(f"{n!r} has no value here; assign it before") for n in written(body)}
+    own = {n: Unbound(f"{n!r} has no value here; assign it before") for n in sorted(written(body))}
     with r.call(Frame(name, code, source, outer, {**own, **names}, Liveness(body), place)):
         for inner in ast.walk(code):
             if isinstance(inner, ast.Yield | ast.YieldFrom | ast.Await):

@@ -130,7 +130,7 @@ def _emit(
             for n in fresh:
                 parameters(op, results[n], f"loop/{n.strip('$')}")
                 frame.names[n] = Unbound(_not_yet(n, node))
-            for n in changed - keep:
+            for n in sorted(changed - keep):
                 if isinstance(start.get(n, _NEW), Unbound):
                     frame.names[n] = Unbound(_not_yet(n, node))
             enter(Tensor(number, python=int))
@@ -146,7 +146,7 @@ def _emit(
         refuse(f"the types of {', '.join(map(repr, names))} do not settle; give each one type before the loop")
     frame.names = dict(start)
     _results(r, node, length, first, surely, op.graph, {**forms, **results}, end)
-    for n in changed - keep:
+    for n in sorted(changed - keep):
         frame.names[n] = Unbound(f"{n!r} has no value after the loop in line {node.lineno}")
 
 

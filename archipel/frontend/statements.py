@@ -31,8 +31,9 @@ def run(r: Reader, body: Sequence[ast.stmt], live: Names) -> None:
             after = frame.liveness.before[rest[0]] | live | frame.liveness.captured | {*frame.flags(), RESULT}
         else:
             after = live | frame.liveness.captured
-        if isinstance(node, ast.If) and rest and _take_rest(r, node, rest, after, live):
-            return
+        with r.placed(node):
+            if isinstance(node, ast.If) and rest and _take_rest(r, node, rest, live):
+                return
         r.execute(node, after)
         if not rest:
             return
@@ -58,10 +59,11 @@ def _guarded(r: Reader, stop: Tensor, rest: Sequence[ast.stmt], live: Names, nod
         if len(unknown) == 1:
             frame.names[unknown[0]] = True
 
-    branch(r, r.e.invert(stop), goes_on, jumped, live | frame.liveness.captured, node)
+    with r.placed(node):
+        branch(r, r.e.invert(stop), goes_on, jumped, live | frame.liveness.captured, node)
 
 
-def _take_rest(r: Reader, node: ast.If, rest: Sequence[ast.stmt], after: Names, live: Names) -> bool:
+def _take_rest(r: Reader, node: ast.If, rest: Sequence[ast.stmt], live: Names) -> bool:
     """Read an if together with what follows, where one of its ways always jumps; False if none does."""
     leaves = (always_leaves(node.body), always_leaves(node.orelse))
     if not any(leaves):
