@@ -1,4 +1,4 @@
-"""JAX as an oracle: grad, jvp, vmap and hessian of the functions in scripts/make_jax_vectors.py, as ONNX graphs here."""
+"""JAX as an oracle: grad, jvp, vmap and hessian of the functions in scripts/make_jax_vectors.py, as graphs here."""
 
 from __future__ import annotations
 
