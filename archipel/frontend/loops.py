@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from archipel.frontend.aliases import Marks, at_next_iteration, changes_in_place, mark, marks
 from archipel.frontend.branches import branch, choose, either, known_truth, with_storage
 from archipel.frontend.conditions import condition
 from archipel.frontend.forms import (
@@ -119,6 +120,9 @@ def _emit(
     forms: dict[str, Form] = {n: form_of(start[n]) for n in names}
     results: dict[str, Form] = {n: Missing("") for n in fresh}
     keep = {*names, *fresh}
+    in_place = changes_in_place(node.body)
+    before = frozenset().union(*(marks(value) for each in r.frames for value in each.names.values()))
+    extra: dict[str, Marks] = dict.fromkeys(names, frozenset())
     for _ in range(_ROUNDS):
         frame.names = dict(start)
         with r.e.body("loop") as op:
@@ -127,21 +131,24 @@ def _emit(
             for n in names:
                 inputs = parameters(op, forms[n], f"loop/{n.strip('$')}")
                 frame.names[n] = with_storage(rebuild(forms[n], iter(inputs)), start[n])
+                mark(frame.names[n], extra[n])
             for n in fresh:
                 parameters(op, results[n], f"loop/{n.strip('$')}")
                 frame.names[n] = Unbound(_not_yet(n, node))
             for n in sorted(changed - keep):
                 if isinstance(start.get(n, _NEW), Unbound):
                     frame.names[n] = Unbound(_not_yet(n, node))
+            begin = {n: marks(frame.names[n]) for n in names}
             enter(Tensor(number, python=int))
             run(r, node.body, _live_at_end(r, node, keep))
             end = frame.names
             wider = {n: _wider(r, node, n, forms[n], end[n]) for n in names}
             found = {n: _found(node, n, results[n], end.get(n, _NEW)) for n in fresh}
-            if wider == forms and found == results:
+            more = at_next_iteration(begin, end, before, extra) if in_place else extra
+            if (wider, found, more) == (forms, results, extra):
                 _finish(r, node, length, end, {**forms, **results})
                 break
-        forms, results = wider, found
+        forms, results, extra = wider, found, more
     else:
         refuse(f"the types of {', '.join(map(repr, names))} do not settle; give each one type before the loop")
     frame.names = dict(start)

@@ -175,6 +175,35 @@ def changes_two(x):
     return y + z
 
 
+@refused("a += ... changes 'b' too, which may be the same array; write a = a + ...", V, 3)
+def changes_two_from_the_second_iteration_on(x, n):
+    a, b = x * 1, x * 2
+    for i in range(n):
+        a += 1  # here
+        if i > 0:
+            b = a
+    return a, b
+
+
+@refused("y[...] = ... changes an array of the caller in place, which a graph cannot; write y = y.copy()", V, 3)
+def changes_its_argument_from_the_second_iteration_on(x, n):
+    y = x * 1
+    for i in range(n):
+        y[0] = i  # here
+        y = x
+    return y
+
+
+@refused("v += ... changes 'y' too, which may be the same array; write v = v + ...", V)
+def changes_the_variable_of_a_caller(x):
+    def change(v):
+        v += 1  # here
+        return v
+
+    y = x * 2
+    return change(y) + y
+
+
 @refused("y += ...: NumPy writes no float64 into int64[3]; use y = y + ...", V, N)
 def into_integers(x, n):
     y = n * 2
