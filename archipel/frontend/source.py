@@ -63,7 +63,7 @@ def _of_command(code: CodeType) -> tuple[str, ...]:
     if code.co_filename != "<string>" or "-c" not in given[:-1]:
         return ()
     text = given[given.index("-c") + 1]
-    waiting, found = [compile(text, "<string>", "exec")], False
+    waiting, found = [compile(text, "<string>", "exec", dont_inherit=True)], False
     while waiting and not found:
         found = (now := waiting.pop()) == code  # compares the instructions, so that no function of an exec passes
         waiting.extend(constant for constant in now.co_consts if isinstance(constant, CodeType))
