@@ -66,7 +66,7 @@ class Functions:
             self._bodies[key] = _function(name, str(len(self._bodies)), inputs, body, given)
         function = self._bodies[key]
         inner = function.outputs[0]
-        title = op.unique(f"{op.scope_name}/{name}" if op.scope_name else name)
+        title = op.title(name)
         result = ir.Value(name=title, type=inner.type, shape=inner.shape)
         present = [value for value in inputs if value is not None]
         op.insert(

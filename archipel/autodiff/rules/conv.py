@@ -40,14 +40,17 @@ def conv(ctx: RuleContext) -> Gradients:
     group = ctx.attribute("group", 1)
     window, x, cut = sliding_window(ctx, kernel)
     grad_x = grad_w = None
+    # Profiles name the parts.
     if ctx.wants(0):
-        grad_x = cut(_input_gradient(op, g, x, w, window, group, filters, per_group))
+        with op.part("input"):
+            grad_x = cut(_input_gradient(op, g, x, w, window, group, filters, per_group))
     if ctx.wants(1):
-        grad_w = weight_gradient(op, g, x, window, group, filters, per_group)
+        with op.part("weight"):
+            grad_w = weight_gradient(op, g, x, window, group, filters, per_group)
         has_kernel = op.outlined is not None and suits_kernels(x, window)
         if x is ctx.input(0) and (has_kernel or _has_short_rows(dims(g), window, group, per_group)):
             # The forward pass gains from exchanged axes as well, and from a kernel for weights that change.
-            with op.after(ctx.node):
+            with op.after(ctx.node), op.part("forward"):
                 ctx.replace(_forward(op, x, w, ctx.optional(2), window, group, dims(ctx.output)))
     return [grad_x, grad_w, _bias_gradient(ctx, g)]
 

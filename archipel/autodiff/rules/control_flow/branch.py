@@ -9,7 +9,7 @@ import onnx_ir as ir
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.autodiff.reverse import pull_back
-from archipel.autodiff.rules.control_flow.kept import show_masks, values_to_keep
+from archipel.autodiff.rules.control_flow.kept import read_shapes_elsewhere, show_masks, values_to_keep
 from archipel.graph.bodies import copy_body, prepare, remove_unneeded, widen
 from archipel.graph.build import Builder
 from archipel.graph.control import emit_if
@@ -64,6 +64,7 @@ class _Branch:
             result = self.op.full_like(value, 0.0) if gradient is None else gradient
             complete_shape(result, value)
             self.op.name_output(result, self.op.unique(f"{value.name}/grad"))
+        read_shapes_elsewhere(self.copies, self.op.graph, found)
         remove_unneeded(self.op.graph, self.op.graph.outputs)
 
     def keep(self, ctx: RuleContext, other: _Branch) -> None:
