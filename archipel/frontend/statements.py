@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from archipel.frontend import operators
+from archipel.frontend.aliases import refuse_shared
 from archipel.frontend.branches import branch, either, known_truth
 from archipel.frontend.conditions import condition
 from archipel.frontend.iterables import items
 from archipel.frontend.liveness import Names, always_leaves
-from archipel.frontend.reader import RESULT, RETURNED, Reader, statement, tensors_in
+from archipel.frontend.reader import RESULT, RETURNED, Reader, statement
 from archipel.frontend.subscripts import put, row
 from archipel.frontend.values import Tensor, describe, refuse
 
@@ -188,18 +189,6 @@ def _augmented(r: Reader, node: ast.AugAssign, live: Names) -> None:
         result = r.e.cast(result, before.dtype)
         result = Tensor(result.value, const=result.const, storage=before.storage)
     r.frame.names[name] = result
-
-
-def refuse_shared(r: Reader, name: str, array: Tensor, what: str, remedy: str) -> None:
-    """Refuse a change of an array in place that would change another variable, or the caller's array."""
-    if array.storage & r.foreign:
-        refuse(f"{what} changes an array of the caller in place, which a graph cannot; write {remedy}")
-    for frame in r.frames:
-        for other, value in frame.names.items():
-            if frame is r.frame and other == name:
-                continue
-            if any(tensor.storage & array.storage for tensor in tensors_in([value])):
-                refuse(f"{what} changes {other!r} too, which may be the same array; write {remedy}")
 
 
 def _load(target: ast.expr) -> ast.expr:

@@ -48,12 +48,12 @@ def forget_scalars(proto: onnx.ModelProto) -> bool:
 
 def lift_initializers(model: ir.Model) -> None:
     """Move the initializers of bodies to the main graph, under their names where these are free. Changes `model`."""
-    # Only of If, Loop and Scan: what a body of another domain may read of the graph around it is that domain's matter.
-    own = [body for node in model.graph.all_nodes() if node.domain == "" for body in bodies(node)]
-    if not any(body.initializers for body in own):
+    # Bodies of other domains' operators may not read what is around them.
+    standard = [body for node in model.graph.all_nodes() if node.domain == "" for body in bodies(node)]
+    if not any(body.initializers for body in standard):
         return
     taken = Counter(value.name for graph in levels(model.graph) for value in set(values(graph)))
-    for body in own:
+    for body in standard:
         for value in list(body.initializers.values()):
             if value.is_graph_input():
                 continue
