@@ -322,6 +322,15 @@ REFUSED = {
         y = ConcatFromSequence <axis = 0> (l) s = ReduceSum <keepdims = 0> (y)""",
         "^no gradient passes through ConcatFromSequence",
     ),
+    "carried sequence": (
+        MissingRuleError,
+        """l0 = SequenceConstruct (fixed)
+        y, l = Loop <body = b (int64 i, bool c, T[n, 3] h, seq(T[n, 3]) li) => (bool co, T[n, 3] ho, seq(T[n, 3]) lo) {
+            p = Mul (x, h) lo = SequenceInsert (li, p) last = SequenceAt (li, i) ho = Sin (last) co = Identity (c) }>
+            (k, true, fixed, l0)
+        s = ReduceSum <keepdims = 0> (y)""",
+        r"^Loop 'node_1': the carried value 'li': sequences have no gradient; carry a tensor",
+    ),
     "random in a nested loop": (
         MissingRuleError,
         """y = Loop <body = b (int64 i, bool c, T[n, 3] h) => (bool co, T[n, 3] ho) { co = Identity (c)

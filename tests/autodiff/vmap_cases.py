@@ -131,4 +131,28 @@ CALLS = [
     Call("Gather", (floats(2, 4, 3), whole(2, 2, high=4, kind=np.int32)), {"axis": 1}),
     Call("Trilu", (floats(3, 4), np.array(1))),
     Call("Where", (flags(2, 1), whole(3), whole(2, 3))),
+    Call(
+        "Conv",
+        (IMAGE, floats(4, 3, 3, 3), floats(4)),
+        {"pads": [1, 1, 1, 1]},
+        over=((0,), (1,), (2,), (0, 1), (0, 1, 2)),
+    ),
+    Call("Conv", (IMAGE, floats(6, 1, 3, 3), floats(6)), {"group": 3}, over=((1,), (0, 1), (0, 2))),
+    Call(
+        "ConvTranspose", (IMAGE, floats(3, 4, 3, 3), floats(4)), {"strides": [2, 2]}, over=((0,), (1,), (0, 1), (1, 2))
+    ),
+    Call("ConvTranspose", (IMAGE, floats(3, 2, 2, 2)), {"group": 3}, over=((1,), (0, 1))),
+    Call("Gemm", (floats(3, 2), floats(4, 2), floats(4)), {"transB": 1}, over=((0,), (1,), (2,), (0, 1, 2))),
+    Call("Gemm", (floats(2, 3), floats(2, 4), floats(3, 1)), {"transA": 1, "alpha": 0.5, "beta": 2.0}),
+    Call("MatMul", (floats(3), floats(2, 3, 4))),
+    Call("MatMul", (floats(2, 1, 4, 3), floats(3))),
+    Call("BatchNormalization", (IMAGE, floats(3), floats(3), unit(3) + 2, unit(3) + 2)),
+    Call("LayerNormalization", (floats(2, 3, 4), floats(4), floats(4))),
+    Call("InstanceNormalization", (IMAGE, floats(3), floats(3))),
+    Call("Resize", (IMAGE, None, None, np.array([2, 3, 4, 9])), {"mode": "linear"}, constants=(3,)),
+    Call("ScatterND", (floats(4, 3), whole(2, 1, high=4), floats(2, 3)), {"reduction": "add"}),
+    Call("GatherND", (floats(2, 4, 3), whole(2, 1, high=4)), {"batch_dims": 1}),
+    Call("Einsum", (floats(2, 3), floats(3, 4)), {"equation": "ij, jk"}),
+    Call("Flatten", (floats(2, 3, 4),), {"axis": -1}),
+    Call("Concat", (floats(2, 3), floats(1, 3)), {"axis": 0}),
 ]

@@ -64,6 +64,11 @@ class WayBack:
 def way_back(ctx: RuleContext, form: Form) -> WayBack | None:
     """Emit the body of the gradient; None if no gradient arrives at any input or captured value."""
     live, active = _live_states(ctx, form)
+    for inside, *_ in live:
+        if not isinstance(inside.type, ir.TensorType):
+            ctx.refuse(
+                f"the carried value {inside.name!r}", "sequences have no gradient; carry a tensor with an axis for them"
+            )
     show_masks(ctx.op, form.body)
     inner, copies = copy_body(ctx.op, form.body, f"{form.body.name}/vjp")
     for value in form.body.inputs:
