@@ -1,7 +1,8 @@
 """Time and peak memory of one training step against PyTorch, interleaved in one run.
 
 Forward, backward and SGD with momentum at batch 1, 10 and 32, 2 threads. Ours is the step graph on ONNX Runtime with
-parameters and state in two sets of buffers that swap roles. PyTorch is eager and torch.compile, on the same data, each
+parameters and state in two sets of buffers that swap roles; where the kernel pack is installed (docs/device.md), a
+second one runs its operators. PyTorch is eager and torch.compile, on the same data, each
 in the fastest of its own ways, which is found by measurement first: images in either memory layout, the optimizer fused
 or over lists of tensors, memory given back to the system or kept. The column "peer" says which one it was. Each engine
 has a process of its own, so that none shares an allocator or thread pools with another.
@@ -9,6 +10,9 @@ has a process of its own, so that none shares an allocator or thread pools with 
     python benchmarks/step.py                       everything (about 20 minutes, most of it torch.compile)
     python benchmarks/step.py --quick               PyTorch eager only, fewer cases, under a minute
     python benchmarks/step.py --only LSTM --batch 32 --profile
+    python benchmarks/step.py --threads 1 --processor-time --no-compile      on a machine that others use as well
+
+`benchmarks/step_classes.py` says what the steps spend their time on.
 """
 
 from __future__ import annotations
@@ -31,168 +35,36 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
-from measure import KEPT_MEMORY, PAUSE, Report, Row, arguments, compare
+from measure import PAUSE, Report, Row, arguments, compare
+from step_cases import CASES, Case, Way, data, keep, kept_step, ours, step_file, torch_step, ways
 
-THREADS = 2
 BATCHES = (1, 10, 32)
-EAGER, COMPILED, OURS = "PyTorch eager", "torch.compile", "archipel"
+EAGER, COMPILED, OURS, NATIVE = "PyTorch eager", "torch.compile", "archipel", "archipel with the kernel pack"
 QUICK = ("MLP", "LeNet", "FedAvg CNN", "1D-CNN")
 
 
 @dataclass(frozen=True)
-class Case:
-    """A network of the zoo, the shape of one example (int: tokens below that number) and its number of classes."""
+class Setting:
+    """How every engine runs: its threads, and whether its own processor time is taken and not the clock's."""
 
-    make: str
-    shape: tuple[int, ...]
-    classes: int
-    options: tuple[tuple[str, Any], ...] = ()
-    vocabulary: int = 0
+    threads: int
+    processor_time: bool
 
-
-CASES = {
-    "MLP": Case("mlp", (784,), 10),
-    "LeNet": Case("lenet", (1, 28, 28), 10),
-    "FedAvg CNN": Case("fedavg_cnn", (1, 28, 28), 10),
-    "ResNet-8": Case("resnet8", (3, 32, 32), 10),
-    "DS-CNN": Case("ds_cnn", (1, 49, 10), 12),
-    "MobileNetV2": Case("mobilenet_v2", (3, 32, 32), 10),
-    "1D-CNN": Case("cnn_1d", (6, 128), 6),
-    "LSTM": Case("char_rnn", (80,), 80, (("cell", "lstm"),), vocabulary=80),
-    "Transformer": Case("transformer", (64,), 80, vocabulary=80),
-}
-
-
-def data(case: Case, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    if case.vocabulary:
-        x = rng.integers(0, case.vocabulary, (batch, *case.shape))
-        return x, rng.integers(0, case.classes, (batch, *case.shape))
-    return rng.standard_normal((batch, *case.shape), np.float32), rng.integers(0, case.classes, batch)
-
-
-def network(case: Case) -> Any:
-    from archipel import models
-
-    return getattr(models, case.make)(0, **dict(case.options))
-
-
-def step_file(case: Case, path: Path) -> Any:
-    """Writes the step graph; returns its Model."""
-    from archipel import Model, training
-
-    model = Model.from_torch(network(case).train(), data(case, 2)[0])
-    loss = training.losses.cross_entropy(axis=-1) if case.vocabulary else training.losses.cross_entropy()
-    step = training.step_graph(model, loss, training.optimizers.sgd(momentum=0.9))
-    step.save(path)
-    return step
-
-
-def ours(step: Any, path: Path, x: np.ndarray, y: np.ndarray, profile: bool = False) -> tuple[Callable[[], None], Any]:
-    """A callable that runs one step, and its session."""
-    import onnxruntime as ort
-
-    from archipel.bundle.roles import Parameter, Personal, State
-    from archipel.training import StepRunner
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = THREADS
-    options.log_severity_level = 3
-    if profile:
-        options.enable_profiling = True
-        options.profile_file_prefix = str(path.with_suffix(""))
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    runner = StepRunner(step, {"lr": 1e-4})
-    inputs = {p.tensor: p.name for p in step.signature.inputs if isinstance(p, Parameter | Personal | State)}
-    outputs = {p.tensor: p.name for p in step.signature.outputs if isinstance(p, Parameter | Personal | State)}
-    sets = [
-        {name: ort.OrtValue.ortvalue_from_numpy(np.array(runner.tensors[name])) for name in inputs} for _ in range(2)
-    ]
-    fields = [p.name for p in step.signature.inputs if p.name not in inputs.values()]
-    scalars = {name: value for name, value in runner._scalars.items() if name in fields}
-    loss = ort.OrtValue.ortvalue_from_numpy(np.zeros((), np.float32))
-    bindings = []
-    for read, write in ((sets[0], sets[1]), (sets[1], sets[0])):
-        binding = session.io_binding()
-        for name, port in inputs.items():
-            binding.bind_ortvalue_input(port, read[name])
-        for name, port in outputs.items():
-            binding.bind_ortvalue_output(port, write[name])
-        for name, value in scalars.items():
-            binding.bind_cpu_input(name, value)
-        binding.bind_ortvalue_output("loss", loss)
-        bindings.append(binding)
-    names = [name for name in fields if name not in scalars]
-
-    def run() -> None:
-        binding = bindings[0]
-        for name, value in zip(names, (x, y)):
-            binding.bind_cpu_input(name, value)
-        session.run_with_iobinding(binding)
-        loss.numpy().item()
-        bindings.reverse()
-
-    return run, session
-
-
-@dataclass(frozen=True)
-class Way:
-    """How PyTorch is set up; a caller finds the fastest."""
-
-    channels_last: bool
-    optimizer: str
-    keeps_memory: bool = True
-
-    def __str__(self) -> str:
-        layout = "channels_last" if self.channels_last else "contiguous"
-        return f"{layout}, {self.optimizer} SGD" + (", memory kept" if self.keeps_memory else "")
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """PyTorch frees activations and gradients in every step."""
-        return KEPT_MEMORY if self.keeps_memory else {}
-
-
-def ways(x: np.ndarray) -> list[Way]:
-    layouts = (False, True) if x.ndim == 4 else (False,)
-    return [Way(layout, *rest) for layout in layouts for rest in (("fused", True), ("foreach", True), ("fused", False))]
-
-
-def torch_step(case: Case, x: np.ndarray, y: np.ndarray, compiled: bool, way: Way) -> Callable[[], None]:
-    import torch
-    from torch.nn import functional
-
-    torch.set_num_threads(THREADS)
-    net = network(case).train()
-    inputs, labels = torch.from_numpy(x), torch.from_numpy(y)
-    if way.channels_last:
-        net, inputs = net.to(memory_format=torch.channels_last), inputs.to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4, momentum=0.9, **{way.optimizer: True})
-
-    def loss_of(inputs: Any, labels: Any) -> Any:
-        logits = net(inputs)
-        return functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
-
-    forward = torch.compile(loss_of) if compiled else loss_of
-
-    def run() -> None:
-        optimizer.zero_grad()
-        loss = forward(inputs, labels)
-        loss.backward()
-        optimizer.step()
-        loss.item()
-
-    return run
+    def now(self) -> float:
+        return time.process_time() if self.processor_time else time.perf_counter()
 
 
 class Engine:
     """A process that makes one step when asked."""
 
-    def __init__(self, engine: str, name: str, batch: int, path: Path, way: Way | None = None) -> None:
+    def __init__(
+        self, engine: str, name: str, batch: int, path: Path, setting: Setting, way: Way | None = None
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, its_end = context.Pipe()
-        self._process = context.Process(target=serve, args=(its_end, engine, name, batch, path, way), daemon=True)
+        self._process = context.Process(
+            target=serve, args=(its_end, engine, name, batch, path, setting, way), daemon=True
+        )
         with mock.patch.dict(os.environ, {} if way is None else way.environment):
             self._process.start()
         its_end.close()
@@ -210,25 +82,25 @@ class Engine:
         self._process.terminate()
 
 
-def serve(pipe: Any, engine: str, name: str, batch: int, path: Path, way: Way | None) -> None:
+def serve(pipe: Any, engine: str, name: str, batch: int, path: Path, setting: Setting, way: Way | None) -> None:
     """What an Engine's process does: says its name, then the milliseconds of a step for each True."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     case = CASES[name]
     x, y = data(case, batch)
     if way is None:
-        run, _ = ours(kept_step(path), path, x, y)
-        pipe.send(OURS)
+        run, _ = ours(kept_step(path), path, x, y, setting.threads, kernels=engine == NATIVE)
+        pipe.send(engine)
     else:
-        run = torch_step(case, x, y, engine == COMPILED, way)
+        run = torch_step(case, x, y, engine == COMPILED, way, setting.threads)
         pipe.send(f"{engine}, {way}")
     for _ in range(3):
         run()
     while pipe.recv():
         run()
-        started = time.perf_counter()
+        started = setting.now()
         run()
-        pipe.send((time.perf_counter() - started) * 1e3)
+        pipe.send((setting.now() - started) * 1e3)
 
 
 def in_turns(engines: list[Engine], seconds: float) -> dict[str, list[float]]:
@@ -242,13 +114,13 @@ def in_turns(engines: list[Engine], seconds: float) -> dict[str, list[float]]:
     return times
 
 
-def fastest(engine: str, name: str, batch: int, path: Path, seconds: float) -> Engine:
+def fastest(engine: str, name: str, batch: int, path: Path, setting: Setting, seconds: float) -> Engine:
     """PyTorch's best way for this network and batch, by the median of steps in turns, in the process that it had.
 
     Not several in one process, where they share what the C library keeps: of two that were set up alike the second took
     twice the time of the first.
     """
-    tried = [Engine(engine, name, batch, path, way) for way in ways(data(CASES[name], batch)[0])]
+    tried = [Engine(engine, name, batch, path, setting, way) for way in ways(data(CASES[name], batch)[0])]
     times = in_turns(tried, seconds)
     best = min(tried, key=lambda each: statistics.median(times[each.name]))
     for each in tried:
@@ -278,17 +150,17 @@ def peak_memory(name: str, batch: int, engine: str, path: Path) -> float:
 def measure_memory(name: str, batch: int, engine: str, path: Path) -> float:
     case = CASES[name]
     x, y = data(case, batch)
-    if engine == OURS:
+    if engine in (OURS, NATIVE):
         import archipel.training
 
         step = kept_step(path)
         del archipel
         before = _peak()
-        run, _ = ours(step, path, x, y)
+        run, _ = ours(step, path, x, y, 2, kernels=engine == NATIVE)
     else:
         import torch
 
-        run = torch_step(case, x, y, engine == COMPILED, ways(x)[0])
+        run = torch_step(case, x, y, engine == COMPILED, ways(x)[0], 2)
         before = _peak()
         del torch
     for _ in range(20):
@@ -299,32 +171,6 @@ def measure_memory(name: str, batch: int, engine: str, path: Path) -> float:
 def _peak() -> int:
     """KiB. Not from getrusage, which starts with the peak of the process that started this one."""
     return int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text()).group(1))  # type: ignore[union-attr]
-
-
-def _program(text: str) -> Any:
-    import msgspec
-
-    from archipel.bundle.roles import Program
-
-    return msgspec.json.decode(text, type=Program)
-
-
-def keep(step: Any, path: Path) -> None:
-    """What the memory measurement needs besides the graph, so that it does not build anything."""
-    import msgspec
-
-    path.with_suffix(".json").write_text(json.dumps({"signature": msgspec.json.encode(step.signature).decode()}))
-    np.savez(path.with_suffix(".npz"), **step.initial)
-
-
-def kept_step(path: Path) -> Any:
-    """The step that `keep` kept, without what had made it."""
-    from archipel.graph.model import Model
-
-    step = Model.from_onnx(path)
-    step.signature = _program(json.loads(path.with_suffix(".json").read_text())["signature"])
-    step.initial = dict(np.load(path.with_suffix(".npz")))
-    return step
 
 
 def show_profile(run: Callable[[], None], session: Any, steps: int = 50) -> None:
@@ -354,6 +200,10 @@ def main() -> None:
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it compiles for minutes)")
     parser.add_argument("--no-memory", action="store_true", help="leave the memory rows out")
     parser.add_argument("--profile", action="store_true", help="print where our time goes, to standard error")
+    parser.add_argument("--threads", type=int, default=2, help="of each engine")
+    parser.add_argument(
+        "--processor-time", action="store_true", help="of each engine's process; waiting does not count"
+    )
     parser.add_argument("--seconds", type=float, default=2.0, help="time for each engine and case")
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     parser.add_argument("--graph", type=Path, help=argparse.SUPPRESS)
@@ -366,35 +216,54 @@ def main() -> None:
     if options.quick:
         options.seconds = 0.6
     os.environ.setdefault("TORCH_LOGS", "-all")
-    report = Report(options.json, ("numpy", "onnxruntime", "torch"))
+    report = Report(options.json, ("numpy", "onnxruntime", "torch", *(("archipel-kernels",) if _has_pack() else ())))
     for name, case, batches in selected(options):
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "step.onnx"
-            step = step_file(case, path)
-            keep(step, path)
-            for batch in batches:
-                names = (OURS, EAGER) if options.quick or options.no_compile else (OURS, EAGER, COMPILED)
-                engines: list[Engine] = []
-                try:
-                    for engine in names:
-                        if engine == OURS:
-                            engines.append(Engine(engine, name, batch, path))
-                        else:
-                            engines.append(fastest(engine, name, batch, path, options.seconds / 2))
-                    times = in_turns(engines, options.seconds)
-                finally:
-                    for running in engines:
-                        running.close()
-                report.add(compare("step", f"{name} batch {batch}", OURS, times))
-                if options.profile:
-                    show_profile(*ours(step, path, *data(case, batch), profile=True))
-            if not (options.quick or options.no_memory):
-                batch = batches[-1]
-                mine = peak_memory(name, batch, OURS, path)
-                for peer in (EAGER,) if options.no_compile else (EAGER, COMPILED):
-                    theirs = peak_memory(name, batch, peer, path)
-                    ratio = mine / max(theirs, 1e-9)
-                    report.add([Row("step memory", f"{name} batch {batch}", mine, theirs, peer, ratio, "MB")])
+            measure(name, case, batches, Path(folder), options, report)
+
+
+def _has_pack() -> bool:
+    from archipel.lite_runtime.kernels import kernel_pack
+
+    return kernel_pack().library is not None
+
+
+def measure(
+    name: str, case: Case, batches: list[int], folder: Path, options: argparse.Namespace, report: Report
+) -> None:
+    """Print the rows of one network."""
+    setting = Setting(options.threads, options.processor_time)
+    # Where no weight of a convolution is trained the pack changes nothing.
+    paths = {OURS: folder / "step.onnx", NATIVE: folder / "native.onnx"}
+    step, native = (step_file(case, path, kernels=engine == NATIVE) for engine, path in paths.items())
+    keep(step, paths[OURS])
+    keep(native, paths[NATIVE])
+    mine = [OURS, NATIVE] if _has_pack() and native.ir.functions else [OURS]
+    peers = [EAGER] if options.quick or options.no_compile else [EAGER, COMPILED]
+    for batch in batches:
+        title = f"{name} batch {batch}"
+        engines: list[Engine] = []
+        try:
+            engines += [Engine(engine, name, batch, paths[engine], setting) for engine in mine]
+            engines += [fastest(engine, name, batch, paths[OURS], setting, options.seconds / 2) for engine in peers]
+            times = in_turns(engines, options.seconds)
+        finally:
+            for running in engines:
+                running.close()
+        report.add(compare("step", title, OURS, {key: value for key, value in times.items() if key != NATIVE}))
+        if NATIVE in times:
+            report.add(compare("step", f"{title}, kernel pack", NATIVE, times))
+        if options.profile:
+            show_profile(*ours(step, paths[OURS], *data(case, batch), options.threads, profile=True))
+    if not (options.quick or options.no_memory):
+        batch = batches[-1]
+        for engine in mine:
+            used = peak_memory(name, batch, engine, paths[engine])
+            title = f"{name} batch {batch}" + ", kernel pack" * (engine == NATIVE)
+            for peer in peers:
+                theirs = peak_memory(name, batch, peer, paths[OURS])
+                ratio = used / max(theirs, 1e-9)
+                report.add([Row("step memory", title, used, theirs, peer, ratio, "MB")])
 
 
 if __name__ == "__main__":

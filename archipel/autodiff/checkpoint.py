@@ -103,8 +103,8 @@ def mark_best(
         _mark(model.graph, best, inside)
         return
     raise AutodiffError(
-        f"checkpoint: budget_bytes={budget} is not reached with batches of {batch}; the smallest that is: "
-        f"{min(reached)}"
+        f"a budget of {budget} bytes for intermediate values is not reached with batches of {batch}; the smallest that "
+        f"is: {min(reached)}"
     )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx_ir as ir
 
+from archipel.autodiff.activity import reads_content
 from archipel.graph.bodies import copy_node
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, dtype_of
@@ -32,11 +33,12 @@ def segment_of(node: ir.Node) -> str | None:
 
 
 def kept_values(nodes: Iterable[ir.Node]) -> set[ir.Value]:
-    """Results of segments that other nodes read, or that are outputs of the graph."""
+    """Results of segments whose content other nodes read, or that are outputs of the graph."""
     nodes = list(nodes)
     read_elsewhere = {
         value
         for node in nodes
+        if reads_content(node)
         for value in dependencies(node)
         if (maker := value.producer()) is not None and segment_of(maker) != segment_of(node)
     }

@@ -16,7 +16,7 @@ from archipel.autodiff.registry import Rule, find_rule, require_kept, source_fil
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
 from archipel.graph.shapes import complete_shape, dims, is_float, may_be_equal
-from archipel.graph.walk import bodies, captured_values
+from archipel.graph.walk import bodies, captured_values, descendants
 
 
 def differentiate(
@@ -134,7 +134,7 @@ class _Sums:
 
 def _without_path(op: Builder, nodes: list[ir.Node], value: ir.Value, relevant: set[ir.Value]) -> ir.Value:
     """The gradient of a value that no derivative arrives at: zeros, or an error if a target depends on it."""
-    if value in relevant:
+    if value in relevant and not _is_of_a_gradient(nodes, value, relevant):
         node = find_obstacle(nodes, value, relevant)
         through = f"{node.op_type} {node.name!r}" if node is not None else "an input that has no derivative"
         raise NotDifferentiableError(
@@ -142,6 +142,13 @@ def _without_path(op: Builder, nodes: list[ir.Node], value: ir.Value, relevant: 
             f"{through}, which passes no derivative on; leave {value.name!r} out of wrt"
         )
     return op.full_like(value, 0.0)
+
+
+def _is_of_a_gradient(nodes: list[ir.Node], value: ir.Value, relevant: set[ir.Value]) -> bool:
+    """Whether a target depends on the value through what a rule emitted: masks of kinks and places of extrema, which
+    are constant almost everywhere, and not what somebody wrote into a model."""
+    reached = descendants(nodes, [value]) & relevant
+    return any(".vjp/" in str(node.name) for node in nodes if not reached.isdisjoint(node.outputs))
 
 
 def _check(node: ir.Node, read: Sequence[ir.Value | None], rule: Rule, gradients: Sequence[ir.Value | None]) -> None:

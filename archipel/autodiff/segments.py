@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from archipel.autodiff.activity import reads_content
 from archipel.autodiff.reverse import differentiate
 from archipel.graph.build import Builder
 from archipel.graph.functions import inline_functions
@@ -102,7 +103,7 @@ class Costs:
         made: dict[ir.Value, int] = {}
         last: dict[ir.Value, int] = {}
         for node in forward:
-            for value in dependencies(node):
+            for value in dependencies(node) if reads_content(node) else ():
                 last[source(value)] = max(last.get(source(value), 0), owner[node])
             for value in node.outputs:
                 if source(value) is value and again(nodes[owner[node]]):

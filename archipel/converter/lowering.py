@@ -25,6 +25,8 @@ from archipel.training import evaluate_graph
 from archipel.training.batch_norm import prepared
 from archipel.training.evaluation import score_graph
 from archipel.training.folding import is_batch_norm
+from archipel.training.recompute import recompute
+from archipel.training.step import StepOptions
 
 
 class Lowered(NamedTuple):
@@ -108,9 +110,11 @@ def lower_training(model: Model, training: Training) -> Trained:
         adapted = adapt(model, half.adapters, training.trainable, strategy)
     batch_norm = training.step_options.get("batch_norm", "train")
     division = divide(adapted.model, adapted.trained, half, strategy, batch_norm)
-    programs = train_programs(
-        adapted.model, training.loss, training.optimizer, training.step_options, half, division, strategy
-    )
+    options = training.step_options
+    if options.get("recompute") == "auto":
+        options = StepOptions(**options)
+        options["recompute"] = recompute(batch_size=training.batch_size)
+    programs = train_programs(adapted.model, training.loss, training.optimizer, options, half, division, strategy)
     _check_broadcasts(programs, division.shared, strategy)
     return Trained(programs, half, adapted, division)
 

@@ -42,9 +42,10 @@ class Training:
         optimizer: one of training.optimizers.
         trainable: a glob over names of parameters, or a list of globs ("*": all). Other parameters stay constant.
         step_options: further arguments of `training.step_graph`, by name: `transforms`, `accumulate`, `batch_norm`
-            (which `evaluate` and `predict` follow), `dropout`, `per_example`, `precision`, `kernels`. Not `steps`:
-            devices hand one batch at a time to the train program. `batch_norm` "train" averages running statistics over
-            the devices; "frozen" and "folded" keep the model's own (docs/strategies.md says when).
+            (which `evaluate` and `predict` follow), `dropout`, `per_example`, `precision`, `kernels`, `recompute`
+            ("auto": for batches of `batch_size`). Not `steps`: devices hand one batch at a time to the train program.
+            `batch_norm` "train" averages running statistics over the devices; "frozen" and "folded" keep the model's
+            own (docs/strategies.md says when).
         strategy: the federated algorithm, by its name in archipel.strategies.STRATEGIES.
         strategy_options: the options of its device half (docs/strategies.md).
         epochs: passes over a device's examples in a round, from 1 to 10,000; some strategies have their own number for

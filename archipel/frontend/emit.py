@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -162,10 +163,9 @@ class Emitter:
     def reshape(self, x: Tensor, target: Sequence[int | Tensor]) -> Tensor:
         """The tensor in another shape; one size may be -1."""
         result = self.op.Reshape(self.value(x), self.integers(target), allowzero=1 if 0 in target else None)
-        declared = [_dim(n) for n in target]
         if any(isinstance(n, Tensor) for n in target):
-            result.shape = ir.Shape(declared)
-        return Tensor(result, python=None, storage=x.storage)
+            result.shape = ir.Shape(_declared(x.shape, target))
+        return Tensor(result, storage=x.storage)
 
     def fill(self, shape: Sequence[int | Tensor], content: Any, dtype: Any) -> Tensor:
         """An array with the same content everywhere."""
@@ -205,6 +205,17 @@ def _broadcasts(operands: Sequence[Any]) -> None:
     for sizes in zip_longest(*shapes, fillvalue=1):
         if len({n for n in sizes if isinstance(n, int) and n != 1}) > 1:
             refuse(f"{' and '.join(map(describe, operands))} do not broadcast: sizes of an axis must be equal or 1")
+
+
+def _declared(shape: Sequence[Dim], target: Sequence[int | Tensor]) -> list[Dim]:
+    """The target with names; -1 is known where the symbolic sizes of both shapes are the same."""
+    declared = [_dim(n) for n in target]
+    symbolic = sorted(d for d in shape if isinstance(d, str))
+    if -1 in target and None not in shape and symbolic == sorted(d for d in declared if isinstance(d, str)):
+        rest = math.prod(d for d in declared if isinstance(d, int))
+        if declared.count(None) == 1 and rest:
+            declared[declared.index(None)] = math.prod(d for d in shape if isinstance(d, int)) // rest
+    return declared
 
 
 def _dim(n: int | Tensor) -> Dim:

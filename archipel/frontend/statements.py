@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from archipel.frontend import operators
+from archipel.frontend.aliases import refuse_shared
 from archipel.frontend.branches import branch, either, known_truth
 from archipel.frontend.conditions import condition
 from archipel.frontend.iterables import items
 from archipel.frontend.liveness import Names, always_leaves
-from archipel.frontend.reader import RESULT, RETURNED, Reader, statement, tensors_in
+from archipel.frontend.reader import RESULT, RETURNED, Reader, statement
 from archipel.frontend.subscripts import put, row
 from archipel.frontend.values import Tensor, describe, refuse
 
@@ -31,8 +32,9 @@ def run(r: Reader, body: Sequence[ast.stmt], live: Names) -> None:
             after = frame.liveness.before[rest[0]] | live | frame.liveness.captured | {*frame.flags(), RESULT}
         else:
             after = live | frame.liveness.captured
-        if isinstance(node, ast.If) and rest and _take_rest(r, node, rest, after, live):
-            return
+        with r.placed(node):
+            if isinstance(node, ast.If) and rest and _take_rest(r, node, rest, live):
+                return
         r.execute(node, after)
         if not rest:
             return
@@ -58,10 +60,11 @@ def _guarded(r: Reader, stop: Tensor, rest: Sequence[ast.stmt], live: Names, nod
         if len(unknown) == 1:
             frame.names[unknown[0]] = True
 
-    branch(r, r.e.invert(stop), goes_on, jumped, live | frame.liveness.captured, node)
+    with r.placed(node):
+        branch(r, r.e.invert(stop), goes_on, jumped, live | frame.liveness.captured, node)
 
 
-def _take_rest(r: Reader, node: ast.If, rest: Sequence[ast.stmt], after: Names, live: Names) -> bool:
+def _take_rest(r: Reader, node: ast.If, rest: Sequence[ast.stmt], live: Names) -> bool:
     """Read an if together with what follows, where one of its ways always jumps; False if none does."""
     leaves = (always_leaves(node.body), always_leaves(node.orelse))
     if not any(leaves):
@@ -186,18 +189,6 @@ def _augmented(r: Reader, node: ast.AugAssign, live: Names) -> None:
         result = r.e.cast(result, before.dtype)
         result = Tensor(result.value, const=result.const, storage=before.storage)
     r.frame.names[name] = result
-
-
-def refuse_shared(r: Reader, name: str, array: Tensor, what: str, remedy: str) -> None:
-    """Refuse a change of an array in place that would change another variable, or the caller's array."""
-    if array.storage & r.foreign:
-        refuse(f"{what} changes an array of the caller in place, which a graph cannot; write {remedy}")
-    for frame in r.frames:
-        for other, value in frame.names.items():
-            if frame is r.frame and other == name:
-                continue
-            if any(tensor.storage & array.storage for tensor in tensors_in([value])):
-                refuse(f"{what} changes {other!r} too, which may be the same array; write {remedy}")
 
 
 def _load(target: ast.expr) -> ast.expr:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -36,9 +36,9 @@ class Outlined(Protocol):
         op: Builder,
         name: str,
         inputs: Sequence[ir.Value | None],
-        body: Callable[..., ir.Value],
-        attributes: Mapping[str, int | Sequence[int]],
-    ) -> ir.Value: ...
+        body: Callable[..., Sequence[ir.Value]],
+        attributes: Mapping[str, int | float | Sequence[int]],
+    ) -> tuple[ir.Value, ...]: ...
 
 
 class Builder:
@@ -87,7 +87,7 @@ class Builder:
     def emit(self, op_type: str, *inputs: Operand, outputs: int, **attributes: Attribute) -> tuple[ir.Value, ...]:
         """As a call of the builder, but with `outputs` results, as a tuple."""
         values = self._values(inputs)
-        name = self.unique(f"{self._scope}/{op_type}" if self._scope else op_type)
+        name = self.title(op_type)
         results = [ir.Value(name=name if i == 0 else self.unique(f"{name}:{i}")) for i in range(outputs)]
         given = {key: value for key, value in attributes.items() if value is not None}
         node = ir.Node("", op_type, values, ir.convenience.convert_attributes(given), outputs=results, name=name)
@@ -115,6 +115,10 @@ class Builder:
         finally:
             self._scope = before
 
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """A context: as `scope`, below the present one."""
+        return self.scope(f"{self._scope}/{name}" if self._scope else name)
+
     @contextmanager
     def after(self, node: ir.Node) -> Iterator[None]:
         """A context: nodes emitted inside are inserted right after `node`, in order, not at the end of the graph."""
@@ -138,10 +142,9 @@ class Builder:
         """A builder of a new body, for Scan, Loop and If; the body may read this graph's values."""
         return Builder(ir.Graph([], [], nodes=[], name=self.unique(name)), name, outer=self)
 
-    @property
-    def scope_name(self) -> str:
-        """What the names of new nodes start with."""
-        return self._scope
+    def title(self, name: str) -> str:
+        """An unused name for a node of this kind, in the present scope; taken from then on."""
+        return self.unique(f"{self._scope}/{name}" if self._scope else name)
 
     @property
     def outlined(self) -> Outlined | None:

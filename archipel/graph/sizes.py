@@ -11,9 +11,27 @@ import onnx_ir as ir
 
 from archipel.errors import GraphError
 from archipel.graph.shapes import constant_array, dims, produced_by
-from archipel.graph.walk import proto_bodies, proto_nodes
+from archipel.graph.walk import bodies, proto_bodies, proto_nodes
 
 _ENDLESS = 2**31  # exporters write the largest int64 for a loop that only its condition ends
+_POINTWISE = frozenset(
+    {
+        "Cast",
+        "Identity",
+        "Not",
+        "And",
+        "Or",
+        "Xor",
+        "Equal",
+        "Less",
+        "LessOrEqual",
+        "Greater",
+        "GreaterOrEqual",
+        "Where",
+    }
+    | {"Add", "Sub", "Mul", "Div", "Neg", "Abs", "Relu", "Sigmoid", "Tanh", "Exp", "Sqrt"}
+)
+_NO_LARGER = frozenset({"Slice", "Squeeze", "Unsqueeze", "Reshape", "Flatten", "Transpose"})
 _MAX_RANK = 64  # a longer vector holds no shape
 
 
@@ -50,6 +68,8 @@ class Sizes:
             known = [d if isinstance(d, int) else None for d in dims(value)]
             shape = [a if b is None else b for a, b in zip(shape, known)] if len(shape) == len(known) else known
         elif value.name not in self._inferred:
+            if (found := self._followed(value)) is not None:
+                return found
             raise GraphError(
                 f"value {value.name!r}{produced_by(value)} has no known shape, so its size has no bound; export a loop "
                 "unrolled or with carried values of one shape, and write the shapes of computed values into the file"
@@ -64,6 +84,23 @@ class Sizes:
             rest = math.prod(d for d in shape if d is not None)
             return tuple(math.prod(self(node.inputs[0])) // max(rest, 1) if d is None else d for d in shape)
         return tuple(self._free if d is None else d for d in shape)
+
+    def _followed(self, value: ir.Value) -> tuple[int, ...] | None:
+        """A shape with as many elements as a value of unknown rank has at most; None if the graph does not show one.
+
+        Branches of an If may give different ranks, and a Slice may compute its axes.
+        """
+        node = value.producer()
+        if node is None or node.domain != "":
+            return None
+        if node.op_type == "If":
+            shapes = [self(body.outputs[value.index() or 0]) for body in bodies(node)]
+            return max(shapes, key=math.prod)
+        if node.op_type in _NO_LARGER:
+            return self(node.inputs[0])
+        if node.op_type in _POINTWISE:
+            return np.broadcast_shapes(*(self(source) for source in node.inputs if source is not None))
+        return None
 
     def iterations(self, node: ir.Node) -> int:
         """How often a Loop or Scan runs its body at most. Raises GraphError for a Loop that only its condition ends."""

@@ -10,6 +10,7 @@ from archipel.training.driver import run_steps as run_steps
 from archipel.training.evaluation import evaluate_graph as evaluate_graph
 from archipel.training.per_example import per_example as per_example
 from archipel.training.precision import mixed as mixed
+from archipel.training.recompute import recompute as recompute
 from archipel.training.step import step_graph as step_graph
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "mixed",
     "optimizers",
     "per_example",
+    "recompute",
     "run_steps",
     "schedules",
     "step_graph",

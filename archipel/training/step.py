@@ -23,6 +23,7 @@ from archipel.training.nesting import repeat
 from archipel.training.optimizers import OPTIMIZER_METHODS, Optimizer
 from archipel.training.per_example import PerExample, example_gradients
 from archipel.training.precision import LossScale, Mixed, autocast, mixed
+from archipel.training.recompute import Recompute, check_recompute, mark_recomputed
 from archipel.training.transforms import Transform
 from archipel.training.update import Accumulation, Update
 
@@ -40,6 +41,7 @@ class StepOptions(TypedDict, total=False):
     per_example: PerExample | None
     precision: Literal["float32", "mixed"] | Mixed
     kernels: bool
+    recompute: Literal["auto"] | Recompute | None
 
 
 def step_graph(
@@ -56,6 +58,7 @@ def step_graph(
     per_example: PerExample | None = None,
     precision: Literal["float32", "mixed"] | Mixed = "float32",
     kernels: bool = False,
+    recompute: Literal["auto"] | Recompute | None = None,
 ) -> Model:
     """Make a `train` program: one optimizer step on one batch, or `steps` of them in one graph.
 
@@ -79,6 +82,9 @@ def step_graph(
         kernels: write convolutions of trained weights and their gradients as functions of the domain `archipel.kernels`
             with bodies of standard operators. ONNX Runtime runs the kernel pack's operators in their place where
             `archipel[kernels]` is installed, and the bodies elsewhere.
+        recompute: "auto", or `training.recompute` with a budget of bytes: gradients compute parts of the forward pass
+            once more instead of keeping their values, which takes less memory and more time. The gradients are the
+            same. None: nothing is computed again, except what `autodiff.checkpoint` has marked in the model.
 
     Returns:
         A Model with its signature. Inputs: the model's own, `label`, each trainable parameter under its own name, its
@@ -100,7 +106,7 @@ def step_graph(
     check_part("step_graph", "optimizers", optimizer, OPTIMIZER_METHODS)
     check_options(
         steps=steps, transforms=transforms, accumulate=accumulate, batch_norm=batch_norm, dropout=dropout,
-        per_example=per_example, precision=precision, kernels=kernels,
+        per_example=per_example, precision=precision, kernels=kernels, recompute=recompute,
     )  # fmt: skip
     steps, accumulate = int(steps), int(accumulate)  # an option may be a NumPy integer
     # In inference mode, whatever mode the file is in: `track` and `activate` turn on what is to train.
@@ -110,12 +116,13 @@ def step_graph(
     streams = activate(work) if dropout else deactivate(work)
     work.leave_idle()
     scaling = _mixed_precision(work, precision)
+    # Not before: the gradients' rules put functions in the place of forward nodes, and functions have no rules.
     functions = work.op.outlined = Functions() if kernels else None
     update = Update(work, optimizer, transforms, accumulate, may_skip=scaling is not None)
 
     try:
         if per_example is None:
-            value, gradients = _whole_batch(work, loss, scaling)
+            value, gradients = _whole_batch(work, loss, scaling, recompute)
         else:
             value, gradients = example_gradients(work, loss, per_example, streams, scaling)
     except NotDifferentiableError as error:
@@ -151,6 +158,7 @@ def check_options(
     per_example: object = None,
     precision: object = "float32",
     kernels: object = False,
+    recompute: object = None,
 ) -> None:
     """Refuse wrong values of StepOptions, whatever the model is. Raises TrainingError that names the option."""
     if not isinstance(transforms, Sequence):
@@ -162,6 +170,9 @@ def check_options(
     whole("step_graph", "steps", steps, 1)
     whole("step_graph", "accumulate", accumulate, 1)
     check_batch_norm(batch_norm)
+    check_recompute(recompute)
+    if recompute is not None and per_example is not None:
+        raise TrainingError("step_graph: recompute goes with gradients of whole batches; leave per_example out")
     flag("step_graph", "dropout", dropout)
     flag("step_graph", "kernels", kernels)
     if precision not in ("float32", "mixed") and not isinstance(precision, Mixed):
@@ -192,11 +203,15 @@ def _accuracy(work: Assembly, loss: Loss) -> ir.Value | None:
         return op.Div(total(op, right), count)
 
 
-def _whole_batch(work: Assembly, loss: Loss, scaling: LossScale | None) -> tuple[ir.Value, list[ir.Value]]:
+def _whole_batch(
+    work: Assembly, loss: Loss, scaling: LossScale | None, recompute: Literal["auto"] | Recompute | None
+) -> tuple[ir.Value, list[ir.Value]]:
     op = work.op
     with op.scope(LOSS):
         value = objective(op, loss, work.output, work.label)
         # The cotangent of the loss: 1, or the loss scale, by which `unscale` divides the gradients again.
         seed = op.constant(np.ones((), dtype_of(value).numpy())) if scaling is None else scaling.seed(op, value)
+    if recompute is not None:
+        mark_recomputed(work, value, recompute)
     gradients = differentiate(op, {value: seed}, work.parameters)
     return value, gradients if scaling is None else scaling.unscale(op, gradients)

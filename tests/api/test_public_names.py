@@ -45,8 +45,8 @@ PUBLIC = {
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
     "load_settings restore run_coordinator supervise",
     "archipel.strategies": "STRATEGIES Strategy get",
-    "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example run_steps schedules step_graph "
-    "transforms",
+    "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
+    "step_graph transforms",
     "archipel.training.cloud": "Epoch FitResult fit fit_one_cycle in_turn random_flip random_scale random_shift",
 }
 

@@ -14,6 +14,7 @@ from archipel import Model
 from archipel.autodiff import gradient, hessian_vector, jvp
 from archipel.errors import MissingRuleError, NotDifferentiableError
 from archipel.graph import check_model
+from archipel.graph.shapes import dims
 
 INPUTS = "T[n, 3] x, T[n, 3] y, T[3, 3] w, T[4, n, 3] s, int64 k"
 CONSTANTS = "<T zero = {0.0}, T limit = {6.0}, bool true = {1}, int64[1] first = {0}>"
@@ -243,6 +244,35 @@ def test_nothing_is_unrolled() -> None:
     assert sizes[0] == sizes[1]
 
 
+def test_only_what_the_way_back_needs_is_kept() -> None:
+    """A linear loop keeps the number of its iterations: neither states nor what they are added up for their shapes. One
+    with a product keeps the state before it and the product, and computes tanh again."""
+    kept = {}
+    for kind, nodes in {
+        "linear": "m = ReduceSum <keepdims = 1> (h, axis) p = Add (h, m) ho = Sub (p, x)",
+        "product": "p = MatMul (h, w) ho = Tanh (p)",
+    }.items():
+        body = f"b (int64 i, bool c, T[n, 3] h) => (bool co, T[n, 3] ho) {{ {nodes} co = Identity (c) }}"
+        text = f"y = Loop <body = {body}> (k, true, x) s = ReduceSumSquare <keepdims = 0> (y)"
+        constants = "<bool true = {1}, int64[1] axis = {1}>"
+        made = gradient(parse("T[n, 3] x, T[3, 3] w, int64 k", "T s", text, constants), of="s", wrt=["x", "w"])
+        (loop,) = (node for node in made.ir.graph if node.op_type == "Loop")
+        kept[kind] = [(str(value.dtype), dims(value)[1:]) for value in loop.outputs[1:]]
+    assert kept == {"linear": [("INT64", ())], "product": [("DOUBLE", ("n", 3))] * 2}
+
+
+@pytest.mark.parametrize("k", [0, 1])
+def test_a_loop_without_iterations_passes_its_states_through(k: int) -> None:
+    nodes = """y = Loop <body = b (int64 i, bool c, T[n, 3] h) => (bool co, T[n, 3] ho) { p = MatMul (h, w) ho = Sin (p)
+        co = Identity (c) }> (k, true, x) s = ReduceSumSquare <keepdims = 0> (y)"""
+    feed = draw_inputs(0, k=k)
+    x, w = (torch.tensor(feed[name], requires_grad=True) for name in ("x", "w"))
+    value = ((torch.sin(x @ w) if k else x + 0 * w.sum()) ** 2).sum()
+    found = run(gradient(parse("T[n, 3] x, T[3, 3] w, int64 k", "T s", nodes), of="s", wrt=["x", "w"]), feed)
+    for name, expected in zip("xw", torch.autograd.grad(value, [x, w])):
+        assert close(found[f"{name}.grad"], expected.numpy(), 1e-9)
+
+
 def test_three_orders() -> None:
     """The third derivative of x -> sin applied twice in a Loop, in closed form by PyTorch."""
     model = parse(
@@ -291,6 +321,15 @@ REFUSED = {
             lo = SequenceInsert (li, p) co = Identity (c) }> (k, true, l0)
         y = ConcatFromSequence <axis = 0> (l) s = ReduceSum <keepdims = 0> (y)""",
         "^no gradient passes through ConcatFromSequence",
+    ),
+    "carried sequence": (
+        MissingRuleError,
+        """l0 = SequenceConstruct (fixed)
+        y, l = Loop <body = b (int64 i, bool c, T[n, 3] h, seq(T[n, 3]) li) => (bool co, T[n, 3] ho, seq(T[n, 3]) lo) {
+            p = Mul (x, h) lo = SequenceInsert (li, p) last = SequenceAt (li, i) ho = Sin (last) co = Identity (c) }>
+            (k, true, fixed, l0)
+        s = ReduceSum <keepdims = 0> (y)""",
+        r"^Loop 'node_1': the carried value 'li': sequences have no gradient; carry a tensor",
     ),
     "random in a nested loop": (
         MissingRuleError,

@@ -284,6 +284,21 @@ def test_what_does_not_depend_or_is_straight_has_zeros() -> None:
     assert run(autodiff.jvp(m, of=["r"], wrt=["z"]), feed)["r.tangent"].tolist() == [0.0, 0.0, 0.0]
 
 
+def test_kinks_and_places_of_a_gradient_have_zeros() -> None:
+    """As in PyTorch, where a model's own step would be refused."""
+    m = model("""agraph (double[n] x) => (double[k] y, double[n] z)  <int64[1] one = {1}> {
+        r = Relu (x)  y, i = TopK (r, one)  d = Greater (x, r)  z = Cast <to = 11> (d)
+    }""")
+    pulled = autodiff.vjp(m, of=["y"], wrt=["x"])
+    made = autodiff.jvp(autodiff.vjp(pulled, of=["x.grad"], wrt=["x"]), of=["x.grad.grad"], wrt=["x"])
+    names = [port.name for port in made.inputs]
+    found = run(made, {name: np.ones(1 if name == "y.cotangent" else 3) for name in names})
+    assert found["x.grad"].sum() == 1.0
+    assert found["x.grad.grad"].tolist() == found["x.grad.grad.tangent"].tolist() == [0.0, 0.0, 0.0]
+    with pytest.raises(NotDifferentiableError, match="only through Greater"):
+        autodiff.vjp(m, of=["z"], wrt=["x"])
+
+
 def test_equal_values_are_told_apart() -> None:
     m = model("agraph (double[n] a, double[n] b) => (double[n] c) { c = Add (a, b) }")
     made = autodiff.jvp(m, of=["c"], wrt=["a", "b", "c"])

@@ -86,6 +86,46 @@ def check_case(case: Case) -> None:
             assert float(np.max(np.abs(moved - expected), initial=0.0)) < 1e-5 * scale
 
 
+@pytest.mark.parametrize("examples", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
+def test_second_derivatives(key: tuple[str, str], examples: int, gradient_cases: dict) -> None:
+    """Forward over reverse: the gradient's movement along a tangent, against differences of the gradient."""
+
+    @settings(max_examples=examples, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        case = data.draw(gradient_cases[key])
+        # As in PyTorch, x^0 is a constant: its second derivative in base and exponent is 0.
+        constant = key[1] == "Pow" and case.inputs[1] is not None and np.any(case.inputs[1] == 0)
+        if not case.single and key[1] not in ROUNDED and not constant:
+            check_second(case)
+
+    check()
+
+
+def check_second(case: Case) -> None:
+    inputs, model = case.arrays(np.float64), Model.from_proto(case.model(np.float64))
+    rng = np.random.default_rng(zlib.crc32(repr(case).encode()) + 1)
+    names = [case.names[i] for i in case.wrt]
+    tangents = {name: rng.standard_normal(inputs[name].shape) for name in names}
+    pulled = vjp(model, of=case.targets, wrt=names)
+    shapes = evaluator(case.model(np.float64)).run(case.targets, inputs)
+    given = inputs | {f"{of}.cotangent": rng.standard_normal(np.shape(y)) for of, y in zip(case.targets, shapes)}
+    gradients, reverse = [f"{name}.grad" for name in names], evaluator(pulled.to_bytes())
+    pushed = jvp(pulled, of=gradients, wrt=names)
+    check_model(pushed.ir)
+    feed = given | {f"{name}.tangent": v for name, v in tangents.items()}
+    found = evaluator(pushed.to_bytes()).run([f"{name}.tangent" for name in gradients], feed)
+    ends = []
+    for sign in (1, -1):
+        there = given | {name: inputs[name] + sign * 1e-5 * v for name, v in tangents.items()}
+        ends.append(reverse.run(gradients, there))
+    for moved, after, before in zip(found, *ends):
+        expected = (after - before) / 2e-5
+        scale = max(float(np.max(np.abs(expected), initial=0.0)), 1.0)
+        assert float(np.max(np.abs(moved - expected), initial=0.0)) < 1e-5 * scale
+
+
 def inner(a: list[np.ndarray], b: list[np.ndarray]) -> float:
     return sum(float(np.sum(x.astype(np.float64) * y)) for x, y in zip(a, b, strict=True))
 

@@ -10,10 +10,11 @@ from gradient_cases.case import Case
 from gradient_cases.reference import evaluator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from vmap_cases import CALLS, Call
 
 from archipel import Model
 from archipel.autodiff import RULES, vmap
-from archipel.autodiff.batching.table import SIZES
+from archipel.autodiff.batching.table import BATCH_RULES, SIZES, UNEVEN
 from archipel.graph import check_model
 
 OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("archipel.") and key[0] == "")
@@ -109,3 +110,42 @@ def run(model: onnx.ModelProto | bytes, names: list[str], feed: dict) -> list[np
     taken = {port.name for port in session.get_inputs()}
     found: list[np.ndarray] = session.run(names, {name: value for name, value in feed.items() if name in taken})
     return found
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.op_type)
+def test_vmap_without_gradients(call: Call) -> None:
+    """Comparisons, integers, booleans, indices, shapes: against ONNX Runtime on one lane after the other."""
+    model = call.model()
+    inputs = {f"x{i}": value for i, value in enumerate(call.inputs) if value is not None and i not in call.constants}
+    outputs = [value.name for value in model.graph.output]
+    for number, chosen in enumerate(call.chosen):
+        names = [f"x{i}" for i in chosen]
+        feeds = [
+            inputs | {n: np.roll(inputs[n], i, 0) if inputs[n].ndim else inputs[n] for n in names} for i in range(3)
+        ]
+        mapped = vmap(Model.from_proto(model), over=names, size=3 if number % 2 else None)
+        check_model(mapped.ir)
+        together = run(mapped.to_bytes(), outputs, inputs | {n: np.stack([feed[n] for feed in feeds]) for n in names})
+        for i, feed in enumerate(feeds):
+            for ours, theirs in zip(together, run(model, outputs, feed)):
+                lane = ours if ours.ndim == theirs.ndim else ours[i]
+                assert lane.dtype == theirs.dtype
+                np.testing.assert_allclose(lane, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_which_operators_run_lane_by_lane() -> None:
+    """Written by hand, also in docs/training.md: a name goes when its rule comes."""
+    slow = (
+        "AffineGrid CenterCropPad ConvInteger DFT DeformConv DynamicQuantizeLinear EyeLike MaxRoiPool MaxUnpool "
+        "MeanVarianceNormalization Multinomial QLinearConv QLinearMatMul RegexFullMatch RoiAlign STFT StringConcat "
+        "StringNormalizer TfIdfVectorizer"
+    )
+    # They read no tensor, or give none.
+    never = (
+        "ConcatFromSequence Constant ImageDecoder Optional OptionalGetElement OptionalHasElement RandomNormal "
+        "RandomUniform SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength "
+        "SequenceMap SplitToSequence"
+    )
+    names = {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == "" and s.since_version <= 21}
+    current = {name for name in names if not onnx.defs.get_schema(name, 21).deprecated}
+    assert current - set(BATCH_RULES) - set(UNEVEN) == {*slow.split(), *never.split()}

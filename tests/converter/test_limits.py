@@ -120,6 +120,20 @@ def test_what_a_loop_stacks_has_an_item_for_each_iteration() -> None:
     assert peaks[1] - peaks[0] == 6 * row
 
 
+def test_a_value_of_one_of_two_ranks_counts_as_the_larger() -> None:
+    """As exporters write a squeeze; the sum is what both branches can be added to."""
+    text = """agraph (float[batch, 1, 8] s, bool q) => (float[batch, 8] y) {
+      axis = Constant <value = int64[1] {1}> ()
+      u = If (q) <then_branch = t () => (float[a, b] v) { v = Squeeze (s, axis) },
+                  else_branch = e () => (float[a, b, c] w) { w = Identity (s) }>
+      r = Neg (u) k = Constant <value = int64[2] {-1, 8}> () y = Reshape (r, k) }"""
+    model = Model.from_proto(onnx.parser.parse_model(HEAD + text))
+    assert model.ir.graph.node(1).outputs[0].shape is None
+    row = 4 * 8 * 4
+    # s and the condition; beside them r, y and the target of the Reshape.
+    assert compute_limits({"p": model}, 4).peak_bytes == row + 1 + 2 * row + 16
+
+
 def test_a_loop_without_an_end_is_refused_or_gets_a_maximum() -> None:
     model = load(STACKED.replace("TRIPS", "9223372036854775807"))
     with pytest.raises(ConversionError, match=r"Loop 'node.*' has no fixed number of iterations.*Model\.limit_loops"):

@@ -25,14 +25,14 @@ def _check(text: str) -> None:
             compare(ours, theirs, text)
 
 
-@settings(max_examples=10)
+@settings(max_examples=8)
 @given(PROGRAMS)
 def test_generated_programs(text: str) -> None:
     _check(text)
 
 
 @pytest.mark.slow
-@settings(max_examples=600)
+@settings(max_examples=400)
 @given(PROGRAMS)
 def test_many_generated_programs(text: str) -> None:
     _check(text)

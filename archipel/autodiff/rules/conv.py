@@ -40,14 +40,17 @@ def conv(ctx: RuleContext) -> Gradients:
     group = ctx.attribute("group", 1)
     window, x, cut = sliding_window(ctx, kernel)
     grad_x = grad_w = None
+    # Profiles name the parts.
     if ctx.wants(0):
-        grad_x = cut(_input_gradient(op, g, x, w, window, group, filters, per_group))
+        with op.part("input"):
+            grad_x = cut(_input_gradient(op, g, x, w, window, group, filters, per_group))
     if ctx.wants(1):
-        grad_w = weight_gradient(op, g, x, window, group, filters, per_group)
+        with op.part("weight"):
+            grad_w = weight_gradient(op, g, x, window, group, filters, per_group)
         has_kernel = op.outlined is not None and suits_kernels(x, window)
         if x is ctx.input(0) and (has_kernel or _has_short_rows(dims(g), window, group, per_group)):
             # The forward pass gains from exchanged axes as well, and from a kernel for weights that change.
-            with op.after(ctx.node):
+            with op.after(ctx.node), op.part("forward"):
                 ctx.replace(_forward(op, x, w, ctx.optional(2), window, group, dims(ctx.output)))
     return [grad_x, grad_w, _bias_gradient(ctx, g)]
 
@@ -118,24 +121,24 @@ def _transposed_window(ctx: RuleContext, kernel: Sequence[Dim]) -> Window:
 def _forward(
     op: Builder, x: ir.Value, w: ir.Value, b: ir.Value | None, window: Window, group: int, shape: Sequence[Dim]
 ) -> ir.Value:
-    def body(op: Builder, x: ir.Value, w: ir.Value, b: ir.Value | None) -> ir.Value:
-        return _convolve(op, x, w, b, window, group, shape)
+    def body(op: Builder, x: ir.Value, w: ir.Value, b: ir.Value | None) -> list[ir.Value]:
+        return [_convolve(op, x, w, b, window, group, shape)]
 
     if not suits_kernels(x, window):
-        return body(op, x, w, b)
-    return outline(op, "Conv", [x, w, b], body, group=group, **window.attributes)
+        return body(op, x, w, b)[0]
+    return outline(op, "Conv", [x, w, b], body, group=group, **window.attributes)[0]
 
 
 def _input_gradient(
     op: Builder, g: ir.Value, x: ir.Value, w: ir.Value, window: Window, group: int, filters: int, per_group: int
 ) -> ir.Value:
-    def body(op: Builder, g: ir.Value, w: ir.Value) -> ir.Value:
-        return _standard_input_gradient(op, g, x, w, window, group, filters, per_group)
+    def body(op: Builder, g: ir.Value, w: ir.Value) -> list[ir.Value]:
+        return [_standard_input_gradient(op, g, x, w, window, group, filters, per_group)]
 
     sizes = [size for size in dims(x)[2:] if isinstance(size, int)]
     if not suits_kernels(x, window) or len(sizes) < len(window.kernel):
-        return body(op, g, w)
-    return outline(op, "ConvGradInput", [g, w], body, group=group, input_size=sizes, **window.attributes)
+        return body(op, g, w)[0]
+    return outline(op, "ConvGradInput", [g, w], body, group=group, input_size=sizes, **window.attributes)[0]
 
 
 def _standard_input_gradient(

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
+from archipel.converter.importers import torch_bodies
 from archipel.converter.importers.answers import compare
 from archipel.converter.importers.torch_examples import answers, as_feed, as_tensors, is_constant, noise
 from archipel.errors import ModelImportError
@@ -48,7 +49,7 @@ def import_module(module: torch.nn.Module, example: Any, name: str, dynamic_batc
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             hint = "; if its batch size is fixed, pass dynamic_batch=False" if dynamic_batch else ""
             raise ModelImportError(f"{name} does not run on the example: {_first_line(error)}{hint}") from error
-        with _keeping_dropout(), _translations_read_once():
+        with _keeping_dropout(), _translations_read_once(), torch_bodies.one_version_of_bodies():
             model = _export(module, examples, dynamic, name)
         parameters = _parameter_names(module, model)
         simplify(model, keep=parameters)
@@ -117,6 +118,7 @@ def _export(module: torch.nn.Module, examples: tuple[torch.Tensor, ...], dynamic
             opset_version=OPSET,
             dynamic_shapes=dynamic,
             verbose=False,
+            custom_translation_table=torch_bodies.translations(),
         )
     except Exception as error:
         raise ModelImportError(_why(name, error, dynamic is not None)) from error

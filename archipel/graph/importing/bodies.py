@@ -7,7 +7,7 @@ from collections import Counter
 import onnx
 import onnx_ir as ir
 
-from archipel.graph.walk import levels, proto_bodies, values
+from archipel.graph.walk import bodies, levels, proto_bodies, proto_nodes, values
 
 
 def separate_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -28,13 +28,32 @@ def separate_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
     return ir.to_proto(model)
 
 
+def forget_scalars(proto: onnx.ModelProto) -> bool:
+    """Drop the shapes of scalars that bodies declare for their inputs and outputs. Changes `proto`, or returns False.
+
+    Paddle's exporter writes a tensor of one element as a scalar there. Runtimes do not mind, inference does.
+    """
+    changed = False
+    for node in proto_nodes(proto.graph.node):
+        # A Loop's count and condition are scalars, and have to be declared.
+        first = 2 if node.op_type == "Loop" else 0
+        for body in proto_bodies(node):
+            for value in (*body.input[first:], *body.value_info, *body.output):
+                tensor = value.type.tensor_type
+                if tensor.HasField("shape") and not tensor.shape.dim:
+                    tensor.ClearField("shape")
+                    changed = True
+    return changed
+
+
 def lift_initializers(model: ir.Model) -> None:
     """Move the initializers of bodies to the main graph, under their names where these are free. Changes `model`."""
-    bodies = list(model.graph.subgraphs())
-    if not any(body.initializers for body in bodies):
+    # Bodies of other domains' operators may not read what is around them.
+    standard = [body for node in model.graph.all_nodes() if node.domain == "" for body in bodies(node)]
+    if not any(body.initializers for body in standard):
         return
     taken = Counter(value.name for graph in levels(model.graph) for value in set(values(graph)))
-    for body in bodies:
+    for body in standard:
         for value in list(body.initializers.values()):
             if value.is_graph_input():
                 continue

@@ -13,7 +13,7 @@ from archipel.errors import ModelImportError, one_line
 from archipel.graph.body_shapes import infer_graph
 from archipel.graph.check import refuse_unknown, refuse_unsupported
 from archipel.graph.functions import inline_unknown, record_inlined, refuse_too_many, share_opset
-from archipel.graph.importing.bodies import separate_bodies
+from archipel.graph.importing.bodies import forget_scalars, separate_bodies
 from archipel.graph.importing.newer_opsets import expand, has_body, lower_opset, write_out_defaults
 from archipel.graph.importing.older_opsets import raise_opset
 from archipel.graph.importing.sources import MAX_BYTES, refuse_external
@@ -69,8 +69,7 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
                 write_out_defaults(node, schema)
         proto.functions.extend(functions)
         proto = separate_bodies(proto)
-        proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
-        model = ir.from_proto(proto)
+        model = ir.from_proto(_with_shapes(proto))
         common.RemoveUnusedOpsetsPass()(model)  # tools declare all that they know, which no bundle may
         if any(bodies(node) for node in model.graph):
             infer_graph(model.graph)  # ONNX's inference says nothing about the shapes of a Loop's states
@@ -88,6 +87,15 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
         simplify(model, keep=parameter_names(model))  # function bodies compute shapes that are constants here
     record_inlined(model.graph, inlined)
     return model
+
+
+def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    try:
+        return onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError:
+        if not forget_scalars(proto):
+            raise
+    return onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
 
 
 def _require_tensors(graph: onnx.GraphProto) -> None:

@@ -40,17 +40,22 @@ class ConcatenatePads(LevelPass):
 concatenate_pads = ConcatenatePads()
 
 
-def _parts(value: ir.Value, root: bool = True) -> list[ir.Node] | None:
+def _parts(value: ir.Value) -> list[ir.Node] | None:
     """The Pads whose sum `value` is; None if anything else is in it, or another node reads a part of the sum."""
-    node = value.producer()
-    if node is None or node.domain != "" or (not root and only_reader(value) is None):
-        return None
-    if node.op_type == "Pad":
-        return [node]
-    if node.op_type != "Add" or node.inputs[0] is None or node.inputs[1] is None:
-        return None
-    left, right = _parts(node.inputs[0], False), _parts(node.inputs[1], False)
-    return None if left is None or right is None else left + right
+    parts: list[ir.Node] = []
+    waiting = [value]  # not a recursion: a sum may have thousands of parts
+    while waiting:
+        part = waiting.pop()
+        node = part.producer()
+        if node is None or node.domain != "" or (part is not value and only_reader(part) is None):
+            return None
+        if node.op_type == "Pad":
+            parts.append(node)
+        elif node.op_type == "Add" and node.inputs[0] is not None and node.inputs[1] is not None:
+            waiting += [node.inputs[0], node.inputs[1]]
+        else:
+            return None
+    return parts
 
 
 def _place(pads: list[ir.Node]) -> tuple[int, list[ir.Value]] | None:

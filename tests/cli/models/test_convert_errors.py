@@ -107,6 +107,9 @@ CONVERT = """
 --batch-norm melted
 --accumulate 0
 --precision float8
+--recompute much
+--recompute 10
+--recompute auto --per-example clip=1
 --transform clip_by_norm
 --transform clip_by_norm:max_norm=-1
 --transform melt

@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from archipel import Model
+from archipel.errors import ModelImportError
 from archipel.graph import check_model
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>\n'
@@ -111,3 +112,31 @@ def test_the_batch_of_a_state_is_found_by_running_the_source(tmp_path: Path) -> 
     assert [port.shape for port in model.inputs] == [("n", 6, 3), (1, "n", 4)]
     assert model.import_report is not None
     assert model.import_report.notes == ("axis 1 of 'state' is the batch: the source takes no other size there",)
+
+
+# The carried value is called a scalar in the body, and has one axis: so does what the If gives.
+SCALARS = """g (float[n, 2] x) => (float[n, 2] y) <int64 k = {3}> {
+    one = Constant <value = bool[1] {1}> ()
+    last, y = Loop (k, , one, x) <body = b (int64 i, bool c, bool s, float[n, 2] p)
+        => (bool c, bool t, float[n, 2] q) {
+        flag = Squeeze (s)
+        t = If (flag) <then_branch = yes () => (bool u) { u = Or (s, one) },
+            else_branch = no () => (bool v) { v = And (s, one) }>
+        q = Add (p, p)
+    }>
+}"""
+
+
+def test_scalars_that_a_body_declares_wrongly(tmp_path: Path) -> None:
+    proto = parsed(SCALARS)
+    model = Model.from_onnx(saved(tmp_path, proto))
+    x = RNG.standard_normal((3, 2)).astype(np.float32)
+    np.testing.assert_array_equal(run(model.to_bytes(), {"x": x})[0], 8 * x)
+    shapes = {value.name: value.shape for body in model.ir.graph.subgraphs() for value in body.inputs}
+    assert shapes["s"] == (1,)
+
+
+def test_other_contradictions_are_refused(tmp_path: Path) -> None:
+    proto = parsed(SCALARS.replace("float[n, 2] p)", "float[n, 3] p)"))
+    with pytest.raises(ModelImportError, match="ShapeInferenceError"):
+        Model.from_onnx(saved(tmp_path, proto))

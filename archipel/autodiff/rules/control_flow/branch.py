@@ -9,7 +9,7 @@ import onnx_ir as ir
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.autodiff.reverse import pull_back
-from archipel.autodiff.rules.control_flow.kept import show_masks, values_to_keep
+from archipel.autodiff.rules.control_flow.kept import read_shapes_elsewhere, show_masks, values_to_keep
 from archipel.graph.bodies import copy_body, prepare, remove_unneeded, widen
 from archipel.graph.build import Builder
 from archipel.graph.control import emit_if
@@ -54,7 +54,7 @@ class _Branch:
         seeds = {}
         for output, cotangent in zip(body.outputs, ctx.cotangents):
             if cotangent is not None and is_float(output):
-                seeds[copies[output]] = shaped(inner, cotangent, output)
+                seeds[copies[output]] = shaped(inner, cotangent, copies[output])
         return cls(body, inner, copies, dict(zip(wanted, pull_back(inner, seeds, wanted))))
 
     def finish(self, found: list[ir.Value]) -> None:
@@ -64,6 +64,7 @@ class _Branch:
             result = self.op.full_like(value, 0.0) if gradient is None else gradient
             complete_shape(result, value)
             self.op.name_output(result, self.op.unique(f"{value.name}/grad"))
+        read_shapes_elsewhere(self.copies, self.op.graph, found)
         remove_unneeded(self.op.graph, self.op.graph.outputs)
 
     def keep(self, ctx: RuleContext, other: _Branch) -> None:
@@ -88,6 +89,8 @@ def shaped(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
     """The value with the sizes of `like`, which a branch knows better than the graph outside, if a constant can say
     them. A Reshape, as the sizes of what an Identity reads would be taken for the same."""
     sizes = dims(like)
+    if len(sizes) != len(dims(value)):
+        return op.reshape_like(value, like)  # exporters write a Squeeze in one branch and an Identity in the other
     if same_shape(dims(value), sizes) or sum(not isinstance(size, int) for size in sizes) > 1 or 0 in sizes:
         return value
     return op.reshape_like(value, like)

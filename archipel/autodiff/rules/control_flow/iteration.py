@@ -6,15 +6,15 @@ first, with the cotangents of the states and the sums for captured values as its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from archipel.autodiff.activity import active_inside, needed_inside
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.reverse import pull_back
-from archipel.autodiff.rules.control_flow.kept import show_masks, values_to_keep
+from archipel.autodiff.rules.control_flow.kept import read_shapes_elsewhere, show_masks, values_to_keep
 from archipel.graph.bodies import copy_body, remove_unneeded, widen
 from archipel.graph.body_shapes import infer_graph
 from archipel.graph.build import Builder
@@ -37,8 +37,8 @@ class Series:
 @dataclass
 class Form:
     """A loop: `states` are (input of the body, its output, index of the node's input, result of the node); `items` and
-    `stacked` its sequences, and `first` the index of the node's first sequence among its inputs. `fixed`: inputs of the
-    body that are the same in every iteration of the way back. `length`: of the stacked values."""
+    `stacked` its sequences, and `first` the index of the node's first sequence among its inputs. `length`: of
+    the stacked values."""
 
     body: ir.Graph
     states: list[tuple[ir.Value, ir.Value, int, ir.Value]]
@@ -46,7 +46,6 @@ class Form:
     first: int
     stacked: list[Series]
     length: Dim
-    fixed: Mapping[ir.Value, ir.Value] = field(default_factory=dict)
 
 
 @dataclass
@@ -65,6 +64,11 @@ class WayBack:
 def way_back(ctx: RuleContext, form: Form) -> WayBack | None:
     """Emit the body of the gradient; None if no gradient arrives at any input or captured value."""
     live, active = _live_states(ctx, form)
+    for inside, *_ in live:
+        if not isinstance(inside.type, ir.TensorType):
+            ctx.refuse(
+                f"the carried value {inside.name!r}", "sequences have no gradient; carry a tensor with an axis for them"
+            )
     show_masks(ctx.op, form.body)
     inner, copies = copy_body(ctx.op, form.body, f"{form.body.name}/vjp")
     for value in form.body.inputs:
@@ -119,7 +123,7 @@ def way_back(ctx: RuleContext, form: Form) -> WayBack | None:
     if all(index is None for index in carried_of) and not stacked:
         return None
     results = [*(each.following for each in carried), *(each.inside for each in stacked)]
-    _read_kept(ctx, form, inner, copies, items, results)
+    _read_kept(ctx, form, inner, copies, carried, items, results)
     return WayBack(inner, carried, carried_of, items, stacked, stacked_of)
 
 
@@ -149,19 +153,25 @@ def _read_kept(
     form: Form,
     inner: Builder,
     copies: dict[ir.Value, ir.Value],
+    carried: Sequence[Carried],
     items: list[Item],
     results: Sequence[ir.Value],
 ) -> None:
     """Have the forward loop stack what the copy needs of it, and the copy read that: the states before each iteration,
     and what is expensive to compute again."""
     remove_unneeded(inner.graph, results)
+    free = [
+        *(each.inside for each in carried),
+        *(each.inside for each in items),
+        *(copies[v.inside] for v in form.items),
+    ]
+    read_shapes_elsewhere(copies, inner.graph, [*free, *ctx.captured])
+    remove_unneeded(inner.graph, results)
     for value in values_to_keep(ctx, copies, results, lambda value: _has_one_shape(ctx, form, value)):
         item = body_value(inner, f"{value.name}/kept", copies[value])
         items.append(_stacked_item(ctx, form, value, item))
         copies[value].replace_all_uses_with(item)
     remove_unneeded(inner.graph, results)
-    for value, constant in form.fixed.items():
-        copies[value].replace_all_uses_with(constant)
     sequences = {each.inside: each for each in form.items}
     for value in form.body.inputs:
         copy = copies[value]

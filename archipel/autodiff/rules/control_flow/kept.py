@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
 from archipel.graph.build import Builder
-from archipel.graph.shapes import constant_array
+from archipel.graph.shapes import constant_array, dims, same_shape
 from archipel.graph.walk import bodies, dependencies
 
 # Products, and what has a loop inside. Everything else costs about as much as reading it from memory would.
@@ -42,6 +42,20 @@ def show_masks(op: Builder, body: ir.Graph) -> None:
             data, mask = node.outputs
             mask.name = mask.name or op.unique(f"{node.name}/mask")
             mask.type, mask.shape = ir.TensorType(ir.DataType.BOOL), data.shape
+
+
+def read_shapes_elsewhere(copies: Mapping[ir.Value, ir.Value], graph: ir.Graph, free: Sequence[ir.Value]) -> None:
+    """Have the copy `graph` read no shape of a value that it would compute for that alone, if one of `free` has the
+    same: what is there in any case, such as cotangents."""
+    forward = set(copies.values())
+    for node in graph:
+        value = node.inputs[0] if node.domain == "" and node.op_type == "Shape" else None
+        if value is None or value not in forward or value.shape is None:
+            continue
+        same = (v for v in free if v.shape is not None and same_shape(dims(v), dims(value)))
+        other = next(same, None)
+        if other is not None:
+            node.replace_input_with(0, other)
 
 
 def values_to_keep(

@@ -44,6 +44,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "dropout": "--dropout",
         "per_example": "--per-example",
         "precision": "--precision",
+        "recompute": "--recompute",
     },
     "Compression": {
         "recipe": "--recipe",

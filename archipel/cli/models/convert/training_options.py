@@ -19,6 +19,7 @@ from archipel.training import losses, optimizers, per_example, schedules, transf
 from archipel.training.batch_norm import BatchNorm
 from archipel.training.losses import Loss
 from archipel.training.optimizers import Optimizer
+from archipel.training.recompute import Recompute, recompute
 from archipel.training.step import StepOptions
 
 Makers = Mapping[str, Callable[..., Any]]
@@ -60,6 +61,7 @@ class TrainingOptions:
     dropout: bool
     accumulate: int
     precision: str
+    recompute: str | None
     transform: tuple[str, ...]
     per_example: tuple[str, ...]
     target_epsilon: float | None
@@ -124,9 +126,10 @@ class TrainingOptions:
             "dropout": self.dropout,
             "per_example": self._per_example(),
             "precision": self.precision,
+            "recompute": self._recompute(),
         }
         defaults = {"transforms": [], "accumulate": 1, "batch_norm": "train", "dropout": True, "per_example": None,
-                    "precision": "float32"}  # fmt: skip
+                    "precision": "float32", "recompute": None}  # fmt: skip
         return cast(StepOptions, {name: value for name, value in options.items() if value != defaults[name]})
 
     def _per_example(self) -> Any:
@@ -135,6 +138,13 @@ class TrainingOptions:
         return per_example(
             **read_settings("--per-example", self.per_example, settings_of(per_example), "--per-example")
         )
+
+    def _recompute(self) -> Recompute | None:
+        if self.recompute is None:
+            return None
+        if self.recompute != "auto" and not self.recompute.isdecimal():
+            raise CommandError(f"--recompute {self.recompute}: give auto, or a whole number of bytes")
+        return recompute(None if self.recompute == "auto" else int(self.recompute), self.batch_size)
 
     def _strategy_options(self) -> dict[str, Any]:
         given = read_strategy_options(self.strategy, self.strategy_option)
@@ -208,6 +218,9 @@ training_options = option_group(
                  help="Batches whose mean gradient makes one step of the optimizer."),
     click.option("--precision", type=click.Choice(["float32", "mixed"]), default="float32", show_default=True,
                  help="mixed: products in float16, with loss scaling."),
+    click.option("--recompute", metavar="auto|BYTES",
+                 help="Need less memory for a training step by computing parts of the forward pass twice. BYTES: what "
+                 "intermediate values of a batch may take at once; auto: as little as possible."),
     click.option("--transform", multiple=True, metavar="NAME:ARGUMENT=VALUE,...",
                  help="Change gradients before the optimizer, such as clip_by_norm:max_norm=1; several in this order."),
     click.option("--per-example", multiple=True, metavar="NAME=VALUE",
