@@ -1,6 +1,5 @@
 """Programs that people write."""
 
-
 from __future__ import annotations
 
 import math
