@@ -48,7 +48,7 @@ def attention(x):
 def conjugate_gradients(a, b):
     x, r = np.zeros_like(b), b
     p, size = r, r @ r
-    for i in range(10):
+    for i in range(10):  # noqa: B007
         ap = a @ p
         step = size / (p @ ap)
         x = x + step * p

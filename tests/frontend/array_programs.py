@@ -162,6 +162,16 @@ def products(x, m, v):
     )  # fmt: skip
 
 
+@case(C, V, N)
+def functions_of_others(x, v, n):
+    return (
+        np.diff(x), np.diff(n, 2, axis=0), np.average(v), np.average(x, axis=2, weights=np.array([1.0, 2.0, 3.0, 4.0])),
+        np.ptp(x, axis=1), np.hypot(v, v * 2), np.exp2(v), np.heaviside(v, 0.5), np.deg2rad(v), np.rad2deg(v),
+        np.count_nonzero(n), np.count_nonzero(n > 0, axis=1), np.isclose(v, v + np.float32(1e-9)), np.allclose(v, v * 2),
+        np.column_stack([v, v * 2]), np.diag(v), np.diag(n[:3]), np.ndim(x) + np.size(x) + np.size(n, 1), np.shape(v)[0],
+    )  # fmt: skip
+
+
 @case(2.0, np.float32(0.3))
 def math_functions(a, x):
     return math.sqrt(a), math.exp(a) * x, math.sin(a), math.pi * x, math.floor(a * 1.7), math.ceil(a * 1.2), math.log(x)
