@@ -84,7 +84,7 @@ def integer_arrays(x, i):
 def floating(x, d):
     return (
         np.exp(x), np.log(x), np.sqrt(x), np.sin(x), np.cos(d), np.tan(x), np.tanh(d), np.sinh(x), np.cosh(d),
-        np.log1p(x * 1e-4), np.expm1(x * 1e-4), np.log2(x), np.log10(x), np.reciprocal(x), np.square(d),
+        np.log1p(x * 1e-4) * 1e4, np.expm1(x * 1e-4) * 1e4, np.log2(x), np.log10(x), np.reciprocal(x), np.square(d),
         np.logaddexp(x, d), np.exp(N),
     )  # fmt: skip
 
