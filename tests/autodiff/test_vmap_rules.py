@@ -27,7 +27,7 @@ LOOP_DATA = (2, 3, 4)
 TUPLES = {"GatherND", "ScatterND", "Slice"}
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [2, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
 def test_vmap(key: tuple[str, str], examples: int, gradient_cases: dict) -> None:
     @settings(max_examples=examples, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
