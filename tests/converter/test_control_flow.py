@@ -13,10 +13,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from onnx import numpy_helper
 
 from archipel import Model, convert
+from archipel.bundle.roles import Feature
 from archipel.converter import Signing, Training
 from archipel.errors import ConversionError
 from archipel.lite_runtime import Runtime
-from archipel.training import StepRunner, losses, optimizers, step_graph
+from archipel.training import StepRunner, losses, optimizers, run_steps, step_graph
 from tests.support.voice_activity import voice_activity
 
 KEY = Ed25519PrivateKey.generate()
@@ -69,6 +70,17 @@ def test_a_voice_activity_network_predicts_with_both_rates(voice: Path, tmp_path
     compare(voice, tmp_path / "bundle", feeds)
 
 
+def test_a_network_of_one_rate_with_a_state_converts(voice: Path, tmp_path: Path) -> None:
+    """Its state has the batch on the second axis, so there are no self-test vectors; its answers are right."""
+    model = Model.from_onnx(voice).fix({"rate": 8000})
+    bundle = convert(model, tmp_path / "bundle", signing=Signing(KEY))
+    assert bundle.manifest.self_test is None
+    feed = {"sound": floats(3, 20), "state": floats(2, 3, 6)}
+    expected = original(voice, {**feed, "rate": np.array(8000)})
+    for found, wanted in zip(Runtime(bundle).predict(feed).values(), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("sizes", [{"samples": 20}, {}], ids=["20 samples", "any length"])
 def test_a_voice_activity_network_fine_tunes(voice: Path, tmp_path: Path, sizes: dict[str, int]) -> None:
     """With a free length the If that asks for it stays in the graph that trains."""
@@ -119,6 +131,28 @@ def test_a_squeeze_in_one_branch_only_trains(tmp_path: Path) -> None:
     found = np.tanh(rows @ weight)
     gradient = rows.T @ (2 * (found - y) / y.size * (1 - found**2))
     np.testing.assert_allclose(runner.tensors["w"], weight - gradient, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_branch_reads_of_a_frozen_backbone_is_computed_once(tmp_path: Path) -> None:
+    """The head is an If around the backbone's answer: `features` gives that, and the steps are those of the whole."""
+    proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+    net (float[batch, 3, 12, 12] x) => (float[batch, 4] y) {
+        c = Conv (x, kernel)  r = Relu (c)  g = GlobalAveragePool (r)  f = Flatten (g)
+        m = ReduceMean <keepdims = 0> (f)  some = Constant <value = float {0.1}> ()  bright = Greater (m, some)
+        y = If (bright) <then_branch = t () => (float[batch, 4] a) { a = MatMul (f, head) },
+            else_branch = e () => (float[batch, 4] b) { n = Neg (f)  b = MatMul (n, head) }>
+    }""")
+    for name, shape in (("kernel", (16, 3, 5, 5)), ("head", (16, 4))):
+        proto.graph.initializer.append(numpy_helper.from_array(0.2 * floats(*shape), name))
+    path = tmp_path / "net.onnx"
+    path.write_bytes(proto.SerializeToString())
+    training = Training(losses.mse(), optimizers.sgd(), trainable="head", batch_size=16)
+    bundle = convert(path, tmp_path / "bundle", signing=Signing(KEY), training=training)
+    assert sum(isinstance(port, Feature) for port in bundle.manifest.programs["train"].inputs) == 1
+    x, y = floats(16, 3, 12, 12), floats(16, 4)
+    found = Runtime(bundle).fit(x, y, epochs=6, hyperparameters={"lr": 0.5}).metrics["loss"]
+    step = step_graph(Model.from_onnx(path), losses.mse(), optimizers.sgd(), trainable="head")
+    np.testing.assert_allclose(found, run_steps(step, [(x, y)] * 6, {"lr": 0.5}), rtol=1e-5)
 
 
 def test_a_loop_that_its_values_end_predicts_and_fine_tunes(tmp_path: Path) -> None:
