@@ -7,7 +7,7 @@ from collections import Counter
 import onnx
 import onnx_ir as ir
 
-from archipel.graph.walk import levels, proto_bodies, proto_nodes, values
+from archipel.graph.walk import bodies, levels, proto_bodies, proto_nodes, values
 
 
 def separate_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -48,11 +48,12 @@ def forget_scalars(proto: onnx.ModelProto) -> bool:
 
 def lift_initializers(model: ir.Model) -> None:
     """Move the initializers of bodies to the main graph, under their names where these are free. Changes `model`."""
-    bodies = list(model.graph.subgraphs())
-    if not any(body.initializers for body in bodies):
+    # Bodies of other domains' operators may not read what is around them.
+    standard = [body for node in model.graph.all_nodes() if node.domain == "" for body in bodies(node)]
+    if not any(body.initializers for body in standard):
         return
     taken = Counter(value.name for graph in levels(model.graph) for value in set(values(graph)))
-    for body in bodies:
+    for body in standard:
         for value in list(body.initializers.values()):
             if value.is_graph_input():
                 continue
