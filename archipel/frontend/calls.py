@@ -75,6 +75,8 @@ def call(r: Reader, function: Any, arguments: list[Any], keywords: dict[str, Any
     if _is(function, table.FUNCTIONS):
         found = table.bound(table.FUNCTIONS[function], r.e, name, arguments, keywords)
         return found if name.startswith("math.") else _of_numpy(found)
+    if _is(function, table.COMPOSED):
+        return _of_numpy(_read_function(r, table.COMPOSED[function], arguments, keywords, node))
     if isinstance(function, types.FunctionType) and not (function.__module__ or "").startswith("numpy"):
         return _read_function(r, function, arguments, keywords, node)
     if isinstance(called := vars(type(function)).get("__call__"), types.FunctionType):

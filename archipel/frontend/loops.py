@@ -43,6 +43,8 @@ def _for(r: Reader, node: ast.For, live: Names) -> None:
     if loop is None:
         with _inside(r, node):
             _written_out(r, node, items(over), live)
+            for name in sorted(r.frame.doubtful):
+                r.frame.names[name] = Unbound(_doubtful(name, node))
         return
     with _inside(r, node):
         _emit(r, node, live, loop.length, True, lambda i: assign(r, node.target, loop.item(i)))
@@ -57,20 +59,24 @@ def _while(r: Reader, node: ast.While, live: Names) -> None:
         return
     with _inside(r, node):
         _emit(r, node, live, None, first, lambda i: None)
+    if isinstance(node.test, ast.Constant) and not contains(node.body, ast.Break, inner_loops=False):
+        r.frame.names[RETURNED] = True  # nothing else ends it
 
 
 class _inside:
     """A context: statements of a loop's body, which have marks of their own for break and continue."""
 
     def __init__(self, r: Reader, node: ast.For | ast.While) -> None:
-        self._frame = r.frame
+        self._frame, self._doubtful = r.frame, r.frame.doubtful
 
     def __enter__(self) -> None:
         self._frame.depth += 1
+        self._frame.doubtful = set()
         for name in self._frame.flags()[1:]:
             self._frame.names[name] = False
 
     def __exit__(self, *_: object) -> None:
+        self._frame.doubtful = self._doubtful
         for name in self._frame.flags()[1:]:
             self._frame.names.pop(name, None)
         self._frame.depth -= 1
@@ -93,7 +99,7 @@ def _written_out(r: Reader, node: ast.For, rest: list[Any], live: Names) -> None
             frame.did_not_jump()
             _written_out(r, node, rest[1:], live)
 
-        branch(r, r.e.invert(stop), goes_on, lambda: None, after, node)
+        branch(r, r.e.invert(stop), goes_on, lambda: None, after, node, otherwise_jumps=True)
     elif not known:
         _written_out(r, node, rest[1:], live)
 
@@ -237,8 +243,10 @@ def _results(
     for n, form in forms.items():
         mine = declare([next(values) for _ in leaves(form)], form)
         result = with_storage(rebuild(form, iter(mine)), start.get(n), end.get(n))
-        if (n in start and not isinstance(start[n], Unbound)) or surely or n == RESULT:
+        if (n in start and not isinstance(start[n], Unbound)) or n == RESULT:
             frame.names[n] = result
+        elif surely:
+            frame.names[n] = Unbound(_doubtful(n, node)) if n in frame.doubtful else result
         else:
             frame.names[n] = Unbound(
                 f"{n!r} is assigned only in the loop in line {node.lineno}, which may have no iteration; assign it "
@@ -248,6 +256,13 @@ def _results(
     for item, value in zip(stacked, rows):
         value.dtype, value.shape = dtype_of(item), ir.Shape([length if isinstance(length, int) else None, *dims(item)])
     return [Rows(Tensor(value)) for value in rows]
+
+
+def _doubtful(name: str, node: ast.stmt) -> str:
+    return (
+        f"{name!r} may have no value after the loop in line {node.lineno}, where an iteration can end before it is "
+        "assigned; assign it before the loop"
+    )
 
 
 def _not_yet(name: str, node: ast.stmt) -> str:

@@ -61,6 +61,7 @@ class Frame:
         code: the syntax tree of the function, to notice recursion.
         place: "name (file:line)" of the call, for errors.
         appends: calls of `append` that a loop turns into scan outputs -> the value of the iteration that is read.
+        doubtful: variables that an iteration of the loop around may leave without a value, by a break or continue.
         depth: how many loops of this function are around the statement that is being read.
     """
 
@@ -78,6 +79,7 @@ class Frame:
         self.names: dict[str, Any] = {**names, RETURNED: False}
         self.place = place
         self.depth = 0
+        self.doubtful: set[str] = set()
         self.appends: dict[ast.Call, Any] = {}
 
     def look_up(self, name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def _guarded(r: Reader, stop: Tensor, rest: Sequence[ast.stmt], live: Names, nod
             frame.names[unknown[0]] = True
 
     with r.placed(node):
-        branch(r, r.e.invert(stop), goes_on, jumped, live | frame.liveness.captured, node)
+        branch(r, r.e.invert(stop), goes_on, jumped, live | frame.liveness.captured, node, otherwise_jumps=True)
 
 
 def _take_rest(r: Reader, node: ast.If, rest: Sequence[ast.stmt], live: Names) -> bool:
@@ -216,4 +217,14 @@ def _raise(r: Reader, node: ast.Raise, live: Names) -> None:
 
 @statement(ast.Import, ast.ImportFrom)
 def _import(r: Reader, node: ast.Import | ast.ImportFrom, live: Names) -> None:
-    refuse("import inside the function is not supported; put it at the top of the file")
+    for each in node.names:
+        try:
+            if isinstance(node, ast.Import):
+                module = import_module(each.name)
+                found: Any = module if each.asname else import_module(each.name.split(".")[0])
+            else:
+                found = getattr(import_module(node.module or ""), each.name)
+        except (ImportError, AttributeError, ValueError) as error:
+            refuse(f"{error}; import relative modules and * at the top of the file")
+        name = each.asname or each.name.split(".")[0]
+        r.frame.names[name] = r.weights.wrap(found, name)

@@ -70,6 +70,17 @@ def test_a_voice_activity_network_predicts_with_both_rates(voice: Path, tmp_path
     compare(voice, tmp_path / "bundle", feeds)
 
 
+def test_a_network_of_one_rate_with_a_state_converts(voice: Path, tmp_path: Path) -> None:
+    """Its state has the batch on the second axis, so there are no self-test vectors; its answers are right."""
+    model = Model.from_onnx(voice).fix({"rate": 8000})
+    bundle = convert(model, tmp_path / "bundle", signing=Signing(KEY))
+    assert bundle.manifest.self_test is None
+    feed = {"sound": floats(3, 20), "state": floats(2, 3, 6)}
+    expected = original(voice, {**feed, "rate": np.array(8000)})
+    for found, wanted in zip(Runtime(bundle).predict(feed).values(), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("sizes", [{"samples": 20}, {}], ids=["20 samples", "any length"])
 def test_a_voice_activity_network_fine_tunes(voice: Path, tmp_path: Path, sizes: dict[str, int]) -> None:
     """With a free length the If that asks for it stays in the graph that trains."""

@@ -9,7 +9,7 @@ import numpy as np
 
 import archipel.frontend  # noqa: F401  (fills the table)
 from archipel.frontend.arrays import _ATTRIBUTES
-from archipel.frontend.table import FUNCTIONS, METHODS
+from archipel.frontend.table import COMPOSED, FUNCTIONS, METHODS
 from tests.support.pages import ROOT
 
 ROWS = dict(re.findall(r"^\| ([a-z` ]+) \| (`.*`) \|$", (ROOT / "docs/python_functions.md").read_text(), re.MULTILINE))
@@ -31,6 +31,7 @@ def test_functions() -> None:
     rows = ("of each element", "of two", "along axes", "shapes", "joining", "making", "products", "types", "`math`")
     listed = set().union(*map(_functions, rows))
     assert listed == set(FUNCTIONS)
+    assert _functions("of others") == set(COMPOSED)
 
 
 def test_methods_and_attributes() -> None:

@@ -72,6 +72,33 @@ def only_in_a_loop(x, n):
     return y  # here
 
 
+@refused("'y' may have no value after the loop in line {-4}, where an iteration can end before it is assigned; ass", V)
+def left_before_it_is_assigned(x):
+    for i in range(3):
+        if x[i] > 0:
+            break
+        y = x[i]
+    return y  # here
+
+
+@refused("'y' may have no value after the loop in line {-4}, where an iteration can end before it is assigned; ass", V)
+def left_before_it_is_assigned_when_written_out(x):
+    for i in (0, 1):
+        if x[i] > 0:
+            break
+        y = x[i]
+    return y  # here
+
+
+@refused("'best' is None before the loop in line {0} and float32[3] after an iteration; start with a value of the", X)
+def starts_with_none(x):
+    best = None
+    for row in x:  # here
+        if best is None or row[0] > best[0]:
+            best = row
+    return best
+
+
 @refused("'y' has no value in the first iteration of the loop in line {-1}; assign it before the loop", V, 3)
 def before_its_first_value(x, n):
     for i in range(n):
