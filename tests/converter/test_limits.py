@@ -134,6 +134,16 @@ def test_a_value_of_one_of_two_ranks_counts_as_the_larger() -> None:
     assert compute_limits({"p": model}, 4).peak_bytes == row + 1 + 2 * row + 16
 
 
+def test_sequences_count_all_their_items() -> None:
+    text = """agraph (float[batch, 8] s) => (float[batch, 8] y) <int64 zero = {0}> {
+      t = Neg (s) q = SequenceConstruct (s, t, t) r = SequenceInsert (q, s) u = SequenceErase (r, zero)
+      y = SequenceAt (u, zero) }"""
+    model = Model.from_proto(onnx.parser.parse_model(HEAD + text))
+    row = 4 * 8 * 4
+    # s and zero stay; at SequenceErase r with four items and u with at most as many.
+    assert compute_limits({"p": model}, 4).peak_bytes == row + 8 + 4 * row + 4 * row
+
+
 def test_a_loop_without_an_end_is_refused_or_gets_a_maximum() -> None:
     model = load(STACKED.replace("TRIPS", "9223372036854775807"))
     with pytest.raises(ConversionError, match=r"Loop 'node.*' has no fixed number of iterations.*Model\.limit_loops"):
