@@ -76,8 +76,8 @@ def self_test(
     Returns:
         The manifest's entry and the bytes of its file. Its tolerance is RELATIVE of an output's largest element or,
         where the graph quantizes, STEPS steps of the output's scale; integers that are not quantized must be equal.
-        None where an example or an output has no batch axis that comes first, and where the answers to pseudo-random
-        numbers are not finite.
+        None where an example or an output has no batch axis that comes first, where several first axes differ and
+        pseudo-random numbers cannot be run, and where the answers to these are not finite.
 
     Raises:
         ConversionError: the program cannot be run, or its answers to the given examples are not finite.
@@ -91,9 +91,14 @@ def self_test(
     fixed = next((port.shape[0] for port in ports if isinstance(port.shape[0], int)), None)
     count = fixed if isinstance(fixed, int) else rows
     rest = {p.name: _first_value(p, values or {}) for p in signature.inputs if not isinstance(p, Example)}
-    feed, outputs = _answers(
-        predict, ports, rest, _given(ports, examples, count) if examples else _drawn(predict, ports, count)
-    )
+    choices = _given(ports, examples, count) if examples else _drawn(predict, ports, count)
+    try:
+        feed, outputs = _answers(predict, ports, rest, choices)
+    except ConversionError:
+        # The state of a recurrent layer is an input [layers, batch, width]: its first axis is no batch.
+        if examples or len({port.shape[0] if isinstance(port.shape[0], int) else None for port in ports}) == 1:
+            raise
+        return None
     if any(array.ndim == 0 or len(array) != count for array in outputs.values()):
         return None
     for name, array in outputs.items():

@@ -120,7 +120,23 @@ def with_weighting(training: Training, privacy: PrivacyPolicy) -> Training:
 
 
 def _check_batch(ports: Sequence[Example], batch_size: int, model: Model) -> None:
-    """Refuse to train a model for batches of another fixed size: no device could make a step."""
+    """Refuse to train a model for batches of another fixed size, or with an input that is none of examples: no device
+    could make a step."""
+    scalar = next((port for port in ports if not port.shape), None)
+    if scalar is not None:
+        raise ConversionError(
+            f"training: input {scalar.name!r} is one number for a whole batch, and devices train on examples; give it "
+            f"one value with Model.fix({{{scalar.name!r}: ...}})"
+        )
+    batches = {port.shape[0] for port in ports if isinstance(port.shape[0], str)}
+    for port in ports:
+        axis = next((axis for axis, size in enumerate(port.shape) if size in batches), None)
+        if axis:
+            raise ConversionError(
+                f"training: input {port.name!r} has the batch on axis {axis}, and devices train on examples along the "
+                f"first; export the model with it there, or give the input one value, as Model.fix({{{port.name!r}: "
+                "0.0}) does for a state that starts from zeros"
+            )
     fixed = next((port for port in ports if port.shape and isinstance(port.shape[0], int)), None)
     if fixed is None or fixed.shape[0] == batch_size:
         return

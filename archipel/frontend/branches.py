@@ -19,7 +19,7 @@ from archipel.frontend.forms import (
     rebuild,
 )
 from archipel.frontend.reader import RESULT, Reader
-from archipel.frontend.values import Tensor, Unbound, is_python_number
+from archipel.frontend.values import Tensor, Unbound, UnsupportedError, is_python_number
 
 
 def branch(
@@ -29,8 +29,13 @@ def branch(
     otherwise: Callable[[], None],
     live: Iterable[str],
     node: ast.AST,
+    *,
+    otherwise_jumps: bool = False,
 ) -> None:
-    """Read both ways, and emit an If whose results are the variables of `live` that differ. Nothing else leaves it."""
+    """Read both ways, and emit an If whose results are the variables of `live` that differ. Nothing else leaves it.
+
+    `otherwise_jumps`: the second way is that of a return, break or continue, whatever its marks say.
+    """
     frame, start = r.frame, r.frame.names
     ends, bodies = [], []
     for way, name in ((then, "then"), (otherwise, "else")):
@@ -42,6 +47,8 @@ def branch(
     frame.names = dict(start)
     wanted = set(live)
     changed: list[tuple[str, Any, Any, Form]] = []
+    left = [_left(r, end) for end in ends]
+    left[1] = left[1] or ("jumped" if otherwise_jumps else "")
     for name in dict.fromkeys([*ends[0], *ends[1]]):
         a, b = (end.get(name, Unbound(f"{name!r} is not defined")) for end in ends)
         if name not in wanted:
@@ -49,12 +56,10 @@ def branch(
                 frame.names[name] = Unbound(f"{name!r} has no value here")  # nobody reads it
         elif same(a, b):
             frame.names[name] = a
-        elif name != RESULT and (isinstance(a, Unbound) or isinstance(b, Unbound)):
+        elif (met := _meet(r, name, a, b, left, node)) is None:
             frame.names[name] = Unbound(_only_in_one(name, a, b, node))
         else:
-            line = getattr(node, "lineno", 0)
-            where = f"{_title(name)} is {{}} on one way of the if in line {line} and {{}} on the other"
-            changed.append((name, a, b, common_form(form_of(a), form_of(b), where)))
+            changed.append((name, *met))
     count = sum(len(leaves(form)) for *_, form in changed)
     results: list[ir.Value] = []
     if count:
@@ -73,6 +78,39 @@ def branch(
     for name, a, b, form in changed:
         values = declare([next(at) for _ in leaves(form)], form)
         frame.names[name] = with_storage(rebuild(form, iter(values)), a, b)
+
+
+def _left(r: Reader, end: dict[str, Any]) -> str:
+    """How a way leaves the statements that follow: "returned", "jumped" (break, continue), or "" where it does not."""
+    returned, *others = r.frame.flags()
+    if known_truth(end[returned]) is True:
+        return "returned"
+    return "jumped" if any(known_truth(end[flag]) is True for flag in others) else ""
+
+
+def _meet(r: Reader, name: str, a: Any, b: Any, left: list[str], node: ast.AST) -> tuple[Any, Any, Form] | None:
+    """The values of a variable on both ways, and the form that holds both; None where it may have no value.
+
+    Where a way leaves, nobody reads the variable behind the if: any value of the other way's form will do for it.
+    """
+    pair, nothing = [a, b], Unbound("")
+    for i, leaves_here in enumerate(left):
+        if isinstance(pair[i], Unbound) and not isinstance(pair[1 - i], Unbound) and (leaves_here or name == RESULT):
+            if leaves_here == "jumped" and not name.startswith("$"):
+                r.frame.doubtful.add(name)  # the loop's end may be reached without it
+            return a, b, form_of(pair[1 - i])
+    if isinstance(a, Unbound) or isinstance(b, Unbound):
+        return None
+    line = getattr(node, "lineno", 0)
+    where = f"{_title(name)} is {{}} on one way of the if in line {line} and {{}} on the other"
+    try:
+        return a, b, common_form(form_of(a), form_of(b), where)
+    except UnsupportedError:
+        if name == RESULT or "returned" not in left:
+            raise
+        returned = left.index("returned")
+        pair[returned] = nothing
+        return pair[0], pair[1], form_of(pair[1 - returned])
 
 
 def choose(r: Reader, condition: Tensor, x: Callable[[], Any], y: Callable[[], Any], node: ast.AST) -> Any:

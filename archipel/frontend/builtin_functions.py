@@ -12,10 +12,12 @@ import numpy as np
 from archipel.frontend import iterables
 from archipel.frontend.emit import Emitter
 from archipel.frontend.operators import add
-from archipel.frontend.values import Tensor, as_constants, content, describe, is_known, is_python_number, refuse
+from archipel.frontend.values import Rows, Tensor, as_constants, content, describe, is_known, is_python_number, refuse
 
 
 def _len(e: Emitter, x: Any, /) -> Any:
+    if isinstance(x, Rows):
+        return e.size(x.tensor, 0)
     if isinstance(x, Tensor):
         return e.size(x, 0) if x.rank else refuse("len of a scalar")
     return len(x) if hasattr(x, "__len__") else refuse(f"len of {describe(x)}")

@@ -16,6 +16,7 @@ import numpy as np
 from archipel.frontend import arrays, table
 from archipel.frontend.builtin_functions import BUILTINS
 from archipel.frontend.iterables import items
+from archipel.frontend.lists import append
 from archipel.frontend.liveness import Liveness, written
 from archipel.frontend.reader import RESULT, RETURNED, Frame, Reader, builtin, expression, statement
 from archipel.frontend.source import Definition, Source, definition_of
@@ -44,12 +45,12 @@ class Method:
 @expression(ast.Call)
 def _call(r: Reader, node: ast.Call) -> Any:
     if isinstance(node.func, ast.Attribute):
+        if node.func.attr == "append":
+            return append(r, node)
         owner = r.evaluate(node.func.value)
         if isinstance(owner, Tensor) or is_python_number(owner):
             arguments, keywords = _arguments(r, node)
             return arrays.method(r, owner, node.func.attr, arguments, keywords)
-        if isinstance(owner, list) and node.func.attr == "append":
-            refuse("append is not supported: make an array with np.zeros and set its items, or join with [*items, x]")
     function = r.evaluate(node.func)
     arguments, keywords = _arguments(r, node)
     return call(r, function, arguments, keywords, node)
@@ -74,6 +75,8 @@ def call(r: Reader, function: Any, arguments: list[Any], keywords: dict[str, Any
     if _is(function, table.FUNCTIONS):
         found = table.bound(table.FUNCTIONS[function], r.e, name, arguments, keywords)
         return found if name.startswith("math.") else _of_numpy(found)
+    if _is(function, table.COMPOSED):
+        return _of_numpy(_read_function(r, table.COMPOSED[function], arguments, keywords, node))
     if isinstance(function, types.FunctionType) and not (function.__module__ or "").startswith("numpy"):
         return _read_function(r, function, arguments, keywords, node)
     if isinstance(called := vars(type(function)).get("__call__"), types.FunctionType):

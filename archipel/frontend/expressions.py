@@ -12,7 +12,7 @@ from archipel.frontend.iterables import items
 from archipel.frontend.reader import Reader, expression
 from archipel.frontend.statements import assign
 from archipel.frontend.subscripts import get
-from archipel.frontend.values import Tensor, content, describe, is_known, is_python_number, refuse
+from archipel.frontend.values import Rows, Tensor, content, describe, is_known, is_python_number, refuse
 
 
 @expression(ast.Constant)
@@ -50,7 +50,7 @@ def _tuple(r: Reader, node: ast.Tuple) -> tuple[Any, ...]:
 
 @expression(ast.List)
 def _list(r: Reader, node: ast.List) -> list[Any]:
-    return list(_elements(r, node.elts))
+    return r.own_list(_elements(r, node.elts))
 
 
 @expression(ast.Dict)
@@ -80,6 +80,10 @@ def _subscript(r: Reader, node: ast.Subscript) -> Any:
     value, index = r.evaluate(node.value), r.evaluate(node.slice)
     if isinstance(value, Tensor):
         return get(r.e, value, index)
+    if isinstance(value, Rows):
+        if isinstance(index, slice | tuple):
+            refuse("a slice of a list that a loop filled; np.stack it first")
+        return get(r.e, value.tensor, index)
     if isinstance(index, Tensor) and index.const is None:
         refuse(
             f"{describe(value)} is indexed by a number that only the graph knows; go over its items (for x in ...), or "
@@ -135,6 +139,6 @@ def _comprehension(r: Reader, node: ast.ListComp | ast.GeneratorExp) -> list[Any
                 refuse("a comprehension whose length depends on the inputs; use np.where")
             if all(tests):
                 found.append(r.evaluate(node.elt))
-        return found
+        return r.own_list(found)
     finally:
         frame.names = kept

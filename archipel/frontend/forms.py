@@ -75,7 +75,10 @@ def common_form(a: Form, b: Form, where: str) -> Form:
         return _common_leaf(a, b, where)
     if isinstance(a, Same) and isinstance(b, Same) and (a.value is b.value or _equal(a.value, b.value)):
         return a
-    refuse(where.format(_name(a), _name(b)) + "; a variable must have one type on all ways")
+    remedy = "a variable must have one type on all ways"
+    if Same(None) in (a, b):
+        remedy = "start with a value of the later type, and mark with a variable of truth values that there is none"
+    refuse(f"{where.format(_name(a), _name(b))}; {remedy}")
 
 
 def _common_leaf(a: Leaf, b: Leaf, where: str) -> Leaf:

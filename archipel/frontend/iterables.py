@@ -8,7 +8,7 @@ from typing import Any
 
 from archipel.frontend.emit import Emitter, as_size
 from archipel.frontend.operators import floor_divide
-from archipel.frontend.values import Tensor, is_known, refuse
+from archipel.frontend.values import Rows, Tensor, is_known, refuse
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def iteration(e: Emitter, value: Any, row: Callable[[Tensor, Any], Tensor]) -> I
         return Range(value.start, value.stop, value.step).iteration(e)
     if isinstance(value, Range):
         return value.iteration(e)
-    if isinstance(value, Tensor):
-        return rows(e, value, row)
+    if isinstance(value, Tensor | Rows):
+        return rows(e, value if isinstance(value, Tensor) else value.tensor, row)
     if isinstance(value, Zipped):
         parts = [iteration(e, part, row) for part in value.parts]
         if any(part is None for part in parts):
@@ -93,6 +93,8 @@ def items(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, tuple | list):
         return list(value)
+    if isinstance(value, Rows):
+        refuse("a list that a loop filled has a length that only the graph knows; np.stack it")
     refuse(f"{type(value).__name__} cannot be gone over; use range, an array or a tuple")
 
 

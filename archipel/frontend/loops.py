@@ -8,6 +8,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from archipel.frontend import lists
+from archipel.frontend.aliases import Marks, at_next_iteration, changes_in_place, mark, marks
 from archipel.frontend.branches import branch, choose, either, known_truth, with_storage
 from archipel.frontend.conditions import condition
 from archipel.frontend.forms import (
@@ -26,7 +28,8 @@ from archipel.frontend.liveness import Names, contains, written
 from archipel.frontend.reader import RESULT, RETURNED, Reader, statement
 from archipel.frontend.statements import assign, run
 from archipel.frontend.subscripts import row
-from archipel.frontend.values import Tensor, Unbound, refuse
+from archipel.frontend.values import Rows, Tensor, Unbound, refuse
+from archipel.graph.shapes import dims, dtype_of
 
 _ROUNDS = 8  # forms only become wider; this many changes of one loop's variables are not seen in practice
 
@@ -40,6 +43,8 @@ def _for(r: Reader, node: ast.For, live: Names) -> None:
     if loop is None:
         with _inside(r, node):
             _written_out(r, node, items(over), live)
+            for name in sorted(r.frame.doubtful):
+                r.frame.names[name] = Unbound(_doubtful(name, node))
         return
     with _inside(r, node):
         _emit(r, node, live, loop.length, True, lambda i: assign(r, node.target, loop.item(i)))
@@ -54,20 +59,24 @@ def _while(r: Reader, node: ast.While, live: Names) -> None:
         return
     with _inside(r, node):
         _emit(r, node, live, None, first, lambda i: None)
+    if isinstance(node.test, ast.Constant) and not contains(node.body, ast.Break, inner_loops=False):
+        r.frame.names[RETURNED] = True  # nothing else ends it
 
 
 class _inside:
     """A context: statements of a loop's body, which have marks of their own for break and continue."""
 
     def __init__(self, r: Reader, node: ast.For | ast.While) -> None:
-        self._frame = r.frame
+        self._frame, self._doubtful = r.frame, r.frame.doubtful
 
     def __enter__(self) -> None:
         self._frame.depth += 1
+        self._frame.doubtful = set()
         for name in self._frame.flags()[1:]:
             self._frame.names[name] = False
 
     def __exit__(self, *_: object) -> None:
+        self._frame.doubtful = self._doubtful
         for name in self._frame.flags()[1:]:
             self._frame.names.pop(name, None)
         self._frame.depth -= 1
@@ -90,7 +99,7 @@ def _written_out(r: Reader, node: ast.For, rest: list[Any], live: Names) -> None
             frame.did_not_jump()
             _written_out(r, node, rest[1:], live)
 
-        branch(r, r.e.invert(stop), goes_on, lambda: None, after, node)
+        branch(r, r.e.invert(stop), goes_on, lambda: None, after, node, otherwise_jumps=True)
     elif not known:
         _written_out(r, node, rest[1:], live)
 
@@ -119,6 +128,11 @@ def _emit(
     forms: dict[str, Form] = {n: form_of(start[n]) for n in names}
     results: dict[str, Form] = {n: Missing("") for n in fresh}
     keep = {*names, *fresh}
+    calls = lists.begin(r, node.body)
+    outside, frame.appends = frame.appends, dict.fromkeys(calls)
+    in_place = changes_in_place(node.body)
+    before = frozenset().union(*(marks(value) for each in r.frames for value in each.names.values()))
+    extra: dict[str, Marks] = dict.fromkeys(names, frozenset())
     for _ in range(_ROUNDS):
         frame.names = dict(start)
         with r.e.body("loop") as op:
@@ -127,25 +141,31 @@ def _emit(
             for n in names:
                 inputs = parameters(op, forms[n], f"loop/{n.strip('$')}")
                 frame.names[n] = with_storage(rebuild(forms[n], iter(inputs)), start[n])
+                mark(frame.names[n], extra[n])
             for n in fresh:
                 parameters(op, results[n], f"loop/{n.strip('$')}")
                 frame.names[n] = Unbound(_not_yet(n, node))
             for n in sorted(changed - keep):
                 if isinstance(start.get(n, _NEW), Unbound):
                     frame.names[n] = Unbound(_not_yet(n, node))
+            lists.hide(r, calls)
+            begin = {n: marks(frame.names[n]) for n in names}
             enter(Tensor(number, python=int))
             run(r, node.body, _live_at_end(r, node, keep))
             end = frame.names
             wider = {n: _wider(r, node, n, forms[n], end[n]) for n in names}
             found = {n: _found(node, n, results[n], end.get(n, _NEW)) for n in fresh}
-            if wider == forms and found == results:
+            more = at_next_iteration(begin, end, before, extra) if in_place else extra
+            if (wider, found, more) == (forms, results, extra):
                 _finish(r, node, length, end, {**forms, **results})
+                stacked = [op.name_output(r.e.value(value), op.unique("loop/item")) for value in frame.appends.values()]
                 break
-        forms, results = wider, found
+        forms, results, extra = wider, found, more
     else:
         refuse(f"the types of {', '.join(map(repr, names))} do not settle; give each one type before the loop")
-    frame.names = dict(start)
-    _results(r, node, length, first, surely, op.graph, {**forms, **results}, end)
+    frame.names, frame.appends = dict(start), outside
+    rows = _results(r, node, length, first, surely, op.graph, {**forms, **results}, end, stacked)
+    frame.names.update(zip(calls.values(), rows))
     for n in sorted(changed - keep):
         frame.names[n] = Unbound(f"{n!r} has no value after the loop in line {node.lineno}")
 
@@ -208,26 +228,41 @@ def _results(
     body: ir.Graph,
     forms: dict[str, Form],
     end: dict[str, Any],
-) -> None:
+    stacked: list[ir.Value],
+) -> list[Rows]:
+    """Emit the node, set the variables, and return the lists that the loop filled."""
     frame = r.frame
     start = frame.names
     initial = [v for n, form in forms.items() for v in flatten(r.e, start.get(n, _NEW), form)]
-    if not initial:
-        return  # an iteration changes nothing that is read later
+    if not initial and not stacked:
+        return []  # an iteration changes nothing that is read later
     trips = None if length is None else r.e.value(length, "int64")
     # Left out, the condition would be true, too, but onnx's reference implementation takes it for false.
     begins = r.e.value(first)
-    values = iter(r.e.op.emit("Loop", trips, begins, *initial, body=body, outputs=len(initial)))
+    values = iter(r.e.op.emit("Loop", trips, begins, *initial, body=body, outputs=len(initial) + len(stacked)))
     for n, form in forms.items():
         mine = declare([next(values) for _ in leaves(form)], form)
         result = with_storage(rebuild(form, iter(mine)), start.get(n), end.get(n))
-        if (n in start and not isinstance(start[n], Unbound)) or surely or n == RESULT:
+        if (n in start and not isinstance(start[n], Unbound)) or n == RESULT:
             frame.names[n] = result
+        elif surely:
+            frame.names[n] = Unbound(_doubtful(n, node)) if n in frame.doubtful else result
         else:
             frame.names[n] = Unbound(
                 f"{n!r} is assigned only in the loop in line {node.lineno}, which may have no iteration; assign it "
                 "before the loop"
             )
+    rows = list(values)
+    for item, value in zip(stacked, rows):
+        value.dtype, value.shape = dtype_of(item), ir.Shape([length if isinstance(length, int) else None, *dims(item)])
+    return [Rows(Tensor(value)) for value in rows]
+
+
+def _doubtful(name: str, node: ast.stmt) -> str:
+    return (
+        f"{name!r} may have no value after the loop in line {node.lineno}, where an iteration can end before it is "
+        "assigned; assign it before the loop"
+    )
 
 
 def _not_yet(name: str, node: ast.stmt) -> str:

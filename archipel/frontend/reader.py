@@ -17,6 +17,7 @@ from archipel.frontend.liveness import Liveness, Names
 from archipel.frontend.source import Source, shown
 from archipel.frontend.values import Tensor, Unbound, UnsupportedError, as_constants, content, is_known, refuse
 from archipel.frontend.weights import Weights
+from archipel.graph.build import Builder
 
 Evaluate = Callable[["Reader", Any], Any]
 """(reader, expression) -> its value."""
@@ -59,6 +60,8 @@ class Frame:
         outer: variables of the functions around it, then of its module.
         code: the syntax tree of the function, to notice recursion.
         place: "name (file:line)" of the call, for errors.
+        appends: calls of `append` that a loop turns into scan outputs -> the value of the iteration that is read.
+        doubtful: variables that an iteration of the loop around may leave without a value, by a break or continue.
         depth: how many loops of this function are around the statement that is being read.
     """
 
@@ -76,6 +79,8 @@ class Frame:
         self.names: dict[str, Any] = {**names, RETURNED: False}
         self.place = place
         self.depth = 0
+        self.doubtful: set[str] = set()
+        self.appends: dict[ast.Call, Any] = {}
 
     def look_up(self, name: str) -> Any:
         """A variable's value. Raises UnsupportedError where it has none, or perhaps none."""
@@ -101,6 +106,7 @@ class Reader:
         e: what writes the graph.
         frames: the calls that are being read, the innermost last.
         weights: the arrays that functions read from outside.
+        homes: id of a list -> the list, and the builder of the graph that was written when it was made.
         foreign: marks of memory that belongs to the caller, which must not be written to.
     """
 
@@ -109,6 +115,7 @@ class Reader:
         self.frames: list[Frame] = []
         self.weights = Weights(e)
         self.foreign: set[object] = set()
+        self.homes: dict[int, tuple[list[Any], Builder]] = {}
 
     @property
     def frame(self) -> Frame:
@@ -122,6 +129,11 @@ class Reader:
             yield
         finally:
             self.frames.pop()
+
+    def own_list(self, items: list[Any]) -> list[Any]:
+        """A list that may grow as long as the same graph is written."""
+        self.homes[id(items)] = (items, self.e.op)
+        return items
 
     def evaluate(self, node: ast.expr) -> Any:
         """The value of an expression. Raises FunctionError."""

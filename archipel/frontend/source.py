@@ -6,6 +6,7 @@ import ast
 import inspect
 import linecache
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,11 +42,11 @@ def definition_of(function: Callable[..., Any]) -> tuple[Definition, Source]:
     """The syntax tree of a plain Python function or lambda. Raises FunctionError where there is none."""
     code: CodeType = function.__code__
     source = Source(inspect.getsourcefile(function) or code.co_filename)
-    lines = tuple(linecache.getlines(source.file, function.__globals__))
+    lines = tuple(linecache.getlines(source.file, function.__globals__)) or _of_command(code)
     if not lines:
         raise FunctionError(
             f"{function.__qualname__}: its source text cannot be read ({code.co_filename}); define it in a file or a "
-            "notebook, not with exec or python -c"
+            "notebook, not with exec"
         )
     found = [node for node in _definitions(lines) if _is_of(node, code)]
     if len(found) != 1:
@@ -54,6 +55,22 @@ def definition_of(function: Callable[..., Any]) -> tuple[Definition, Source]:
             "changed since it was imported, or something else made the function; import it again"
         )
     return found[0], source
+
+
+def _of_command(code: CodeType) -> tuple[str, ...]:
+    """The lines of `python -c`, if the function is defined in them; Python itself keeps no source of them."""
+    given = sys.orig_argv
+    if code.co_filename != "<string>" or "-c" not in given[:-1]:
+        return ()
+    text = given[given.index("-c") + 1]
+    waiting, found = [compile(text, "<string>", "exec", dont_inherit=True)], False
+    while waiting and not found:
+        found = (now := waiting.pop()) == code  # compares the instructions, so that no function of an exec passes
+        waiting.extend(constant for constant in now.co_consts if isinstance(constant, CodeType))
+    lines = text.splitlines(keepends=True)
+    if found:
+        linecache.cache["<string>"] = (len(text), None, lines, "<string>")
+    return tuple(lines) if found else ()
 
 
 @lru_cache(16)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from archipel.frontend import operators
+from archipel.frontend.aliases import refuse_shared
 from archipel.frontend.branches import branch, either, known_truth
 from archipel.frontend.conditions import condition
 from archipel.frontend.iterables import items
 from archipel.frontend.liveness import Names, always_leaves
-from archipel.frontend.reader import RESULT, RETURNED, Reader, statement, tensors_in
+from archipel.frontend.reader import RESULT, RETURNED, Reader, statement
 from archipel.frontend.subscripts import put, row
 from archipel.frontend.values import Tensor, describe, refuse
 
@@ -60,7 +62,7 @@ def _guarded(r: Reader, stop: Tensor, rest: Sequence[ast.stmt], live: Names, nod
             frame.names[unknown[0]] = True
 
     with r.placed(node):
-        branch(r, r.e.invert(stop), goes_on, jumped, live | frame.liveness.captured, node)
+        branch(r, r.e.invert(stop), goes_on, jumped, live | frame.liveness.captured, node, otherwise_jumps=True)
 
 
 def _take_rest(r: Reader, node: ast.If, rest: Sequence[ast.stmt], live: Names) -> bool:
@@ -190,18 +192,6 @@ def _augmented(r: Reader, node: ast.AugAssign, live: Names) -> None:
     r.frame.names[name] = result
 
 
-def refuse_shared(r: Reader, name: str, array: Tensor, what: str, remedy: str) -> None:
-    """Refuse a change of an array in place that would change another variable, or the caller's array."""
-    if array.storage & r.foreign:
-        refuse(f"{what} changes an array of the caller in place, which a graph cannot; write {remedy}")
-    for frame in r.frames:
-        for other, value in frame.names.items():
-            if frame is r.frame and other == name:
-                continue
-            if any(tensor.storage & array.storage for tensor in tensors_in([value])):
-                refuse(f"{what} changes {other!r} too, which may be the same array; write {remedy}")
-
-
 def _load(target: ast.expr) -> ast.expr:
     if isinstance(target, ast.Name):
         return ast.Name(target.id, ast.Load())
@@ -227,4 +217,14 @@ def _raise(r: Reader, node: ast.Raise, live: Names) -> None:
 
 @statement(ast.Import, ast.ImportFrom)
 def _import(r: Reader, node: ast.Import | ast.ImportFrom, live: Names) -> None:
-    refuse("import inside the function is not supported; put it at the top of the file")
+    for each in node.names:
+        try:
+            if isinstance(node, ast.Import):
+                module = import_module(each.name)
+                found: Any = module if each.asname else import_module(each.name.split(".")[0])
+            else:
+                found = getattr(import_module(node.module or ""), each.name)
+        except (ImportError, AttributeError, ValueError) as error:
+            refuse(f"{error}; import relative modules and * at the top of the file")
+        name = each.asname or each.name.split(".")[0]
+        r.frame.names[name] = r.weights.wrap(found, name)

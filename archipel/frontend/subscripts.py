@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.frontend.emit import Emitter, as_int, as_size
-from archipel.frontend.values import BOOL, Tensor, describe, is_known, refuse
+from archipel.frontend.values import BOOL, Tensor, content, describe, is_known, refuse
 
 _FULL = slice(None)
 _FIRST, _LAST = -(2**63), 2**63 - 1
@@ -145,18 +145,25 @@ def put(e: Emitter, x: Tensor, index: Any, value: Any) -> Tensor:
         for _ in range(x.rank - index.rank):
             mask = e.op.Unsqueeze(mask, [-1])
         return e.cast(e.select(Tensor(mask), e.cast(value, x.dtype), x), x.dtype)
+    if is_known([x, value]) and is_known(index):
+        array = x.const.copy() if x.const is not None else np.zeros(0)
+        try:
+            array[tuple(map(_known, index)) if isinstance(index, tuple) else _known(index)] = content(value)
+        except (IndexError, TypeError, ValueError) as error:
+            refuse(str(error))
+        return Tensor(const=array)
     parts, new = _normal(x, index)
     if isinstance(value, Tensor) and not np.can_cast(value.dtype, x.dtype, "same_kind"):
         refuse(f"NumPy writes no {value.dtype} into {describe(x)}; use .astype")
-    content, target = e.value(value, x.dtype), e.value(x)
+    new_item, target = e.value(value, x.dtype), e.value(x)
     points = [part for part in parts if not isinstance(part, slice)]
     plain = all(isinstance(part, int) or (isinstance(part, Tensor) and part.rank == 0) for part in points)
     if plain and points and not new and all(part == _FULL for part in parts[len(points) :]):
         place = e.integers(points)
         item = get(e, x, tuple(points))
-        filled = e.op.Expand(content, e.op.Shape(e.value(item))) if item.rank else content
-        if not item.rank and content.shape is not None and len(content.shape):
-            filled = e.op.Reshape(content, e.op.constant(np.zeros(0, np.int64)))
+        filled = e.op.Expand(new_item, e.op.Shape(e.value(item))) if item.rank else new_item
+        if not item.rank and new_item.shape is not None and len(new_item.shape):
+            filled = e.op.Reshape(new_item, e.op.constant(np.zeros(0, np.int64)))
         result = e.op.ScatterND(target, e.op.Unsqueeze(place, [0]), e.op.Unsqueeze(filled, [0]))
     else:
         # The flat positions of the items are what the index takes out of 0, 1, 2, ... in the array's shape.
@@ -164,7 +171,7 @@ def put(e: Emitter, x: Tensor, index: Any, value: Any) -> Tensor:
         numbers = e.op.Reshape(e.op.Range(e.op.constant(0), count, e.op.constant(1)), e.op.Shape(target))
         numbers.shape = target.shape
         places = get(e, Tensor(numbers), index)
-        filled = e.op.Expand(content, e.op.Shape(e.value(places)))
+        filled = e.op.Expand(new_item, e.op.Shape(e.value(places)))
         flat = e.op.ScatterElements(
             e.op.Reshape(target, [-1]), e.op.Reshape(e.value(places), [-1]), e.op.Reshape(filled, [-1]), axis=0
         )

@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import cache
+from types import FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +21,8 @@ T = TypeVar("T", bound=Emit)
 
 FUNCTIONS: dict[Any, Emit] = {}
 """NumPy's function -> what emits it."""
+COMPOSED: dict[Any, FunctionType] = {}
+"""NumPy's function -> one in Python over others, which is read in its place."""
 METHODS: dict[str, Emit] = {}
 """Name of an array's method -> what emits it; the array comes first."""
 
@@ -36,6 +39,16 @@ def numpy_name(*names: str, method: bool = False) -> Callable[[T], T]:
         if method:
             METHODS[names[0]] = function
         return function
+
+    return add
+
+
+def composed(function: Any) -> Callable[[Any], Any]:
+    """Register the Python function that is read in place of one of NumPy's: a decorator."""
+
+    def add(replacement: Any) -> Any:
+        COMPOSED[function] = replacement
+        return replacement
 
     return add
 
@@ -80,7 +93,7 @@ def unsupported(function: Any, name: str, written: str) -> str:
         return f"{written}: a graph draws no random numbers of NumPy; pass them as an argument"
     if name == "print":
         return "print: a graph prints nothing; return the value"
-    known = sorted({name_of(f) for f in FUNCTIONS})
+    known = sorted({name_of(f) for f in (*FUNCTIONS, *COMPOSED)})
     near = difflib.get_close_matches(name, known, 3)
     hint = f"; similar ones are supported: {', '.join(near)}" if near else ""
     return f"{written} is not supported on what depends on the inputs or weights{hint}; see docs/python_functions.md"

@@ -75,6 +75,13 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """A list that a loop filled: its items, stacked along the first axis."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
 class Unbound:
     """A variable that has no value, or perhaps none; `reason` says why, with the remedy."""
 
@@ -109,7 +116,7 @@ def is_known(value: object) -> bool:
         return all(map(is_known, (value.start, value.stop, value.step)))
     if isinstance(value, Mapping):
         return all(map(is_known, value.values()))
-    return not isinstance(value, Unbound)
+    return not isinstance(value, Unbound | Rows)
 
 
 def content(value: Any) -> Any:
@@ -151,4 +158,6 @@ def describe(value: object) -> str:
         return f"{value.dtype}[{sizes}]" if value.rank else f"a {value.dtype} scalar"
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
+    if isinstance(value, Rows):
+        return "a list that a loop filled"
     return "None" if value is None else f"of type {type(value).__name__}"

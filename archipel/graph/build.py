@@ -36,9 +36,9 @@ class Outlined(Protocol):
         op: Builder,
         name: str,
         inputs: Sequence[ir.Value | None],
-        body: Callable[..., ir.Value],
-        attributes: Mapping[str, int | Sequence[int]],
-    ) -> ir.Value: ...
+        body: Callable[..., Sequence[ir.Value]],
+        attributes: Mapping[str, int | float | Sequence[int]],
+    ) -> tuple[ir.Value, ...]: ...
 
 
 class Builder:

@@ -19,23 +19,23 @@ from archipel.graph.opset import OPSET
 from archipel.graph.passes import optimize
 from archipel.graph.shapes import dims, dtype_of
 
-Body = Callable[..., ir.Value]
-"""Emits standard operators: body(op, *inputs) gives the result."""
+Body = Callable[..., Sequence[ir.Value]]
+"""Emits standard operators: body(op, *inputs) gives the results."""
 
 
 def outline(
-    op: Builder, name: str, inputs: Sequence[ir.Value | None], body: Body, **attributes: int | Sequence[int]
-) -> ir.Value:
+    op: Builder, name: str, inputs: Sequence[ir.Value | None], body: Body, **attributes: int | float | Sequence[int]
+) -> tuple[ir.Value, ...]:
     """What `body(op, *inputs)` emits; as one node `archipel.kernels.<name>` where the builder keeps outlined parts.
 
     Arguments:
         op: the builder.
         name: of the operator.
         inputs: values of the graph; None is an optional one at the end that is left out.
-        body: emits the result from a builder and the inputs; it may read nothing else of the graph.
+        body: emits the results from a builder and the inputs; it may read nothing else of the graph.
         attributes: what a kernel has to know besides the shapes of its inputs.
     """
-    return body(op, *inputs) if op.outlined is None else op.outlined.call(op, name, inputs, body, attributes)
+    return tuple(body(op, *inputs)) if op.outlined is None else op.outlined.call(op, name, inputs, body, attributes)
 
 
 class Functions:
@@ -43,7 +43,7 @@ class Functions:
 
     Example:
         op.outlined = functions = Functions()
-        y = outline(op, "Conv", [x, w], lambda op, x, w: op.Conv(x, w), strides=[1, 1])
+        (y,) = outline(op, "Conv", [x, w], lambda op, x, w: [op.Conv(x, w)], strides=[1, 1])
         functions.define(model)
     """
 
@@ -56,8 +56,8 @@ class Functions:
         name: str,
         inputs: Sequence[ir.Value | None],
         body: Body,
-        attributes: Mapping[str, int | Sequence[int]],
-    ) -> ir.Value:
+        attributes: Mapping[str, int | float | Sequence[int]],
+    ) -> tuple[ir.Value, ...]:
         """Emit the node; equal calls share a function."""
         shapes = tuple(None if value is None else (dtype_of(value), *dims(value)) for value in inputs)
         key = (name, shapes, str(sorted(attributes.items())))
@@ -65,14 +65,16 @@ class Functions:
         if key not in self._bodies:
             self._bodies[key] = _function(name, str(len(self._bodies)), inputs, body, given)
         function = self._bodies[key]
-        inner = function.outputs[0]
         title = op.title(name)
-        result = ir.Value(name=title, type=inner.type, shape=inner.shape)
+        results = [
+            ir.Value(name=title if i == 0 else op.unique(f"{title}:{i}"), type=inner.type, shape=inner.shape)
+            for i, inner in enumerate(function.outputs)
+        ]
         present = [value for value in inputs if value is not None]
         op.insert(
-            ir.Node(KERNELS_DOMAIN, name, present, given, overload=function.overload, outputs=[result], name=title)
+            ir.Node(KERNELS_DOMAIN, name, present, given, overload=function.overload, outputs=results, name=title)
         )
-        return result
+        return tuple(results)
 
     def define(self, model: ir.Model) -> None:
         """Give the model the functions that its nodes call."""
@@ -90,7 +92,8 @@ def _function(
     graph = ir.Graph([], [], nodes=[], name=name, opset_imports={"": OPSET})
     op = Builder(graph)
     stand_ins = [None if value is None else _like(op, f"input_{index}", value) for index, value in enumerate(inputs)]
-    op.name_output(body(op, *stand_ins), "output")
+    for index, result in enumerate(body(op, *stand_ins)):
+        op.name_output(result, f"output_{index}")
     optimize(ir.Model(graph, ir_version=10))
     # A function has no initializers. ONNX Runtime makes some of these nodes again when it inlines the function.
     first = graph[0]

@@ -116,6 +116,7 @@ def step_graph(
     streams = activate(work) if dropout else deactivate(work)
     work.leave_idle()
     scaling = _mixed_precision(work, precision)
+    # Not before: the gradients' rules put functions in the place of forward nodes, and functions have no rules.
     functions = work.op.outlined = Functions() if kernels else None
     update = Update(work, optimizer, transforms, accumulate, may_skip=scaling is not None)
 

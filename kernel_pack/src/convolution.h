@@ -3,11 +3,12 @@
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
+
+#include "parallel.h"
 
 namespace archipel {
 
@@ -23,9 +24,6 @@ struct Shape {
   int64_t group;
   bool bias;
 };
-
-// Calls its second argument with 0 to its first argument - 1, on several threads where there are.
-using Parallel = std::function<void(size_t, const std::function<void(size_t)>&)>;
 
 struct Plan;
 

@@ -26,12 +26,6 @@ inline void copy(const float* from, const float* end, float* to) {
   if (n & 1) *to = *from;
 }
 
-float total(const float* lanes) {
-  float sum = 0;
-  for (size_t lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
-  return sum;
-}
-
 // `make()` gives each thread a function of the number of a plane [example * channels + channel].
 template <class Make>
 void share_planes(const Shape& s, int64_t batch, size_t threads, const Parallel& parallel, Make make) {
@@ -295,15 +289,6 @@ void run_depthwise(Kind kind, const Shape& s, int64_t batch, float* x, float* w,
         forward(layout, x + at * in, w + channel * size, b == nullptr ? 0.0f : b[channel], y + at * out, input, output);
     };
   });
-}
-
-const VectorLoops& vector_loops() {
-  static const VectorLoops& chosen = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                                             __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")
-                                         ? v4::loops
-                                     : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? v3::loops
-                                                                                                      : v2::loops;
-  return chosen;
 }
 
 }  // namespace archipel

@@ -71,6 +71,7 @@ enum Place : size_t {
   kGetDimensionsCount = 61,
   kGetDimensions = 62,
   kGetTensorTypeAndShape = 65,
+  kGetAttributeFloat = 85,
   kGetAttributeInt = 86,
   kGetInputCount = 88,
   kGetInput = 90,
@@ -143,13 +144,19 @@ inline Tensor input(const Api* api, const KernelContext* context, size_t index) 
   return result;
 }
 
-inline float* output(const Api* api, KernelContext* context, const std::vector<int64_t>& shape) {
+inline float* output(const Api* api, KernelContext* context, const std::vector<int64_t>& shape, size_t index = 0) {
   Value* value = nullptr;
   check(api, call<Status*, KernelContext*, size_t, const int64_t*, size_t, Value**>(
-                 api, kGetOutput, context, 0, shape.data(), shape.size(), &value));
+                 api, kGetOutput, context, index, shape.data(), shape.size(), &value));
   void* data = nullptr;
   check(api, call<Status*, Value*, void**>(api, kGetTensorMutableData, value, &data));
   return static_cast<float*>(data);
+}
+
+inline float attribute(const Api* api, const KernelInfo* info, const char* name, float otherwise) {
+  float value = otherwise;
+  Status* status = call<Status*, const KernelInfo*, const char*, float*>(api, kGetAttributeFloat, info, name, &value);
+  return succeeded(api, status) ? value : otherwise;
 }
 
 inline int64_t attribute(const Api* api, const KernelInfo* info, const char* name, int64_t otherwise) {

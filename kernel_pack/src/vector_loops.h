@@ -19,6 +19,17 @@ struct VectorLoops {
   // As `correlate`, with the masks applied to g. Reads nothing of g beyond n.
   void (*correlate_masked)(const float* g, const float* x, const ptrdiff_t* offsets, size_t columns, size_t rows,
                            const int* masks, size_t stride, size_t n, float* parts);
+  // The kLanes elements of sums[0] together += sum of x - middle over n elements, those of sums[1] += its squares.
+  void (*accumulate)(const float* x, float middle, size_t n, float* sums);
+  // Likewise the sum of g, and of g (x - middle).
+  void (*accumulate_products)(const float* x, const float* g, float middle, size_t n, float* sums);
+  // out = factor (x - middle) + shift
+  void (*scale)(const float* x, float middle, float factor, float shift, size_t n, float* out);
+  // out = weight g + factor (x - middle) + shift
+  void (*scale_both)(const float* x, const float* g, float weight, float middle, float factor, float shift, size_t n,
+                     float* out);
+  // out = g where a and b are equal (without b: where a is not 0), else 0
+  void (*choose)(const float* g, const float* a, const float* b, size_t n, float* out);
 };
 
 constexpr size_t kLanes = 16;
@@ -26,6 +37,9 @@ constexpr size_t kLanes = 16;
 constexpr size_t kSlack = 64;  // elements: the largest block that a loop works on
 
 const VectorLoops& vector_loops();
+
+// The sum of kLanes elements.
+float total(const float* lanes);
 
 namespace v2 {
 extern const VectorLoops loops;

@@ -28,6 +28,7 @@ RUN = {
     "docs/importing.md",
     "docs/operations.md",
     "docs/operator-api.md",
+    "docs/python_functions.md",
     "docs/quickstart.md",
     "docs/store.md",
     "docs/strategies.md",
@@ -106,7 +107,10 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
     "page",
     [
         "docs/store.md",
-        *(pytest.param(page, marks=pytest.mark.slow) for page in ("docs/importing.md", "docs/strategies.md", TASKS)),
+        *(
+            pytest.param(page, marks=pytest.mark.slow)
+            for page in ("docs/python_functions.md", "docs/importing.md", "docs/strategies.md", TASKS)
+        ),
     ],
 )
 def test_python_blocks(page: str, tmp_path: Path, shell: dict[str, str]) -> None:

@@ -84,7 +84,7 @@ def integer_arrays(x, i):
 def floating(x, d):
     return (
         np.exp(x), np.log(x), np.sqrt(x), np.sin(x), np.cos(d), np.tan(x), np.tanh(d), np.sinh(x), np.cosh(d),
-        np.log1p(x * 1e-4), np.expm1(x * 1e-4), np.log2(x), np.log10(x), np.reciprocal(x), np.square(d),
+        np.log1p(x * 1e-4) * 1e4, np.expm1(x * 1e-4) * 1e4, np.log2(x), np.log10(x), np.reciprocal(x), np.square(d),
         np.logaddexp(x, d), np.exp(N),
     )  # fmt: skip
 
@@ -159,6 +159,16 @@ def products(x, m, v):
     return (
         np.matmul(m, v), np.dot(m.T, m), np.dot(v, 2), np.outer(v, v), np.inner(v, v), np.trace(m.T @ m),
         np.einsum("bij,kj->bik", np.swapaxes(x, 1, 2), m), np.einsum("ij,ij->", m, m), m.dot(v),
+    )  # fmt: skip
+
+
+@case(C, V, N)
+def functions_of_others(x, v, n):
+    return (
+        np.diff(x), np.diff(n, 2, axis=0), np.average(v), np.average(x, axis=2, weights=np.array([1.0, 2.0, 3.0, 4.0])),
+        np.ptp(x, axis=1), np.hypot(v, v * 2), np.exp2(v), np.heaviside(v, 0.5), np.deg2rad(v), np.rad2deg(v),
+        np.count_nonzero(n), np.count_nonzero(n > 0, axis=1), np.isclose(v, v + np.float32(1e-9)), np.allclose(v, v * 2),
+        np.column_stack([v, v * 2]), np.diag(v), np.diag(n[:3]), np.ndim(x) + np.size(x) + np.size(n, 1), np.shape(v)[0],
     )  # fmt: skip
 
 

@@ -54,3 +54,49 @@ def star_arguments(x):
 @case(M, PARAMS)
 def dict_of_weights(x, params):
     return np.maximum(x @ params["fc"]["weight"] + params["fc"]["bias"], 0) * params["scale"]
+
+
+# Lists.
+
+
+@case(M, 3, others=((M, 1),))
+def list_that_a_loop_fills(x, n):
+    states, ends = [], []
+    h = np.zeros(3)
+    for i in range(n):
+        h = h * 0.5 + x[i]
+        states.append(h)
+        if h.sum() > 4:
+            break
+    for row in x:
+        ends.append(row[-1] * 2)
+    total = 0.0
+    for state in states:
+        total = total + state.sum()
+    return (
+        np.stack(states), np.array(ends), np.concatenate(states), np.stack(states, axis=1), states[-1], len(states),
+        np.mean(states, axis=0), total,
+    )  # fmt: skip
+
+
+@case(V)
+def list_that_is_known(x):
+    parts = [x]
+    parts.append(x * 2)
+    for factor in (3, 4):
+        parts.append(x * factor)
+    y = np.zeros(4)
+    y[1] = 3
+    y[2:] = [7, 8]
+    return np.stack(parts), len(parts), y
+
+
+@case(M)
+def lists_in_nested_loops(x):
+    rows = []
+    for row in x:
+        items = []
+        for v in row:
+            items.append(v * v)
+        rows.append(np.stack(items))
+    return np.stack(rows)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.frontend.cases import B1, RNG, SHIFTS, W1, C, D, M, N, V, case
+from tests.frontend.cases import B1, SHIFTS, W1, C, D, M, N, V, case
 
 # If.
 
@@ -92,6 +92,50 @@ def tuple_from_branch(x):
         pair = (x.max(), x.min())
     low, high = pair
     return high - low
+
+
+@case(np.float32(200), others=((np.float32(70),), (np.float32(0),), (np.float32(-70),), (np.float32(-700),)))
+def variables_on_the_ways_that_stay(s):
+    if s > 100:
+        return s * 1
+    elif s > 50:
+        y = s * 2
+    elif s > -100:
+        y = s * 3
+        if s > -50:
+            return y
+    else:
+        y = np.array([1, 2])
+        return s * 5
+    return y + 1
+
+
+@case(M, 3, others=((-M, 2), (M, 0)))
+def variables_of_one_iteration(x, n):
+    total = np.float32(0)
+    for i in range(n):
+        if x[i, 0] > 0:
+            if x[i, 1] > 0:
+                continue
+            part = x[i].sum()
+        else:
+            part = x[i].max()
+            if part > 1:
+                break
+        total = total + part
+    return total
+
+
+@case(V, 3, others=((V, 30),))
+def loop_that_only_return_ends(x, n):
+    import numpy
+
+    i = 0
+    while True:
+        x = numpy.abs(x) * 1.1
+        i += 1
+        if i >= n:
+            return x, i
 
 
 # While.
@@ -328,33 +372,4 @@ def rows_and_columns_that_are_set(x):
     y[2:, :2] += 1
     y[[0, 3], 1] = 9
     y[y > 4] = -1
-    return y
-
-
-@case(M)
-def softmax(x):
-    e = np.exp(x - x.max(axis=-1, keepdims=True))
-    return e / e.sum(axis=-1, keepdims=True)
-
-
-@case(RNG.standard_normal((6, 2)), np.array([0, 1]))
-def k_means_step(points, start):
-    centres = points[start]
-    for _ in range(4):
-        apart = ((points[:, None] - centres[None]) ** 2).sum(-1)
-        mine = apart.argmin(axis=1)
-        chosen = np.where(mine[:, None] == np.arange(2), 1.0, 0.0)
-        centres = (chosen.T @ points) / np.maximum(chosen.sum(0), 1)[:, None]
-    return centres
-
-
-@case(np.array([3, 1, 2, 5, 4]))
-def bubble_sort(x):
-    y = x.copy()
-    for i in range(len(y)):
-        for j in range(len(y) - 1 - i):
-            if y[j] > y[j + 1]:
-                a, b = y[j], y[j + 1]
-                y[j] = b
-                y[j + 1] = a
     return y

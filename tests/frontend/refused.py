@@ -72,6 +72,33 @@ def only_in_a_loop(x, n):
     return y  # here
 
 
+@refused("'y' may have no value after the loop in line {-4}, where an iteration can end before it is assigned; ass", V)
+def left_before_it_is_assigned(x):
+    for i in range(3):
+        if x[i] > 0:
+            break
+        y = x[i]
+    return y  # here
+
+
+@refused("'y' may have no value after the loop in line {-4}, where an iteration can end before it is assigned; ass", V)
+def left_before_it_is_assigned_when_written_out(x):
+    for i in (0, 1):
+        if x[i] > 0:
+            break
+        y = x[i]
+    return y  # here
+
+
+@refused("'best' is None before the loop in line {0} and float32[3] after an iteration; start with a value of the", X)
+def starts_with_none(x):
+    best = None
+    for row in x:  # here
+        if best is None or row[0] > best[0]:
+            best = row
+    return best
+
+
 @refused("'y' has no value in the first iteration of the loop in line {-1}; assign it before the loop", V, 3)
 def before_its_first_value(x, n):
     for i in range(n):
@@ -175,6 +202,35 @@ def changes_two(x):
     return y + z
 
 
+@refused("a += ... changes 'b' too, which may be the same array; write a = a + ...", V, 3)
+def changes_two_from_the_second_iteration_on(x, n):
+    a, b = x * 1, x * 2
+    for i in range(n):
+        a += 1  # here
+        if i > 0:
+            b = a
+    return a, b
+
+
+@refused("y[...] = ... changes an array of the caller in place, which a graph cannot; write y = y.copy()", V, 3)
+def changes_its_argument_from_the_second_iteration_on(x, n):
+    y = x * 1
+    for i in range(n):
+        y[0] = i  # here
+        y = x
+    return y
+
+
+@refused("v += ... changes 'y' too, which may be the same array; write v = v + ...", V)
+def changes_the_variable_of_a_caller(x):
+    def change(v):
+        v += 1  # here
+        return v
+
+    y = x * 2
+    return change(y) + y
+
+
 @refused("y += ...: NumPy writes no float64 into int64[3]; use y = y + ...", V, N)
 def into_integers(x, n):
     y = n * 2
@@ -209,11 +265,28 @@ def tuple_by_number(x, i):
     return (x, x * 2, x * 3)[i]  # here
 
 
-@refused("append is not supported: make an array with np.zeros and set its items, or join with [*items, x]", V, 3)
-def append(x, n):
+@refused("'found' cannot grow here: append once in each iteration, as a statement of the loop's body before any", V, 3)
+def append_in_a_branch(x, n):
     found = []
-    for _ in range(n):
-        found.append(x)  # here
+    for i in range(n):
+        if x[i] > 0:
+            found.append(x)  # here
+    return np.stack(found)
+
+
+@refused("the items of 'found' are not known in the loop that fills it; read it after", V, 3)
+def reads_what_it_fills(x, n):
+    found = []
+    for i in range(n):
+        found.append(x if i < 1 else found[-1])  # here
+    return np.stack(found)
+
+
+@refused("'found' has 1 items before the loop; fill an empty list, and join the two after it", V, 3)
+def fills_a_list_with_items(x, n):
+    found = [x]
+    for i in range(n):  # here
+        found.append(x * i)
     return np.stack(found)
 
 

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 import archipel
 from archipel import Model
 from archipel.graph import check_model
-from tests.frontend import array_programs, calling, control_flow  # noqa: F401  (they fill CASES)
+from tests.frontend import algorithms, array_programs, calling, control_flow  # noqa: F401  (they fill CASES)
 from tests.frontend.cases import CASES, Case
 
 REFERENCE = {"if_else", "collatz", "return_from_inner_loop", "written_out_with_break", "promotion", "integer_arrays"}

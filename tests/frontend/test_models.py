@@ -187,6 +187,21 @@ def test_gradients(function: Any) -> None:
         np.testing.assert_allclose(found[f"{name}.grad"], numeric, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
+@pytest.mark.parametrize("function", [power, filled])
+def test_other_transformations(function: Any) -> None:
+    """Forward mode against differences, lanes against a loop."""
+    params, x = _params(), np.random.default_rng(5).standard_normal((3, 5, 2))
+    tangent = np.random.default_rng(6).standard_normal(x.shape)
+    model = archipel.function(function, (x, params))
+    forward = autodiff.jvp(model, of=["output"], wrt=["x"])
+    found = dict(zip([port.name for port in forward.outputs], _run(forward, {"x": x, "x.tangent": tangent})))
+    numeric = (function(x + 1e-6 * tangent, params) - function(x - 1e-6 * tangent, params)) / 2e-6
+    np.testing.assert_allclose(found["output.tangent"], numeric, rtol=1e-6)
+    lanes = np.stack([x, x * 0.5, x * 2])
+    (together,) = _run(autodiff.vmap(model, over=["x"]), {"x": lanes})
+    np.testing.assert_allclose(together, [function(each, params) for each in lanes], rtol=1e-12)
+
+
 def gradient_of(model: Model, names: list[str]) -> Model:
     return autodiff.gradient(model, of="output", wrt=["x", *names])
 

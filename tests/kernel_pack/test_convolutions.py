@@ -18,6 +18,7 @@ from archipel.graph.build import Builder
 from archipel.graph.outline import Functions
 from archipel.graph.passes.dead_code import remove_dead_code
 from archipel.lite_runtime.kernels import KernelPack
+from tests.support.kernel_pack import open_session
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "3 x 3, a batch that two threads cannot share evenly": ((5, 3, 9, 8), (4, 3, 3, 3), {"padding": 1}),
@@ -73,15 +74,6 @@ def model_of(x: tuple[int, ...], w: tuple[int, ...], options: dict[str, Any], bi
     return proto.SerializeToString()
 
 
-def session(model: bytes, pack: KernelPack | None) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 2
-    options.log_severity_level = 4
-    if pack is not None:
-        pack.register(options, 2)
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_pytorchs(case: str, bias: bool, pack: KernelPack) -> None:
@@ -98,7 +90,7 @@ def test_values_and_gradients_are_pytorchs(case: str, bias: bool, pack: KernelPa
     # A symbolic batch: the kernels see its size when they run, and again when it changes.
     model = model_of(x_shape, w_shape, options, bias, "batch")
     for each in (pack, None):
-        runs = session(model, each)
+        runs = open_session(model, each)
         found = runs.run(list(expected), {name: array.astype(np.float32) for name, array in arrays.items()})
         for (name, want), have in zip(expected.items(), found):
             scale = want.abs().max().item()
@@ -138,17 +130,24 @@ def test_the_pack_runs_what_the_functions_stand_for(pack: KernelPack, tmp_path: 
         ("ConvGradWeight", {"kernel_shape": [1, 3]}, [(2, 3, 8, 8), (2, 4, 6, 6)], "sizes of input and output"),
         ("ConvGradWeight", {"kernel_shape": [3, 3]}, [(2, 3, 8, 8), (3, 4, 6, 6)], "batch sizes"),
         ("ConvGradWeight", {}, [(2, 3, 8, 8), (2, 4, 6, 6)], "the kernel is empty"),
+        ("ReluGrad", {}, [(2, 3), (3, 2)], "other shapes"),
+        ("ClipGrad", {}, [(2, 3), (2, 3), (2,)], "other shapes"),
+        ("BatchNorm", {}, [(2, 3, 4, 4), (3,), (4,)], "statistics must be"),
+        ("BatchNorm", {}, [(0, 3, 4, 4), (3,), (3,)], "X is empty"),
+        ("BatchNormGrad", {}, [(2, 3, 4, 4), (2, 3, 4, 5), (3,), (3,), (3,)], "other shapes"),
+        ("BatchNormGrad", {}, [(2, 3, 4, 4), (2, 3, 4, 4), (3,), (2,), (3,)], "statistics must be"),
     ],
 )
 def test_a_node_that_lies_about_shapes_is_an_error(
     name: str, attributes: dict[str, Any], shapes: list[tuple[int, ...]], text: str, pack: KernelPack
 ) -> None:
     inputs = [onnx.helper.make_tensor_value_info(f"i{n}", 1, list(shape)) for n, shape in enumerate(shapes)]
-    node = onnx.helper.make_node(name, [each.name for each in inputs], ["y"], domain=KERNELS_DOMAIN, **attributes)
+    outputs = ["y", "second", "third"] if name.startswith("BatchNorm") else ["y"]
+    node = onnx.helper.make_node(name, [each.name for each in inputs], outputs, domain=KERNELS_DOMAIN, **attributes)
     output = onnx.helper.make_tensor_value_info("y", 1, None)
     imports = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid(KERNELS_DOMAIN, 1)]
     graph = onnx.helper.make_graph([node], "lies", inputs, [output])
     model = onnx.helper.make_model(graph, opset_imports=imports, ir_version=10).SerializeToString()
     feed = {f"i{n}": np.ones(shape, np.float32) for n, shape in enumerate(shapes)}
     with pytest.raises(Exception, match=text):
-        session(model, pack).run(None, feed)
+        open_session(model, pack).run(None, feed)

@@ -8,7 +8,10 @@ import shutil
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import onnxruntime as ort
 import pytest
+
+from archipel.lite_runtime.kernels import KernelPack
 
 SOURCES = Path(__file__).parents[2] / "kernel_pack"
 
@@ -27,3 +30,13 @@ def build_package(folder: Path) -> Path:
     except PackageNotFoundError as error:
         pytest.skip(f"{error.name} is not installed")
     return package
+
+
+def open_session(model: bytes, pack: KernelPack | None) -> ort.InferenceSession:
+    """Two threads; None: without the pack, so that functions' bodies run."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 2
+    options.log_severity_level = 4
+    if pack is not None:
+        pack.register(options, 2)
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 import torch
 
 from archipel import Model, models, training
 from archipel.bundle.roles import Example, Hyperparameter, Label, Parameter, Personal, Seed, State, Step
+from tests.support.voice_activity import voice_activity
 
 WEB = Path(__file__).parents[2] / "web"
 RUNNER = WEB / "tests" / "run_steps.mjs"
@@ -80,6 +83,43 @@ def test_same_losses(name: str, node: str, tmp_path: Path) -> None:
     assert expected[-1] != expected[0]
     found = run_in_node(node, step, batches, {"lr": 0.02}, 3, tmp_path)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+LOOP = """<ir_version: 8, opset_import: ["" : 17]>
+net (float[batch, 3] x) => (float[batch, 4] y) <int64 most = {6}> {
+    start = MatMul (x, enter)
+    last, steps = Loop (most, , start) <body = b (int64 i, bool c, float[batch, 4] h)
+        => (bool more, float[batch, 4] next, float[batch, 4] out) {
+        a = MatMul (h, again)  next = Tanh (a)  out = Identity (next)
+        size = ReduceL2 <keepdims = 0> (next)  little = Constant <value = float {0.4}> ()  more = Greater (size, little)
+    }>
+    axis = Constant <value = int64[1] {0}> ()
+    y = ReduceSum <keepdims = 0> (steps, axis)
+}"""
+
+
+@pytest.mark.parametrize("kind", ["If", pytest.param("Loop", marks=pytest.mark.slow)])
+def test_loops_and_branches(kind: str, node: str, tmp_path: Path) -> None:
+    """An If that depends on a length, with an LSTM before it; a Loop that its values end. Both read what is outside."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "model.onnx"
+    if kind == "If":
+        path.write_bytes(voice_activity().SerializeToString())
+        model = Model.from_onnx(path).fix({"rate": 16000, "state": 0.0})
+        batches = [(rng.standard_normal((4, 20), np.float32), rng.random((4, 1), np.float32)) for _ in range(8)]
+    else:
+        proto = onnx.parser.parse_model(LOOP)
+        for name, shape in (("enter", (3, 4)), ("again", (4, 4))):
+            weight = 0.7 * rng.standard_normal(shape, np.float32)
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+        path.write_bytes(proto.SerializeToString())
+        model = Model.from_onnx(path)
+        batches = [(rng.standard_normal((4, 3), np.float32), rng.random((4, 4), np.float32)) for _ in range(8)]
+    step = training.step_graph(model, training.losses.mse(), training.optimizers.sgd(momentum=0.9))
+    assert kind in {inner.op_type for inner in step.ir.graph.all_nodes()}
+    expected = training.run_steps(step, batches, {"lr": 0.1}, seed=3)
+    assert expected[-1] != expected[0]
+    np.testing.assert_allclose(run_in_node(node, step, batches, {"lr": 0.1}, 3, tmp_path), expected, rtol=1e-4)
 
 
 def run_in_node(node: str, step: Model, batches: list, hyperparameters: dict, seed: int, folder: Path) -> list[float]:

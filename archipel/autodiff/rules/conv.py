@@ -121,24 +121,24 @@ def _transposed_window(ctx: RuleContext, kernel: Sequence[Dim]) -> Window:
 def _forward(
     op: Builder, x: ir.Value, w: ir.Value, b: ir.Value | None, window: Window, group: int, shape: Sequence[Dim]
 ) -> ir.Value:
-    def body(op: Builder, x: ir.Value, w: ir.Value, b: ir.Value | None) -> ir.Value:
-        return _convolve(op, x, w, b, window, group, shape)
+    def body(op: Builder, x: ir.Value, w: ir.Value, b: ir.Value | None) -> list[ir.Value]:
+        return [_convolve(op, x, w, b, window, group, shape)]
 
     if not suits_kernels(x, window):
-        return body(op, x, w, b)
-    return outline(op, "Conv", [x, w, b], body, group=group, **window.attributes)
+        return body(op, x, w, b)[0]
+    return outline(op, "Conv", [x, w, b], body, group=group, **window.attributes)[0]
 
 
 def _input_gradient(
     op: Builder, g: ir.Value, x: ir.Value, w: ir.Value, window: Window, group: int, filters: int, per_group: int
 ) -> ir.Value:
-    def body(op: Builder, g: ir.Value, w: ir.Value) -> ir.Value:
-        return _standard_input_gradient(op, g, x, w, window, group, filters, per_group)
+    def body(op: Builder, g: ir.Value, w: ir.Value) -> list[ir.Value]:
+        return [_standard_input_gradient(op, g, x, w, window, group, filters, per_group)]
 
     sizes = [size for size in dims(x)[2:] if isinstance(size, int)]
     if not suits_kernels(x, window) or len(sizes) < len(window.kernel):
-        return body(op, g, w)
-    return outline(op, "ConvGradInput", [g, w], body, group=group, input_size=sizes, **window.attributes)
+        return body(op, g, w)[0]
+    return outline(op, "ConvGradInput", [g, w], body, group=group, input_size=sizes, **window.attributes)[0]
 
 
 def _standard_input_gradient(

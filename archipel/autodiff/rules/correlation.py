@@ -32,12 +32,12 @@ def weight_gradient(
     """x [batch, group * per_group, *spatial] and the output's gradient g [batch, filters, *output] ->
     [filters, per_group, *kernel]."""
 
-    def body(op: Builder, x: ir.Value, g: ir.Value) -> ir.Value:
-        return _standard(op, g, x, window, group, filters, per_group)
+    def body(op: Builder, x: ir.Value, g: ir.Value) -> list[ir.Value]:
+        return [_standard(op, g, x, window, group, filters, per_group)]
 
     if not suits_kernels(x, window):
-        return body(op, x, g)
-    return outline(op, "ConvGradWeight", [x, g], body, group=group, **window.attributes)
+        return body(op, x, g)[0]
+    return outline(op, "ConvGradWeight", [x, g], body, group=group, **window.attributes)[0]
 
 
 def _standard(

@@ -18,6 +18,7 @@ import onnx_ir as ir
 from archipel.autodiff.context import ForwardContext, RuleContext
 from archipel.autodiff.registry import Gradients, Tangents, forward_rule, rule
 from archipel.graph.build import Builder
+from archipel.graph.outline import outline
 from archipel.graph.shapes import dims, dtype_of, is_static, rank, static_size
 
 EPSILON = float(np.float32(1e-5))
@@ -165,13 +166,27 @@ def normalize_batch(
     """
     # A division by a size that is read at run time makes them no constants; a number of their own (that of the nodes so
     # far) keeps `share_subexpressions` from making one value of two nodes' inputs.
-    size, own = op.Cast(op.Size(x), to=int(dtype_of(scale))), len(op.graph)
-    before = [op.Div(fill(op, scale, own + part), size) for part in (0.0, 0.5)]
-    y, mean, var = op.emit(
-        "BatchNormalization", x, scale, bias, *before, training_mode=1, momentum=0.0, epsilon=epsilon, outputs=3
-    )
-    mean.shape = var.shape = scale.shape
+    own = len(op.graph)
+
+    def body(op: Builder, x: ir.Value, scale: ir.Value, bias: ir.Value) -> tuple[ir.Value, ...]:
+        size = op.Cast(op.Size(x), to=int(dtype_of(scale)))
+        before = [op.Div(fill(op, scale, own + part), size) for part in (0.0, 0.5)]
+        y, mean, var = op.emit(
+            "BatchNormalization", x, scale, bias, *before, training_mode=1, momentum=0.0, epsilon=epsilon, outputs=3
+        )
+        mean.shape = var.shape = scale.shape
+        return y, mean, var
+
+    if not _has_kernel(x, scale):
+        y, mean, var = body(op, x, scale, bias)
+    else:
+        y, mean, var = outline(op, "BatchNorm", [x, scale, bias], body, epsilon=epsilon, number=own)
     return y, Statistics(mean, var, epsilon)
+
+
+def _has_kernel(x: ir.Value, scale: ir.Value) -> bool:
+    """Whether the kernel pack normalizes `x`."""
+    return dtype_of(x) == dtype_of(scale) == ir.DataType.FLOAT and rank(x) > 1
 
 
 def backward(
@@ -181,6 +196,23 @@ def backward(
 
     dX = scale / deviation (g - mean(g X^) X^ - mean g); dscale / n = mean(g X^), dB / n = mean g.
     """
+
+    def body(
+        op: Builder, x: ir.Value, g: ir.Value, mean: ir.Value, var: ir.Value, scale: ir.Value
+    ) -> tuple[ir.Value, ...]:
+        return _standard_backward(op, x, g, Statistics(mean, var, batch.epsilon), scale)
+
+    inputs = [x, g, batch.mean, batch.var, scale]
+    if not _has_kernel(x, scale):
+        grad_x, per_scale, per_bias = body(op, *inputs)
+    else:
+        grad_x, per_scale, per_bias = outline(op, "BatchNormGrad", inputs, body, epsilon=batch.epsilon)
+    return grad_x, per_scale, per_bias
+
+
+def _standard_backward(
+    op: Builder, x: ir.Value, g: ir.Value, batch: Statistics, scale: ir.Value
+) -> tuple[ir.Value, ir.Value, ir.Value]:
     per_bias = _over_channels(op, op.ReduceMean, g)
     product = _over_channels(op, op.ReduceMean, op.Mul(g, x))
     # mean(g X^) = (mean(g X) - mean(X) mean(g)) / deviation, as a `standardize` of that row.

@@ -73,8 +73,11 @@ def graph_facts(model: Model) -> GraphFacts:
                 )
             )  # fmt: skip
     total = None if problem else sum(node_flops.values()) // steps
-    operators = dict(Counter(node.op_type for node in graph).most_common())
-    return GraphFacts(len(graph), operators, total, tuple(layer_facts), dict(dtypes), _share(counted), problem)
+    # Those in loops and branches as well: what a device must be able to run.
+    operators = dict(Counter(node.op_type for node in graph.all_nodes()).most_common())
+    return GraphFacts(
+        sum(operators.values()), operators, total, tuple(layer_facts), dict(dtypes), _share(counted), problem
+    )
 
 
 def _share(counts: Iterable[tuple[int, int] | None]) -> float | None:

@@ -11,7 +11,7 @@ from archipel.frontend.iterables import Range, make_range
 from archipel.frontend.numpy_functions.elementwise import astype
 from archipel.frontend.numpy_functions.joining import stack
 from archipel.frontend.table import numpy_name
-from archipel.frontend.values import Tensor, refuse
+from archipel.frontend.values import Rows, Tensor, refuse
 
 
 @numpy_name("zeros", "empty")
@@ -78,6 +78,8 @@ def array(e: Emitter, a: Any, dtype: Any = None) -> Tensor:
         if not parts:
             refuse("an empty array; use np.zeros((0,))")
         found = stack(e, parts)
+    elif isinstance(a, Rows):
+        found = a.tensor
     else:
         found = Tensor(e.value(a))
     return found if dtype is None else astype(e, found, dtype)

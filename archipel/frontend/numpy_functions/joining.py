@@ -11,11 +11,14 @@ from archipel.frontend.emit import Emitter, as_int
 from archipel.frontend.iterables import items
 from archipel.frontend.subscripts import get
 from archipel.frontend.table import numpy_name
-from archipel.frontend.values import Tensor, content, is_known, refuse
+from archipel.frontend.values import Rows, Tensor, content, is_known, refuse
 
 
 @numpy_name("concatenate")
 def concatenate(e: Emitter, arrays: Any, axis: Any = 0, dtype: Any = None) -> Tensor:
+    if isinstance(arrays, Rows) and arrays.tensor.rank > 1 and axis == 0:
+        _, _, *others = (e.size(arrays.tensor, i) for i in range(arrays.tensor.rank))
+        return e.reshape(arrays.tensor, [-1, *others])
     parts = _parts(e, arrays)
     kind = e.common_type(*parts)[0] if dtype is None else np.dtype(dtype)
     if axis is None:
@@ -29,6 +32,11 @@ def concatenate(e: Emitter, arrays: Any, axis: Any = 0, dtype: Any = None) -> Te
 
 @numpy_name("stack")
 def stack(e: Emitter, arrays: Any, axis: Any = 0) -> Tensor:
+    if isinstance(arrays, Rows):
+        rank = arrays.tensor.rank
+        at = normal_axis(as_int(axis, "axis"), rank)
+        order = [*range(1, at + 1), 0, *range(at + 1, rank)]
+        return arrays.tensor if at == 0 else Tensor(e.op.Transpose(e.value(arrays.tensor), perm=order))
     parts = _parts(e, arrays)
     kind, _ = e.common_type(*parts)
     at = normal_axis(as_int(axis, "axis"), parts[0].rank + 1)
@@ -137,6 +145,8 @@ def _one(e: Emitter, x: Any) -> Tensor:
 
 def as_array(e: Emitter, x: Any) -> Tensor:
     """`np.asarray`, which gives a Python number a type that counts in promotion."""
+    if isinstance(x, Rows):
+        return x.tensor
     return x if isinstance(x, Tensor) and x.python is None else Tensor(e.value(x))
 
 

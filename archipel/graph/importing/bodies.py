@@ -7,7 +7,7 @@ from collections import Counter
 import onnx
 import onnx_ir as ir
 
-from archipel.graph.walk import levels, proto_bodies, proto_nodes, values
+from archipel.graph.walk import bodies, levels, proto_bodies, proto_nodes, values
 
 
 def separate_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -20,6 +20,9 @@ def separate_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not any(proto_bodies(node) for node in proto.graph.node):
         return proto
+    for written in (body for node in proto_nodes(proto.graph.node) for body in proto_bodies(node)):
+        for port in (*written.input, *written.value_info, *written.output):
+            _forget_shape_of_items(port.type)
     model = ir.from_proto(proto)
     _name_apart(model.graph)
     for body in model.graph.subgraphs():
@@ -48,11 +51,12 @@ def forget_scalars(proto: onnx.ModelProto) -> bool:
 
 def lift_initializers(model: ir.Model) -> None:
     """Move the initializers of bodies to the main graph, under their names where these are free. Changes `model`."""
-    bodies = list(model.graph.subgraphs())
-    if not any(body.initializers for body in bodies):
+    # Bodies of other domains' operators may not read what is around them.
+    standard = [body for node in model.graph.all_nodes() if node.domain == "" for body in bodies(node)]
+    if not any(body.initializers for body in standard):
         return
     taken = Counter(value.name for graph in levels(model.graph) for value in set(values(graph)))
-    for body in bodies:
+    for body in standard:
         for value in list(body.initializers.values()):
             if value.is_graph_input():
                 continue
@@ -60,6 +64,14 @@ def lift_initializers(model: ir.Model) -> None:
             if taken[value.name] > 1:
                 value.name = _free(f"{value.name}", taken)
             model.graph.register_initializer(value)
+
+
+def _forget_shape_of_items(kind: onnx.TypeProto) -> None:
+    """Of a sequence or optional: files declare scalars where items have several ranks, which no type can say."""
+    while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+        kind = (kind.sequence_type if kind.HasField("sequence_type") else kind.optional_type).elem_type
+        if kind.WhichOneof("value") == "tensor_type" and not kind.tensor_type.shape.dim:
+            kind.tensor_type.ClearField("shape")
 
 
 def _name_apart(main: ir.Graph) -> None:

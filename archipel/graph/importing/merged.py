@@ -22,7 +22,7 @@ def separate_statistics(model: ir.Model) -> list[str]:
     merged = {value for value in model.graph.initializers.values() if _is_merged(value)}
     kept: set[ir.Value] = set()
     made = []
-    for node in [node for node in model.graph if _is_batch_norm(node)]:
+    for node in [node for node in model.graph.all_nodes() if _is_batch_norm(node)]:
         scale = node.inputs[1]
         stem = str(scale.name).rpartition(".")[0] if scale is not None and scale not in kept else str(node.name)
         for place, role in _ROLES.items():

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
+from archipel.graph.passes.base import GraphPass
 from archipel.graph.walk import bodies, computable_values
 
 UNPACK = "archipel.unpack"
@@ -20,15 +21,41 @@ _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLi
 }
 
 
+class PlainConstants(GraphPass):
+    """Give every Constant its content as a tensor: engines exist that read none of its other attributes."""
+
+    def change(self, model: ir.Model) -> bool:
+        modified = False
+        for node in model.graph.all_nodes():
+            if node.op_type != "Constant" or node.domain != "" or "value" in node.attributes:
+                continue
+            tensor = ir.convenience.get_const_tensor(node.outputs[0])
+            if tensor is None:  # of strings, or sparse
+                continue
+            node.attributes.clear()
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(tensor.numpy()))
+            modified = True
+        return modified
+
+
+plain_constants = PlainConstants()
+
+
 def constant_values(graph: ir.Graph) -> set[ir.Value]:
     """Initializers that are no inputs, and what nodes without bodies and randomness compute from them alone."""
     given = {value for value in graph.initializers.values() if not value.is_graph_input()}
-    return computable_values((node for node in graph if is_repeatable(node) and not bodies(node)), given)
+    nodes = (node for node in graph if is_repeatable(node) and gives_tensors(node) and not bodies(node))
+    return computable_values(nodes, given)
 
 
 def is_repeatable(node: ir.Node) -> bool:
     """Whether the same inputs always give the same outputs, apart from what its bodies do."""
     return node.op_type not in _RANDOM
+
+
+def gives_tensors(node: ir.Node) -> bool:
+    """Whether none of its results is a sequence or optional, which no initializer holds."""
+    return all(value.type is None or isinstance(value.type, ir.TensorType) for value in node.outputs)
 
 
 def unpacks(node: ir.Node) -> bool:

@@ -54,7 +54,7 @@ class _Branch:
         seeds = {}
         for output, cotangent in zip(body.outputs, ctx.cotangents):
             if cotangent is not None and is_float(output):
-                seeds[copies[output]] = shaped(inner, cotangent, output)
+                seeds[copies[output]] = shaped(inner, cotangent, copies[output])
         return cls(body, inner, copies, dict(zip(wanted, pull_back(inner, seeds, wanted))))
 
     def finish(self, found: list[ir.Value]) -> None:
@@ -89,6 +89,8 @@ def shaped(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
     """The value with the sizes of `like`, which a branch knows better than the graph outside, if a constant can say
     them. A Reshape, as the sizes of what an Identity reads would be taken for the same."""
     sizes = dims(like)
+    if len(sizes) != len(dims(value)):
+        return op.reshape_like(value, like)  # exporters write a Squeeze in one branch and an Identity in the other
     if same_shape(dims(value), sizes) or sum(not isinstance(size, int) for size in sizes) > 1 or 0 in sizes:
         return value
     return op.reshape_like(value, like)
