@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.body_shapes import infer_bodies
 from archipel.graph.build import Builder
-from archipel.graph.walk import bodies, dependencies, levels, values
+from archipel.graph.shapes import constant_array
+from archipel.graph.walk import bodies, captured_values, dependencies, levels, values
 
 
 def prepare(op: Builder, node: ir.Node) -> None:
@@ -81,6 +83,109 @@ def copy_node(op: Builder, node: ir.Node, values_there: Mapping[ir.Value, ir.Val
     copy = ir.Node(node.domain, node.op_type, inputs, attributes, overload=node.overload, outputs=results, name=name)
     op.insert(copy)
     return copy
+
+
+_SMALL = 64
+"""Elements of a constant that a body gets of its own: cheaper than one that is carried."""
+
+
+def make_scans_plain(model: ir.Model) -> int:
+    """Let the body of each Scan read its own inputs alone, and each Scan its sequences from the first item on.
+
+    What a body reads from outside is carried along unchanged; small constants move inside. What runs backwards is
+    reversed before and after. Changes `model`. Returns the number of Scans that it has changed.
+    """
+    changed, main = 0, Builder(model.graph, scope="plain")
+    for level in reversed(list(levels(model.graph))):  # the inner first: it is the body around it that captures then
+        op = main if level is model.graph else Builder(level, "plain", outer=main)
+        for node in list(level):
+            if node.op_type != "Scan" or node.domain != "":
+                continue
+            backwards = any(any(_integers(node, name)) for name in _DIRECTIONS)
+            if backwards:
+                _run_forwards(op, node)
+            captures = bool(captured_values(bodies(node)[0]))
+            if captures:
+                _carry(op, node)
+            changed += backwards or captures
+    return changed
+
+
+_DIRECTIONS = ("scan_input_directions", "scan_output_directions")
+
+
+def _integers(node: ir.Node, name: str) -> Sequence[int]:
+    attribute = node.attributes.get(name)
+    return () if attribute is None else attribute.as_ints()
+
+
+def _run_forwards(op: Builder, node: ir.Node) -> None:
+    sequences = node.attributes["num_scan_inputs"].as_int()
+    states = len(node.inputs) - sequences
+    axes = _integers(node, "scan_input_axes") or [0] * sequences
+    with op.before(node):
+        for index, (backwards, axis) in enumerate(zip(_integers(node, _DIRECTIONS[0]), axes), states):
+            if backwards:
+                node.replace_input_with(index, _reversed(op, node.inputs[index], axis))
+    stacked = node.outputs[states:]
+    axes = _integers(node, "scan_output_axes") or [0] * len(stacked)
+    with op.after(node):
+        for value, backwards, axis in zip(stacked, _integers(node, _DIRECTIONS[1]), axes):
+            if backwards:
+                readers, is_output = list(value.uses()), value.is_graph_output()
+                turned = _reversed(op, value, axis)
+                if is_output:
+                    value.name, turned.name = op.unique(f"{value.name}/forwards"), value.name
+                    op.graph.outputs[list(op.graph.outputs).index(value)] = turned
+                for reader, index in readers:
+                    reader.replace_input_with(index, turned)
+    for name in _DIRECTIONS:
+        node.attributes.pop(name, None)
+
+
+def _reversed(op: Builder, value: ir.Value | None, axis: int) -> ir.Value:
+    least = np.iinfo(np.int64).min
+    turned: ir.Value = op.Slice(value, op.constant([-1]), op.constant([least]), op.constant([axis]), op.constant([-1]))
+    if value is not None:
+        turned.type, turned.shape = value.type, value.shape
+    return turned
+
+
+def _carry(op: Builder, node: ir.Node) -> None:
+    body = node.attributes["body"].as_graph()
+    inner, first = Builder(body, outer=op), next(iter(body))
+    states = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+    outside: list[ir.Value] = []
+    inside: list[ir.Value] = []
+    for value in dict.fromkeys(captured_values(body)):
+        array = constant_array(value)
+        if array is not None and array.size <= _SMALL:
+            with inner.before(first):
+                own = inner.Constant(value=ir.tensor(array))
+        else:
+            own = ir.Value(name=inner.unique(f"{value.name}/carried"), type=value.type, shape=value.shape)
+            outside.append(value)
+            inside.append(own)
+        _replace_captured(body, {value: own})
+        if inside and own is inside[-1]:
+            inner.name_output(inner.Identity(own), inner.unique(f"{value.name}/following"))
+    body.inputs[states:states] = inside
+    before = len(body.outputs) - len(inside)
+    returned = list(body.outputs)
+    body.outputs[:] = [*returned[:states], *returned[before:], *returned[states:before]]
+    attributes = [attribute for name, attribute in node.attributes.items() if name != "body"]
+    node.attributes.pop("body")
+    inputs = [*node.inputs[:states], *outside, *node.inputs[states:]]
+    kept = [ir.Value(name=op.unique(f"{node.name}/kept"), type=value.type, shape=value.shape) for value in outside]
+    results = [ir.Value(name=value.name, type=value.type, shape=value.shape) for value in node.outputs]
+    outputs = [*results[:states], *kept, *results[states:]]
+    carrying = ir.Node("", "Scan", inputs, [ir.AttrGraph("body", body), *attributes], outputs=outputs, name=node.name)
+    with op.after(node):
+        op.insert(carrying)
+    for old, new in zip(node.outputs, results):
+        old.name = ""
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+    op.graph.remove(node, safe=True)
 
 
 def _replace_captured(body: ir.Graph, values_there: Mapping[ir.Value, ir.Value]) -> None:

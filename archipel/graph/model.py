@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from archipel.bundle.roles import Program, ProgramKind
 from archipel.errors import GraphError
+from archipel.graph.bodies import make_scans_plain
 from archipel.graph.fixing import fix
 from archipel.graph.functions import inline_functions
 from archipel.graph.importing.loading import normalize
@@ -246,6 +247,20 @@ class Model:
         """
         copy = self.copy()
         limit_loops(copy.ir, iterations)
+        return copy
+
+    def plain_scans(self) -> Model:
+        """A copy whose Scans ask the least of an engine, for those that stop at this model's.
+
+        The body of a Scan reads its own inputs alone, without values of the graph around it (OpenVINO knows no others),
+        and a Scan reads its sequences from the first item on (so does onnx.reference). ONNX Runtime copies what is
+        carried for that once an item. `docs/operators.md` says which engines train what.
+
+        Example:
+            training.step_graph(model, loss, optimizer).plain_scans().save("train.onnx")
+        """
+        copy = self.copy()
+        make_scans_plain(copy.ir)
         return copy
 
     def to_bytes(self) -> bytes:

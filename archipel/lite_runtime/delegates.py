@@ -6,6 +6,7 @@
     ["coreml", "cpu"]                   Core ML where it can, the CPU for the rest
     [("qnn", {"backend_path": "libQnnHtp.so"}), "cpu"]
     {"predict": ["xnnpack", "cpu"]}     the kinds not named: "auto"
+    "fastest"                           what is fastest here, by measurement: the CPU or an engine (ENGINES)
 
 "cpu" in a list permits to fall back: with it a delegate that is missing or fails is left out, and the report says why;
 without it that is an error, and so is a node that no named delegate takes. A list is for every kind of program. "auto"
@@ -55,6 +56,9 @@ PROVIDERS: dict[str, str] = {
 ENGINES = ("openvino",)
 """Packages that run whole programs beside ONNX Runtime: where one is installed, its name means it, not the provider."""
 
+MEASURED = ("predict", "features", "train")
+"""Kinds of programs that run often enough for "fastest" to measure them; the others run on the CPU."""
+
 # Only providers of builds that someone installed on purpose. Core ML, NNAPI and XNNPACK come with every build for
 # their platform, compute in other precision or other kernels, and are often slower on small models: by name only.
 AUTO: dict[str, tuple[str, ...]] = {
@@ -93,12 +97,14 @@ class Skipped(NamedTuple):
 class Preference:
     """Delegates in order, without the CPU; `fallback` says whether the CPU may run the other nodes.
 
-    `automatic`: nobody has named them, so they are providers of the installed ONNX Runtime only.
+    `automatic`: nobody has named them, so they are providers of the installed ONNX Runtime only. `measured`: each
+    engine and the CPU run a program, and the fastest keeps it.
     """
 
     delegates: tuple[Delegate, ...]
     fallback: bool
     automatic: bool = False
+    measured: bool = False
 
     def usable(self, available: Sequence[str]) -> tuple[tuple[Delegate, ...], list[Skipped]]:
         """The delegates that this build of ONNX Runtime has, and the others. Raises DelegateError without fallback."""
@@ -166,6 +172,9 @@ def _preference(chosen: str | Sequence[Choice], kind: str) -> Preference:
         automatic = AUTO.get(sys.platform, ()) if kind in _AUTO_KINDS else ()
         return Preference(tuple(map(Delegate, automatic)), fallback=True, automatic=True)
     choices = [chosen] if isinstance(chosen, str) else list(chosen)
+    if choices == ["fastest"]:
+        measured = kind in MEASURED
+        return Preference(tuple(map(Delegate, ENGINES)) if measured else (), fallback=True, measured=measured)
     named = [_delegate(choice) for choice in choices]
     names = [delegate.name for delegate in named]
     if not names:

@@ -29,11 +29,14 @@ from archipel.lite_runtime.delegates import (
     name_of,
     preferences,
 )
+from archipel.lite_runtime.fastest import FastestSession
 from archipel.lite_runtime.kernels import calls_kernels, kernel_pack
 from archipel.lite_runtime.openvino import OpenVINOSession, Refusal, import_openvino
 from archipel.lite_runtime.out_of_range import index_error
 from archipel.lite_runtime.session import ProgramSession
 
+_FASTEST: dict[tuple[str, int], str] = {}
+"""The delegate that was fastest in this process, by a graph's SHA-256 and the number of threads."""
 _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 
 
@@ -138,8 +141,10 @@ class Sessions:
 
     def open(self, name: str, initializers: Mapping[str, np.ndarray] | None = None) -> ProgramSession:
         """A new session; `initializers` replaces external data of the graph, by name. Raises as `get` does."""
-        ort = _onnxruntime()
         program = self._bundle.program(name)
+        if self._preferences[program.kind].measured:
+            return self._open_fastest(name, initializers)
+        ort = _onnxruntime()
         fallback = self._preferences[program.kind].fallback
         with self._lock:
             usable = self._settled.get(name)
@@ -187,11 +192,39 @@ class Sessions:
         self._check_names(session)
         return session
 
+    def _open_fastest(self, name: str, initializers: Mapping[str, np.ndarray] | None) -> ProgramSession:
+        """A session that measures, or that of the delegate that was fastest before."""
+        program = self._bundle.program(name)
+        key = self._bundle.manifest.files[program.file], self.threads
+        profiled = self._profile is not None and self._profile[0] == name
+        chosen = "cpu" if profiled else _FASTEST.get(key)
+        opened: dict[str, ProgramSession] = {}
+        with self._lock:
+            usable, missing = self._preferences[program.kind].usable(())
+            self._skip(missing)
+            for delegate in usable if chosen != "cpu" else ():
+                try:
+                    opened[delegate.name] = self._open_whole(name, delegate, initializers)
+                except Refusal as refusal:
+                    self._skip([Skipped(delegate.name, name, str(refusal))])
+            if chosen not in opened:
+                try:
+                    # First: what the others answer is compared with its answers.
+                    opened = {"cpu": self._open(name, (), initializers), **opened}
+                except error_types() as error:
+                    raise _program_error(name, "cannot be loaded", error) from None
+            [first, *others] = opened.values()
+            session = FastestSession(opened, partial(_FASTEST.__setitem__, key)) if others else first
+            self._latest[name] = session
+        self._check_names(first)
+        return session
+
     def report(self) -> DelegateReport:
         """Which delegate has which node, for the programs that have a session."""
         with self._lock:
             placements = {name: session.placement() for name, session in sorted(self._latest.items())}
-            return DelegateReport(placements, tuple(self._skipped.values()))
+            later = [each for session in self._latest.values() for each in session.skipped()]
+            return DelegateReport(placements, (*self._skipped.values(), *later))
 
     def profiled(self, name: str, folder: Path) -> Sessions:
         """New sessions for the same programs; that of `name` is profiled until `end_profile`."""
@@ -276,6 +309,10 @@ class Sessions:
         if "dml" in names or kind == "train":
             # DirectML does not support memory patterns; training takes more memory with them, at the same speed.
             options.enable_mem_pattern = False
+        if kind == "train":
+            # A plan that gives a later value the memory of an earlier one holds that memory in between: a step then
+            # keeps for the way back what it has just freed. Without the plan it takes no longer.
+            options.enable_mem_reuse = False
         if not fallback:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         return options

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import onnx
+import onnx.parser
 import onnxruntime
+from onnx.reference import ReferenceEvaluator
 
 import archipel
-from archipel import autodiff
+from archipel import Model, autodiff
+from archipel.graph.walk import captured_values
 
 
 def test_branches_of_a_body_may_return_one_constant() -> None:
@@ -28,3 +32,35 @@ def test_branches_of_a_body_may_return_one_constant() -> None:
     [found] = session.run(["x.grad"], {"x": np.array(0.5), "w": np.ones(2)})
     once = math.tanh(0.5)
     assert math.isclose(found, (1 - once**2) * (1 - math.tanh(once) ** 2), rel_tol=1e-12)
+
+
+def test_plain_scans_compute_the_same() -> None:
+    # One Scan in the other: the inner body reads the weight and the outer state, the outer one the weight through it.
+    text = """<ir_version: 10, opset_import: ["": 21]>
+    f (float[T, K, 2] x, float[2] start, float[2] w) => (float[2] last, float[T, K, 2] y)
+    <float[2] small = {0.5, 2.0}> {
+        last, y = Scan <num_scan_inputs = 1, scan_input_directions = [1], scan_output_directions = [0],
+            body = outer (float[2] s, float[K, 2] row) => (float[2] t, float[K, 2] ys) {
+            r, ys = Scan <num_scan_inputs = 1, scan_output_directions = [1],
+                body = inner (float[2] a, float[2] item) => (float[2] b, float[2] z) {
+                    p = Mul(item, w)
+                    q = Mul(p, small)
+                    b = Add(a, q)
+                    z = Add(b, s)
+                }> (s, row)
+            t = Mul(r, small)
+        }> (start, x)
+    }"""
+    model = Model.from_proto(onnx.parser.parse_model(text))
+    plain = model.plain_scans()
+    onnx.checker.check_model(onnx.load_from_string(plain.to_bytes()), full_check=True)
+    for level in plain.ir.graph.subgraphs():
+        assert captured_values(level) == []
+    x, start, w = np.random.default_rng(0).standard_normal((4, 3, 2), np.float32), np.ones(2), np.array([2, 3])
+    feed = {"x": x, "start": start.astype(np.float32), "w": w.astype(np.float32)}
+    session = onnxruntime.InferenceSession(model.to_bytes(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, feed)
+    # An implementation that knows neither directions nor values from outside.
+    for found, other in zip(ReferenceEvaluator(plain.to_bytes()).run(None, feed), expected):
+        np.testing.assert_allclose(found, other, rtol=1e-5)
+    assert plain.plain_scans().to_bytes() == plain.to_bytes()

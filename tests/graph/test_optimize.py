@@ -194,3 +194,24 @@ def test_pattern(name: str) -> None:
         ReferenceEvaluator(model.to_bytes()).run(None, feed), ReferenceEvaluator(before).run(None, feed)
     ):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_constants_become_tensors_in_bodies_too() -> None:
+    text = """g (float[2] x, bool c) => (float[2] y) {
+        one = Constant <value_floats = [1.0, 2.0]> ()
+        z = If (c) <
+            then_branch = t () => (float[2] a) { two = Constant <value_float = 2.0> () a = Mul (x, two) },
+            else_branch = e () => (float[2] b) {
+                n = Constant <value_ints = [2]> () f = CastLike (n, x) b = Mul (x, f)
+            }>
+        y = Add (z, one)
+    }"""
+    model = Model.from_proto(onnx.parser.parse_model(HEADER + text))
+    before = model.to_bytes()
+    optimize(model.ir)
+    constants = [node for node in model.ir.graph.all_nodes() if node.op_type == "Constant"]
+    assert [list(node.attributes) for node in constants] == [["value"]] * 3
+    for given in (True, False):
+        feed = {"x": np.array([3, 5], np.float32), "c": np.array(given)}
+        [expected], [found] = (ReferenceEvaluator(each).run(None, feed) for each in (before, model.to_bytes()))
+        np.testing.assert_array_equal(found, expected)

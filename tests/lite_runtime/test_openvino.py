@@ -195,3 +195,30 @@ def test_without_the_package_the_error_says_how_to_install_it(
     runtime = made(make_bundle, programs, {}, ["openvino", "cpu"])
     runtime.predict(np.ones((1, 3), np.float32))
     assert "pip install 'archipel[openvino]'" in runtime.delegate_report().table()
+
+
+@needs_openvino
+@pytest.mark.parametrize("fastest", ["openvino", "cpu"])
+def test_the_fastest_is_found_by_measurement_and_remembered(
+    load: Loads, monkeypatch: pytest.MonkeyPatch, fastest: str
+) -> None:
+    measured: list[set[str]] = []
+
+    def measure(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
+        measured.append(set(calls))
+        return {name: 0.001 if name == fastest else 0.002 for name in calls}
+
+    monkeypatch.setattr("archipel.lite_runtime.fastest.measure", measure)
+    monkeypatch.setattr("archipel.lite_runtime.sessions._FASTEST", {})
+    x, y = data("digits")
+    expected = load("digits", "cpu")
+    losses, answers = expected.fit(x, y, batch_size=12).losses, expected.predict(x)
+    for _ in range(2):
+        runtime = load("digits", "fastest")
+        np.testing.assert_allclose(runtime.fit(x, y, batch_size=12).losses, losses, rtol=1e-5)
+        np.testing.assert_allclose(runtime.predict(x), answers, atol=1e-5)
+        report = runtime.delegate_report()
+        assert report.programs["train"].delegates == report.programs["predict"].delegates == (fastest,)
+        assert report.programs["refresh"].delegates == ("cpu",)
+    # Once for each program, not again in the second runtime.
+    assert measured == [{"cpu", "openvino"}] * 2

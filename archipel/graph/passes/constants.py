@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import onnx_ir as ir
 
+from archipel.graph.passes.base import GraphPass
 from archipel.graph.walk import bodies, computable_values
 
 UNPACK = "archipel.unpack"
@@ -18,6 +19,26 @@ LAYOUTS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", 
 _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform"}) | {
     "RandomUniformLike"
 }
+
+
+class PlainConstants(GraphPass):
+    """Give every Constant its content as a tensor: engines exist that read none of its other attributes."""
+
+    def change(self, model: ir.Model) -> bool:
+        modified = False
+        for node in model.graph.all_nodes():
+            if node.op_type != "Constant" or node.domain != "" or "value" in node.attributes:
+                continue
+            tensor = ir.convenience.get_const_tensor(node.outputs[0])
+            if tensor is None:  # of strings, or sparse
+                continue
+            node.attributes.clear()
+            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(tensor.numpy()))
+            modified = True
+        return modified
+
+
+plain_constants = PlainConstants()
 
 
 def constant_values(graph: ir.Graph) -> set[ir.Value]:

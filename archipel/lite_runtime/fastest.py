@@ -1,0 +1,142 @@
+"""A session that measures its first run on every engine that can run the program, and keeps the fastest.
+
+It measures with the caller's own arrays, once a process for each graph and number of threads: each engine runs them
+several times, in turns. A training step reads one set of buffers and writes another, so repeating it changes nothing.
+An engine whose answers differ from ONNX Runtime's is left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from archipel.lite_runtime.delegates import ProgramPlacement, Skipped
+from archipel.lite_runtime.session import Arrays, ProgramSession
+
+ROUNDS, MOST_SECONDS = 7, 2.0
+TOLERANCE = 1e-3
+"""Largest difference of floating-point answers, over the largest of ONNX Runtime's or 1."""
+
+Calls = Mapping[str, Callable[[], Any]]
+
+
+class FastestSession(ProgramSession):
+    """A program in several engines, of which the first run leaves one.
+
+    Arguments:
+        sessions: by delegate; the first is ONNX Runtime's, whose answers are those that the others must give.
+        decided: called once, with the delegate that is left.
+    """
+
+    def __init__(self, sessions: Mapping[str, ProgramSession], decided: Callable[[str], None]) -> None:
+        first = next(iter(sessions.values()))
+        self.name, self.inputs, self.outputs = first.name, first.inputs, first.outputs
+        self._sessions = dict(sessions)
+        self._decided = decided
+        self._chosen: ProgramSession | None = None
+        self._left_out: list[Skipped] = []
+        self._lock = threading.Lock()
+
+    @property
+    def native(self) -> Any:
+        return next(iter(self._sessions.values())).native
+
+    def run(self, outputs: Sequence[str], feed: Mapping[str, Any]) -> list[np.ndarray]:
+        if self._chosen is None:
+            answers: dict[str, list[np.ndarray]] = {}
+
+            def call(name: str, session: ProgramSession) -> Callable[[], list[np.ndarray]]:
+                def run() -> list[np.ndarray]:
+                    answers[name] = session.run(outputs, feed)
+                    return answers[name]
+
+                return run
+
+            with self._lock:
+                if self._chosen is None:
+                    self._choose({name: call(name, each) for name, each in self._sessions.items()})
+        assert self._chosen is not None
+        return self._chosen.run(outputs, feed)
+
+    def bind(self, inputs: Arrays, outputs: Arrays) -> Callable[[], None]:
+        if self._chosen is not None:
+            return self._chosen.bind(inputs, outputs)
+        bound = {name: session.bind(inputs, outputs) for name, session in self._sessions.items()}
+
+        def answer(name: str) -> Callable[[], list[np.ndarray]]:
+            def run() -> list[np.ndarray]:
+                bound[name]()
+                return list(outputs.values())
+
+            return run
+
+        def run() -> None:
+            with self._lock:
+                if self._chosen is None:
+                    self._choose({name: answer(name) for name in bound})
+            for name in set(bound) - set(self._sessions):
+                del bound[name]
+            [last] = bound.values()
+            last()
+
+        return run
+
+    def value(self, array: np.ndarray) -> Any:
+        return array
+
+    def placement(self) -> ProgramPlacement:
+        if self._chosen is not None:
+            return self._chosen.placement()
+        return ProgramPlacement(self.name, tuple(self._sessions), None)
+
+    def skipped(self) -> Sequence[Skipped]:
+        return self._left_out
+
+    def _choose(self, calls: Calls) -> None:
+        first, *others = calls
+        expected = [array.copy() for array in calls[first]()]
+        for name in others:
+            worst = _difference(calls[name](), expected)
+            if not worst <= TOLERANCE:
+                self._left_out.append(Skipped(name, self.name, f"its answers differ by {worst:.2g} from {first}'s"))
+        wrong = {each.delegate for each in self._left_out}
+        times = measure({name: call for name, call in calls.items() if name not in wrong})
+        best = min(times, key=lambda name: times[name])
+        for name, seconds in times.items():
+            if name != best:
+                told = f"slower here: {1e3 * seconds:.3g} ms a run, {best} {1e3 * times[best]:.3g} ms"
+                self._left_out.append(Skipped(name, self.name, told))
+        self._chosen = self._sessions[best]
+        self._sessions = {best: self._chosen}
+        self._decided(best)
+
+
+def measure(calls: Calls) -> dict[str, float]:
+    """Median seconds of a call, in turns; ROUNDS of them, or as many as fit into MOST_SECONDS."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + MOST_SECONDS
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            call()  # others have used the caches meanwhile
+            started = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - started)
+        if time.perf_counter() > end:
+            break
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def _difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    worst = 0.0
+    for array, other in zip(found, expected):
+        if other.dtype.kind != "f" or other.size == 0 or not np.isfinite(other).all():
+            continue
+        worst = max(worst, float(np.abs(array - other).max()) / max(1.0, float(np.abs(other).max())))
+        if np.isnan(array).any():
+            return float("nan")
+    return worst
