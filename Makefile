@@ -56,7 +56,8 @@ mutants: $(READY)
 
 lint: $(READY)
 	@echo "== lint";         $(BIN)/ruff check --quiet . && $(BIN)/ruff format --quiet --check .
-	@echo "== types";        $(BIN)/mypy --no-error-summary && MYPYPATH=examples/activity $(BIN)/mypy --no-error-summary examples/activity/*.py
+	@echo "== types";        $(BIN)/mypy --no-error-summary && MYPYPATH=examples/activity $(BIN)/mypy --no-error-summary examples/activity/*.py && \
+		MYPYPATH=examples/physics $(BIN)/mypy --no-error-summary examples/physics/run.py
 	@echo "== import rules"; $(BIN)/lint-imports --no-cache >$(VENV)/.imports 2>&1 || { cat $(VENV)/.imports; exit 1; }
 
 # The stamp holds until what decides the installation changes.

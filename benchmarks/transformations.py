@@ -16,6 +16,7 @@ from measure import Report, arguments
 LIBRARIES = ("numpy", "onnxruntime", "torch")
 # name: (module in transformations/, its function of `quick` that yields rows)
 MEASUREMENTS = {
+    "forward": ("forward", "forward_mode"),
     "loop": ("loop", "loop_gradient"),
     "vmap": ("vmap", "clients_and_examples"),
 }

@@ -28,6 +28,8 @@ struct VectorLoops {
   // out = weight g + factor (x - middle) + shift
   void (*scale_both)(const float* x, const float* g, float weight, float middle, float factor, float shift, size_t n,
                      float* out);
+  // out = g where a and b are equal (without b: where a is not 0), else 0
+  void (*choose)(const float* g, const float* a, const float* b, size_t n, float* out);
 };
 
 constexpr size_t kLanes = 16;

@@ -245,12 +245,14 @@ def test_nothing_is_unrolled() -> None:
 
 
 def test_only_what_the_way_back_needs_is_kept() -> None:
-    """A linear loop keeps the number of its iterations: neither states nor what they are added up for their shapes. One
-    with a product keeps the state before it and the product, and computes tanh again."""
+    """A linear loop keeps the number of its iterations: neither states nor sums, for their shapes. One that ends with
+    tanh of a product keeps the states, which are tanh in the iteration after. One that goes on from there keeps the
+    product, too, and computes tanh again."""
     kept = {}
     for kind, nodes in {
         "linear": "m = ReduceSum <keepdims = 1> (h, axis) p = Add (h, m) ho = Sub (p, x)",
-        "product": "p = MatMul (h, w) ho = Tanh (p)",
+        "last": "p = MatMul (h, w) ho = Tanh (p)",
+        "not last": "p = MatMul (h, w) t = Tanh (p) ho = Mul (t, x)",
     }.items():
         body = f"b (int64 i, bool c, T[n, 3] h) => (bool co, T[n, 3] ho) {{ {nodes} co = Identity (c) }}"
         text = f"y = Loop <body = {body}> (k, true, x) s = ReduceSumSquare <keepdims = 0> (y)"
@@ -258,7 +260,7 @@ def test_only_what_the_way_back_needs_is_kept() -> None:
         made = gradient(parse("T[n, 3] x, T[3, 3] w, int64 k", "T s", text, constants), of="s", wrt=["x", "w"])
         (loop,) = (node for node in made.ir.graph if node.op_type == "Loop")
         kept[kind] = [(str(value.dtype), dims(value)[1:]) for value in loop.outputs[1:]]
-    assert kept == {"linear": [("INT64", ())], "product": [("DOUBLE", ("n", 3))] * 2}
+    assert kept == {"linear": [("INT64", ())], "last": [("DOUBLE", ("n", 3))], "not last": [("DOUBLE", ("n", 3))] * 2}
 
 
 @pytest.mark.parametrize("k", [0, 1])

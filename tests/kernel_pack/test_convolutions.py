@@ -130,6 +130,8 @@ def test_the_pack_runs_what_the_functions_stand_for(pack: KernelPack, tmp_path: 
         ("ConvGradWeight", {"kernel_shape": [1, 3]}, [(2, 3, 8, 8), (2, 4, 6, 6)], "sizes of input and output"),
         ("ConvGradWeight", {"kernel_shape": [3, 3]}, [(2, 3, 8, 8), (3, 4, 6, 6)], "batch sizes"),
         ("ConvGradWeight", {}, [(2, 3, 8, 8), (2, 4, 6, 6)], "the kernel is empty"),
+        ("ReluGrad", {}, [(2, 3), (3, 2)], "other shapes"),
+        ("ClipGrad", {}, [(2, 3), (2, 3), (2,)], "other shapes"),
         ("BatchNorm", {}, [(2, 3, 4, 4), (3,), (4,)], "statistics must be"),
         ("BatchNorm", {}, [(0, 3, 4, 4), (3,), (3,)], "X is empty"),
         ("BatchNormGrad", {}, [(2, 3, 4, 4), (2, 3, 4, 5), (3,), (3,), (3,)], "other shapes"),

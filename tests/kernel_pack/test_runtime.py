@@ -63,9 +63,9 @@ def test_a_device_says_which_nodes_the_pack_runs(
         train, predict = report.programs["train"], report.programs.get("predict")
         assert predict is None or predict.kernels == ""
         if installed is pack:
-            # Two convolutions: forward, the weights' gradients, and one input's, as the images need none.
-            assert (train.kernels, train.native_nodes()) == (pack.title, 5)
-            assert f"of them 5 by {pack.title}" in report.table()
+            # Two convolutions (forward, the weight's gradient, and one input's, as images need none) and activations.
+            assert (train.kernels, train.native_nodes()) == (pack.title, 8)
+            assert f"of them 8 by {pack.title}" in report.table()
             assert report.skipped == ()
         else:
             assert (train.kernels, train.native_nodes()) == ("", 0)

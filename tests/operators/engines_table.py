@@ -8,6 +8,7 @@ from typing import Any
 
 ROWS = Path(__file__).with_name("engines.jsonl")
 TOLERANCE = 1e-4
+BATCH = 16
 HEAD = """
 ## Engines
 
@@ -15,8 +16,9 @@ A training step is a graph of standard operators, so an inference engine trains 
 shows on which ones: every network of `archipel.models` learns for {steps} steps by SGD with momentum, on the same data
 from the same weights, in a process and an environment of the engine's own. A cell has the largest difference of a loss
 from ONNX Runtime's (relative; absolute for losses below 1), and in parentheses the time of a step over ONNX Runtime's,
-the fastest of up to 40 in turns on two threads (ONNX Runtime Web: one). Minibatches of {batch}, for onnx.reference of
-{small}. **Losses are equal to 1e-4 in {equal} of {cells} cells**; what stands in the way of the others is named below.
+the fastest of up to 40 in turns on two threads (ONNX Runtime Web: one). Minibatches are of 16 examples unless the cell
+says otherwise. **Losses are equal to 1e-4 in {equal} of {cells} cells**; what stands in the way of the others is named
+below.
 
 {run}. The machine had other work, so times are rough; on a device of yours `delegates="fastest"` measures
 ([device.md](device.md#delegates)).
@@ -47,10 +49,9 @@ def engines_part() -> str:
         f"| {name} | {' | '.join(_cell(cells.get((name, engine)), reasons) for engine in engines)} |\n"
         for name in networks
     )
-    sizes = sorted({row["batch"] for row in rows})
     equal = sum(row["error"] is not None and row["error"] <= TOLERANCE for row in rows)
     head = HEAD.format(
-        steps=20, batch=sizes[-1], small=sizes[0], run=first.capitalize(), equal=equal, cells=len(rows),
+        steps=20, run=first.capitalize(), equal=equal, cells=len(rows),
         engines=" | ".join(engines), lines="|".join("---" for _ in engines),
     )  # fmt: skip
     notes = "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
@@ -65,4 +66,9 @@ def _cell(row: dict[str, Any] | None, reasons: list[str]) -> str:
             reasons.append(row["reason"])
         return f"[{reasons.index(row['reason']) + 1}]"
     equal = f"{row['error']:.0e}" if row["error"] <= TOLERANCE else f"**{row['error']:.0e}**"
-    return f"{equal} ({row['ratio']:.2g}{', plain' if row['plain'] else ''})"
+    more = ", plain" * row["plain"] + f", {row['batch']} examples" * (row["batch"] != BATCH)
+    return f"{equal} ({_times(row['ratio'])}{more})"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"

@@ -7,6 +7,7 @@ import onnx_ir as ir
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.graph.build import Builder
+from archipel.graph.outline import outline
 from archipel.graph.shapes import dtype_of
 
 
@@ -50,8 +51,7 @@ def clip(ctx: RuleContext) -> Gradients:
     op, g, x, low, high = ctx.op, ctx.cotangent, ctx.input(0), ctx.optional(1), ctx.optional(2)
     grad_x = grad_low = grad_high = None
     if ctx.wants(0):
-        # y = x exactly where x lies between the bounds: one comparison instead of two.
-        grad_x = g if low is None and high is None else op.Mul(g, _mask(op, op.Equal(x, ctx.output), g))
+        grad_x = g if low is None and high is None else _between(op, g, x, ctx.output)
     if low is not None and ctx.wants(1):
         # Where low > high y is high everywhere, whatever x: nothing goes to low.
         below = op.Less(x, low)
@@ -64,6 +64,16 @@ def clip(ctx: RuleContext) -> Gradients:
             above = op.Or(above, op.Greater(low, high))
         grad_high = op.sum_to(op.Mul(g, _mask(op, above, g)), high)
     return [grad_x, grad_low, grad_high]
+
+
+def _between(op: Builder, g: ir.Value, x: ir.Value, y: ir.Value) -> ir.Value:
+    """g where x lies between the bounds of y: exactly where it is y, so one comparison does instead of two."""
+
+    def body(op: Builder, g: ir.Value, x: ir.Value, y: ir.Value) -> list[ir.Value]:
+        return [op.Mul(g, _mask(op, op.Equal(x, y), g))]
+
+    is_native = dtype_of(x) == ir.DataType.FLOAT
+    return (outline(op, "ClipGrad", [g, x, y], body) if is_native else body(op, g, x, y))[0]
 
 
 def _mask(op: Builder, condition: ir.Value, like: ir.Value) -> ir.Value:

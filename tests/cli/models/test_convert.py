@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 
 from archipel import bundle as b
 from archipel.lite_runtime import load
+from tests.support.voice_activity import voice_activity
 
 Command = Callable[..., tuple[str, str]]
 
@@ -187,3 +188,22 @@ def test_a_source_that_is_no_model(archipel: Command, folder: Path) -> None:
     _, err = call(archipel, folder, code=1)
     assert "m.onnx" in err
     assert "Traceback" not in err
+
+
+def test_inputs_and_sizes_are_fixed_and_loops_limited(archipel: Command, folder: Path) -> None:
+    onnx.save(voice_activity(), folder / "m.onnx")
+    out, _ = call(archipel, folder, "--fix", "rate=16000", "--fix", "state=0", "--fix", "samples=20", "--loss", "mse",
+                  "--limit-loops", "8")  # fmt: skip
+    assert "fixed: input 'rate', input 'state', size 'samples' (20)" in out
+    manifest = opened(folder).manifest
+    assert [port.name for port in manifest.programs["predict"].inputs if type(port).__name__ == "Example"] == ["sound"]
+    assert "train" in manifest.programs
+    for wrong, message in (
+        ("rate", "give NAME=NUMBER"),
+        ("rate=fast", "give NAME=NUMBER"),
+        ("samples=2.5", "a size is a whole number"),
+        ("pace=3", "no input has a free size 'pace'"),
+    ):
+        _, error = archipel("convert", str(folder / "m.onnx"), "-o", str(folder / "n"), "--key", str(folder / "key"),
+                            "--fix", wrong, code=1)  # fmt: skip
+        assert message in error

@@ -7,7 +7,7 @@ well, and the copy reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -63,6 +63,7 @@ def values_to_keep(
     copies: Mapping[ir.Value, ir.Value],
     results: Sequence[ir.Value],
     fits: Callable[[ir.Value], bool],
+    free: Collection[ir.Value] = (),
 ) -> list[ir.Value]:
     """The values of a body that its copy should read instead of computing them.
 
@@ -71,6 +72,7 @@ def values_to_keep(
         copies: each value of the body -> the copy's.
         results: what the copy returns, in the end: gradients.
         fits: whether a value of the body can be returned by its node.
+        free: values of the body that are there in any case.
 
     Raises MissingRuleError for random numbers that would have to be kept and do not fit.
     """
@@ -88,7 +90,7 @@ def values_to_keep(
             continue
         random = _draws(maker)
         keep = (random and not bodies(maker)) or _is_expensive(maker, original)
-        if original is not None and keep and fits(original):
+        if original is not None and (original in free or (keep and fits(original))):
             kept[original] = None
         elif random:
             ctx.refuse(

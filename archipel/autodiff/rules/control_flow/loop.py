@@ -6,7 +6,9 @@ import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
-from archipel.autodiff.rules.control_flow.iteration import Form, Series, WayBack, keep_number, way_back
+from archipel.autodiff.rules.control_flow.form import Form, Series, State, WayBack
+from archipel.autodiff.rules.control_flow.iteration import way_back
+from archipel.autodiff.rules.control_flow.stacks import read_number
 from archipel.graph.bodies import prepare
 from archipel.graph.build import Builder
 from archipel.graph.control import branch, emit_scan
@@ -22,7 +24,7 @@ def loop(ctx: RuleContext) -> Gradients:
     count = len(body.inputs) - 2
     form = Form(
         body=body,
-        states=[(body.inputs[2 + i], body.outputs[1 + i], 2 + i, node.outputs[i]) for i in range(count)],
+        states=[State(body.inputs[2 + i], body.outputs[1 + i], 2 + i, node.outputs[i]) for i in range(count)],
         items=[],
         first=len(node.inputs),
         stacked=[
@@ -35,7 +37,7 @@ def loop(ctx: RuleContext) -> Gradients:
     if back is None:
         return gradients
     if not back.items:
-        keep_number(ctx, form, back)
+        read_number(ctx, form, back)
     for index, value in zip(back.carried_of, _iterate(ctx, back, f"{body.name}/vjp")):
         if index is not None:
             gradients[index] = value

@@ -6,7 +6,8 @@ import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
-from archipel.autodiff.rules.control_flow.iteration import Form, Series, way_back
+from archipel.autodiff.rules.control_flow.form import Form, Series, State
+from archipel.autodiff.rules.control_flow.iteration import way_back
 from archipel.graph.bodies import prepare
 from archipel.graph.control import Item, body_value, emit_scan
 from archipel.graph.shapes import dims
@@ -33,7 +34,7 @@ def scan(ctx: RuleContext) -> Gradients:
     ]
     form = Form(
         body=body,
-        states=[(body.inputs[i], body.outputs[i], i, node.outputs[i]) for i in range(first)],
+        states=[State(body.inputs[i], body.outputs[i], i, node.outputs[i]) for i in range(first)],
         items=read,
         first=first,
         stacked=[

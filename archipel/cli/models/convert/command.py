@@ -18,6 +18,7 @@ from archipel.cli.input_output.spelling import spells_options
 from archipel.cli.models.agreement import AgreementOptions, agreement_options
 from archipel.cli.models.convert.analysis_options import AnalysisOptions, analysis_options
 from archipel.cli.models.convert.lists import ALL, LISTS, list_text
+from archipel.cli.models.convert.model_options import ModelOptions, model_options
 from archipel.cli.models.convert.policy_options import PolicyOptions, policy_options
 from archipel.cli.models.convert.result import bundle_result, release_notes, result_text
 from archipel.cli.models.convert.spelling import RULES
@@ -54,6 +55,7 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
               help="The bundle: a file if it ends in .bundle, else a folder; must not exist.")  # fmt: skip
 @signing_key
 @training_options
+@model_options
 @click.option("--name", help="The bundle's name. Default: the output's.")
 @validity_options
 @policy_options
@@ -77,6 +79,7 @@ def convert_command(
     output: Path,
     key_file: Path | None,
     training: TrainingOptions,
+    model_settings: ModelOptions,
     name: str | None,
     validity: ValidityOptions,
     policy: PolicyOptions,
@@ -102,6 +105,7 @@ def convert_command(
     archipel convert model.onnx -o model.bundle --key publisher --recipe recipe.toml --data train.npz
     archipel convert model.onnx -o model.bundle --key publisher --loss cross_entropy --lr 0.05 \\
         --strategy fedprox --strategy-option mu=0.1
+    archipel convert speech.onnx -o speech.bundle --key publisher --fix rate=16000 --fix state=0 --fix samples=512
     archipel convert model.onnx -o model --key publisher --variants float,int8,small --data train.npz
 
     A recipe compresses the model first, as `archipel compress` does; --calibration without one means int8. With a
@@ -130,6 +134,7 @@ def convert_command(
         progress_line() as show,
     ):
         model, signing = _opened(source, source_keys, weights, folder, signing)
+        model = model_settings.settle(model)
         # `convert` takes a batch size with a training only. Here the limits follow --batch-size without one, too.
         request = Request(
             model,
