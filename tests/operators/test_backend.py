@@ -55,7 +55,7 @@ def test_the_page_knows_every_rule() -> None:
     assert {op_type: file for op_type, file in rows.items() if file.endswith(".py")} == rules(), RUN
 
 
-def test_the_page_has_every_network_on_every_engine() -> None:
+def test_the_page_has_every_network_and_what_is_measured() -> None:
     text = PAGE.read_text()
     assert text.endswith(engines_part()), RUN
     rows = [json.loads(line) for line in ROWS.read_text().splitlines()[1:]]
@@ -63,7 +63,7 @@ def test_the_page_has_every_network_on_every_engine() -> None:
         *("MLP", "LeNet", "FedAvg CNN", "digits CNN", "ResNet-8", "DS-CNN", "MobileNetV2", "1D-CNN"),
         *("LSTM", "GRU", "Transformer", "autoencoder", "U-Net"),
     }
-    assert len(rows) == len({row["case"] for row in rows}) * len({row["engine"] for row in rows})
+    assert {row["case"] for row in rows if row["engine"] == "OpenVINO"} == {row["case"] for row in rows}
     # What stands in the way is an operator or a form, in the engine's words; a loss that differs is no reason.
     assert all(row["reason"] or row["error"] <= TOLERANCE for row in rows)
 
