@@ -1,9 +1,9 @@
 """Memory and time of a training step whose way back computes parts again, against `torch.utils.checkpoint`.
 
 Networks of the zoo at batch 32, SGD with momentum, two threads: each step as it is, and with recompute="auto" (ours)
-or with each block of the network inside `torch.utils.checkpoint.checkpoint` (PyTorch). Megabytes are what 5 steps add to
-the peak of a process of their own that has the network loaded; milliseconds are the least of these steps' times, each in
-its own process, so that neither shares an allocator with another.
+or with each block of the network inside `torch.utils.checkpoint.checkpoint` (PyTorch). Megabytes are what 5 steps add
+to the peak of a process of their own that has the network loaded; milliseconds are the least of these steps' times.
+Neither shares an allocator with another.
 """
 
 from __future__ import annotations
