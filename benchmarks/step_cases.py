@@ -74,6 +74,7 @@ def ours(
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    options.enable_mem_pattern = options.enable_mem_reuse = False  # as the Lite runtime sets them for training
     if kernels:
         kernel_pack().register(options, threads)
     if profile:

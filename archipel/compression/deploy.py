@@ -25,7 +25,7 @@ from archipel.graph.functions import inline_functions
 from archipel.graph.opset import IR_VERSION
 from archipel.graph.parameters import promote, record_parameters
 from archipel.graph.passes import remove_dead_code
-from archipel.graph.passes.constants import UNPACK, is_laid_out
+from archipel.graph.passes.constants import UNPACK, gives_tensors, is_laid_out
 from archipel.graph.passes.inference import optimize_for_inference
 from archipel.graph.walk import computable_values, dependencies, descendants, values
 from archipel.lite_runtime.sessions import error_types
@@ -166,7 +166,7 @@ def _frontier(graph: ir.Graph) -> list[ir.Value]:
 
     A node that unpacks (DequantizeLinear, or one marked UNPACK) counts as such, so its input is stored in small form.
     """
-    once = (node for node in graph if _is_deterministic(node) and not _unpacks(node))
+    once = (node for node in graph if _is_deterministic(node) and gives_tensors(node) and not _unpacks(node))
     known = computable_values(once, graph.initializers.values())
     read: dict[ir.Value, None] = {}
     for node in graph:

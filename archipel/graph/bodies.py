@@ -77,7 +77,7 @@ def copy_node(op: Builder, node: ir.Node, values_there: Mapping[ir.Value, ir.Val
             _replace_captured(copied.graph, values_there)
             attribute = ir.AttrGraph(attribute.name, copied.graph)
         attributes.append(attribute)
-    name = op.unique(f"{op.scope_name}/{node.name}" if op.scope_name else str(node.name))
+    name = op.title(str(node.name))
     results = [ir.Value(name=op.unique(name) if v.name else "", type=v.type, shape=v.shape) for v in node.outputs]
     inputs = [None if value is None else values_there.get(value, value) for value in node.inputs]
     copy = ir.Node(node.domain, node.op_type, inputs, attributes, overload=node.overload, outputs=results, name=name)

@@ -151,11 +151,28 @@ class Sizes:
 
     def nbytes(self, value: ir.Value) -> int:
         """Bytes of its elements; 4-bit types have two to a byte. Raises GraphError if shape or type is not known."""
+        if value.type is not None and not isinstance(value.type, ir.TensorType):
+            return self._sequence_bytes(value)
         if value.dtype is None:
             raise GraphError(f"value {value.name!r} has no known type, so its size has no bound")
         if value.dtype in (ir.DataType.STRING, ir.DataType.UNDEFINED):
             raise GraphError(f"value {value.name!r} is text, which has no fixed size; give numbers, such as token ids")
         return math.ceil(math.prod(self(value)) * value.dtype.itemsize)
+
+    def _sequence_bytes(self, value: ir.Value) -> int:
+        """Bytes of all items of a sequence or optional together, at most."""
+        node = value.producer()
+        kind, read = ("", []) if node is None else (node.op_type, [v for v in node.inputs if v is not None])
+        if kind in ("SequenceConstruct", "SequenceEmpty", "Optional"):
+            return sum(map(self.nbytes, read))
+        if kind == "SequenceInsert":
+            return self.nbytes(read[0]) + self.nbytes(read[1])
+        if kind in ("SplitToSequence", "SequenceErase", "Identity", "OptionalGetElement"):
+            return self.nbytes(read[0])
+        raise GraphError(
+            f"value {value.name!r}{produced_by(value)} is a sequence, whose number of items has no bound here; export "
+            "a loop that stacks tensors (scan outputs) in its place"
+        )
 
 
 def _calculate(

@@ -309,6 +309,10 @@ class Sessions:
         if "dml" in names or kind == "train":
             # DirectML does not support memory patterns; training takes more memory with them, at the same speed.
             options.enable_mem_pattern = False
+        if kind == "train":
+            # A plan that gives a later value the memory of an earlier one holds that memory in between: a step then
+            # keeps for the way back what it has just freed. Without the plan it takes no longer.
+            options.enable_mem_reuse = False
         if not fallback:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
         return options

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from archipel import Model, convert
 from archipel.bundle.roles import Feature
 from archipel.converter import Signing, Training
-from archipel.errors import ConversionError
+from archipel.errors import ArchipelError, ConversionError
 from archipel.lite_runtime import Runtime
 from archipel.training import StepRunner, losses, optimizers, run_steps, step_graph
 from tests.support.voice_activity import voice_activity
@@ -182,6 +182,44 @@ def test_a_loop_that_its_values_end_predicts_and_fine_tunes(tmp_path: Path) -> N
     x = floats(16, 3)
     history = runtime.fit(x, np.tanh(x @ floats(3, 4)), epochs=8, hyperparameters={"lr": 0.1})
     assert history.metrics["loss"][-1] < 0.8 * history.metrics["loss"][0]
+
+
+SEQUENCES = {
+    "split": """f = SequenceAt (parts, zero)  more = SequenceInsert (parts, f)  less = SequenceErase (more, zero)
+        y = ConcatFromSequence <axis = 1> (less)""",
+    "loop": """empty = SequenceEmpty ()
+        h, s = Loop (three, , x, empty) <body = b (int64 i, bool c, float[batch, 4] p, seq(float) q)
+            => (bool d, float[batch, 4] r, seq(float) t) {
+            d = Identity (c)  r = MatMul (p, w)  t = SequenceInsert (q, r)
+        }>
+        y = ConcatFromSequence <axis = 1> (s)""",
+    "optional": "o = Optional (a)  y = OptionalGetElement (o)",
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences_inside_a_graph_predict(name: str, tmp_path: Path) -> None:
+    """Training through them is refused by name, and so is one that grows in a loop: a bundle states its memory."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17]>
+        net (float[batch, 4] x) => (float[batch, wide] y) <int64 two = {2}, int64 zero = {0}, int64 three = {3}> {
+            a = MatMul (x, w)  parts = SplitToSequence <axis = 1> (a, two)  LINES
+        }""".replace("LINES", SEQUENCES[name])
+    )
+    proto.graph.initializer.append(numpy_helper.from_array(floats(4, 4), "w"))
+    path = tmp_path / "net.onnx"
+    path.write_bytes(proto.SerializeToString())
+    report = Model.from_onnx(path).import_report
+    assert report is not None
+    assert report.deviation == 0
+    if name == "loop":
+        with pytest.raises(ConversionError, match=r"limits: .* is a sequence, whose number of items has no bound"):
+            convert(path, tmp_path / "bundle", signing=Signing(KEY))
+    else:
+        compare(path, tmp_path / "bundle", [{"x": floats(batch, 4)} for batch in (1, 3)])
+    training = Training(losses.mse(), optimizers.sgd())
+    with pytest.raises(ArchipelError, match=r"ConcatFromSequence|OptionalGetElement"):
+        convert(path, tmp_path / "trained", signing=Signing(KEY), training=training)
 
 
 def real(name: str, source: str) -> Path:

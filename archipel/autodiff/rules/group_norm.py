@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from archipel.autodiff.context import RuleContext
-from archipel.autodiff.registry import Gradients, rule
+from archipel.autodiff.context import ForwardContext, NodeContext, RuleContext
+from archipel.autodiff.registry import Gradients, Tangents, forward_rule, rule
 from archipel.autodiff.rules.normalization import (
     EPSILON,
     HALVES,
@@ -82,7 +82,39 @@ def group_normalization(ctx: RuleContext) -> Gradients:
     return [cast(op, v, dtype_of(given)) for v, given in zip(grads, inputs)]
 
 
-def _channels(ctx: RuleContext, scale: ir.Value) -> int:
+@forward_rule("", "InstanceNormalization", "GroupNormalization")
+def push_group(ctx: ForwardContext) -> Tangents:
+    """dY = scale dX^ + dscale X^ + dB with dX^ = (dX - mean dX - X^ mean(dX X^)) / deviation, means over a group."""
+    op, given, dtype = ctx.op, ctx.input(0), dtype_of(ctx.input(0))
+    channels = _channels(ctx, ctx.input(1))
+    groups = ctx.attribute("num_groups", channels)
+    compute = ir.DataType(ctx.attribute("stash_type", 1)) if dtype in HALVES else dtype
+    x, moved = cast(op, given, compute), [None if v is None else cast(op, v, compute) for v in ctx.tangents]
+    per_channel = [channels] + [1] * (rank(given) - 2)
+    rows = op.Reshape(x, [0, groups, -1])
+    away = op.Sub(rows, op.ReduceMean(rows, [2], keepdims=1))
+    var = op.ReduceMean(op.Mul(away, away), [2], keepdims=1)
+    deviation = op.Sqrt(op.Add(var, ctx.attribute("epsilon", EPSILON)))
+    normal = op.Div(away, deviation)
+    parts: list[ir.Value] = []
+    if moved[0] is not None:
+        along = op.Reshape(moved[0], [0, groups, -1])
+        share = op.Mul(normal, op.ReduceMean(op.Mul(along, normal), [2], keepdims=1))
+        left = op.Div(op.Sub(op.Sub(along, op.ReduceMean(along, [2], keepdims=1)), share), deviation)
+        scale = op.Reshape(cast(op, ctx.input(1), compute), per_channel)
+        parts.append(op.Mul(op.reshape_like(left, given), scale))
+    if moved[1] is not None:
+        parts.append(op.Mul(op.reshape_like(normal, given), op.Reshape(moved[1], per_channel)))
+    if moved[2] is not None:
+        shift = op.Reshape(moved[2], per_channel)
+        parts.append(shift if parts else op.expand_like(shift, given))
+    total = parts[0] if parts else None
+    for part in parts[1:]:
+        total = part if total is None else op.Add(total, part)
+    return [None if total is None else cast(op, total, dtype)]
+
+
+def _channels(ctx: NodeContext, scale: ir.Value) -> int:
     for size in (dims(scale)[0], dims(ctx.input(0))[1]):
         if isinstance(size, int):
             return size

@@ -66,7 +66,8 @@ class _Cell:
         final, emitted = d.loop(step, d.initial, [d.project(d.bias())])
         cells, kept = (emitted[:1], emitted[1:]) if keep else ([], emitted)
         # h is not emitted: o tanh(c) as one product over all steps costs less than a copy of h out of each step.
-        o = d.op.emit("Split", kept[0], num_outputs=3, axis=1, outputs=3)[1]
+        # A Slice, not the Split of `_factors`: that would keep copies of all three gates until the way back.
+        o = d.op.Slice(kept[0], [d.hidden], [2 * d.hidden], [1])
         return Forward([d.op.Mul(o, kept[2]), *cells], final, kept)
 
     def _separate_gates(

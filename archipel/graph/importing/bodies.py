@@ -20,6 +20,9 @@ def separate_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not any(proto_bodies(node) for node in proto.graph.node):
         return proto
+    for written in (body for node in proto_nodes(proto.graph.node) for body in proto_bodies(node)):
+        for port in (*written.input, *written.value_info, *written.output):
+            _forget_shape_of_items(port.type)
     model = ir.from_proto(proto)
     _name_apart(model.graph)
     for body in model.graph.subgraphs():
@@ -61,6 +64,14 @@ def lift_initializers(model: ir.Model) -> None:
             if taken[value.name] > 1:
                 value.name = _free(f"{value.name}", taken)
             model.graph.register_initializer(value)
+
+
+def _forget_shape_of_items(kind: onnx.TypeProto) -> None:
+    """Of a sequence or optional: files declare scalars where items have several ranks, which no type can say."""
+    while kind.WhichOneof("value") in ("sequence_type", "optional_type"):
+        kind = (kind.sequence_type if kind.HasField("sequence_type") else kind.optional_type).elem_type
+        if kind.WhichOneof("value") == "tensor_type" and not kind.tensor_type.shape.dim:
+            kind.tensor_type.ClearField("shape")
 
 
 def _name_apart(main: ir.Graph) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 import onnx_ir as ir
 
 from archipel.graph.passes.base import GraphPass
+from archipel.graph.passes.constants import gives_tensors
 
 _HIDDEN = "archipel.hidden"
 _MAX_RANK = 64  # a longer vector is no shape, and may be of any length
@@ -37,7 +38,7 @@ class FoldConstants(GraphPass):
             should_fold=lambda node: (
                 # None: the folder decides by its own rules, which never fold a ConstantOfShape.
                 False
-                if self._preserved(node) or any(value in kept for value in node.inputs)
+                if self._preserved(node) or not gives_tensors(node) or any(value in kept for value in node.inputs)
                 else _makes_shape(node) or None
             ),
         )

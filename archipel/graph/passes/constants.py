@@ -44,12 +44,18 @@ plain_constants = PlainConstants()
 def constant_values(graph: ir.Graph) -> set[ir.Value]:
     """Initializers that are no inputs, and what nodes without bodies and randomness compute from them alone."""
     given = {value for value in graph.initializers.values() if not value.is_graph_input()}
-    return computable_values((node for node in graph if is_repeatable(node) and not bodies(node)), given)
+    nodes = (node for node in graph if is_repeatable(node) and gives_tensors(node) and not bodies(node))
+    return computable_values(nodes, given)
 
 
 def is_repeatable(node: ir.Node) -> bool:
     """Whether the same inputs always give the same outputs, apart from what its bodies do."""
     return node.op_type not in _RANDOM
+
+
+def gives_tensors(node: ir.Node) -> bool:
+    """Whether none of its results is a sequence or optional, which no initializer holds."""
+    return all(value.type is None or isinstance(value.type, ir.TensorType) for value in node.outputs)
 
 
 def unpacks(node: ir.Node) -> bool:
