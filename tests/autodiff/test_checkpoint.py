@@ -13,6 +13,7 @@ from archipel import Model, autodiff, models
 from archipel.errors import AutodiffError
 from archipel.graph.liveness import execution_order, peak_bytes
 from archipel.graph.sizes import Sizes
+from archipel.graph.walk import origins
 
 LAYERS, BATCH = 12, 256
 
@@ -96,6 +97,18 @@ def test_values_to_keep_by_name() -> None:
     assert {"MatMul", "Tanh"} <= twins
     assert not any("segment_2" in node.name for node in small.ir.graph)
     assert alive(small) < alive(plain)
+
+
+def test_a_part_waits_for_the_gradients_behind_it() -> None:
+    marked = autodiff.checkpoint(chain(), at=["h3", "h7"])
+    graph = autodiff.gradient(marked, wrt=marked.parameter_names).ir.graph
+    gradients = {value.name: value for value in graph.outputs}
+    for part, behind in (("segment_1", range(8, 12)), ("segment_0", range(4, 8))):
+        twins = [node for node in graph if node.name.startswith(f"{part}.again/") and node.op_type == "Tanh"]
+        assert twins
+        for node in twins:
+            before = set(origins(node.outputs[0]))
+            assert all(gradients[f"w{i}.grad"] in before for i in behind)
 
 
 @pytest.mark.parametrize("share", [0.9, 0.75])

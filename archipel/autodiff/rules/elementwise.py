@@ -49,6 +49,17 @@ def div(ctx: RuleContext) -> Gradients:
     ]
 
 
+@rule("", "Mod")
+def mod(ctx: RuleContext) -> Gradients:
+    """y = a - k b with a whole number k: da = g, db = -k g, where k does not change."""
+    op, a, b = ctx.op, ctx.input(0), ctx.input(1)
+    count = op.Round(op.Div(op.Sub(a, ctx.output), b)) if ctx.wants(1) else None
+    return [
+        op.sum_to(ctx.cotangent, a) if ctx.wants(0) else None,
+        None if count is None else op.Neg(op.sum_to(op.Mul(ctx.cotangent, count), b)),
+    ]
+
+
 @rule("", "Neg")
 def neg(ctx: RuleContext) -> Gradients:
     """y = -x: dx = -g."""

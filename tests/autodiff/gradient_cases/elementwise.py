@@ -15,6 +15,19 @@ def binary(draw: Draw, op_type: str, function: object) -> Case:
 
 
 @st.composite
+def modulo(draw: Draw) -> Case:
+    """Dividends that no small change brings over a multiple of the divisor."""
+    left, right = broadcast_shapes(draw, 2)
+    # One divisor for all, so that the distance from its multiples is known.
+    scale = float(away_from_zero(draw))
+    counts = np.round(normal(draw, *left) * 3)
+    rest = draw(st.floats(0.2, 0.8))
+    dividend = np.asarray(np.sign(counts + 0.5) * (np.abs(counts) + rest) * scale)
+    free = {0: free_axes(draw, left), 1: free_axes(draw, right)}
+    return Case("Mod", [dividend, np.full(right, scale)], {"fmod": 1}, free=free, torch=torch.fmod)
+
+
+@st.composite
 def unary(draw: Draw, op_type: str, function: object, values: object) -> Case:
     shape = draw(shapes())
     return Case(op_type, [values(draw, *shape)], free={0: free_axes(draw, shape)}, torch=function)
@@ -69,6 +82,7 @@ CASES = {
     ("", "Sub"): binary("Sub", torch.sub),
     ("", "Mul"): binary("Mul", torch.mul),
     ("", "Div"): binary("Div", torch.div),
+    ("", "Mod"): modulo(),
     ("", "Neg"): unary("Neg", torch.neg, normal),
     ("", "Exp"): unary("Exp", torch.exp, normal),
     ("", "Log"): unary("Log", torch.log, positive),

@@ -46,6 +46,16 @@ def matmul_integer(ctx: LaneContext) -> BatchedResults:
     return [without_added(ctx, ctx.op.MatMulInteger(*sides(ctx), *points))]
 
 
+@batch_rule("QLinearMatMul")
+def quantized_matmul(ctx: LaneContext) -> BatchedResults:
+    # Only the left side has lanes, and all scales and zero points are single numbers.
+    others = range(1, len(ctx.node.inputs))
+    single = all(ctx.rank(i) == 0 or ctx.dims(i) == (1,) for i in others if i != 3)
+    if ctx.batched(*others) or not single or ctx.rank(0) < 2 or ctx.rank(3) != 2:
+        return []
+    return ctx.same(*ctx.values())
+
+
 @batch_rule("Gemm")
 def gemm(ctx: LaneContext) -> BatchedResults:
     op = ctx.op

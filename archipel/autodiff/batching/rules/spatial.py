@@ -10,12 +10,19 @@ from archipel.graph.shapes import static_size
 
 
 @batch_rule(
-    "AveragePool", "Col2Im", "DepthToSpace", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "GridSample", "LRN",
-    "LpPool", "SpaceToDepth",
+    "AveragePool", "Col2Im", "ConvInteger", "DepthToSpace", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LRN",
+    "LpPool", "QLinearConv", "SpaceToDepth",
 )  # fmt: skip
 def in_batch(ctx: LaneContext) -> BatchedResults:
-    others = [ctx.join(1)] if ctx.node.op_type == "GridSample" else ctx.values()[1:]
+    others = ctx.values()[1:]
+    if ctx.batched(*range(1, 1 + len(others))):
+        return []
     return [ctx.part(ctx.same(ctx.join(0), *others)[0], ctx.size(0, 0))]
+
+
+@batch_rule("GridSample")
+def grid_sample(ctx: LaneContext) -> BatchedResults:
+    return [ctx.part(ctx.same(ctx.join(0), ctx.join(1))[0], ctx.size(0, 0))]
 
 
 @batch_rule("MaxPool")

@@ -38,7 +38,11 @@ def several(array: np.ndarray, count: int = CLIENTS) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "normalization",
-    [nn.BatchNorm2d(4), nn.GroupNorm(2, 4), pytest.param(nn.InstanceNorm2d(4, affine=True), marks=pytest.mark.slow)],
+    [
+        nn.BatchNorm2d(4),
+        pytest.param(nn.GroupNorm(2, 4), marks=pytest.mark.slow),
+        pytest.param(nn.InstanceNorm2d(4, affine=True), marks=pytest.mark.slow),
+    ],
 )
 def test_an_ensemble_equals_torch_func_vmap(normalization: nn.Module) -> None:
     module = network(normalization).eval()
@@ -56,7 +60,7 @@ def test_an_ensemble_equals_torch_func_vmap(normalization: nn.Module) -> None:
         np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [CLIENTS, None])
+@pytest.mark.parametrize("size", [CLIENTS, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_step_graph_trains_many_clients(size: int | None) -> None:
     """With BatchNormalization in training mode, Dropout from each client's own seed, and momentum."""
     model = Model.from_torch(network(nn.BatchNorm2d(4), dropout=0.4).train(), torch.zeros(2, 2, 8, 8))

@@ -72,6 +72,8 @@ def unit(*shape: int) -> Array:
 
 
 IMAGE = floats(2, 3, 6, 5)
+POINT = (np.array(0.1, np.float32), np.array(2, np.uint8))
+QUANTIZED = (whole(1, 2, 5, 5, kind=np.uint8), *POINT)
 CALLS = [
     *(Call(name, (floats(2, 3), floats(3))) for name in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")),
     Call("Equal", (whole(2, 3), whole(3))),
@@ -122,6 +124,10 @@ CALLS = [
     Call("DFT", (floats(2, 5, 1), None, np.array(1)), constants=(2,)),
     Call("MatMulInteger", (whole(2, 3, kind=np.uint8), whole(3, 4, kind=np.uint8), np.array(1, np.uint8))),
     Call("ConvInteger", (whole(1, 2, 5, 5, kind=np.uint8), whole(3, 2, 3, 3, kind=np.uint8))),
+    Call(
+        "QLinearMatMul", (whole(2, 3, kind=np.uint8), *POINT, whole(3, 4, kind=np.uint8), *POINT, *POINT), over=((0,),)
+    ),
+    Call("QLinearConv", (*QUANTIZED, whole(3, 2, 3, 3, kind=np.uint8), *POINT, *POINT), over=((0,), (3,))),
     Call("DynamicQuantizeLinear", (floats(2, 3),), outputs=3),
     Call("QuantizeLinear", (floats(2, 3), np.array(0.1, np.float32), np.array(3, np.uint8))),
     Call("QuantizeLinear", (floats(2, 3), np.array([0.1, 0.2, 0.3], np.float32), whole(3, kind=np.int8)), {"axis": 1}),

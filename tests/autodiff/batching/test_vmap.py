@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
 from archipel import Model
-from archipel.autodiff import gradient, vjp, vmap
+from archipel.autodiff import RULES, gradient, rule, vjp, vmap
 from archipel.errors import AutodiffError
+from archipel.graph.functions import KEPT
 
 
 def parse(text: str) -> Model:
@@ -101,3 +103,22 @@ UNEVEN = {
 def test_results_of_uneven_sizes_are_refused(op_type: str) -> None:
     with pytest.raises(AutodiffError, match=rf"^vmap: {op_type} '.*'.* in every lane"):
         vmap(parse(UNEVEN[op_type]), over=["n"])
+
+
+def test_a_function_with_a_rule_of_its_own_keeps_it() -> None:
+    """It runs lane by lane, so that a gradient of the vmap finds the rule."""
+    rule("test.vmap", "Twice")(lambda ctx: [ctx.op.Mul(ctx.cotangent, 7.0)])
+    try:
+        proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21, "test.vmap" : 1]>
+            agraph (float[n] x) => (float s) { y = test.vmap.Twice (x)  s = ReduceSum <keepdims = 0> (y) }
+            <domain: "test.vmap", opset_import: ["" : 21]> Twice (a) => (b) { b = Add (a, a) }""")
+        mapped = vmap(Model.from_proto(proto), over=["x"])
+        x = np.ones((3, 4), np.float32)
+        np.testing.assert_allclose(run(mapped, x=x)[0], [8, 8, 8])
+        pulled = vjp(mapped, of=["s"], wrt=["x"])
+        session = onnxruntime.InferenceSession(pulled.to_bytes(), providers=["CPUExecutionProvider"])
+        (found,) = session.run(["x.grad"], {"x": x, "s.cotangent": np.ones(3, np.float32)})
+        np.testing.assert_allclose(found, np.full((3, 4), 7.0))
+    finally:
+        del RULES["test.vmap", "Twice"]
+        KEPT.discard(("test.vmap", "Twice"))
