@@ -86,9 +86,7 @@ def ours(
     tensors, every_scalar = first_tensors(step.program, step), scalars_of(step.program, {"lr": 1e-4})
     inputs = {p.tensor: p.name for p in step.signature.inputs if isinstance(p, Parameter | Personal | State)}
     outputs = {p.tensor: p.name for p in step.signature.outputs if isinstance(p, Parameter | Personal | State)}
-    sets = [
-        {name: ort.OrtValue.ortvalue_from_numpy(np.array(tensors[name])) for name in inputs} for _ in range(2)
-    ]
+    sets = [{name: ort.OrtValue.ortvalue_from_numpy(np.array(tensors[name])) for name in inputs} for _ in range(2)]
     fields = [p.name for p in step.signature.inputs if p.name not in inputs.values()]
     scalars = {name: value for name, value in every_scalar.items() if name in fields}
     loss = ort.OrtValue.ortvalue_from_numpy(np.zeros((), np.float32))
