@@ -17,6 +17,7 @@ LIBRARIES = ("numpy", "onnxruntime", "torch")
 # name: (module in transformations/, its function of `quick` that yields rows)
 MEASUREMENTS = {
     "forward": ("forward", "forward_mode"),
+    "checkpoint": ("checkpoint", "checkpointed_steps"),
     "loop": ("loop", "loop_gradient"),
     "vmap": ("vmap", "clients_and_examples"),
 }

@@ -12,6 +12,7 @@ from archipel.bundle import Limits
 from archipel.bundle.roles import Update
 from archipel.errors import ConversionError, GraphError
 from archipel.graph import Model, flops
+from archipel.graph.functions import inline_functions
 from archipel.graph.sizes import Sizes
 from archipel.graph.walk import bodies, dependencies, last_readers
 
@@ -27,8 +28,11 @@ def compute_limits(programs: Mapping[str, Model], batch_size: int) -> Limits:
     """
     peak = work = entries = 0
     for program in programs.values():
+        # What a device needs that has no kernels for functions of the graph.
+        inlined = program.copy() if program.ir.functions else program
+        inline_functions(inlined.ir)
         with _bounded():
-            peak = max(peak, _peak_bytes(program.ir.graph, Sizes(program.ir, batch_size)))
+            peak = max(peak, _peak_bytes(inlined.ir.graph, Sizes(inlined.ir, batch_size)))
         work = max(work, flops_per_example(program))
         ports = program.program.outputs if program.kind else ()  # a plain model uploads nothing
         sizes = (math.prod(int(d) for d in port.shape) for port in ports if isinstance(port, Update))

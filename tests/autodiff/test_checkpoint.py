@@ -13,6 +13,7 @@ from archipel import Model, autodiff, models
 from archipel.errors import AutodiffError
 from archipel.graph.liveness import execution_order, peak_bytes
 from archipel.graph.sizes import Sizes
+from archipel.graph.walk import origins
 
 LAYERS, BATCH = 12, 256
 
@@ -98,6 +99,18 @@ def test_values_to_keep_by_name() -> None:
     assert alive(small) < alive(plain)
 
 
+def test_a_part_waits_for_the_gradients_behind_it() -> None:
+    marked = autodiff.checkpoint(chain(), at=["h3", "h7"])
+    graph = autodiff.gradient(marked, wrt=marked.parameter_names).ir.graph
+    gradients = {value.name: value for value in graph.outputs}
+    for part, behind in (("segment_1", range(8, 12)), ("segment_0", range(4, 8))):
+        twins = [node for node in graph if node.name.startswith(f"{part}.again/") and node.op_type == "Tanh"]
+        assert twins
+        for node in twins:
+            before = set(origins(node.outputs[0]))
+            assert all(gradients[f"w{i}.grad"] in before for i in behind)
+
+
 @pytest.mark.parametrize("share", [0.9, 0.75])
 def test_budget_is_kept_with_less_work_the_larger_it_is(share: float) -> None:
     model = chain()
@@ -165,6 +178,35 @@ def test_composes_with_second_derivatives() -> None:
     for plain, small in zip(results(model), results(marked)):
         for name, value in plain.items():
             np.testing.assert_allclose(small[name], value, rtol=1e-12, atol=1e-15)
+
+
+LOOPS = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[n, 4] x, bool c) => (float loss) <float[4, 4] w, int64 k = {3}, bool t = {1}> {
+    a = MatMul (x, w)
+    b = Tanh (a)
+    y = Loop <body = body (int64 i, bool go, float[n, 4] h) => (bool on, float[n, 4] next) {
+        p = MatMul (h, w)  q = Add (p, b)  next = Tanh (q)  on = Identity (go) }> (k, t, b)
+    d = MatMul (y, w)
+    e = If (c) <then_branch = th () => (float[n, 4] m) { m = Mul (d, y) },
+        else_branch = el () => (float[n, 4] s) { s = Sin (d) }>
+    f = Tanh (e)
+    loss = ReduceSum <keepdims = 0> (f)
+}"""
+
+
+@pytest.mark.parametrize("at", [["e"], ["b", "d"]])
+def test_loops_and_branches_that_capture_values(at: list[str]) -> None:
+    proto = onnx.parser.parse_model(LOOPS)
+    w = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    model = Model.from_proto(proto)
+    plain, small = (autodiff.gradient(each, wrt=["w", "x"]) for each in (model, autodiff.checkpoint(model, at=at)))
+    assert any(node.op_type == "Loop" and "again" in node.name for node in small.ir.graph)
+    sessions = [onnxruntime.InferenceSession(each.to_bytes()) for each in (plain, small)]
+    for c in (True, False):
+        feed = {"x": w[:3], "c": np.array(c)}
+        for a, b in zip(*(session.run(None, feed) for session in sessions)):
+            np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.slow

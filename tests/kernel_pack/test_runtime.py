@@ -10,8 +10,9 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel import Model, training
-from archipel.bundle import Bundle
+from archipel.bundle import Bundle, Limits
 from archipel.converter import Signing, Training, convert
+from archipel.converter.limits import compute_limits
 from archipel.lite_runtime.kernels import MISSING, KernelPack
 from archipel.lite_runtime.runtime import Runtime
 from archipel.models import digits_cnn
@@ -84,3 +85,13 @@ def test_a_pack_that_does_not_load_is_left_out(monkeypatch: pytest.MonkeyPatch, 
     runtime.fit(*batches(1, 8)[0], epochs=1, batch_size=8)
     [skipped] = runtime.delegate_report().skipped
     assert skipped.reason.startswith("archipel-kernels 0 cannot be registered: ")
+
+
+def test_limits_are_those_of_the_standard_operators(model: Model) -> None:
+    def limits(**options: bool) -> Limits:
+        step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1), **options)
+        return compute_limits({"train": step}, 16)
+
+    plain, outlined = limits(), limits(kernels=True)
+    assert outlined.flops_per_example == plain.flops_per_example
+    assert outlined.peak_bytes == pytest.approx(plain.peak_bytes, rel=0.02)
