@@ -68,7 +68,10 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 PYTHON_ONLY: Mapping[str, Mapping[str, str]] = {
     "Request": {"example": "the source is a file, which has its examples or needs none"},
     "Training": {"step_options": "each of them has an option of its own"},
-    "StepOptions": {"steps": "devices hand one batch at a time to the train program"},
+    "StepOptions": {
+        "steps": "devices hand one batch at a time to the train program",
+        "kernels": "it is for those who install the kernel pack on their devices",
+    },
     "Compression": {"on_progress": "the command shows the progress itself"},
     "Signing": {"lineage": "the command makes it of --parent, the recipe and the measurements"},
     "Analysis": {},
