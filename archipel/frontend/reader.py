@@ -180,6 +180,10 @@ class Reader:
             raise
         except GraphError as error:
             raise self.error(node, one_line(error)) from error
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            # An argument of a kind that nobody thought of: whoever wrote it needs the place all the same.
+            remedy = "pass arrays, numbers and tuples as NumPy's documentation says"
+            raise self.error(node, f"{type(error).__name__}: {one_line(error)}; {remedy}") from error
 
     def error(self, node: ast.AST, text: str) -> FunctionError:
         """The error at a place of the function that is being read."""
