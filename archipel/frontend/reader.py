@@ -13,6 +13,7 @@ import numpy as np
 from archipel.errors import FunctionError, GraphError, one_line
 from archipel.frontend import operators
 from archipel.frontend.emit import Emitter
+from archipel.frontend.iterables import Zipped
 from archipel.frontend.liveness import Liveness, Names
 from archipel.frontend.source import Source, shown
 from archipel.frontend.values import Tensor, Unbound, UnsupportedError, as_constants, content, is_known, refuse
@@ -209,6 +210,10 @@ def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, tuple | list):
             yield from tensors_in(value)
+        elif isinstance(value, Mapping):
+            yield from tensors_in(list(value.values()))
+        elif isinstance(value, Zipped):
+            yield from tensors_in(value.parts)
 
 
 _NAMES: dict[type[ast.AST], str] = {

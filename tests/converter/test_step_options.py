@@ -51,6 +51,7 @@ OPTIONS: dict[str, tuple[optimizers.Optimizer, dict[str, Any]]] = {
     "folded": (optimizers.adamw(), {"batch_norm": "folded"}),
     "per_example": (optimizers.sgd(lr=0.5), {"per_example": training.per_example(0.3), "batch_norm": "frozen"}),
     "mixed": (optimizers.sgd(lr=0.1), {"precision": "mixed"}),
+    "recompute": (optimizers.sgd(lr=0.1, momentum=0.9), {"recompute": "auto"}),
 }
 
 
