@@ -41,3 +41,11 @@ def changes_the_item_of_a_dict(x):
     found = {"h": h}
     h += 1  # here
     return found["h"] + h
+
+
+@refused("y += ... changes 'z' too, which may be the same array; write y = y + ...", V)
+def changes_a_view(x):
+    y = x * 2
+    z = np.flip(np.asarray(y))
+    y += 1  # here
+    return y + z
