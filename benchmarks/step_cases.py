@@ -69,7 +69,8 @@ def ours(
 
     from archipel.bundle.roles import Parameter, Personal, State
     from archipel.lite_runtime.kernels import kernel_pack
-    from archipel.training import StepRunner
+    from archipel.training.driver import _initial as first_tensors
+    from archipel.training.driver import _scalars as scalars_of
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
@@ -81,14 +82,13 @@ def ours(
         options.enable_profiling = True
         options.profile_file_prefix = str(path.with_suffix(""))
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    runner = StepRunner(step, {"lr": 1e-4})
+    # What a StepRunner begins with, without its session, whose memory would count here.
+    tensors, every_scalar = first_tensors(step.program, step), scalars_of(step.program, {"lr": 1e-4})
     inputs = {p.tensor: p.name for p in step.signature.inputs if isinstance(p, Parameter | Personal | State)}
     outputs = {p.tensor: p.name for p in step.signature.outputs if isinstance(p, Parameter | Personal | State)}
-    sets = [
-        {name: ort.OrtValue.ortvalue_from_numpy(np.array(runner.tensors[name])) for name in inputs} for _ in range(2)
-    ]
+    sets = [{name: ort.OrtValue.ortvalue_from_numpy(np.array(tensors[name])) for name in inputs} for _ in range(2)]
     fields = [p.name for p in step.signature.inputs if p.name not in inputs.values()]
-    scalars = {name: value for name, value in runner._scalars.items() if name in fields}
+    scalars = {name: value for name, value in every_scalar.items() if name in fields}
     loss = ort.OrtValue.ortvalue_from_numpy(np.zeros((), np.float32))
     bindings = []
     for read, write in ((sets[0], sets[1]), (sets[1], sets[0])):

@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
 
-from archipel.graph.flow import Flow, flows
 from archipel.graph.markers import STOP, STRAIGHT, is_marker
 from archipel.graph.shapes import dtype_of, is_float
-from archipel.graph.walk import bodies, dependencies
+from archipel.graph.walk import Flow, dependencies, flows
 
 # They read the shape (and type) of their input and not its content, so no derivative passes.
 _SHAPE_ONLY = frozenset({"Shape", "Size", "EyeLike", "RandomNormalLike", "RandomUniformLike"})
@@ -27,8 +26,8 @@ def active_values(nodes: Iterable[ir.Node], sources: Iterable[ir.Value]) -> set[
         ):
             continue
         results = set(node.outputs)
-        if bodies(node):
-            inside = [(flow, active_inside(flow, reached)) for flow in flows(node)]
+        inside = [(flow, active_inside(flow, reached)) for flow in flows(node)]
+        if inside:
             results = {result for flow, active in inside for output, result in flow.results if output in active}
         reached.update(value for value in results if _carries(node, value))
     return reached
@@ -71,11 +70,11 @@ def influencing_values(nodes: Iterable[ir.Node], targets: Iterable[ir.Value]) ->
     for node in reversed(list(nodes)):
         if not reads_content(node) or not any(value in needed for value in node.outputs):
             continue
-        if not bodies(node):
+        found = flows(node)
+        if not found:
             # What a gradient passes straight by counts as a constant.
             needed.update(dependencies(node)[:1] if is_marker(node, STRAIGHT) else dependencies(node))
-            continue
-        for flow in flows(node):
+        for flow in found:
             inside = needed_inside(flow, needed)
             needed.update(inside, flow.deciding)
             needed.update(outside for outside, entry in flow.entries if entry in inside)

@@ -78,9 +78,9 @@ def function(
     names = _Inputs(reader, symbolic or {}, dynamic_batch, name).of(plain, leading, keywords, example_args)
     try:
         result = read(reader, name, code, source, outer, names, None)
+        _name_outputs(reader, name, result)
     except UnsupportedError as error:
         raise source.error(code, str(error)) from error
-    _name_outputs(reader, name, result)
     used = [n for n in reader.weights.names if graph.initializers[n].uses()]
     for unused in [n for n, value in graph.initializers.items() if not value.uses()]:
         del graph.initializers[unused]

@@ -30,11 +30,13 @@ def _name(r: Reader, node: ast.Name) -> Any:
 @expression(ast.BinOp)
 def _binary(r: Reader, node: ast.BinOp) -> Any:
     a, b = r.evaluate(node.left), r.evaluate(node.right)
-    if isinstance(a, tuple | list | str) or isinstance(b, tuple | list | str):  # joined or repeated
+    sequences = [isinstance(x, tuple | list | str) for x in (a, b)]
+    if all(sequences) or (any(sequences) and any(isinstance(x, int) for x in (a, b))):  # joined or repeated
         try:
-            return operators.PYTHON[type(node.op)](a, b)
+            found = operators.PYTHON[type(node.op)](a, b)
         except TypeError as error:
             refuse(str(error))
+        return r.own_list(found) if isinstance(found, list) else found
     return r.compute(type(node.op), a, b)
 
 

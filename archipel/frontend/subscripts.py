@@ -53,6 +53,8 @@ def _normal(x: Tensor, index: Any) -> tuple[list[Any], list[int]]:
     consumed = sum(part is not None and part is not Ellipsis for part in given)
     if consumed > x.rank:
         refuse(f"{consumed} indices for an array of rank {x.rank}")
+    if sum(part is Ellipsis for part in given) > 1:
+        refuse("an index has one ellipsis (...) at most")
     if not any(part is Ellipsis for part in given):
         given.append(Ellipsis)
     parts: list[Any] = []
@@ -60,7 +62,6 @@ def _normal(x: Tensor, index: Any) -> tuple[list[Any], list[int]]:
     for part in given:
         if part is Ellipsis:
             parts.extend([_FULL] * (x.rank - consumed))
-            consumed = x.rank  # a second Ellipsis, which NumPy refuses too, adds nothing
         elif part is None:
             new.append(len(parts))
             parts.append(_FULL)

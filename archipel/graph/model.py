@@ -220,13 +220,13 @@ class Model:
                 size that another input has too, such as the batch, it is repeated at run time as often as that says.
             sizes: a number for a symbolic size of the inputs by its name.
 
-        Raises GraphError for a name that the inputs do not have, a value that does not fit, and for a program.
+        Raises GraphError for a name that the inputs do not have, a value that does not fit, for a program, and for a
+        compressed model that trains another graph.
 
         Example:
             speech = archipel.Model.from_onnx("speech.onnx").fix({"rate": 16000, "state": 0.0}, sizes={"samples": 512})
         """
-        if self.signature is not None:
-            raise GraphError("fix: the model is a program, whose inputs have roles; fix the model that it is made of")
+        self._refuse_derived("fix")
         model = self.ir.clone()
         inline_functions(model)
         return Model(fix(model, values or {}, sizes or {}), initial=self.initial)
@@ -240,11 +240,12 @@ class Model:
         Arguments:
             iterations: 1 or more. A loop that would run longer stops there, with the values that it has then.
 
-        Raises GraphError for another number.
+        Raises GraphError for another number, for a program, and for a compressed model that trains another graph.
 
         Example:
             model = archipel.Model.from_onnx("beam_search.onnx").limit_loops(64)
         """
+        self._refuse_derived("limit_loops")
         copy = self.copy()
         limit_loops(copy.ir, iterations)
         return copy
@@ -262,6 +263,14 @@ class Model:
         copy = self.copy()
         make_scans_plain(copy.ir)
         return copy
+
+    def _refuse_derived(self, action: str) -> None:
+        if self.signature is not None:
+            raise GraphError(
+                f"{action}: the model is a program, whose inputs have roles; change the model it is made of"
+            )
+        if getattr(self, "training_form", None) is not None:
+            raise GraphError(f"{action}: the model is compressed, and has another graph that trains; do this before")
 
     def to_bytes(self) -> bytes:
         """The model as one ONNX protobuf."""

@@ -8,6 +8,7 @@ after those whose results it reads, so one sweep is enough.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import onnx
 import onnx_ir as ir
@@ -64,6 +65,56 @@ def captured_values(body: ir.Graph) -> list[ir.Value]:
     # A branch may return a value of the outer graph without a node in between.
     outside.extend(value for value in body.outputs if value not in own)
     return outside
+
+
+@dataclass
+class Flow:
+    """One body of a node.
+
+    Attributes:
+        body: the body.
+        entries: pairs (input of the node, input of the body).
+        feedback: pairs (output of the body, input of the body that is the same in the next iteration).
+        results: pairs (value of the body, result of the node); a loop's last one, or all of them stacked.
+        deciding: values that decide whether or how often the body runs: of the body, or of the graph around it.
+    """
+
+    body: ir.Graph
+    entries: list[tuple[ir.Value, ir.Value]] = field(default_factory=list)
+    feedback: list[tuple[ir.Value, ir.Value]] = field(default_factory=list)
+    results: list[tuple[ir.Value, ir.Value]] = field(default_factory=list)
+    deciding: list[ir.Value] = field(default_factory=list)
+
+
+def flows(node: ir.Node) -> list[Flow]:
+    """The bodies of an If, Loop or Scan; none for any other node."""
+    if node.domain == "" and node.op_type == "If":
+        condition = [value for value in node.inputs if value is not None]
+        return [Flow(b, results=list(zip(b.outputs, node.outputs)), deciding=condition) for b in bodies(node)]
+    if node.domain == "" and node.op_type == "Loop":
+        body = node.attributes["body"].as_graph()
+        states = body.inputs[2:]
+        return [
+            Flow(
+                body,
+                [(outside, inside) for outside, inside in zip(node.inputs, body.inputs) if outside is not None],
+                list(zip(body.outputs, body.inputs[1:])),
+                [*zip(body.outputs[1:], node.outputs), *zip(states, node.outputs)],  # without an iteration the latter
+                [*(value for value in node.inputs[: len(node.inputs) - len(states)] if value), body.outputs[0]],
+            )
+        ]
+    if node.domain == "" and node.op_type == "Scan":
+        body = node.attributes["body"].as_graph()
+        carried = len(node.inputs) - node.attributes["num_scan_inputs"].as_int()
+        return [
+            Flow(
+                body,
+                [(outside, inside) for outside, inside in zip(node.inputs, body.inputs) if outside is not None],
+                list(zip(body.outputs[:carried], body.inputs[:carried])),
+                list(zip(body.outputs, node.outputs)),
+            )
+        ]
+    return []
 
 
 # Forwards and backwards along the edges.

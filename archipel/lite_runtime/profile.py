@@ -8,7 +8,7 @@ import tempfile
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 from archipel.errors import RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime.delegates import name_of
 from archipel.lite_runtime.predictor import Predictor
+from archipel.lite_runtime.resident import ResidentPeak
 from archipel.lite_runtime.sessions import Sessions
 
 # The first runs allocate memory and are slower.
@@ -52,7 +53,10 @@ class Profile:
     """A program's kernels (`rows`), the most expensive first, from `runs` runs on one input.
 
     `wall_us` is the median time of a whole run in microseconds. Its excess over `total_us` is spent between kernels,
-    some of it by the profiler itself.
+    some of it by the profiler itself. `peak_bytes` is measured: by how many bytes opening the program and its runs
+    raised the resident memory of the process at most, with weights, kernels' scratch space and the profiler's own
+    notes. In a process that has run programs before it is less, as their memory is used again. None where the system
+    does not say (it is Linux that does).
 
     Example:
         print(runtime.profile(x).table(limit=5))
@@ -62,6 +66,7 @@ class Profile:
     runs: int
     rows: tuple[Row, ...]
     wall_us: float
+    peak_bytes: int | None = None
 
     @property
     def total_us(self) -> float:
@@ -93,6 +98,8 @@ class Profile:
             f"{self.program}: {self.total_us:.1f} us in kernels, {self.wall_us:.1f} us in all "
             f"(medians, {self.runs} runs)"
         )
+        if self.peak_bytes is not None:
+            lines.append(f"resident memory rose by {self.peak_bytes / 1e6:.1f} MB at most")
         return "\n".join(lines)
 
 
@@ -129,18 +136,22 @@ def profile_program(sessions: Sessions, name: str, feed: Mapping[str, np.ndarray
 def _profile(sessions: Sessions, name: str, runs: int, prepare: Callable[[Sessions], Callable[[], object]]) -> Profile:
     if not 1 <= runs <= MAX_RUNS:
         raise RuntimeInputError(f"profile: runs must be from 1 to {MAX_RUNS}, got {runs}")
+    import onnxruntime  # noqa: F401  (the library's own memory does not count)
+
     with tempfile.TemporaryDirectory(prefix="archipel-profile-") as folder:
+        resident = ResidentPeak()
         profiled = sessions.profiled(name, Path(folder))
         call = prepare(profiled)
         for _ in range(WARMUP + runs):
             call()
+        peak = resident.bytes_since()
         path = profiled.end_profile()
         if path.stat().st_size > MAX_PROFILE_BYTES:
             raise RuntimeProgramError(
                 f"program {name!r}: its profile has more than {MAX_PROFILE_BYTES} bytes; ask for fewer runs"
             )
         events = path.read_bytes()
-    return parse(events, name, WARMUP)
+    return replace(parse(events, name, WARMUP), peak_bytes=peak)
 
 
 # --- ONNX Runtime's file: Chrome's trace event format -----------------------------------------------------------------

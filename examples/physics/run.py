@@ -1,6 +1,6 @@
 """Heat and Burgers' equation, solved by training a network on ONNX Runtime: `python examples/physics/run.py`.
 
-    python examples/physics/run.py                                   both, 10,000 steps each
+    python examples/physics/run.py                                   both, 8000 steps each
     python examples/physics/run.py --quick                           a few hundred steps, a few seconds
     python examples/physics/run.py --peer PYTHON                     also DeepXDE, in that interpreter's environment
 
@@ -103,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("physics"))
     parser.add_argument("--problem", choices=PROBLEMS, action="append")
-    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="300 steps")
     parser.add_argument("--peer", metavar="PYTHON", help="an interpreter with DeepXDE and PyTorch")

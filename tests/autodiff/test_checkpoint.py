@@ -180,6 +180,35 @@ def test_composes_with_second_derivatives() -> None:
             np.testing.assert_allclose(small[name], value, rtol=1e-12, atol=1e-15)
 
 
+LOOPS = """<ir_version: 10, opset_import: ["" : 21]>
+g (float[n, 4] x, bool c) => (float loss) <float[4, 4] w, int64 k = {3}, bool t = {1}> {
+    a = MatMul (x, w)
+    b = Tanh (a)
+    y = Loop <body = body (int64 i, bool go, float[n, 4] h) => (bool on, float[n, 4] next) {
+        p = MatMul (h, w)  q = Add (p, b)  next = Tanh (q)  on = Identity (go) }> (k, t, b)
+    d = MatMul (y, w)
+    e = If (c) <then_branch = th () => (float[n, 4] m) { m = Mul (d, y) },
+        else_branch = el () => (float[n, 4] s) { s = Sin (d) }>
+    f = Tanh (e)
+    loss = ReduceSum <keepdims = 0> (f)
+}"""
+
+
+@pytest.mark.parametrize("at", [["e"], ["b", "d"]])
+def test_loops_and_branches_that_capture_values(at: list[str]) -> None:
+    proto = onnx.parser.parse_model(LOOPS)
+    w = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    model = Model.from_proto(proto)
+    plain, small = (autodiff.gradient(each, wrt=["w", "x"]) for each in (model, autodiff.checkpoint(model, at=at)))
+    assert any(node.op_type == "Loop" and "again" in node.name for node in small.ir.graph)
+    sessions = [onnxruntime.InferenceSession(each.to_bytes()) for each in (plain, small)]
+    for c in (True, False):
+        feed = {"x": w[:3], "c": np.array(c)}
+        for a, b in zip(*(session.run(None, feed) for session in sessions)):
+            np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.slow
 def test_recurrent_and_transformer() -> None:
     for network, tolerance in ((models.transformer(0), 0.0), (models.char_rnn(0, cell="lstm"), 2e-6)):

@@ -7,8 +7,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from gradient_cases.programs import Program, programs
 from hypothesis import HealthCheck, given, settings
-from programs import Program, programs
 
 from archipel import Model
 from archipel.autodiff import gradient, hessian_vector, jvp
@@ -54,16 +54,11 @@ def close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
     return found.shape == expected.shape and float(np.max(np.abs(found - expected), initial=0.0)) < tolerance * scale
 
 
-TRIED = {"derandomize": True, "database": None, "deadline": None, "suppress_health_check": list(HealthCheck)}
-
-
 @pytest.mark.parametrize(("depth", "examples"), [(2, 12), pytest.param(3, 60, marks=pytest.mark.slow)])
 def test_generated_programs(depth: int, examples: int) -> None:
     """First and second derivatives and jvp, against PyTorch; float32 against float64; the transpose of each other."""
 
-    @settings(
-        max_examples=examples, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=examples, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(program=programs(depth))
     def check(program: Program) -> None:
         check_program(program)

@@ -9,8 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from onnx import numpy_helper
+from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 
 from archipel import Model, convert
 from archipel.bundle.roles import Feature
@@ -220,6 +223,50 @@ def test_sequences_inside_a_graph_predict(name: str, tmp_path: Path) -> None:
     training = Training(losses.mse(), optimizers.sgd())
     with pytest.raises(ArchipelError, match=r"ConcatFromSequence|OptionalGetElement"):
         convert(path, tmp_path / "trained", signing=Signing(KEY), training=training)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.a(x))
+        return torch.cond(h.mean() > 0.3, lambda h: self.b(h), lambda h: self.c(h) * 2, (h,))  # type: ignore[no-any-return]
+
+
+class Turns(Branches):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def more(i: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+            return (i < 5) & (h.abs().max() > 0.1)
+
+        def turn(i: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return i + 1, torch.tanh(self.a(h))
+
+        _, h = while_loop(more, turn, (torch.tensor(0), x))
+        return self.b(h)  # type: ignore[no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("network", [Branches, Turns])
+def test_control_flow_of_pytorch(network: type[nn.Module], tmp_path: Path) -> None:
+    """`torch.cond` becomes an If and `while_loop` a Loop, which has no bound until it gets one."""
+    torch.manual_seed(0)
+    module, x = network().eval(), torch.randn(4, 8)
+    model = Model.from_torch(module, x)
+    if network is Turns:
+        with pytest.raises(ConversionError, match=r"Model\.limit_loops"):
+            convert(model, tmp_path / "endless", signing=Signing(KEY))
+        model = model.limit_loops(5)
+    training = Training(losses.mse(), optimizers.sgd(), batch_size=4)
+    runtime = Runtime(convert(model, tmp_path / "bundle", signing=Signing(KEY), training=training))
+    for scale in (1.0, 0.01):
+        with torch.no_grad():
+            found, expected = runtime.predict(scale * x.numpy()), module(scale * x).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    history = runtime.fit(np.repeat(x.numpy(), 4, 0), np.zeros((16, 4), np.float32), epochs=4)
+    assert history.metrics["loss"][-1] < history.metrics["loss"][0]
 
 
 def real(name: str, source: str) -> Path:

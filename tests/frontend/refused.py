@@ -378,3 +378,18 @@ def generator(x):
 def unpacks(x):
     a, b, c = x  # here
     return a
+
+
+@refused("AttributeError: 'list' object has no attribute 'rank'; pass arrays, numbers and tuples as NumPy's docum", V)
+def argument_of_another_kind(x):
+    return np.split([x, x], 2)[0]  # here
+
+
+@refused("+ of float32[3] and of type str is not supported", V)
+def array_and_text(x):
+    return x + "a"  # here
+
+
+@refused("an index has one ellipsis (...) at most", X)
+def two_ellipses(x):
+    return x[..., ...]  # here

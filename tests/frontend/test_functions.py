@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +15,9 @@ from onnx.reference import ReferenceEvaluator
 
 import archipel
 from archipel import Model
+from archipel.frontend import table
 from archipel.graph import check_model
-from tests.frontend import algorithms, array_programs, calling, control_flow  # noqa: F401  (they fill CASES)
+from tests.frontend import algorithms, array_programs, calling, control_flow, named_programs
 from tests.frontend.cases import CASES, Case
 
 REFERENCE = {"if_else", "collatz", "return_from_inner_loop", "written_out_with_break", "promotion", "integer_arrays"}
@@ -53,3 +57,30 @@ def compare(ours: np.ndarray, theirs: Any, what: str) -> None:
     theirs = np.asarray(theirs)
     assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), what
     np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6, err_msg=what)
+
+
+def _called() -> tuple[set[Any], set[str]]:
+    """NumPy's and math's functions that the programs call, and the names of methods."""
+    functions: set[Any] = set()
+    methods: set[str] = set()
+    for module in (algorithms, array_programs, calling, control_flow, named_programs):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            first, *rest = ast.unparse(node.func).split(".")
+            owner: Any = {"np": np, "math": math}.get(first)
+            if owner is None or not all(map(str.isidentifier, rest)):
+                methods.add(node.func.attr)
+            else:
+                for part in rest:
+                    owner = getattr(owner, part)
+                functions.add(owner)
+    return functions, methods
+
+
+def test_every_name_is_called() -> None:
+    functions, methods = _called()
+    types = {np.float32, np.float64, np.int32, np.int64, np.bool_}
+    missing = {table.name_of(f) for f in ({*table.FUNCTIONS, *table.COMPOSED} - functions - types)}
+    assert not missing, "call them in tests/frontend/array_programs.py"
+    assert set(table.METHODS) <= methods

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 import archipel
+from archipel import autodiff
 from tests.frontend.generated import PROGRAMS, compiled
 from tests.frontend.test_functions import compare, runtime
 
@@ -36,3 +37,26 @@ def test_generated_programs(text: str) -> None:
 @given(PROGRAMS)
 def test_many_generated_programs(text: str) -> None:
     _check(text)
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(PROGRAMS)
+def test_gradients_of_generated_programs(text: str) -> None:
+    """Against central differences of Python itself, where two of them agree: the others are at a jump."""
+    program = compiled(text)
+    model = archipel.function(program, (3, 5, np.zeros(3)))
+    gradient = autodiff.vjp(model, of=["output_3"], wrt=["x"])
+    run, x, weights = runtime(gradient), np.array([0.513, -1.527, 2.031]), np.array([0.7, -1.3, 0.4])
+    place = [port.name for port in gradient.outputs].index("x.grad")
+    for a, b in ((3, 5), (7, 2)):
+
+        def differences(size: float, a: int = a, b: int = b) -> np.ndarray:
+            steps = size * np.eye(3)
+            up, down = ([program(a, b, x + sign * step)[3] @ weights for step in steps] for sign in (1, -1))
+            return (np.array(up) - np.array(down)) / (2 * size)
+
+        numeric = differences(1e-6)
+        if np.allclose(numeric, differences(1.5e-7), rtol=1e-4, atol=1e-4):
+            feed = {"a": np.array(a), "b": np.array(b), "x": x, "output_3.cotangent": weights}
+            np.testing.assert_allclose(run(feed)[place], numeric, rtol=1e-4, atol=1e-4, err_msg=text)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import archipel
-from archipel import Model, autodiff, training
+from archipel import Model, autodiff, bundle, lite_runtime, training
+from archipel.converter import Signing, Training
 from archipel.graph import check_model
 from archipel.training import losses, optimizers
 from tests.frontend.test_functions import compare, runtime
@@ -208,6 +210,21 @@ def gradient_of(model: Model, names: list[str]) -> Model:
 
 def _run(model: Model, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
     return runtime(model)(feed)
+
+
+@pytest.mark.slow
+def test_a_device_predicts_and_trains(tmp_path: Path) -> None:
+    """The function, a bundle, the runtime of a device."""
+    model = archipel.function(network, (np.zeros((4, 5, 2), np.float32), _params(np.float32)), dynamic_batch=True)
+    key = bundle.generate_key()
+    learn = Training(losses.mse(), optimizers.sgd())
+    archipel.convert(model, tmp_path / "f.bundle", training=learn, signing=Signing(key))
+    runtime = lite_runtime.load(tmp_path / "f.bundle", trusted_keys=[key.public_key().public_bytes_raw()])
+    x = RNG.standard_normal((32, 5, 2)).astype(np.float32)
+    np.testing.assert_allclose(runtime.predict(x), network(x, _params(np.float32)), rtol=1e-4, atol=1e-5)
+    label = np.zeros((32, 2), np.float32)
+    history = runtime.fit(x, label, epochs=3, batch_size=8, hyperparameters={"lr": 0.05})
+    assert history.losses[-1] < 0.5 * history.losses[0]
 
 
 def test_a_training_step() -> None:

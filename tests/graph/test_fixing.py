@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 
 from archipel import Model, training
+from archipel.compression import CompressedModel
 from archipel.errors import GraphError
 from archipel.graph import check_model
 from tests.support.voice_activity import voice_activity
@@ -131,5 +132,24 @@ def test_a_program_is_refused(whole: Model) -> None:
     step = training.step_graph(
         whole.fix({"rate": 16000, "state": 0.0}, {"samples": 20}), training.losses.mse(), training.optimizers.sgd()
     )
-    with pytest.raises(GraphError, match="is a program"):
+    with pytest.raises(GraphError, match="fix: the model is a program"):
         step.fix({"rate": 1})
+    with pytest.raises(GraphError, match="limit_loops: the model is a program"):
+        step.limit_loops(3)
+
+
+def test_a_compressed_model_with_another_graph_that_trains_is_refused(whole: Model) -> None:
+    fixed = whole.fix({"rate": 16000, "state": 0.0}, {"samples": 20})
+    compressed = CompressedModel(fixed.ir, fixed)
+    for change in (lambda: compressed.fix({}), lambda: compressed.limit_loops(3)):
+        with pytest.raises(GraphError, match="has another graph that trains; do this before"):
+            change()
+
+
+def test_one_after_the_other_is_as_good_as_all_at_once(path: Path, whole: Model) -> None:
+    model = whole.fix({"state": 0.0}).fix({"rate": 8000}).fix(sizes={"samples": 20})
+    assert [port.shape for port in model.inputs] == [("batch", 20)]
+    sound = RNG.standard_normal((3, 20)).astype(np.float32)
+    expected = run(path, sound=sound, state=np.zeros((2, 3, 6), np.float32), rate=np.array(8000))
+    for found, want in zip(run(model, sound=sound), expected, strict=True):
+        np.testing.assert_array_equal(found, want)

@@ -61,6 +61,16 @@ def test_every_kernel_with_its_shape_and_provider(bundle: Bundle) -> None:
     assert [row.us for row in profile.rows] == sorted((row.us for row in profile.rows), reverse=True)
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_the_memory_that_the_runs_took(bundle: Bundle) -> None:
+    rows = 1 << 20
+    profile = profile_program(Sessions(bundle), "predict", {"x": np.ones((rows, 3), np.float32), "w": W}, runs=1)
+    column = rows * 4
+    assert profile.peak_bytes is not None
+    assert 2 * column <= profile.peak_bytes < 30 * column  # the output alone has two columns
+    assert "resident memory rose by" in profile.table()
+
+
 def test_the_body_of_a_loop_counts_once(bundle: Bundle) -> None:
     feed = {"x": np.ones((1, 3), np.float32), "w": W}
     profile = profile_program(Sessions(bundle), "train", feed, runs=5)

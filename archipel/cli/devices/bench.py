@@ -152,6 +152,8 @@ def bench(
             "skipped": [skipped._asdict() for skipped in report.skipped],
             "rows": [asdict(row) for row in rows],
             "profile": None if operators is None else [row._asdict() for row in operators.rows],
+            "profile_peak_bytes": None if operators is None else operators.peak_bytes,
+            "limits_peak_bytes": runtime.bundle.manifest.limits.peak_bytes,
         }
         click.echo(json.dumps(result, allow_nan=False))
         return

@@ -17,8 +17,8 @@ from archipel.autodiff.rules.control_flow.stacks import read_kept
 from archipel.graph.bodies import copy_body
 from archipel.graph.build import Builder
 from archipel.graph.control import Carried, Item, Stacked, body_value
-from archipel.graph.flow import flows
 from archipel.graph.shapes import dims, is_float
+from archipel.graph.walk import flows
 
 
 def way_back(ctx: RuleContext, form: Form) -> WayBack | None:

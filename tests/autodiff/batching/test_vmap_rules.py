@@ -10,12 +10,12 @@ from gradient_cases.case import Case
 from gradient_cases.reference import evaluator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from vmap_cases import CALLS, Call
 
 from archipel import Model
 from archipel.autodiff import RULES, vmap
 from archipel.autodiff.batching.table import BATCH_RULES, SIZES, UNEVEN
 from archipel.graph import check_model
+from tests.autodiff.batching.vmap_cases import CALLS, Call
 
 OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("archipel.") and key[0] == "")
 
