@@ -162,7 +162,12 @@ class Reader:
                 found = function(*map(content, arguments), **{key: content(x) for key, x in keywords.items()})
         except Exception as error:
             raise UnsupportedError(f"{name}: {type(error).__name__}: {one_line(error)}") from error
-        return as_constants(found)
+        result = as_constants(found)
+        for made in tensors_in([result]):
+            for given in tensors_in(list(arguments)):
+                if made.const is not None and given.const is not None and np.may_share_memory(made.const, given.const):
+                    made.storage |= given.storage
+        return result
 
     def compute(self, kind: type[ast.AST], *operands: Any) -> Any:
         """An operator of Python, computed at once where everything is known."""

@@ -49,3 +49,25 @@ def changes_a_view(x):
     z = np.flip(np.asarray(y))
     y += 1  # here
     return y + z
+
+
+@refused("y[...] = ... changes 'z' too, which may be the same array; write y = y.copy()", V)
+def changes_a_view_of_a_constant(x):
+    y = np.zeros(4)
+    z = y.reshape(2, 2)
+    y[0] = 1  # here
+    return z + x[0]
+
+
+@refused(".fill changes the array in place; use the function of NumPy that gives a new one", V)
+def fills(x):
+    y = np.zeros(3)
+    y.fill(2)  # here
+    return x + y
+
+
+@refused("np.exp with out= changes an array in place; assign what it returns", V)
+def writes_into_another(x):
+    y = np.zeros(3)
+    np.exp(x, out=y)  # here
+    return y
