@@ -26,6 +26,9 @@ from archipel.graph.walk import dependencies
 SEGMENT = "archipel.recompute"
 """Metadata key of a node: the segment that it belongs to. The way back computes segments once more."""
 
+NOTHING = "archipel.nothing"
+"""Metadata key of a node whose result is 0, whatever it reads: others only wait for it."""
+
 
 def segment_of(node: ir.Node) -> str | None:
     """The segment that the node belongs to; None: its results are kept."""
@@ -137,4 +140,7 @@ class _Late:
             first = firsts[0] if len(firsts) == 1 else op.Concat(*firsts, axis=0)
             less = op.Cast(op.Less(first, first), to=int(ir.DataType.INT64))
             self._zero = op.ReduceSum(less, keepdims=1)
+            node = self._zero.producer()
+            if node is not None:
+                node.metadata_props[NOTHING] = ""
         return self._zero

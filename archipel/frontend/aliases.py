@@ -34,7 +34,8 @@ def refuse_shared(r: Reader, name: str, array: Tensor, what: str, remedy: str) -
     for frame in r.frames:
         for other, value in frame.names.items():
             if (frame is not r.frame or other != name) and marks(value) & array.storage:
-                refuse(f"{what} changes {other!r} too, which may be the same array; write {remedy}")
+                title = other.removeprefix("$") if other.startswith("$") else repr(other)
+                refuse(f"{what} changes {title} too, which may be the same array; write {remedy}")
 
 
 def changes_in_place(body: Iterable[ast.AST]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import numpy as np
 from archipel.frontend import table
 from archipel.frontend.operators import multiply
 from archipel.frontend.reader import Reader
-from archipel.frontend.values import Tensor, describe, is_known, refuse
+from archipel.frontend.values import Tensor, content, describe, is_known, refuse
 
+_IN_PLACE = frozenset({"byteswap", "fill", "partition", "put", "resize", "setfield", "setflags", "sort"})
 _ATTRIBUTES = ("T", "dtype", "ndim", "shape", "size")
 
 
@@ -44,9 +46,17 @@ def attribute(r: Reader, x: Any, name: str) -> Any:
 def method(r: Reader, x: Any, name: str, arguments: list[Any], keywords: dict[str, Any]) -> Any:
     """`x.name(...)`."""
     if isinstance(x, Tensor) and x.const is not None and is_known([arguments, keywords]) and name != "copy":
+        if name in _IN_PLACE or "out" in keywords:
+            refuse(f".{name} changes the array in place; use the function of NumPy that gives a new one")
         if not hasattr(x.const, name):
             refuse(_unknown(name, table.METHODS))
-        return r.known(getattr(x.const, name), arguments, keywords, f".{name}")
+        # As a function of the array, so that a view is known for one.
+        return r.known(
+            methodcaller(name, *map(content, arguments), **{key: content(v) for key, v in keywords.items()}),
+            [x],
+            {},
+            f".{name}",
+        )
     if not isinstance(x, Tensor):
         return r.known(
             getattr(x, name, None) or refuse(f"{describe(x)} has no method {name!r}"), arguments, keywords, name

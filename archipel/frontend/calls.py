@@ -70,6 +70,8 @@ def call(r: Reader, function: Any, arguments: list[Any], keywords: dict[str, Any
     everything_known = all(map(is_known, [*arguments, *keywords.values()]))
     if _is(function, BUILTINS):
         return table.bound(BUILTINS[function], r.e, name, arguments, keywords)
+    if "out" in keywords:
+        refuse(f"{name} with out= changes an array in place; assign what it returns")
     if everything_known and _is_pure(function):
         return r.known(function, arguments, keywords, name)
     if _is(function, table.FUNCTIONS):
@@ -112,6 +114,7 @@ def _is(function: Any, among: Mapping[Any, Any]) -> bool:
         return False
 
 
+_IN_PLACE = (np.copyto, np.fill_diagonal, np.place, np.put, np.put_along_axis, np.putmask)
 _RANDOM = (np.random.RandomState, np.random.Generator)
 
 
@@ -121,7 +124,7 @@ def _is_pure(function: Any) -> bool:
     if isinstance(owner, str | bytes | tuple | list | dict | np.dtype):
         return True
     module = getattr(function, "__module__", None) or type(function).__module__
-    if isinstance(owner, _RANDOM) or "random" in module:
+    if isinstance(owner, _RANDOM) or "random" in module or function in _IN_PLACE:
         return False
     return module.split(".")[0] in ("numpy", "math") or isinstance(function, np.ufunc) or function is math.prod
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
+import numpy as np
+
 from archipel.frontend.liveness import contains
 from archipel.frontend.reader import Reader
-from archipel.frontend.values import Rows, Unbound, describe, refuse
+from archipel.frontend.values import Rows, Tensor, Unbound, describe, refuse
 
 _REMEDY = "append once in each iteration, as a statement of the loop's body before any break, continue or return"
 
@@ -25,6 +27,8 @@ def append(r: Reader, node: ast.Call) -> None:
     value = r.evaluate(node.args[0])
     if node in r.frame.appends:
         r.frame.appends[node] = value
+        # The list's items are other names of what is appended, also in later iterations.
+        r.frame.names[items_of(name)] = (r.frame.names[items_of(name)], value)
         return
     found = r.frame.look_up(name)
     if isinstance(found, Rows):
@@ -56,9 +60,15 @@ def begin(r: Reader, body: Sequence[ast.stmt]) -> dict[ast.Call, str]:
     return calls
 
 
+def items_of(name: str) -> str:
+    """The variable that stands for the items of a list that a loop fills, in the search for shared memory."""
+    return f"$the items of {name!r}"
+
+
 def hide(r: Reader, calls: dict[ast.Call, str]) -> None:
     """Make the lists unreadable while an iteration is read, which knows none of the items."""
     for name in calls.values():
+        r.frame.names[items_of(name)] = Tensor(const=np.zeros(1), storage=frozenset())
         r.frame.names[name] = Unbound(f"the items of {name!r} are not known in the loop that fills it; read it after")
 
 

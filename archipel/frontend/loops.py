@@ -40,14 +40,17 @@ def _for(r: Reader, node: ast.For, live: Names) -> None:
         refuse("else of a for is not supported; set a variable before break and test it after the loop")
     over = r.evaluate(node.iter)
     loop = iteration(r.e, over, lambda x, i: row(r.e, x, i))
+    kept = f"$what the loop in line {node.lineno} goes over"
+    r.frame.names[kept] = over
     if loop is None:
         with _inside(r, node):
             _written_out(r, node, items(over), live)
             for name in sorted(r.frame.doubtful):
                 r.frame.names[name] = Unbound(_doubtful(name, node))
-        return
-    with _inside(r, node):
-        _emit(r, node, live, loop.length, True, lambda i: assign(r, node.target, loop.item(i)))
+    else:
+        with _inside(r, node):
+            _emit(r, node, live, loop.length, True, lambda i: assign(r, node.target, loop.item(i)))
+    r.frame.names.pop(kept, None)
 
 
 @statement(ast.While)
@@ -132,7 +135,8 @@ def _emit(
     outside, frame.appends = frame.appends, dict.fromkeys(calls)
     in_place = changes_in_place(node.body)
     before = frozenset().union(*(marks(value) for each in r.frames for value in each.names.values()))
-    extra: dict[str, Marks] = dict.fromkeys(names, frozenset())
+    shared = [*names, *map(lists.items_of, calls.values())]
+    extra: dict[str, Marks] = dict.fromkeys(shared, frozenset())
     for _ in range(_ROUNDS):
         frame.names = dict(start)
         with r.e.body("loop") as op:
@@ -141,7 +145,6 @@ def _emit(
             for n in names:
                 inputs = parameters(op, forms[n], f"loop/{n.strip('$')}")
                 frame.names[n] = with_storage(rebuild(forms[n], iter(inputs)), start[n])
-                mark(frame.names[n], extra[n])
             for n in fresh:
                 parameters(op, results[n], f"loop/{n.strip('$')}")
                 frame.names[n] = Unbound(_not_yet(n, node))
@@ -149,7 +152,9 @@ def _emit(
                 if isinstance(start.get(n, _NEW), Unbound):
                     frame.names[n] = Unbound(_not_yet(n, node))
             lists.hide(r, calls)
-            begin = {n: marks(frame.names[n]) for n in names}
+            for n in shared:
+                mark(frame.names[n], extra[n])
+            begin = {n: marks(frame.names[n]) for n in shared}
             enter(Tensor(number, python=int))
             run(r, node.body, _live_at_end(r, node, keep))
             end = frame.names

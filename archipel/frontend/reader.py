@@ -13,6 +13,7 @@ import numpy as np
 from archipel.errors import FunctionError, GraphError, one_line
 from archipel.frontend import operators
 from archipel.frontend.emit import Emitter
+from archipel.frontend.iterables import Zipped
 from archipel.frontend.liveness import Liveness, Names
 from archipel.frontend.source import Source, shown
 from archipel.frontend.values import Tensor, Unbound, UnsupportedError, as_constants, content, is_known, refuse
@@ -161,7 +162,12 @@ class Reader:
                 found = function(*map(content, arguments), **{key: content(x) for key, x in keywords.items()})
         except Exception as error:
             raise UnsupportedError(f"{name}: {type(error).__name__}: {one_line(error)}") from error
-        return as_constants(found)
+        result = as_constants(found)
+        for made in tensors_in([result]):
+            for given in tensors_in(list(arguments)):
+                if made.const is not None and given.const is not None and np.may_share_memory(made.const, given.const):
+                    made.storage |= given.storage
+        return result
 
     def compute(self, kind: type[ast.AST], *operands: Any) -> Any:
         """An operator of Python, computed at once where everything is known."""
@@ -209,6 +215,10 @@ def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, tuple | list):
             yield from tensors_in(value)
+        elif isinstance(value, Mapping):
+            yield from tensors_in(list(value.values()))
+        elif isinstance(value, Zipped):
+            yield from tensors_in(value.parts)
 
 
 _NAMES: dict[type[ast.AST], str] = {

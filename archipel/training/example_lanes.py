@@ -46,8 +46,11 @@ class ExampleGradient:
     def squares(self, op: Builder, dtype: ir.DataType) -> ir.Value:
         """The sum of the squares of each example's elements, [examples]."""
         if self.column is not None and self.row is not None:
-            return op.Mul(_squares(op, self.column, dtype), _squares(op, self.row, dtype))
-        return _squares(op, self.stored, dtype)
+            norm = op.Mul(_norm(op, self.column, dtype), _norm(op, self.row, dtype))
+            return op.Mul(norm, norm)
+        value = cast(op, self.stored, dtype)
+        axes = list(range(1, len(dims(value))))
+        return op.ReduceSumSquare(value, axes, keepdims=0) if axes else op.Mul(value, value)
 
     def total(self, op: Builder, factors: ir.Value, like: ir.Value) -> ir.Value:
         """The sum over the examples, each times its factor ([examples])."""
@@ -60,10 +63,17 @@ class ExampleGradient:
         return op.reshape_like(op.MatMul(op.Unsqueeze(factors, [0]), flat), like)
 
 
-def _squares(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    axes = list(range(1, len(dims(value))))
+def _norm(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """The 2-norm of each example's column or row, [examples].
+
+    Divided by its largest element first: squares of a tiny column could vanish while the row is so large that their
+    product is above the clip.
+    """
     value = cast(op, value, dtype)
-    return op.ReduceSumSquare(value, axes, keepdims=0) if axes else op.Mul(value, value)
+    axes = list(range(1, len(dims(value))))
+    largest = op.Max(op.ReduceMax(op.Abs(value), axes, keepdims=1), float(np.finfo(dtype.numpy()).tiny))
+    scaled = op.ReduceSumSquare(op.Div(value, largest), axes, keepdims=0)
+    return op.Mul(op.Squeeze(largest, axes), op.Sqrt(scaled))
 
 
 def lanes_of(

@@ -107,13 +107,16 @@ def torch_step(name: str, x: Any, y: Any, again: bool) -> Callable[[], Any]:
 
 
 def blocks(net: Any) -> list[Any]:
-    """The repeated parts of a network: the members of its lists and sequences of modules that have parts themselves, or
-    the recurrent layer."""
+    """The repeated parts of a network: modules that have modules themselves, of the network or of its lists and
+    sequences; the recurrent layer of a network that has none."""
     import torch
 
-    lists = [m for m in net.children() if isinstance(m, torch.nn.ModuleList | torch.nn.Sequential)]
-    found = [part for m in lists for part in m if len(list(part.children())) > 0]
-    return found or [m for m in net.modules() if isinstance(m, torch.nn.LSTM)] or lists
+    lists = torch.nn.ModuleList | torch.nn.Sequential
+    parts = [part for m in net.children() for part in (m if isinstance(m, lists) else [m])]
+    found = [part for part in parts if list(part.children())]
+    found = found or [m for m in net.modules() if isinstance(m, torch.nn.LSTM)]
+    assert found, f"{type(net).__name__}: no part that could be computed again"
+    return found
 
 
 def peak() -> float:

@@ -180,6 +180,17 @@ def test_composes_with_second_derivatives() -> None:
             np.testing.assert_allclose(small[name], value, rtol=1e-12, atol=1e-15)
 
 
+def test_lanes() -> None:
+    model = chain(4, 3)
+    x = np.random.default_rng(0).standard_normal((5, 2, 3)).astype(np.float32)
+    results = []
+    for each in (model, autodiff.checkpoint(model, at=["h1"])):
+        lanes = autodiff.vmap(autodiff.gradient(each, wrt=["w0", "x"]), over=["x"])
+        results.append(onnxruntime.InferenceSession(lanes.to_bytes()).run(["w0.grad", "x.grad"], {"x": x}))
+    for a, b in zip(*results):
+        np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-8)
+
+
 LOOPS = """<ir_version: 10, opset_import: ["" : 21]>
 g (float[n, 4] x, bool c) => (float loss) <float[4, 4] w, int64 k = {3}, bool t = {1}> {
     a = MatMul (x, w)

@@ -44,7 +44,7 @@ THIRD: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "Erf": lambda x: 2 / np.sqrt(np.pi) * (4 * x**2 - 2) * np.exp(-(x**2)),
 }
 # g: a vjp of the last output, j: a jvp of it, h: a Hessian-vector product, which is two orders and comes first.
-ORDERS = ["ggg", "jjj", "gjg", "jgj", "hj", "hg"]
+ORDERS = ["ggg", "jjj", "gjg", "hj"]
 
 
 def raise_order(m: Model, steps: str) -> tuple[Model, str]:

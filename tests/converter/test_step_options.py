@@ -98,7 +98,7 @@ def test_every_option_of_a_step_is_one() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"lr": 0.1}, ConversionError, r"no option 'lr'; step_graph has accumulate, batch_norm, dropout, per_example"),
+        ({"lr": 0.1}, ConversionError, r"no option 'lr'; step_graph has accumulate, batch_norm, dropout, kernels, "),
         ({"trainable": "*"}, ConversionError, "no option 'trainable'"),
         ({"steps": 4}, ConversionError, r"steps=4, but devices hand one batch at a time .* use accumulate="),
         ({"steps": "4"}, ConversionError, "steps='4', but devices"),

@@ -67,8 +67,8 @@ def test_the_derivatives_are_those_of_torch(example: ModuleType) -> None:
 
 def test_a_short_run(example: ModuleType, tmp_path: Path) -> None:
     """Training lowers the loss, and the file that is written is the network that was measured."""
-    result = example.solve("heat", 80, 0, tmp_path, None)
-    assert result["last loss"] < 0.5 * result["first loss"]
+    result = example.solve("heat", 40, 0, tmp_path, None)
+    assert result["last loss"] < 0.7 * result["first loss"]
     places, exact = example.grid(example.PROBLEMS["heat"])
     session = onnxruntime.InferenceSession((tmp_path / "heat.onnx").read_bytes())
     assert example.error(session.run(["u"], {"x": places})[0], exact) == pytest.approx(result["error"], rel=1e-5)

@@ -67,7 +67,21 @@ def _block(depth: int, in_loop: bool) -> st.SearchStrategy[list[str]]:
         until = st.tuples(CONDITIONS, looped).map(
             lambda t: [f"n{depth} = 0", f"while n{depth} < 3 and ({t[0]}):", f"    n{depth} += 1", *_indented(t[1])]
         )
-        statement = st.one_of(statement, leaving, choice, three, counted, over, unrolled, until)
+        collected = looped.map(
+            lambda body: [
+                f"got{depth} = []", f"for j{depth} in range(3):", f"    got{depth}.append(x * (j{depth} + c % 3))",
+                f"    last{depth} = x[j{depth}] + c", *_indented(body),
+                f"x = np.clip(x + np.mean(got{depth}, axis=0) - 0.1 * last{depth}, -50, 50)",
+            ]
+        )  # fmt: skip
+        summed = inner.map(
+            lambda body: [
+                "s = 0", "for v in x * 1:", *_indented(body), "    s += v * 0.5", "    if s > 9:", "        break",
+                "x = x * 0.9 + s % 3",
+            ]
+        )  # fmt: skip
+        loops = (counted, over, unrolled, until, collected, summed)
+        statement = st.one_of(statement, leaving, choice, three, *loops)
     return st.lists(statement, min_size=1, max_size=3).map(lambda blocks: [line for block in blocks for line in block])
 
 

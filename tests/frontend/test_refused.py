@@ -11,10 +11,13 @@ import pytest
 
 import archipel
 from archipel.errors import FunctionError, GraphError
-from tests.frontend import refused
+from tests.frontend import refused, refused_in_place
 from tests.frontend.refused import REFUSED, Refused
 
-LINES = Path(refused.__file__).read_text().splitlines()
+LINES = {
+    module.__name__.rpartition(".")[2]: Path(module.__file__).read_text().splitlines()
+    for module in (refused, refused_in_place)
+}
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=[c.function.__name__ for c in REFUSED])
@@ -22,12 +25,15 @@ def test_error_names_the_place(case: Refused) -> None:
     with pytest.raises(FunctionError) as caught:
         archipel.function(case.function, case.arguments)
     error = caught.value
-    first = inspect.getsourcelines(refused._inner if case.function.__name__ == "error_in_a_call" else case.function)[1]
-    line = next(number for number in range(first, len(LINES) + 1) if "# here" in LINES[number - 1])
+    inner = case.function.__name__ == "error_in_a_call"
+    first = inspect.getsourcelines(refused._inner if inner else case.function)[1]
+    module = case.function.__module__.rpartition(".")[2]
+    lines = LINES[module]
+    line = next(number for number in range(first, len(lines) + 1) if "# here" in lines[number - 1])
     place, text, source = re.fullmatch(r"(\S+): (.*)\n    (.*)", str(error), re.DOTALL).groups()
-    assert place == f"tests/frontend/refused.py:{error.line}:{error.column}"
-    assert (error.line, source) == (line, LINES[line - 1].strip())
-    assert error.column - 1 >= len(LINES[line - 1]) - len(LINES[line - 1].lstrip())
+    assert place == f"tests/frontend/{module}.py:{error.line}:{error.column}"
+    assert (error.line, source) == (line, lines[line - 1].strip())
+    assert error.column - 1 >= len(lines[line - 1]) - len(lines[line - 1].lstrip())
     expected = re.sub(r"\{(-?\d+)\}", lambda m: str(line + int(m[1])), case.text)
     assert text.startswith(expected), f"{text}\n{expected}"
 

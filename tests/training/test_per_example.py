@@ -181,6 +181,18 @@ def test_lanes_and_a_loop_over_the_examples_agree(noise: float, batches: Batches
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 
+def test_a_large_example_with_a_tiny_error_is_clipped_as_well() -> None:
+    """Its error squared is zero in float32, and its gradient 20 times the clip."""
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    model = Model.from_torch(module, torch.zeros(2, 1))
+    step = training.step_graph(model, losses.mse(), optimizers.sgd(), per_example=training.per_example(1e-3))
+    assert "Scan" not in [node.op_type for node in step.ir.graph]
+    runner = StepRunner(step, {"lr": 1.0})
+    runner.step((np.full((2, 1), 1e22, np.float32), np.full((2, 1), 1e-24, np.float32)))
+    np.testing.assert_allclose(runner.tensors["weight"], [[1e-3]], rtol=1e-5)
+
+
 def test_what_has_no_gradient_per_example() -> None:
     options = {"per_example": training.per_example()}
     normalized = Model.from_torch(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), torch.zeros(2, 3))

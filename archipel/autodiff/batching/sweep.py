@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from archipel.autodiff.batching.context import LaneContext
 from archipel.autodiff.batching.table import BATCH_RULES, SIZES, UNEVEN, BatchedResults, Shared
+from archipel.autodiff.recompute import NOTHING
 from archipel.errors import AutodiffError, GraphError
 from archipel.graph.build import Builder
 from archipel.graph.control import scan
@@ -183,6 +184,12 @@ class Sweep:
                 )
 
     def _batch(self, node: ir.Node) -> None:
+        if NOTHING in node.metadata_props:
+            # 0 in every lane, and so one for all: what waits for it waits for all lanes.
+            source = node.inputs[0]
+            assert source is not None
+            self.plain[node.outputs[0]] = self.op.Reshape(self.op.ReduceSum(self.value(source), keepdims=0), [1])
+            return
         if node.domain == "":
             self._refuse_uneven(node)
         self.require_tensors(node)

@@ -35,16 +35,21 @@ def weight_gradient(
     def body(op: Builder, x: ir.Value, g: ir.Value) -> list[ir.Value]:
         return [_standard(op, g, x, window, group, filters, per_group)]
 
-    if not suits_kernels(x, window):
+    # A product of matrices is one already: no kernel beats MatMul.
+    if not suits_kernels(x, window) or (_is_product(window) and group == 1):
         return body(op, x, g)[0]
     return outline(op, "ConvGradWeight", [x, g], body, group=group, **window.attributes)[0]
+
+
+def _is_product(window: Window) -> bool:
+    """A kernel of one element at stride 1: the input is its own windows."""
+    return window.size == 1 and set(window.strides) == {1} and not any(window.pads)
 
 
 def _standard(
     op: Builder, g: ir.Value, x: ir.Value, window: Window, group: int, filters: int, per_group: int
 ) -> ir.Value:
-    # A kernel of one element at stride 1: the input is its own windows.
-    if window.size == 1 and set(window.strides) == {1} and not any(window.pads):
+    if _is_product(window):
         return _laid_out(op, g, x, window, group, filters, per_group)
     if per_group == 1 and filters == group and _short_lines(x, g):
         return _diagonals(op, g, x, window, group)

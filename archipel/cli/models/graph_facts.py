@@ -14,6 +14,7 @@ from archipel.errors import GraphError
 from archipel.graph import Model
 from archipel.graph.flops import flops
 from archipel.graph.shapes import constant_array
+from archipel.graph.walk import levels
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def graph_facts(model: Model) -> GraphFacts:
     """The facts about a graph. A program's FLOPs are those of one example of one step."""
     graph = model.ir.graph
     dtypes: Counter[str] = Counter()
-    for value in graph.initializers.values():
+    for value in (value for level in levels(graph) for value in level.initializers.values()):
         if value.const_value is not None:
             dtypes[value.const_value.dtype.numpy().name] += value.const_value.nbytes
     layers = Readings(model).layers()

@@ -70,7 +70,14 @@ def eye(e: Emitter, N: Any, M: Any = None, dtype: Any = float) -> Tensor:
     return e.cast(e.compare("Equal", down, columns), dtype)
 
 
-@numpy_name("array", "asarray", "ascontiguousarray")
+@numpy_name("asarray", "ascontiguousarray")
+def asarray(e: Emitter, a: Any, dtype: Any = None) -> Tensor:
+    """As `np.array`, but perhaps the same memory."""
+    found = array(e, a, dtype)
+    return Tensor(found.value, const=found.const, storage=a.storage) if isinstance(a, Tensor) else found
+
+
+@numpy_name("array")
 def array(e: Emitter, a: Any, dtype: Any = None) -> Tensor:
     """Of an array, a number or (nested) lists of scalars and arrays of one shape."""
     if isinstance(a, tuple | list):

@@ -112,7 +112,7 @@ def broadcast_to(e: Emitter, array: Any, shape: Any) -> Tensor:
     sizes = as_sizes(shape)
     result = e.op.Expand(e.value(array), e.integers(sizes))
     result.shape = ir.Shape([n if isinstance(n, int) else n.dim for n in sizes])
-    return Tensor(result)
+    return Tensor(result, storage=array.storage if isinstance(array, Tensor) else None)
 
 
 @numpy_name("flip")
@@ -122,7 +122,7 @@ def flip(e: Emitter, m: Any, axis: Any = None) -> Tensor:
     axes = {normal_axis(as_int(i, "axis"), array.rank) for i in given}
     back = slice(None, None, -1)
     flipped = get(e, array, tuple(back if i in axes else slice(None) for i in range(array.rank)))
-    return Tensor(_like(flipped, array))
+    return Tensor(_like(flipped, array), storage=array.storage)
 
 
 def _like(result: Tensor, array: Tensor) -> ir.Value:

@@ -60,11 +60,15 @@ def test_an_ensemble_equals_torch_func_vmap(normalization: nn.Module) -> None:
         np.testing.assert_allclose(found, expected.detach().numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("size", [CLIENTS, pytest.param(None, marks=pytest.mark.slow)])
-def test_a_step_graph_trains_many_clients(size: int | None) -> None:
-    """With BatchNormalization in training mode, Dropout from each client's own seed, and momentum."""
+@pytest.mark.parametrize(
+    ("size", "steps"),
+    [(CLIENTS, 1), pytest.param(None, 1, marks=pytest.mark.slow), pytest.param(CLIENTS, 2, marks=pytest.mark.slow)],
+)
+def test_a_step_graph_trains_many_clients(size: int | None, steps: int) -> None:
+    """With BatchNormalization in training mode, Dropout from each client's own seed, and momentum; also several
+    minibatches in one graph, which is a Scan."""
     model = Model.from_torch(network(nn.BatchNorm2d(4), dropout=0.4).train(), torch.zeros(2, 2, 8, 8))
-    step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(momentum=0.9))
+    step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(momentum=0.9), steps=steps)
     shared = {"lr": np.array(0.1, np.float32), "step": np.array(3)}
     over = [port.name for port in step.inputs if port.name not in shared]
     mapped = vmap(step, over=over, size=size)
@@ -72,9 +76,10 @@ def test_a_step_graph_trains_many_clients(size: int | None) -> None:
     assert {name: value.shape[1:] for name, value in mapped.initial.items()} == (
         {name: value.shape for name, value in step.initial.items()} if size else {}
     )
+    batch = (BATCH,) if steps == 1 else (steps, BATCH)
     feed: dict[str, np.ndarray] = {
-        "input": RNG.standard_normal((CLIENTS, BATCH, 2, 8, 8)).astype(np.float32),
-        "label": RNG.integers(0, 3, (CLIENTS, BATCH)),
+        "input": RNG.standard_normal((CLIENTS, *batch, 2, 8, 8)).astype(np.float32),
+        "label": RNG.integers(0, 3, (CLIENTS, *batch)),
         "seed": np.array([7, 8, 9], np.uint32),
     }
     for port in step.inputs:

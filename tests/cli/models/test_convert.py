@@ -192,6 +192,10 @@ def test_a_source_that_is_no_model(archipel: Command, folder: Path) -> None:
 
 def test_inputs_and_sizes_are_fixed_and_loops_limited(archipel: Command, folder: Path) -> None:
     onnx.save(voice_activity(), folder / "m.onnx")
+    _, error = call(archipel, folder, "--loss", "mse", code=1)
+    assert "give it one value with --fix rate=NUMBER" in error
+    _, error = call(archipel, folder, "--loss", "mse", "--fix", "rate=16000", code=1)
+    assert "as --fix state=0 does" in error
     out, _ = call(archipel, folder, "--fix", "rate=16000", "--fix", "state=0", "--fix", "samples=20", "--loss", "mse",
                   "--limit-loops", "8")  # fmt: skip
     assert "fixed: input 'rate', input 'state', size 'samples' (20)" in out

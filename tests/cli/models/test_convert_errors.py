@@ -75,6 +75,9 @@ CONVERT = """
 --weight-decay -1
 --trainable ghost
 --trainable  --lr 1
+--fix x
+--fix rate=16000
+--limit-loops 0
 --strategy fedmagic
 --strategy fedrep
 --strategy fedbn

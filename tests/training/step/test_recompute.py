@@ -20,7 +20,7 @@ from archipel.training import StepRunner, losses, optimizers
 BATCH = 64
 
 
-def deep(blocks: int = 5, channels: int = 16) -> Model:
+def deep(blocks: int = 4, channels: int = 16) -> Model:
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Conv2d(1, channels, 3, padding=1)]
     for _ in range(blocks):

@@ -68,7 +68,10 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 PYTHON_ONLY: Mapping[str, Mapping[str, str]] = {
     "Request": {"example": "the source is a file, which has its examples or needs none"},
     "Training": {"step_options": "each of them has an option of its own"},
-    "StepOptions": {"steps": "devices hand one batch at a time to the train program"},
+    "StepOptions": {
+        "steps": "devices hand one batch at a time to the train program",
+        "kernels": "the functions are for devices of one's own, which have the pack",
+    },
     "Compression": {"on_progress": "the command shows the progress itself"},
     "Signing": {"lineage": "the command makes it of --parent, the recipe and the measurements"},
     "Analysis": {},
@@ -96,11 +99,16 @@ _ARGUMENTS = {
     if argument != "max_examples"  # in the file of --analysis it has this name, too
 }
 
+_FIXED = {"...": "NUMBER", "0.0": "0"}
+
 RULES: list[Rule] = [
     *STRATEGY_RULES,
     rule(r"\bdropout=False", "--no-dropout"),
     rule(r"\bpass loss_output='([^']*)'", r"give --loss-output \1"),
     rule(r" out of step_options$", " out"),
+    rule(r"Model\.fix\(\{'([^']*)': (\.\.\.|0\.0)\}\)", lambda match: f"--fix {match[1]}={_FIXED[match[2]]}"),
+    rule(r"^fix: ", "--fix: "),
+    rule(r"\bModel\.limit_loops\b", "--limit-loops"),
     *DATA_RULES,
     rule(r"^analysis with training: ", "--analysis with --loss: "),
     rule(r"or change privacy$", "or change --policy-option weighting"),
