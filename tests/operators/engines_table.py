@@ -14,7 +14,7 @@ HEAD = """
 ## Engines
 
 A training step is a graph of standard operators, so an inference engine trains with it (`benchmarks/engines.py`):
-every network of `archipel.models` learns for {steps} steps by SGD with momentum, on the same data and from the same
+networks of `archipel.models` learn for {steps} steps by SGD with momentum, on the same data and from the same
 weights, in a process and an environment of the engine's own. A cell has the largest difference of a loss
 from ONNX Runtime's (relative; absolute for losses below 1), and in parentheses the time of a step over ONNX Runtime's,
 the fastest of up to 40 in turns on two threads (ONNX Runtime Web: one). Minibatches are of 16 examples unless the cell
