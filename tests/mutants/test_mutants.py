@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {
-    "attacks", "autodiff", "bundle", "cli", "client", "compression", "converter", "datasets", "durable", "graph",
-    "lite_runtime", "operator", "protocol", "server", "strategies", "training",
+    "attacks", "autodiff", "bundle", "cli", "client", "compression", "converter", "datasets", "durable", "frontend",
+    "graph", "lite_runtime", "operator", "protocol", "server", "strategies", "training",
 }  # fmt: skip
 LEAST = 120
 
