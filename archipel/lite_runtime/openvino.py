@@ -271,11 +271,15 @@ def _shapes(arrays: Arrays) -> Shapes:
     return tuple((name, array.shape) for name, array in arrays.items())
 
 
+_UNKNOWN = re.compile(r"No conversion rule found for operations: (.*?)(?: -- | Summary:| To facilitate|$)")
 _FAILED = re.compile(r"-- (\w+)-\d+ with a message: (.*?)(?= -- \w+-\d+ with| Summary:|$)")
 
 
 def _why_not_converted(error: Exception) -> str:
     text = " ".join(str(error).split())
+    unknown = _UNKNOWN.search(text)
+    if unknown:
+        return f"it has no {unknown[1]}"
     failed = {operator: _last_words(words) for operator, words in _FAILED.findall(text)}
     # What follows from another operator's failure says so, and names no cause.
     causes = {op: words for op, words in failed.items() if "input type dynamic" not in words} or failed

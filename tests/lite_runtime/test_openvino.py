@@ -41,6 +41,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Loads:
     folder, signer = tmp_path_factory.mktemp("openvino"), b.generate_key()
     networks: dict[str, tuple[Callable[[], Any], np.ndarray, dict[str, Any]]] = {
         "digits": (lambda: models.digits_cnn(0), np.zeros((2, 1, 28, 28), np.float32), {}),
+        "functions": (lambda: models.digits_cnn(0), np.zeros((2, 1, 28, 28), np.float32), {}),
         "text": (
             lambda: models.transformer(0, length=12, width=16, dropout=0.0), np.zeros((2, 12), np.int64), {"axis": -1}
         ),
@@ -49,14 +50,15 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Loads:
         ),
     }  # fmt: skip
 
-    def load(name: str, delegates: Any, **options: Any) -> Any:
+    def load(name: str, delegates: Any, **more: Any) -> Any:
         path = folder / f"{name}.bundle"
         if not path.exists():
             make, example, loss = networks[name]
-            learning = Training(training.losses.cross_entropy(**loss), training.optimizers.sgd(momentum=0.9))
+            options = {"step_options": {"kernels": name == "functions"}}
+            learning = Training(training.losses.cross_entropy(**loss), training.optimizers.sgd(momentum=0.9), **options)
             convert(make().eval(), path, example=example, training=learning, signing=Signing(signer))
         trusted = [signer.public_key().public_bytes_raw()]
-        return lite_runtime.load(path, trusted, delegates=delegates, cache=folder / "cache", **options)
+        return lite_runtime.load(path, trusted, delegates=delegates, cache=folder / "cache", **more)
 
     return load
 
@@ -142,6 +144,16 @@ def test_an_operator_that_it_lacks_is_named(make_bundle: BundleMaker, r: type[Ro
     np.testing.assert_allclose(runtime.predict(np.ones((2, 3), np.float32)), [[1, 1, 1], [2, 2, 2]])
     [skipped] = runtime.delegate_report().skipped
     assert re.match("it cannot convert Scan: ", skipped.reason)
+
+
+@needs_openvino
+def test_functions_that_it_does_not_look_into_are_named(load: Loads) -> None:
+    runtime = load("functions", ["openvino", "cpu"])
+    runtime.fit(*data("digits", 8))
+    report = runtime.delegate_report()
+    assert report.programs["train"].delegates == ("cpu",)
+    [reason] = [skipped.reason for skipped in report.skipped if skipped.delegate == "openvino"]
+    assert reason.startswith("it has no archipel.kernels.Conv, archipel.kernels.ConvGrad")
 
 
 @needs_openvino

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import onnx
 from backend_cases import CONSTANTS, Result, check, qualifying
+from engines_table import engines_part
 
 from archipel.autodiff import RULES
 from archipel.autodiff.registry import source_file
@@ -92,7 +93,8 @@ def page(found: Iterable[Result], sequences: Iterable[Result]) -> str:
     by_family: dict[str, list[Result]] = defaultdict(list)
     for result in sequences:
         by_family[result.op_type].append(result)
-    return HEAD + gradients + SEQUENCES + "".join(_short_row(op, by_family[op]) for op in sorted(by_family))
+    families = "".join(_short_row(op, by_family[op]) for op in sorted(by_family))
+    return HEAD + gradients + SEQUENCES + families + engines_part()
 
 
 def _short_row(op_type: str, found: list[Result]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import warnings
@@ -12,6 +13,7 @@ import onnxruntime
 import pytest
 from backend_cases import Result, check, node_tests, qualifying
 from coverage_table import KNOWN, PAGE, page, results, rules
+from engines_table import ROWS, TOLERANCE, engines_part
 from onnx import TensorProto, numpy_helper
 from onnx.backend.test.case.test_case import TestCase
 from onnx.reference import ReferenceEvaluator
@@ -51,6 +53,19 @@ def wrong(found: tuple[Result, ...]) -> dict[str, str]:
 def test_the_page_knows_every_rule() -> None:
     rows = dict(re.findall(r"^\| (\w+) \| (\w+\.py) \|", PAGE.read_text(), re.M))
     assert rows == rules(), RUN
+
+
+def test_the_page_has_every_network_and_what_is_measured() -> None:
+    text = PAGE.read_text()
+    assert text.endswith(engines_part()), RUN
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()[1:]]
+    assert {row["case"] for row in rows} | {"MobileNetV2"} == {
+        *("MLP", "LeNet", "FedAvg CNN", "digits CNN", "ResNet-8", "DS-CNN", "MobileNetV2", "1D-CNN"),
+        *("LSTM", "GRU", "Transformer", "autoencoder", "U-Net"),
+    }
+    assert {row["case"] for row in rows if row["engine"] == "OpenVINO"} == {row["case"] for row in rows}
+    # What stands in the way is an operator or a form, in the engine's words; a loss that differs is no reason.
+    assert all(row["reason"] or row["error"] <= TOLERANCE for row in rows)
 
 
 @pytest.mark.slow
