@@ -32,7 +32,7 @@ from lite_peers import DEFAULT_FOLDER, HERE, PeerError, clean_environment, insta
 from measure import PAUSE, arguments, state_run
 
 THREADS, STEPS, BATCHES = 2, 20, 4
-ROUNDS, SECONDS = 40, 3.0
+ROUNDS, SECONDS = 40, 6.0
 TOLERANCE = 1e-4
 OURS = "onnxruntime"
 ENVIRONMENTS = {
@@ -99,7 +99,10 @@ def write_job(name: str, batch: int, folder: Path) -> None:
     model = Model.from_torch(steps.network(case).train(), data[0][0][:2])
     losses = training.losses
     loss = losses.mse() if name == "autoencoder" else losses.cross_entropy(axis=-1 if case.vocabulary else 1)
-    step = training.step_graph(model, loss, training.optimizers.sgd(momentum=0.9))
+    # With batch statistics in 52 layers on top of one another rounding grows from step to step: PyTorch differs from
+    # itself by a tenth after fifty if only its number of threads changes.
+    norm = "frozen" if name == "MobileNetV2" else "train"
+    step = training.step_graph(model, loss, training.optimizers.sgd(momentum=0.9), batch_norm=norm)
     step.save(folder / "step.onnx")
     step.plain_scans().save(folder / "plain.onnx")
     Model.from_onnx(folder / "plain.onnx").fix(sizes={"batch": batch}).save(folder / "fixed.onnx")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -146,7 +147,16 @@ def _tool(*command: object) -> None:
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.splitlines()
-        raise RuntimeError(next((line for line in lines if "error:" in line), lines[-1] if lines else "no message"))
+        said = next((line for line in lines if "error:" in line), lines[-1] if lines else "no message")
+        raise RuntimeError(f"{_operator_at(said)}{said.rpartition('error: ')[2]}")
+
+
+def _operator_at(said: str) -> str:
+    """The ONNX operator in the line of the file that a message of IREE is about."""
+    place = re.match(r"(.*\.mlir):(\d+):", said)
+    line = Path(place[1]).read_text().splitlines()[int(place[2]) - 1] if place else ""
+    operator = re.search(r'"onnx\.(\w+)"', line)
+    return f"{operator[1]}: " if operator else ""
 
 
 def reference(job: Job, threads: int) -> Step:

@@ -14,7 +14,7 @@ HEAD = """
 ## Engines
 
 A training step is a graph of standard operators, so an inference engine trains with it (`benchmarks/engines.py`):
-networks of `archipel.models` learn for {steps} steps by SGD with momentum, on the same data and from the same
+every network of `archipel.models` learns for {steps} steps by SGD with momentum, on the same data and from the same
 weights, in a process and an environment of the engine's own. A cell has the largest difference of a loss
 from ONNX Runtime's (relative; absolute for losses below 1), and in parentheses the time of a step over ONNX Runtime's,
 the fastest of up to 40 in turns on two threads (ONNX Runtime Web: one). Minibatches are of 16 examples unless the cell
@@ -39,7 +39,7 @@ TAIL = """
   onnx.reference runs forwards only. IREE always gets plain Scans, and the batch as a number (`Model.fix`).
 - OpenVINO computes integers in int32. So as a delegate it refuses what draws random numbers in uint32 (dropout,
   differential privacy), and float64, rather than learn something else. Two orders of work on float32 differ in the last
-  digit; batch statistics of deep networks make more of it from step to step.
+  digit; batch statistics of deep networks make more of it from step to step, so those of MobileNetV2 are frozen here.
 - Tried and not in the table: Apache TVM 0.27 (no Scan, no shape arithmetic beside Mul), tinygrad 0.14 (its CPU device
   needs clang, which its wheel does not bring), onnx2torch 1.5 (no BitwiseAnd, and initializers that are inputs fail).
 """
