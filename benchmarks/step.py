@@ -223,7 +223,7 @@ def main() -> None:
 
 
 def _has_pack() -> bool:
-    from archipel.lite_runtime.kernels import kernel_pack
+    from archipel.lite_runtime.engines.kernels import kernel_pack
 
     return kernel_pack().library is not None
 

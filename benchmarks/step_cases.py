@@ -68,7 +68,7 @@ def ours(
     import onnxruntime as ort
 
     from archipel.bundle.roles import Parameter, Personal, State
-    from archipel.lite_runtime.kernels import kernel_pack
+    from archipel.lite_runtime.engines.kernels import kernel_pack
     from archipel.training.driver import _initial as first_tensors
     from archipel.training.driver import _scalars as scalars_of
 

@@ -83,7 +83,7 @@ def torch_time(case: Case, steps: int) -> float:
 
 def main() -> None:
     from archipel import Model
-    from archipel.lite_runtime.kernels import kernel_pack
+    from archipel.lite_runtime.engines.kernels import kernel_pack
 
     parser = arguments(__doc__)
     parser.add_argument("--only", action="append", choices=CASES, help="only this model; can be repeated")

@@ -20,7 +20,7 @@ from archipel.lite_runtime.self_test import one_example, read_vectors
 from archipel.lite_runtime.training.driver import need_program
 
 if TYPE_CHECKING:
-    from archipel.lite_runtime.delegates import Delegates
+    from archipel.lite_runtime.engines.delegates import Delegates
 
 _WARM_UP, _LEAST, _MOST = 3, 5, 200
 _SECONDS = 0.3

@@ -9,10 +9,10 @@ import numpy as np
 from archipel.bundle import Bundle
 from archipel.bundle.roles import Example, ExampleWeight, Input, Label, Metric, Prediction
 from archipel.errors import RuntimeInputError
+from archipel.lite_runtime.engines.session import ProgramSession
 from archipel.lite_runtime.fields import collect, fixed_rows
 from archipel.lite_runtime.out_of_range import locating
 from archipel.lite_runtime.predictor import Predictor
-from archipel.lite_runtime.session import ProgramSession
 from archipel.lite_runtime.training.driver import need_program
 from archipel.lite_runtime.training.results import MetricTable
 from archipel.lite_runtime.values import Values, fixed_shape

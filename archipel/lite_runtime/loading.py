@@ -11,7 +11,7 @@ from archipel.lite_runtime.device_state import DeviceState
 from archipel.lite_runtime.runtime import Runtime, open_runtime
 
 if TYPE_CHECKING:
-    from archipel.lite_runtime.delegates import Delegates
+    from archipel.lite_runtime.engines.delegates import Delegates
     from archipel.lite_runtime.interface import ModelRuntime
     from archipel.lite_runtime.isolated.runtime import IsolatedRuntime
 

@@ -11,10 +11,10 @@ from archipel.bundle import Bundle
 from archipel.bundle.roles import Derived, Parameter, Personal, State
 from archipel.errors import RuntimeInputError
 from archipel.lite_runtime.device_state import DeviceState
+from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.fields import check_array
 from archipel.lite_runtime.learned import join_names, split_names
 from archipel.lite_runtime.predictor import Predictor
-from archipel.lite_runtime.sessions import Sessions
 from archipel.lite_runtime.training.driver import find_program, need_program, run_once
 from archipel.lite_runtime.values import Values
 

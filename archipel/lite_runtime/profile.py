@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 
 from archipel.errors import RuntimeInputError, RuntimeProgramError
-from archipel.lite_runtime.delegates import name_of
+from archipel.lite_runtime.engines.delegates import name_of
+from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.predictor import Predictor
 from archipel.lite_runtime.resident import ResidentPeak
-from archipel.lite_runtime.sessions import Sessions
 
 # The first runs allocate memory and are slower.
 WARMUP = 3

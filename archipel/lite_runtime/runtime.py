@@ -19,6 +19,7 @@ from archipel.errors import (
 )
 from archipel.lite_runtime.analysis import analyze
 from archipel.lite_runtime.device_state import DeviceState
+from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.evaluation import evaluate, evaluation_fields
 from archipel.lite_runtime.fields import collect
 from archipel.lite_runtime.learned import BUNDLE_FOLDER, is_slot, read_learned, read_parameters, write_slot
@@ -26,7 +27,6 @@ from archipel.lite_runtime.noise import Randomness
 from archipel.lite_runtime.out_of_range import locate, locating
 from archipel.lite_runtime.predictor import Predictor
 from archipel.lite_runtime.present_model import PresentModel
-from archipel.lite_runtime.sessions import Sessions
 from archipel.lite_runtime.training.calls import FitData, Hooks, Learning, RoundData
 from archipel.lite_runtime.training.checkpoint import CheckpointFile
 from archipel.lite_runtime.training.driver import (
@@ -44,7 +44,7 @@ from archipel.lite_runtime.training.results import History, LocalUpdate
 from archipel.lite_runtime.values import Values, check_noise
 
 if TYPE_CHECKING:
-    from archipel.lite_runtime.delegates import DelegateReport, Delegates
+    from archipel.lite_runtime.engines.delegates import DelegateReport, Delegates
     from archipel.lite_runtime.profile import Profile
 
 Arrays = Mapping[str, np.ndarray]

@@ -35,10 +35,10 @@ from archipel.bundle.roles import (
 )
 from archipel.errors import RuntimeInputError, TrainingError, one_line
 from archipel.graph.model import Model
+from archipel.lite_runtime.engines.kernels import kernel_pack
+from archipel.lite_runtime.engines.sessions import error_types
 from archipel.lite_runtime.fields import check_array
-from archipel.lite_runtime.kernels import kernel_pack
 from archipel.lite_runtime.noise import DiscreteGaussian, Randomness
-from archipel.lite_runtime.sessions import error_types
 from archipel.training.arguments import whole
 
 Batch = Mapping[str, np.ndarray] | Sequence[np.ndarray]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from archipel.lite_runtime.kernels import KernelPack, kernel_pack
+from archipel.lite_runtime.engines.kernels import KernelPack, kernel_pack
 from tests.support.kernel_pack import build_package
 
 

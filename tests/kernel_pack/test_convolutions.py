@@ -17,7 +17,7 @@ from archipel.bundle.graphs.operators import KERNELS_DOMAIN
 from archipel.graph.build import Builder
 from archipel.graph.outline import Functions
 from archipel.graph.passes.dead_code import remove_dead_code
-from archipel.lite_runtime.kernels import KernelPack
+from archipel.lite_runtime.engines.kernels import KernelPack
 from tests.support.kernel_pack import open_session
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {

@@ -12,7 +12,7 @@ import torch
 from archipel.autodiff import differentiate
 from archipel.graph.build import Builder
 from archipel.graph.outline import Functions
-from archipel.lite_runtime.kernels import KernelPack
+from archipel.lite_runtime.engines.kernels import KernelPack
 from tests.support.kernel_pack import open_session
 
 ACTIVATIONS: dict[str, tuple[Callable[[Builder, ir.Value], ir.Value], Callable[[torch.Tensor], torch.Tensor]]] = {

@@ -12,7 +12,7 @@ from torch.nn import functional
 from archipel.autodiff.rules.normalization import backward, normalize_batch
 from archipel.graph.build import Builder
 from archipel.graph.outline import Functions
-from archipel.lite_runtime.kernels import KernelPack
+from archipel.lite_runtime.engines.kernels import KernelPack
 from tests.support.kernel_pack import open_session
 
 EPSILON = 1e-3

@@ -13,7 +13,7 @@ from archipel import Model, training
 from archipel.bundle import Bundle, Limits
 from archipel.converter import Signing, Training, convert
 from archipel.converter.limits import compute_limits
-from archipel.lite_runtime.kernels import MISSING, KernelPack
+from archipel.lite_runtime.engines.kernels import MISSING, KernelPack
 from archipel.lite_runtime.runtime import Runtime
 from archipel.models import digits_cnn
 from archipel.training import StepRunner, losses, optimizers
@@ -57,7 +57,7 @@ def test_a_device_says_which_nodes_the_pack_runs(
     x, y = (np.concatenate(arrays) for arrays in zip(*batches(4, 8)))
     losses_of = []
     for installed in (pack, KernelPack(None, MISSING)):
-        monkeypatch.setattr("archipel.lite_runtime.sessions.kernel_pack", lambda installed=installed: installed)
+        monkeypatch.setattr("archipel.lite_runtime.engines.sessions.kernel_pack", lambda installed=installed: installed)
         runtime = Runtime(bundle, threads=2)
         losses_of.append(runtime.fit(x, y, epochs=2, batch_size=8, seed=0).losses)
         report = runtime.delegate_report()
@@ -80,7 +80,7 @@ def test_a_pack_that_does_not_load_is_left_out(monkeypatch: pytest.MonkeyPatch, 
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"no library")
     found = KernelPack(str(broken), "archipel-kernels 0")
-    monkeypatch.setattr("archipel.lite_runtime.sessions.kernel_pack", lambda: found)
+    monkeypatch.setattr("archipel.lite_runtime.engines.sessions.kernel_pack", lambda: found)
     runtime = Runtime(bundle)
     runtime.fit(*batches(1, 8)[0], epochs=1, batch_size=8)
     [skipped] = runtime.delegate_report().skipped

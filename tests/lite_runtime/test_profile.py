@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from archipel.bundle import Bundle, open_bundle
 from archipel.errors import RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime import Runtime
+from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.profile import WARMUP, Profile, Row, parse, profile_program
-from archipel.lite_runtime.sessions import Sessions
 from tests.support.text_bundles import Roles
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0]], np.float32)

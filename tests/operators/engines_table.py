@@ -62,7 +62,9 @@ def engines_part() -> str:
         steps=20, run=fill(first[:1].upper() + first[1:] + ".", 120), equal=equal, cells=len(rows),
         engines=" | ".join(engines), lines="|".join("---" for _ in engines),
     )  # fmt: skip
-    notes = "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
+    notes = "".join(
+        fill(f"{number}. {reason}", 120, subsequent_indent="   ") + "\n" for number, reason in enumerate(reasons, 1)
+    )
     return f"{head}{table}\n{notes}{TAIL}"
 
 

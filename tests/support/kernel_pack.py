@@ -11,7 +11,7 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from archipel.lite_runtime.kernels import KernelPack
+from archipel.lite_runtime.engines.kernels import KernelPack
 
 SOURCES = Path(__file__).parents[2] / "kernel_pack"
 

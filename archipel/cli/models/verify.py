@@ -199,7 +199,7 @@ def check_contents(bundle: Bundle, run: bool = True) -> list[Check]:
 def _check_programs(bundle: Bundle) -> Iterator[Check]:
     import onnxruntime
 
-    from archipel.lite_runtime.sessions import Sessions
+    from archipel.lite_runtime.engines.sessions import Sessions
 
     sessions = Sessions(bundle, delegates=["cpu"])
     for name in sorted(bundle.manifest.programs):

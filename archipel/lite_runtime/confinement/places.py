@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import archipel
-from archipel.lite_runtime.delegates import AUTO
+from archipel.lite_runtime.engines.delegates import AUTO
 
 PACKAGES = ("numpy", "onnxruntime", "msgspec", "cryptography", "safetensors", "archipel_kernels", "openvino")
 

@@ -30,8 +30,8 @@ from archipel.errors import (
     RuntimeInputError,
     RuntimeProgramError,
 )
-from archipel.lite_runtime import sessions
 from archipel.lite_runtime.confinement import Confinement, asked_for, option_paths, restrict
+from archipel.lite_runtime.engines import sessions
 from archipel.lite_runtime.isolated.checkpoints import ParentsFile
 from archipel.lite_runtime.isolated.messages import (
     Analyze,

@@ -19,9 +19,9 @@ import msgspec
 from archipel.bundle import Bundle
 from archipel.errors import RuntimeProgramError
 from archipel.lite_runtime.confinement import START_PYTHON, Scratch, asked_for, needs_of, package_roots
-from archipel.lite_runtime.delegates import Delegates, engines
+from archipel.lite_runtime.engines.delegates import Delegates, engines
+from archipel.lite_runtime.engines.openvino import PLANS
 from archipel.lite_runtime.isolated.messages import Channel, Open
-from archipel.lite_runtime.openvino import PLANS
 
 FIXED_BYTES = 16 << 20
 """The memory of the runtime itself, beside the model: sessions, their arenas' first pieces, Python's own objects."""

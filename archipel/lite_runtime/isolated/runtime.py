@@ -51,7 +51,7 @@ from archipel.lite_runtime.training.options import FitOptions, RoundOptions
 from archipel.lite_runtime.training.results import History, LocalUpdate
 
 if TYPE_CHECKING:
-    from archipel.lite_runtime.delegates import Delegates
+    from archipel.lite_runtime.engines.delegates import Delegates
 
 Arrays = Mapping[str, np.ndarray]
 

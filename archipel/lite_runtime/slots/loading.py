@@ -19,7 +19,7 @@ from archipel.lite_runtime.runtime import Runtime
 from archipel.lite_runtime.self_test import SelfTestReport, answer_zeros, run_self_test
 
 if TYPE_CHECKING:
-    from archipel.lite_runtime.delegates import Delegates
+    from archipel.lite_runtime.engines.delegates import Delegates
     from archipel.lite_runtime.interface import ModelRuntime
     from archipel.lite_runtime.slots.folder import SlotName
 

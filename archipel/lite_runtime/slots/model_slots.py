@@ -29,7 +29,7 @@ from archipel.lite_runtime.slots.folder import MAX_ATTEMPTS, SlotFolder, SlotNam
 from archipel.lite_runtime.slots.loading import Loader, OwnState, Serving
 
 if TYPE_CHECKING:
-    from archipel.lite_runtime.delegates import Delegates
+    from archipel.lite_runtime.engines.delegates import Delegates
     from archipel.lite_runtime.interface import ModelRuntime
 
 _FAILURES = (RuntimeProgramError, RuntimeLimitError)

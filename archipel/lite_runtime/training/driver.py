@@ -14,8 +14,8 @@ import numpy as np
 from archipel.bundle import Bundle, Phase, Program
 from archipel.bundle.roles import ExampleWeight, Metric, Parameter, Personal, Port, State, Update
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeProgramError
+from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.fields import BATCH_ROLES, FIELD_ROLES, Fields, collect, fixed_rows
-from archipel.lite_runtime.sessions import Sessions
 from archipel.lite_runtime.shuffle import batches, group_batches
 from archipel.lite_runtime.training.features import DEFAULT_BUDGET, FeatureCache, find_features
 from archipel.lite_runtime.training.loop import Repeated, TrainLoop

@@ -17,9 +17,9 @@ import numpy as np
 from archipel.bundle import Bundle, Program
 from archipel.bundle.roles import Example, Feature
 from archipel.errors import RuntimeInputError, RuntimeProgramError
+from archipel.lite_runtime.engines.session import ProgramSession
+from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.fields import Fields, fixed_rows
-from archipel.lite_runtime.session import ProgramSession
-from archipel.lite_runtime.sessions import Sessions
 from archipel.lite_runtime.values import fixed_shape
 
 DEFAULT_BUDGET = 256 << 20

@@ -10,8 +10,8 @@ from archipel.bundle import Bundle, Phase
 from archipel.bundle.roles import Metric
 from archipel.errors import NonFiniteLossError, RuntimeInputError
 from archipel.lite_runtime.device_state import DeviceState
+from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.fields import Fields
-from archipel.lite_runtime.sessions import Sessions
 from archipel.lite_runtime.training.calls import Hooks
 from archipel.lite_runtime.training.checkpoint import Checkpoint, CheckpointFile, fingerprint
 from archipel.lite_runtime.training.driver import Training, Watch, run_begin, run_phases

@@ -20,8 +20,8 @@ import numpy as np
 from archipel.bundle import Program, release_pages
 from archipel.bundle.roles import Count, ExampleWeight, Metric, Noise, Parameter, Personal, Port, State, Step
 from archipel.errors import NonFiniteLossError
+from archipel.lite_runtime.engines.session import ProgramSession
 from archipel.lite_runtime.fields import BATCH_ROLES, Fields, Source
-from archipel.lite_runtime.session import ProgramSession
 from archipel.lite_runtime.training.results import loss_of
 from archipel.lite_runtime.values import Values, fixed_shape
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from archipel.client import Agent, AgentConfig
 from archipel.client.versions import adoption, comparing
-from archipel.lite_runtime import sessions
+from archipel.lite_runtime.engines import sessions
 
 template, model, stride, data, x = json.loads(sys.argv[1])
 template, X = Path(template), np.array(x, np.float32)

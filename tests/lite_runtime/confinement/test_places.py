@@ -15,7 +15,7 @@ import pytest
 import archipel
 from archipel.lite_runtime import confinement
 from archipel.lite_runtime.confinement import places
-from archipel.lite_runtime.delegates import PROVIDERS
+from archipel.lite_runtime.engines.delegates import PROVIDERS
 
 
 @pytest.mark.parametrize(

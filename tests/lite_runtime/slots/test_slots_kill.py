@@ -36,7 +36,7 @@ SCRIPT = r"""
 import json, os, random, shutil, signal, sys, time
 import numpy as np
 from pathlib import Path
-from archipel.lite_runtime import sessions
+from archipel.lite_runtime.engines import sessions
 from archipel.lite_runtime.slots.model_slots import Slots
 from archipel.lite_runtime.slots.folder import SlotFolder
 

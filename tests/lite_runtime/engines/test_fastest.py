@@ -11,8 +11,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import open_bundle
-from archipel.lite_runtime.fastest import FastestSession, measure
-from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.engines.fastest import FastestSession, measure
+from archipel.lite_runtime.engines.sessions import Sessions
 from tests.support.text_bundles import Roles
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0]], np.float32)
@@ -32,7 +32,9 @@ def sessions(make_bundle: Callable[..., Path], key: Ed25519PrivateKey, r: type[R
 def test_what_answers_otherwise_is_left_out_however_fast_it_is(
     sessions: Sessions, bound: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("archipel.lite_runtime.fastest.measure", lambda calls: {n: float(n == "cpu") for n in calls})
+    monkeypatch.setattr(
+        "archipel.lite_runtime.engines.fastest.measure", lambda calls: {n: float(n == "cpu") for n in calls}
+    )
     wrong, right = sessions.open("predict", {"w": W * 1.01}), sessions.open("predict")
     decided: list[str] = []
     session = FastestSession({"cpu": sessions.get("predict"), "wrong": wrong, "right": right}, decided.append)

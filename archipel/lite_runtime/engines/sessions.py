@@ -17,7 +17,7 @@ import numpy as np
 
 from archipel.bundle import Bundle
 from archipel.errors import DelegateError, RuntimeProgramError, one_line
-from archipel.lite_runtime.delegates import (
+from archipel.lite_runtime.engines.delegates import (
     Delegate,
     DelegateReport,
     Delegates,
@@ -29,11 +29,11 @@ from archipel.lite_runtime.delegates import (
     name_of,
     preferences,
 )
-from archipel.lite_runtime.fastest import FastestSession
-from archipel.lite_runtime.kernels import calls_kernels, kernel_pack
-from archipel.lite_runtime.openvino import OpenVINOSession, Refusal, import_openvino
+from archipel.lite_runtime.engines.fastest import FastestSession
+from archipel.lite_runtime.engines.kernels import calls_kernels, kernel_pack
+from archipel.lite_runtime.engines.openvino import OpenVINOSession, Refusal, import_openvino
+from archipel.lite_runtime.engines.session import ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
-from archipel.lite_runtime.session import ProgramSession
 
 _FASTEST: dict[tuple[str, int], str] = {}
 """The delegate that was fastest in this process, by a graph's SHA-256 and the number of threads."""

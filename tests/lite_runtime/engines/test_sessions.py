@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from archipel import bundle as b
 from archipel.bundle.roles import Example, Output
 from archipel.errors import RuntimeProgramError
-from archipel.lite_runtime.sessions import Session, Sessions, bound_value
+from archipel.lite_runtime.engines.sessions import Session, Sessions, bound_value
 from tests.support.text_bundles import Roles
 
 W = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -99,7 +99,7 @@ MEASURE = """
 import sys, numpy as np
 from pathlib import Path
 from archipel.bundle import open_bundle
-from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.engines.sessions import Sessions
 def anonymous():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous")) / 1024
@@ -133,7 +133,7 @@ SHARED = """
 import sys, numpy as np
 from pathlib import Path
 from archipel.bundle import open_bundle
-from archipel.lite_runtime.sessions import Sessions
+from archipel.lite_runtime.engines.sessions import Sessions
 def anonymous():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous")) / 1024

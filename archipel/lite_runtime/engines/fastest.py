@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from archipel.lite_runtime.delegates import ProgramPlacement, Skipped
-from archipel.lite_runtime.session import Arrays, ProgramSession
+from archipel.lite_runtime.engines.delegates import ProgramPlacement, Skipped
+from archipel.lite_runtime.engines.session import Arrays, ProgramSession
 
 ROUNDS, MOST_SECONDS = 7, 2.0
 TOLERANCE = 1e-3

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from archipel.lite_runtime.delegates import ProgramPlacement, Skipped
+    from archipel.lite_runtime.engines.delegates import ProgramPlacement, Skipped
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from archipel.errors import RuntimeProgramError, one_line
-from archipel.lite_runtime.delegates import NodePlacement, ProgramPlacement
+from archipel.lite_runtime.engines.delegates import NodePlacement, ProgramPlacement
+from archipel.lite_runtime.engines.session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
-from archipel.lite_runtime.session import Arrays, ProgramSession
 
 NAME = "openvino"
 PLANS = 2

@@ -181,7 +181,7 @@ def test_it_works_in_a_confined_process(load: Loads) -> None:
 @needs_openvino
 def test_it_leaves_no_trace_in_the_home_folder(tmp_path: Path) -> None:
     code = (
-        "import sys, archipel.lite_runtime.openvino as o; o.import_openvino()\n"
+        "import sys, archipel.lite_runtime.engines.openvino as o; o.import_openvino()\n"
         "print([m for m in sys.modules if m.startswith('openvino_telemetry')])"
     )
     environment = {**os.environ, "HOME": str(tmp_path)}
@@ -199,7 +199,7 @@ def test_profiles_are_of_onnx_runtime_alone(load: Loads) -> None:
 def test_without_the_package_the_error_says_how_to_install_it(
     make_bundle: BundleMaker, r: type[Roles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("archipel.lite_runtime.delegates.find_spec", lambda name: None)
+    monkeypatch.setattr("archipel.lite_runtime.engines.delegates.find_spec", lambda name: None)
     graph = "predict (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }"
     programs = {"predict": ("predict", graph, {"x": r.example, "y": r.output})}
     with pytest.raises(DelegateError, match=r"'openvino'.*pip install 'archipel\[openvino\]', or add 'cpu'"):
@@ -220,8 +220,8 @@ def test_the_fastest_is_found_by_measurement_and_remembered(
         measured.append(set(calls))
         return {name: 0.001 if name == fastest else 0.002 for name in calls}
 
-    monkeypatch.setattr("archipel.lite_runtime.fastest.measure", measure)
-    monkeypatch.setattr("archipel.lite_runtime.sessions._FASTEST", {})
+    monkeypatch.setattr("archipel.lite_runtime.engines.fastest.measure", measure)
+    monkeypatch.setattr("archipel.lite_runtime.engines.sessions._FASTEST", {})
     x, y = data("digits")
     expected = load("digits", "cpu")
     losses, answers = expected.fit(x, y, batch_size=12).losses, expected.predict(x)
