@@ -43,7 +43,7 @@ from tests.support.scripted_server import STEPS, Change, Reply, Scripted, script
 # What is left of a connection that broke off is closed when it is collected.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 CORPUS = Path(__file__).parent / "corpus"
-CASES, MANY = 10, 150
+CASES, MANY = 5, 150
 NOBODY_REVOKED = messages.Revocations(population=POPULATION, epoch=0, devices=[], tokens=[])
 LONGEST = 5.0
 MOST_MEMORY = 256 << 20
