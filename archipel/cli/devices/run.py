@@ -155,8 +155,8 @@ def predict(runtime: ModelRuntime, path: Path, batch_size: int) -> dict[str, np.
     for name, array in parts[0].items():
         if array.ndim == 0 or len(array) != len(next(iter(batches[0].values()))):
             raise CommandError(
-                f"{path}: output {name!r} has another first axis than the examples, {list(array.shape)}, so the answers "
-                "of several batches cannot be joined; give --batch-size the number of all examples"
+                f"{path}: output {name!r} has another first axis than the examples, {list(array.shape)}, so the "
+                "answers of several batches cannot be joined; give --batch-size the number of all examples"
             )
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
