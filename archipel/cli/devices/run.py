@@ -164,9 +164,10 @@ def predict(runtime: ModelRuntime, path: Path, batch_size: int) -> dict[str, np.
 def _batches(path: Path, program: Program, fields: Mapping[str, np.ndarray], size: int) -> list[dict[str, np.ndarray]]:
     """The examples in parts of `size`, or all at once where inputs or outputs have no common first axis."""
     firsts = {port.shape[0] if port.shape else None for port in program.inputs if isinstance(port, Example)}
-    fixed = {port.shape[0] if port.shape else None for port in program.outputs} - firsts
-    # A number for the whole batch, or a state [layers, batch, width]. Names of sizes may differ for no reason.
-    if len(firsts) > 1 or None in firsts or any(not isinstance(first, str) for first in fixed):
+    others = {port.shape[0] if port.shape else None for port in program.outputs} - firsts
+    # An output without the examples' axis is a number for the whole batch, or a state [layers, batch, width]. An output
+    # whose first size has another name may have the batch all the same: exporters name one size twice.
+    if len(firsts) > 1 or None in firsts or any(not isinstance(first, str) for first in others):
         return [dict(fields)]
     counts, [first] = {len(array) for array in fields.values()}, firsts
     if len(counts) != 1 or 0 in counts:
