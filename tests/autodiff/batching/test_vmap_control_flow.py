@@ -74,7 +74,9 @@ SCAN = """agraph (float[3] start, float[5, 3] rows, float[3] w) => (float[3] y, 
         }> (start, rows)
 }"""
 
-COLUMNS = SCAN.replace("scan_input_axes = [0]", "scan_input_axes = [-1]").replace("float[5, 3] rows", "float[3, 5] rows")
+COLUMNS = SCAN.replace("scan_input_axes = [0]", "scan_input_axes = [-1]").replace(
+    "float[5, 3] rows", "float[3, 5] rows"
+)
 
 # An If with a condition of its own in a Scan in a Loop.
 NESTED = """agraph (float[3] x, float[5, 3] rows) => (float[3] y) <int64 n = {2}, bool go = {1}, float zero = {0}> {
@@ -150,7 +152,8 @@ def test_what_the_lanes_do_not_reach_has_none() -> None:
 
 
 def test_a_gradient_keeps_what_one_branch_computes_while_lanes_take_both() -> None:
-    text = """agraph (float[n, 3] x, bool c) => (float loss) <float[3, 3] w = {0.7, -1, 0.4, 1, 1, -0.3, 0.2, 0.5, -1}> {
+    text = """agraph (float[n, 3] x, bool c) => (float loss)
+        <float[3, 3] w = {0.7, -1, 0.4, 1, 1, -0.3, 0.2, 0.5, -1}> {
         y = If (c) <
             then_branch = then () => (float[n, 3] t) { p = MatMul (x, w)  t = Tanh (p) },
             else_branch = otherwise () => (float[n, 3] e) { q = Mul (x, x)  e = Mul (q, x) }>
@@ -165,7 +168,7 @@ def test_a_gradient_keeps_what_one_branch_computes_while_lanes_take_both() -> No
 
 
 def test_empty_tensors_in_loops() -> None:
-    """ONNX Runtime's Scan divides by zero where it reads or stacks an empty tensor along another axis than the first."""
+    """ONNX Runtime's Scan divides by zero where it reads or stacks an empty tensor along any axis but the first."""
     text = """agraph (float[n, 3] x, float[3, 3] w) => (float loss) <int64 k = {3}, bool go = {1}> {
         y = Loop (k, go, x) <body = step (int64 i, bool go_in, float[n, 3] s) => (bool go_out, float[n, 3] following) {
             go_out = Identity (go_in)  p = MatMul (s, w)  following = Tanh (p)
