@@ -99,7 +99,8 @@ def started(peer: str, folder: Path, options: argparse.Namespace) -> Trainer:
     python = python_of(options.peers, f"step-{peer}", "benchmarks/step_devices.py")
     trained: list[Trainer] = []
     failure = ""
-    for settings in PEERS[peer].ways:
+    for way in PEERS[peer].ways:
+        settings = way | {"NPROC": str(options.threads)}
         trainer = Trainer(peer, folder, python, f"train_{peer}.py", options.threads, settings)
         if trainer.failure:
             failure = trainer.failure

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
-
-# XLA has a thread for each processor that this process may use when it is imported.
-os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[3])])
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +87,10 @@ class Layers:
 
     def lstm(self, x: Any, name: str) -> Any:
         for layer in range(2):
-            own = {key: self.parameters[f"{name}.{key}_l{layer}"] for key in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
+            own = {
+                key: self.parameters[f"{name}.{key}_l{layer}"]
+                for key in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            }
             # The products with the inputs of all time steps at once.
             inputs = jnp.swapaxes(x @ own["weight_ih"] + own["bias_ih"] + own["bias_hh"], 0, 1)
             zeros = jnp.zeros((x.shape[0], own["weight_hh"].shape[0]), x.dtype)
@@ -115,6 +112,7 @@ class Layers:
 
 
 def train(job: Job, threads: int) -> Step:
+    """XLA takes its number of threads from the variable NPROC."""
     given = channels_last(job.network, job.weights)
     running = {name: jnp.asarray(value) for name, value in given.items() if ".running_" in name}
     parameters = {name: jnp.asarray(value) for name, value in given.items() if name not in running}

@@ -26,17 +26,17 @@ class Network(nn.Module):
             outputs, inputs = weights[f"{name}.weight"].shape
             layer = nn.linear(inputs, outputs)
             layer.load_parameters([_trainable(weights[f"{name}.bias"][None]), _trainable(weights[f"{name}.weight"])])
-            setattr(self, name, layer)
+            setattr(self, f"own.{name}", layer)
         for name, value in weights.items():
             layer = name.rpartition(".")[0]
             if layer not in norms | dense:
                 if value.ndim == 3:
                     value = value[:, :, None]
                 self.shapes[name] = value.shape
-                setattr(self, name, _trainable(value))
+                setattr(self, f"own.{name}", _trainable(value))
         for name in norms:
             # It begins as PyTorch's: scales of one and shifts of zero.
-            setattr(self, name, nn.batch_norm(len(weights[f"{name}.weight"]), 4, 0.9, 1e-5))
+            setattr(self, f"own.{name}", nn.batch_norm(len(weights[f"{name}.weight"]), 4, 0.9, 1e-5))
 
     def forward(self, x: Any) -> Any:
         return self.network(self, x)
@@ -45,15 +45,15 @@ class Network(nn.Module):
         return F.convert(F.unsqueeze(x, [2]) if len(x.shape) == 3 else x, F.NC4HW4)
 
     def conv(self, x: Any, name: str, stride: int = 1, padding: Sequence[int] = (0, 0), groups: int = 1) -> Any:
-        weight = getattr(self, f"{name}.weight")
-        bias = getattr(self, f"{name}.bias", None)
+        weight = getattr(self, f"own.{name}.weight")
+        bias = getattr(self, f"own.{name}.bias", None)
         if bias is None:
             bias = F.const(np.zeros(self.shapes[f"{name}.weight"][0], np.float32), [self.shapes[f"{name}.weight"][0]])
         padding = (0, *padding) if len(padding) == 1 else tuple(padding)
         return F.conv2d(x, weight, bias, (stride, stride), padding[::-1], (1, 1), groups, F.CAFFE)
 
     def norm(self, x: Any, name: str) -> Any:
-        return getattr(self, name).forward(x)
+        return getattr(self, f"own.{name}").forward(x)
 
     def max_pool(self, x: Any) -> Any:
         window = [2, 1 if x.shape[2] == 1 else 2]
@@ -68,7 +68,7 @@ class Network(nn.Module):
         return F.reshape(x, [x.shape[0], -1])
 
     def dense(self, x: Any, name: str) -> Any:
-        return getattr(self, name).forward(x)
+        return getattr(self, f"own.{name}").forward(x)
 
     def relu(self, x: Any) -> Any:
         return F.relu(x)
@@ -83,19 +83,21 @@ class Network(nn.Module):
         return x + y
 
     def embed(self, ids: Any, name: str) -> Any:
-        return F.gather(getattr(self, f"{name}.weight"), ids)
+        return F.gather(getattr(self, f"own.{name}.weight"), ids)
 
     def parameter(self, name: str) -> Any:
-        return getattr(self, name)
+        return getattr(self, f"own.{name}")
 
     def layer_norm(self, x: Any, name: str) -> Any:
         centred = x - F.reduce_mean(x, [-1], True)
         scale = F.rsqrt(F.reduce_mean(centred * centred, [-1], True) + F.scalar(1e-5))
-        return centred * scale * getattr(self, f"{name}.weight") + getattr(self, f"{name}.bias")
+        return centred * scale * getattr(self, f"own.{name}.weight") + getattr(self, f"own.{name}.bias")
 
     def lstm(self, x: Any, name: str) -> Any:
         for layer in range(2):
-            own = [getattr(self, f"{name}.{key}_l{layer}") for key in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+            own = [
+                getattr(self, f"own.{name}.{key}_l{layer}") for key in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            ]
             batch, time, _ = x.shape
             hidden = self.shapes[f"{name}.weight_hh_l{layer}"][1]
             rows = F.matmul(x, own[0], False, True) + own[2] + own[3]

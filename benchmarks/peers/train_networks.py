@@ -55,7 +55,7 @@ class Layers(Protocol):
         """Over the last axis, epsilon 1e-5."""
 
     def lstm(self, x: Any, name: str) -> Any:
-        """Two layers from zero states, gates in the order i, f, g, o: [batch, time, inputs] to [batch, time, hidden]."""
+        """Two layers from zero states, gates i, f, g, o: [batch, time, inputs] to [batch, time, hidden]."""
 
     def attention(self, x: Any, heads: int) -> Any:
         """Causal, of queries, keys and values side by side: [batch, time, 3 * width] to [batch, time, width]."""
