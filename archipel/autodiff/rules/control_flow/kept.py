@@ -16,6 +16,9 @@ from archipel.graph.build import Builder
 from archipel.graph.shapes import constant_array, dims, same_shape
 from archipel.graph.walk import bodies, dependencies
 
+UNREAD = "archipel.unread"
+"""Metadata key of a node in a branch whose result stands in for one of the other branch: nobody reads it."""
+
 # Products, and what has a loop inside. Everything else costs about as much as reading it from memory would.
 _EXPENSIVE = {
     *("MatMul", "Gemm", "Einsum", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "Attention", "TopK", "DFT", "Det"),
