@@ -75,7 +75,9 @@ def ours(
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    options.enable_mem_pattern = options.enable_mem_reuse = False  # as the Lite runtime sets them for training
+    # As the Lite runtime sets them for training.
+    options.enable_mem_pattern = options.enable_mem_reuse = False
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     if kernels:
         kernel_pack().register(options, threads)
     if profile:
