@@ -13,7 +13,7 @@ from archipel.autodiff import differentiate
 from archipel.bundle.roles import Noise
 from archipel.errors import TrainingError
 from archipel.graph.build import Builder
-from archipel.graph.control import scan
+from archipel.graph.control import branch, scan
 from archipel.graph.model import TensorInfo
 from archipel.graph.shapes import dims, dtype_of
 from archipel.training.arguments import number
@@ -133,10 +133,6 @@ class _Clip:
         factor = op.Min(op.Div(limit, norm), 1.0)
         return factor if self.scaling else op.Where(op.IsNaN(norm), 0.0, factor)
 
-    def kept(self, op: Builder, factor: ir.Value) -> ir.Value | None:
-        """Whether a gradient of this factor counts; None: always."""
-        return None if self.scaling else op.Greater(factor, 0.0)
-
 
 def _as_lanes(work: Assembly, one: _Example, clip: _Clip) -> tuple[list[ir.Value], ir.Value]:
     """The sums of clipped gradients and the losses, all examples at once."""
@@ -151,8 +147,16 @@ def _as_lanes(work: Assembly, one: _Example, clip: _Clip) -> tuple[list[ir.Value
     squares = [gradient.squares(op, dtype) for gradient in gradients]
     norms = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
     factors = clip.factor(op, norms)
-    kept = clip.kept(op, op.Unsqueeze(factors, [1]))
-    return [g.total(op, factors, parameter, kept) for g, parameter in zip(gradients, work.parameters)], values
+
+    def totals(op: Builder, kept: ir.Value | None = None) -> list[ir.Value]:
+        return [g.total(op, factors, parameter, kept) for g, parameter in zip(gradients, work.parameters)]
+
+    if clip.scaling is not None:
+        return totals(op), values
+    # Zeros in the place of what is not finite cost time, and nearly all batches need none.
+    every = op.Greater(op.ReduceMin(factors, keepdims=0), 0.0)
+    sums = branch(op, every, totals, lambda op: totals(op, op.Unsqueeze(op.Greater(factors, 0.0), [1])))
+    return sums, values
 
 
 def _one_after_the_other(work: Assembly, one: _Example, clip: _Clip) -> tuple[list[ir.Value], ir.Value]:
@@ -171,11 +175,15 @@ def _one_after_the_other(work: Assembly, one: _Example, clip: _Clip) -> tuple[li
         for old, new in zip([*one.items, *([one.number] if one.number is not None else [])], [*items, *place]):
             old.replace_all_uses_with(new)
         factor = clip.factor(inner, global_norm(inner, one.gradients))
-        kept, gradients = clip.kept(inner, factor), [cast(inner, g, dtype) for g in one.gradients]
-        if kept is not None:
-            gradients = [inner.Where(kept, g, 0.0) for g in gradients]
-        clipped = [inner.Mul(g, factor) for g in gradients]
-        following = [inner.Add(total, gradient) for total, gradient in zip(sums, clipped)]
+
+        def added(op: Builder) -> list[ir.Value]:
+            clipped = [op.Mul(cast(op, g, dtype), factor) for g in one.gradients]
+            return [op.Add(total, gradient) for total, gradient in zip(sums, clipped)]
+
+        if clip.scaling is not None:
+            following = added(inner)
+        else:  # what is not finite stays so, whatever it is multiplied by
+            following = branch(inner, inner.Greater(factor, 0.0), added, lambda _: sums, like=sums)
         return [*following, *(inner.Add(n, np.array(1, np.uint32)) for n in place)], [one.loss]
 
     carried, (values,) = scan(op, body, [*zeros, *number], work.fields, name="examples")
