@@ -45,7 +45,7 @@ class Recorded:
     running: str = ""
     """The test that had begun and did not end: where a run hung or its process died."""
     computed: float = 0.0
-    """Seconds of processors that the run and the processes that it waited for took, 0 where it did not come to an end."""
+    """Seconds of processors that the run and the processes that it waited for took; 0 where it did not end."""
 
     def unfinished(self) -> set[str]:
         """Files some of whose tests did not end."""

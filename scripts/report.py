@@ -57,7 +57,8 @@ def table_of(rows: Sequence[Row]) -> list[str]:
         outcomes = [test.outcome for test in row.recorded.tests]
         failed = outcomes.count("failed") + outcomes.count("error")
         counts = f"{outcomes.count('passed'):>8}{failed:>8}{outcomes.count('skipped'):>9}"
-        lines.append(f"  {row.room:<28}{row.seconds:>9.1f}{row.recorded.computed:>10.1f}{counts}{'' if row.passed else '  FAILED'}")
+        seconds = f"{row.seconds:>9.1f}{row.recorded.computed:>10.1f}"
+        lines.append(f"  {row.room:<28}{seconds}{counts}{'' if row.passed else '  FAILED'}")
     return lines
 
 

@@ -147,7 +147,8 @@ class Rooms:
         print("\nseconds per room, three at a time, and of processors")
         for row in sorted(self.rows, key=lambda row: (row.room == "mutants", row.room)):
             late = f"  over its {BUDGET_SECONDS} s" if not self.slow and row.seconds > BUDGET_SECONDS else ""
-            print(f"  {row.room:<28}{row.seconds:7.1f}{row.recorded.computed:8.1f}{'' if row.passed else '  FAILED'}{late}")
+            computed = row.recorded.computed
+            print(f"  {row.room:<28}{row.seconds:7.1f}{computed:8.1f}{'' if row.passed else '  FAILED'}{late}")
         print(f"  {'all rooms':<28}{time.monotonic() - self._started:7.1f}{self._computed():8.1f}\n")
         if lines := failures_of(self.rows, ROOT):
             print("\n".join(["failures, and what runs each alone", *lines, ""]))
