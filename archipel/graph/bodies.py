@@ -81,6 +81,7 @@ def copy_node(op: Builder, node: ir.Node, values_there: Mapping[ir.Value, ir.Val
     results = [ir.Value(name=op.unique(name) if v.name else "", type=v.type, shape=v.shape) for v in node.outputs]
     inputs = [None if value is None else values_there.get(value, value) for value in node.inputs]
     copy = ir.Node(node.domain, node.op_type, inputs, attributes, overload=node.overload, outputs=results, name=name)
+    copy.meta.update(node.meta)
     op.insert(copy)
     return copy
 

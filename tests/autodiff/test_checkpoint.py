@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 from archipel import Model, autodiff, models
-from archipel.errors import AutodiffError
+from archipel.errors import AutodiffError, GraphError
 from archipel.graph.liveness import execution_order, peak_bytes
 from archipel.graph.sizes import Sizes
 from archipel.graph.walk import origins
@@ -218,6 +218,23 @@ def test_loops_and_branches_that_capture_values(at: list[str]) -> None:
         feed = {"x": w[:3], "c": np.array(c)}
         for a, b in zip(*(session.run(None, feed) for session in sessions)):
             np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-7)
+
+
+def test_loops_that_only_their_condition_ends() -> None:
+    """Parts are chosen for an assumed number of iterations; a budget needs the largest number."""
+    proto = onnx.parser.parse_model(LOOPS.replace("x, bool c)", "x, bool c, int64 k)").replace("int64 k = {3}, ", ""))
+    w = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(w, "w"))
+    model = Model.from_proto(proto)
+    plain, small = (autodiff.gradient(each, wrt=["w"]) for each in (model, autodiff.checkpoint(model)))
+    assert any("again" in node.name for node in small.ir.graph)
+    feed = {"x": w[:3], "c": np.array(True), "k": np.array(5)}
+    loss, slope = onnxruntime.InferenceSession(plain.to_bytes()).run(None, feed)
+    again = onnxruntime.InferenceSession(small.to_bytes()).run(None, feed)
+    np.testing.assert_allclose(again[0], loss, rtol=1e-6)
+    np.testing.assert_allclose(again[1], slope, rtol=1e-5, atol=1e-6)
+    with pytest.raises(GraphError, match=r"no fixed number of iterations.*Model\.limit_loops"):
+        autodiff.checkpoint(model, budget_bytes=1)
 
 
 @pytest.mark.slow
