@@ -100,7 +100,7 @@ def write_job(name: str, batch: int, momentum: float, folder: Path) -> None:
 
 
 def _export(net: Any, x: Any, path: Path) -> None:
-    """By PyTorch's own exporter, at an opset without LayerNormalization: ONNX Runtime Training trains its parts alone."""
+    """By PyTorch's exporter, at an opset without LayerNormalization, of which ONNX Runtime Training trains only the parts."""
     import torch
 
     class Flat(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""A training step in ONNX Runtime Training, which ended with release 1.19: artifacts of the forward graph, plain SGD."""
+"""A training step in ONNX Runtime Training, which ended with release 1.19: its artifacts of a graph, plain SGD."""
 
 from __future__ import annotations
 
