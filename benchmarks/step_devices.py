@@ -100,7 +100,7 @@ def write_job(name: str, batch: int, momentum: float, folder: Path) -> None:
 
 
 def _export(net: Any, x: Any, path: Path) -> None:
-    """By PyTorch's exporter, at an opset without LayerNormalization, of which ONNX Runtime Training trains only the parts."""
+    """By PyTorch's exporter; ONNX Runtime Training has no gradient of LayerNormalization, which comes with opset 17."""
     import torch
 
     class Flat(torch.nn.Module):
