@@ -164,7 +164,7 @@ class Costs:
     def smallest(self) -> float:
         """About the smallest budget that `plan` reaches."""
         low, high = 0.0, self.everything
-        # A way counts what crosses a cut as kept from then on, so that of a small graph even the whole may not be enough.
+        # A way keeps what crosses a cut until the end, so the whole is not always enough for a small graph.
         while not self._reaches(high):
             low, high = high, 2 * high + 1
         while high - low > 0.01 * high:
