@@ -26,6 +26,9 @@ RULES: dict[tuple[str, str], Rule] = {}
 FORWARD: dict[tuple[str, str], ForwardRule] = {}
 """(domain, operator) -> rule of forward mode, which takes the place of the transposed rule in RULES."""
 
+OWN_RULE = "archipel.rule"
+"""Key in the `meta` of a node and its copies: the rule for this node, while one derivative is taken."""
+
 # The file that an error proposes for a missing rule; an operator that is not listed starts a family of its own.
 _FAMILIES: dict[str, str] = {
     "elementwise": "Abs Add Sub Mul Div Neg Pow Sqrt Exp Log Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh "
@@ -155,7 +158,10 @@ def keep_function(domain: str, *names: str) -> None:
 
 
 def find_rule(node: ir.Node) -> Rule:
-    """The rule of a node's operator. Raises MissingRuleError that names the file to add it to."""
+    """The rule of a node, or of its operator. Raises MissingRuleError that names the file to add it to."""
+    own: Rule | None = node.meta.get(OWN_RULE)
+    if own is not None:
+        return own
     registered = RULES.get((node.domain, node.op_type))
     if registered is not None:
         return registered
