@@ -27,7 +27,8 @@ from archipel.training import StepRunner, example_lanes, losses, optimizers
 CLIP, LR, EXAMPLES = 0.5, 0.1, 6
 FIGURES = {
     "NaN": [np.nan] * 3, "infinite": [np.inf] * 3, "one infinite": [-np.inf, 0.0, 0.0], "an infinite loss": [1e38] * 3,
-    "an infinite norm": [1e20] * 3, "near the largest": [3e38, 0.0, 0.0], "the smallest": [1e-45] * 3, "zero": [0.0] * 3,
+    "an infinite norm": [1e20] * 3, "near the largest": [3e38, 0.0, 0.0], "the smallest": [1e-45] * 3,
+    "zero": [0.0] * 3,
 }  # fmt: skip
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 

@@ -56,7 +56,9 @@ def test_all_steps_but_the_last_before_it_are_kept(
     x, y = rng.standard_normal((48, 3)).astype(np.float32), rng.standard_normal((48, 2)).astype(np.float32)
     broken = x.copy()
     broken[bad * 4 + 1] = np.nan
-    with pytest.raises(NonFiniteLossError, match=f"{'is not finite after' if noisy else 'the loss is nan at'} step {bad};"):
+    with pytest.raises(
+        NonFiniteLossError, match=f"{'is not finite after' if noisy else 'the loss is nan at'} step {bad};"
+    ):
         rt.fit(broken, y, batch_size=4, shuffle=False)
     w, m = W.astype(np.float64), np.zeros((3, 2))
     for first in range(0, 4 * (bad if noisy else bad - 1), 4):
