@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from engines import Trainer, difference
@@ -48,16 +49,18 @@ class Peer:
     name: str
     packages: tuple[str, ...]
     ways: tuple[dict[str, str], ...] = field(default=({},))
+    momentum: float = MOMENTUM
 
 
 PEERS = {
+    "ort": Peer("ONNX Runtime Training", ("onnxruntime-training==1.19.2", "onnx==1.16.2", "numpy<2"), momentum=0),
     "mnn": Peer("MNN", ("MNN==3.6.1", "numpy")),
     "jax": Peer("JAX", ("jax==0.10.2", "numpy"), ({"LAYOUT": "last"}, {"LAYOUT": "first"})),
 }
 
 
-def write_job(name: str, batch: int, folder: Path) -> None:
-    """The step graph, for frameworks the network's name and weights, and minibatches."""
+def write_job(name: str, batch: int, momentum: float, folder: Path) -> None:
+    """The step graph; for other engines the forward graph or the network's name and weights; and minibatches."""
     import torch
 
     from archipel import Model, training
@@ -68,7 +71,7 @@ def write_job(name: str, batch: int, folder: Path) -> None:
     model = Model.from_torch(network(case).train(), data(case, 2)[0])
     loss = training.losses.cross_entropy(axis=-1) if case.vocabulary else training.losses.cross_entropy()
     for file, kernels in (("native", True), ("step", False)):
-        step = training.step_graph(model, loss, training.optimizers.sgd(momentum=MOMENTUM), kernels=kernels)
+        step = training.step_graph(model, loss, training.optimizers.sgd(momentum=momentum), kernels=kernels)
         step.save(folder / f"{file}.onnx")
     assert step.signature is not None
     inputs, outputs = step.signature.inputs, step.signature.outputs
@@ -90,8 +93,32 @@ def write_job(name: str, batch: int, folder: Path) -> None:
     np.savez(folder / "weights.npz", **values)
     carried = {p.name: kept[p.tensor] for p in outputs if isinstance(p, Parameter | Personal | State)}
     told = {"inputs": [p.name for p in inputs], "outputs": [p.name for p in outputs], "carried": carried}
-    told |= {"steps": STEPS, "network": case.make, "classes": case.classes, "rate": RATE, "momentum": MOMENTUM}
+    told |= {"steps": STEPS, "network": case.make, "classes": case.classes, "rate": RATE, "momentum": momentum}
     (folder / "job.json").write_text(json.dumps(told))
+    if not momentum:
+        _export(network(case).train(), torch.from_numpy(data(case, batch)[0]), folder / "forward.onnx")
+
+
+def _export(net: Any, x: Any, path: Path) -> None:
+    """By PyTorch's exporter; ONNX Runtime Training has no gradient of LayerNormalization, which comes with opset 17."""
+    import torch
+
+    class Flat(torch.nn.Module):
+        """Logits [examples, classes] of texts, too, as its loss reads them."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Any) -> Any:
+            return self.net(x).flatten(0, -2)
+
+    mode = torch.onnx.TrainingMode.TRAINING
+    texts = x.dtype == torch.int64
+    torch.onnx.export(
+        Flat() if texts else net, (x,), str(path), training=mode, do_constant_folding=False, opset_version=15,
+        export_params=True, keep_initializers_as_inputs=False, dynamo=False,
+    )  # fmt: skip
 
 
 def started(peer: str, folder: Path, options: argparse.Namespace) -> Trainer:
@@ -130,9 +157,11 @@ def in_turns(trainers: list[Trainer], seconds: float, options: argparse.Namespac
     return times
 
 
-def measure(name: str, options: argparse.Namespace, folder: Path) -> Iterator[Row | str]:
-    """The rows of one network, and sentences where a peer has none."""
-    write_job(name, options.batch, folder)
+def measure(name: str, peers: list[str], options: argparse.Namespace, folder: Path) -> Iterator[Row | str]:
+    """The rows of one network beside peers with the same optimizer, and sentences where a peer has none."""
+    momentum = PEERS[peers[0]].momentum
+    title = f"{name} batch {options.batch}" + ", plain SGD" * (not momentum)
+    write_job(name, options.batch, momentum, folder)
     mine = {"": Trainer(OURS, folder, threads=options.threads)}
     if _has_pack():
         mine[", kernel pack"] = Trainer(NATIVE, folder, threads=options.threads)
@@ -140,21 +169,19 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> Iterator[Ro
     try:
         for form, trainer in mine.items():
             if trainer.failure:
-                raise SystemExit(f"{name}{form}: {trainer.failure}")
-        losses = mine[""].losses
-        for peer in options.peer or PEERS:
+                raise SystemExit(f"{title}{form}: {trainer.failure}")
+        for peer in peers:
             try:
-                trainer = started(peer, folder, options)
+                running[peer] = started(peer, folder, options)
             except PeerError as error:
-                yield f"{name}: {PEERS[peer].name}: {error}"
+                yield f"{title}: {PEERS[peer].name}: {error}"
                 continue
-            running[peer] = trainer
-            far = difference(trainer.losses, losses)
-            yield f"{name}: {PEERS[peer].name}: losses differ by {far:.1e}{' TOO FAR' * (not far <= TOLERANCE)}"
+            far = difference(running[peer].losses, mine[""].losses)
+            yield f"{title}: {PEERS[peer].name}: losses differ by {far:.1e}{' TOO FAR' * (not far <= TOLERANCE)}"
         if running:
             times = in_turns([*mine.values(), *running.values()], options.seconds, options)
             for form, trainer in mine.items():
-                yield from rows(f"{name} batch {options.batch}{form}", trainer, running, times)
+                yield from rows(title + form, trainer, running, times)
     finally:
         for trainer in (*mine.values(), *running.values()):
             trainer.close()
@@ -197,13 +224,16 @@ def main() -> None:
     if options.quick:
         options.seconds = 0.6
     report = Report(options.json, ("numpy", "onnxruntime", *(("archipel-kernels",) if _has_pack() else ())))
+    chosen = options.peer or list(PEERS)
+    groups = [[peer for peer in chosen if bool(PEERS[peer].momentum) == momentum] for momentum in (True, False)]
     for name in options.only or (QUICK if options.quick else CASES):
-        with tempfile.TemporaryDirectory() as folder:
-            for found in measure(name, options, Path(folder)):
-                if isinstance(found, Row):
-                    report.add([found])
-                else:
-                    print(found, file=sys.stderr, flush=True)
+        for peers in filter(None, groups):
+            with tempfile.TemporaryDirectory() as folder:
+                for found in measure(name, peers, options, Path(folder)):
+                    if isinstance(found, Row):
+                        report.add([found])
+                    else:
+                        print(found, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
