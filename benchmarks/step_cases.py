@@ -36,8 +36,8 @@ CASES = {
 }
 
 
-def data(case: Case, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
+def data(case: Case, batch: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
     if case.vocabulary:
         x = rng.integers(0, case.vocabulary, (batch, *case.shape))
         return x, rng.integers(0, case.classes, (batch, *case.shape))
