@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -127,49 +128,69 @@ def write_job(name: str, batch: int, folder: Path) -> None:
 
 
 class Trainer:
-    """An engine's process, which has trained: `losses`, or `failure`."""
+    """An engine's process, which has trained: `losses`, or `failure`; `megabytes` is the peak of its memory by then.
 
-    def __init__(self, engine: str, folder: Path, peers: Path) -> None:
-        python = python_of(peers, f"engines-{engine}", "benchmarks/engines.py") if engine in ENVIRONMENTS else None
+    `python` is of the engine's environment, `script` (of benchmarks/peers) what it runs, `settings` variables of its
+    environment.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        folder: Path,
+        python: Path | None = None,
+        script: str = "train_steps.py",
+        threads: int = THREADS,
+        settings: dict[str, str] | None = None,
+    ) -> None:
         self._log = folder / f"{engine}.log"
+        answers, its_end = os.pipe()
+        # Libraries print to standard output as they like.
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [python or sys.executable, HERE / "train_steps.py", engine, folder, str(THREADS)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                env=clean_environment(),
+                [python or sys.executable, HERE / script, engine, folder, str(threads), str(its_end)],
+                stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, pass_fds=[its_end],
+                env=clean_environment() | (settings or {}),
             )  # fmt: skip
+        os.close(its_end)
+        self._answers = os.fdopen(answers)
         told = self._answer()
         self.losses: list[float] = told.get("losses", [])
         self.failure: str = told.get("error", "")
+        self.megabytes: float = told.get("megabytes", 0.0)
 
     @property
     def plain(self) -> bool:
         """Whether it trains the form with plain Scans, because it does not take the other."""
         return "plain" in self._log.read_text(errors="replace").splitlines()
 
-    def milliseconds(self) -> float:
+    def milliseconds(self, processor_time: bool = False) -> float:
+        """One step, by the clock or of the process's own processor time."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return float(self._answer()["milliseconds"])
+        return float(self._answer()["processor" if processor_time else "milliseconds"])
 
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
+        self._answers.close()
 
     def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         if not line:
-            return {"error": f"the process ended with status {self._process.wait()}"}
+            words = self._log.read_text(errors="replace").split()
+            said = f"; its last words: {' '.join(words)[-200:]}" if words else ""
+            return {"error": f"the process ended with status {self._process.wait()}{said}"}
         return dict(json.loads(line))
 
 
 def train(engine: str, folder: Path, peers: Path, ours: Trainer) -> Outcome:
     if engine == "web":
         return train_in_node(folder, ours)
-    trainer = Trainer(engine, folder, peers)
+    python = python_of(peers, f"engines-{engine}", "benchmarks/engines.py") if engine in ENVIRONMENTS else None
+    trainer = Trainer(engine, folder, python)
     try:
         if trainer.failure:
             return Outcome(reason=trainer.failure)
@@ -234,7 +255,7 @@ def outcomes(name: str, engines: list[str], batch: int, peers: Path) -> Iterator
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
             write_job(name, size, folder)
-            ours = Trainer(OURS, folder, peers)
+            ours = Trainer(OURS, folder)
             if ours.failure:
                 raise SystemExit(f"{name}: ONNX Runtime: {ours.failure}")
             for engine in engines:

@@ -96,16 +96,21 @@ def _version(name: str) -> str:
 KEPT_MEMORY = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(1 << 32))
 """Environment of a process whose C library keeps what is freed. By default it gives large tensors back to the system,
 which then clears their pages for the next step: PyTorch was up to a quarter slower so."""
-PAUSE = 0.003
-"""Seconds between two engines' turns: the threads of an engine look for more work for up to a few milliseconds after a
-call, and would take the processor from whoever comes next."""
+PAUSE = 0.1
+"""Seconds between two engines' turns: the threads of an engine look for more work after a call, PyTorch's for up to 10
+ms, ONNX Runtime's by default for 2^20 turns of a busy loop (26 ms measured, more where a turn takes longer), and take
+the processor from whoever comes next: two threads were no faster than one for whoever came behind ONNX Runtime."""
+
+TURN = 0.002
+"""Seconds of a turn: one call of what takes longer, up to 25 of what takes less."""
 
 
 def interleave(runs: Mapping[str, Callable[[], object]], seconds: float, warmup: int = 3) -> dict[str, list[float]]:
-    """Time each callable once a round, round after round, for about `seconds` each. Milliseconds a call, by name.
+    """Time each callable round after round, for about `seconds` each. Milliseconds a call, by name.
 
     Machines have slow phases; in a round all see the same one. Before its turn each rests for PAUSE and is called once
-    without being timed, so that the others' threads sleep and its own are awake.
+    without being timed, so that the others' threads sleep and its own are awake. Its time of the round is the median of
+    the calls that fit into TURN.
     """
     for run in runs.values():
         for _ in range(warmup):
@@ -116,9 +121,12 @@ def interleave(runs: Mapping[str, Callable[[], object]], seconds: float, warmup:
         for name, run in runs.items():
             time.sleep(PAUSE)
             run()
-            started = time.perf_counter()
-            run()
-            times[name].append((time.perf_counter() - started) * 1e3)
+            calls: list[float] = []
+            while sum(calls) < TURN * 1e3 and len(calls) < 25:
+                started = time.perf_counter()
+                run()
+                calls.append((time.perf_counter() - started) * 1e3)
+            times[name].append(statistics.median(calls))
     return times
 
 

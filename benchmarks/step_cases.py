@@ -36,8 +36,8 @@ CASES = {
 }
 
 
-def data(case: Case, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
+def data(case: Case, batch: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
     if case.vocabulary:
         x = rng.integers(0, case.vocabulary, (batch, *case.shape))
         return x, rng.integers(0, case.classes, (batch, *case.shape))
@@ -75,7 +75,9 @@ def ours(
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    options.enable_mem_pattern = options.enable_mem_reuse = False  # as the Lite runtime sets them for training
+    # As the Lite runtime sets them for training.
+    options.enable_mem_pattern = options.enable_mem_reuse = False
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     if kernels:
         kernel_pack().register(options, threads)
     if profile:

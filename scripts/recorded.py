@@ -44,6 +44,8 @@ class Recorded:
     files: dict[str, tuple[int, float]] = field(default_factory=dict)
     running: str = ""
     """The test that had begun and did not end: where a run hung or its process died."""
+    computed: float = 0.0
+    """Seconds of processors that the run and the processes that it waited for took; 0 where it did not end."""
 
     def unfinished(self) -> set[str]:
         """Files some of whose tests did not end."""
@@ -66,6 +68,8 @@ def read_record(path: Path) -> Recorded:
         kind = event.pop("kind")
         if kind == "collected":
             found.files[event["file"]] = event["tests"], event["seconds"]
+        elif kind == "computed":
+            found.computed = event["seconds"]
         elif kind == "begins":
             found.running = event["test"]
         else:

@@ -6,6 +6,9 @@ killed (`recorded.py` reads it):
     {"kind": "collected", "file": "tests/a/test_b.py", "seconds": 0.4, "tests": 12}
     {"kind": "begins", "test": "tests/a/test_b.py::test_c"}
     {"kind": "ends", "test": "tests/a/test_b.py::test_c", "outcome": "passed", "seconds": 0.1, "slow": false, ...}
+    {"kind": "computed", "seconds": 3.2}
+
+The last line is the time of processors that this process and those that it has waited for took.
 
 With `--within` no test begins after that many seconds.
 """
@@ -109,7 +112,10 @@ def main() -> int:
     options, arguments = parser.parse_known_args()
     sys.path[0] = os.getcwd()  # as `python -m pytest` does: tests import each other from there
     with open(options.file, "a", encoding="utf-8") as file:
-        return int(pytest.main(arguments, plugins=[Recorder(file, options.within)]))
+        recorder = Recorder(file, options.within)
+        code = int(pytest.main(arguments, plugins=[recorder]))
+        recorder.write("computed", seconds=sum(os.times()[:4]))
+        return code
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 `--all` adds the long suites, the coverage of all rooms together, and the mutations at the end. Nothing that fails stops
 the rest, and a room that never ends is stopped. All of it is written to build/test-report.txt, anew after every room.
 
-Two rooms run at a time: one of those that mostly wait for other processes, and one of those that mostly compute, as
+Three rooms run at a time: two of those that mostly wait for other processes, and one of those that mostly compute, as
 long as there are both. Their lines come as they are printed, each after the name of its room.
 Measuring coverage doubles the time of rooms that are busy in Python, so the short suite goes without. A room is a
 folder in tests/ with test files of its own, as tests/graph and tests/graph/passes; a room that is named on the command
@@ -101,9 +101,10 @@ class Rooms:
     def run(self) -> None:
         waiting = deque(room for room in self._rooms if room.split(os.sep)[0] in WAITING)
         computing = deque(room for room in self._rooms if room.split(os.sep)[0] not in WAITING)
-        pairs = (waiting, computing), (computing, waiting)
-        with ThreadPoolExecutor(len(pairs)) as pool:
-            done = [pool.submit(lambda pair: [self._run_room(room) for room in taken(*pair)], pair) for pair in pairs]
+        # Two cores would be idle for a fifth of the time with one lane of each kind.
+        lanes = (waiting, computing), (computing, waiting), (waiting, computing)
+        with ThreadPoolExecutor(len(lanes)) as pool:
+            done = [pool.submit(lambda lane: [self._run_room(room) for room in taken(*lane)], lane) for lane in lanes]
             try:
                 for lane in done:
                     lane.result()
@@ -138,13 +139,17 @@ class Rooms:
     def count(self, *outcomes: str) -> int:
         return sum(test.outcome in outcomes for row in self.rows for test in row.recorded.tests)
 
+    def _computed(self) -> float:
+        return sum(row.recorded.computed for row in self.rows)
+
     def show(self) -> None:
         """The table, and after it every failure with the command that runs it alone."""
-        print("\nseconds per room, two at a time")
+        print("\nseconds per room, three at a time, and of processors")
         for row in sorted(self.rows, key=lambda row: (row.room == "mutants", row.room)):
             late = f"  over its {BUDGET_SECONDS} s" if not self.slow and row.seconds > BUDGET_SECONDS else ""
-            print(f"  {row.room:<22}{row.seconds:7.1f}{'' if row.passed else '  FAILED'}{late}")
-        print(f"  {'all rooms':<22}{time.monotonic() - self._started:7.1f}\n")
+            computed = row.recorded.computed
+            print(f"  {row.room:<28}{row.seconds:7.1f}{computed:8.1f}{'' if row.passed else '  FAILED'}{late}")
+        print(f"  {'all rooms':<28}{time.monotonic() - self._started:7.1f}{self._computed():8.1f}\n")
         if lines := failures_of(self.rows, ROOT):
             print("\n".join(["failures, and what runs each alone", *lines, ""]))
 

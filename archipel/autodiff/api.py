@@ -23,7 +23,8 @@ def gradient(model: Model, of: str = "loss", wrt: Sequence[str] = (), *, rules: 
         of: name of a floating-point value with exactly one element, such as a loss.
         wrt: names of floating-point values: graph inputs, initializers (weights) or inner values.
         rules: rules for this call alone: name of a node, or (domain, operator) of an operator or a model-local function
-            -> gradient rule, as `rule` takes it. They count for the model's own nodes, not for those that rules emit.
+            -> gradient rule, as `rule` takes it. They count for the model's own nodes, also those in bodies of If, Loop
+            and Scan, and not for those that rules emit.
 
     Returns a model with the outputs of `model`, followed by an output `<name>.grad` for each name in `wrt`, of the
     shape and type of that value; zeros where `of` does not depend on it. Another `.grad` is appended to a name that an
@@ -36,7 +37,7 @@ def gradient(model: Model, of: str = "loss", wrt: Sequence[str] = (), *, rules: 
     Example:
         with_gradients = autodiff.gradient(model, of="loss", wrt=model.parameter_names)
     """
-    result, own = opened(model, rules)
+    result = opened(model, rules)
     op = Builder(result.ir.graph)
     target, seed = scalar_target(
         op,
@@ -46,7 +47,7 @@ def gradient(model: Model, of: str = "loss", wrt: Sequence[str] = (), *, rules: 
         "cotangent of that shape",
     )
     values = named_values(op, wrt, "wrt")
-    return finish(result, op, listed_names(wrt, "wrt"), differentiate(op, {target: seed}, values, own=own), "grad")
+    return finish(result, op, listed_names(wrt, "wrt"), differentiate(op, {target: seed}, values), "grad")
 
 
 def vjp(model: Model, of: Sequence[str], wrt: Sequence[str], *, rules: Overrides | None = None) -> Model:
@@ -66,14 +67,14 @@ def vjp(model: Model, of: Sequence[str], wrt: Sequence[str], *, rules: Overrides
     Example:
         pulled = autodiff.vjp(model, of=["output"], wrt=["input"])
     """
-    result, own = opened(model, rules)
+    result = opened(model, rules)
     op = Builder(result.ir.graph)
     targets, values = named_values(op, of, "of"), named_values(op, wrt, "wrt")
     for target in targets:
         if is_taken(op, f"{target.name}.cotangent"):
             raise AutodiffError(f"the model already has an input or output '{target.name}.cotangent'; rename it")
     seeds = {target: input_like(op, target, "cotangent") for target in targets}
-    return finish(result, op, listed_names(wrt, "wrt"), differentiate(op, seeds, values, own=own), "grad")
+    return finish(result, op, listed_names(wrt, "wrt"), differentiate(op, seeds, values), "grad")
 
 
 def jvp(model: Model, of: Sequence[str], wrt: Sequence[str], *, rules: Overrides | None = None) -> Model:
@@ -95,11 +96,11 @@ def jvp(model: Model, of: Sequence[str], wrt: Sequence[str], *, rules: Overrides
     Example:
         pushed = autodiff.jvp(model, of=["output"], wrt=["input"])
     """
-    result, own = opened(model, rules)
+    result = opened(model, rules)
     op = Builder(result.ir.graph)
     targets, values = named_values(op, of, "of"), named_values(op, wrt, "wrt")
     tangents = {value: input_like(op, value, "tangent") for value in values}
-    return finish(result, op, listed_names(of, "of"), push_forward(op, targets, tangents, own), "tangent")
+    return finish(result, op, listed_names(of, "of"), push_forward(op, targets, tangents), "tangent")
 
 
 def hessian_vector(model: Model, of: str = "loss", wrt: Sequence[str] = (), *, rules: Overrides | None = None) -> Model:
@@ -123,7 +124,7 @@ def hessian_vector(model: Model, of: str = "loss", wrt: Sequence[str] = (), *, r
     Example:
         curvature = autodiff.hessian_vector(model, of="loss", wrt=model.parameter_names)
     """
-    result, own = opened(model, rules)
+    result = opened(model, rules)
     op = Builder(result.ir.graph)
     target, seed = scalar_target(
         op,
@@ -136,9 +137,9 @@ def hessian_vector(model: Model, of: str = "loss", wrt: Sequence[str] = (), *, r
     names = listed_names(wrt, "wrt")
     tangents = [input_like(op, value, "tangent", name) for value, name in zip(values, names)]
     # Each is a value of its own: the gradients of two values may be one.
-    gradients = [op.Identity(value) for value in differentiate(op, {target: seed}, values, own=own)]
+    gradients = [op.Identity(value) for value in differentiate(op, {target: seed}, values)]
     with second_sweep("hessian_vector"):
-        products = differentiate(op, dict(zip(gradients, tangents)), values, flat_steps=True, own=own)
+        products = differentiate(op, dict(zip(gradients, tangents)), values, flat_steps=True)
     return finish(result, op, names, products, "hvp")
 
 

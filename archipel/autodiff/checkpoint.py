@@ -39,10 +39,11 @@ def checkpoint(
         budget_bytes: with "auto", the most bytes of intermediate values that the gradient of all floating-point outputs
             with respect to all parameters may need at once; weights, inputs and outputs are not counted. Of the choices
             within it, the one with the least work is taken. None: as little memory as one more computation reaches.
-        batch: the size of symbolic dimensions, for "auto".
+        batch: for "auto", the size of symbolic dimensions, and how many iterations a loop is taken to have that only
+            its condition ends.
 
     Raises AutodiffError for an unknown name, for a budget that is not reached (it names the smallest that is), and the
-    errors of `vjp`.
+    errors of `vjp`; GraphError for a budget where only its condition ends a loop, so that memory has no bound.
 
     Example:
         small = autodiff.gradient(autodiff.checkpoint(model), of="loss", wrt=model.parameter_names)

@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.autodiff.context import ForwardContext, RuleContext
-from archipel.autodiff.registry import FORWARD, ForwardRule, Gradients, Rule, Tangents, find_rule, source_file
+from archipel.autodiff.registry import FORWARD, OWN_RULE, ForwardRule, Gradients, Rule, Tangents, find_rule, source_file
 from archipel.autodiff.reverse import differentiate
 from archipel.errors import AutodiffError, MissingRuleError
 from archipel.graph.build import Builder
@@ -29,7 +29,6 @@ def push_forward(
     op: Builder,
     targets: Sequence[ir.Value],
     tangents: Mapping[ir.Value, ir.Value],
-    overrides: Mapping[ir.Node, Rule] | None = None,
 ) -> list[ir.Value]:
     """Emit the directional derivative of each target.
 
@@ -37,7 +36,6 @@ def push_forward(
         op: builder of the graph; it appends nodes to it.
         targets: floating-point values of the graph.
         tangents: value -> its tangent, of the value's shape and type.
-        overrides: gradient rules for single nodes, in place of those of their operators, also those of forward mode.
 
     Returns one tangent for each target, of its shape and type; zeros where it depends on no value of `tangents`.
 
@@ -47,7 +45,9 @@ def push_forward(
     before = list(op.graph)
     cotangents = [op.Identity(op.full_like(target, 0.0)) for target in targets]
     transposed = _Transposed()
-    own = {node: transposed.emit for node in before if (node.domain, node.op_type) in FORWARD} | dict(overrides or {})
+    # A rule for one call also counts in place of one of forward mode.
+    standard = [node for node in before if OWN_RULE not in node.meta]
+    own = {node: transposed.emit for node in standard if (node.domain, node.op_type) in FORWARD}
     gradients = differentiate(op, dict(zip(targets, cotangents)), list(tangents), own=own, again=False)
     seeds = {op.Identity(gradient): tangent for gradient, tangent in zip(gradients, tangents.values())}
     first = op.graph[-1]

@@ -14,7 +14,7 @@ from archipel.graph.build import Builder
 from archipel.graph.markers import CLIP, STOP, STRAIGHT, define_marker, marker
 from archipel.graph.model import Model
 from archipel.graph.shapes import dims, is_float, same_shape
-from archipel.graph.walk import origins
+from archipel.graph.walk import levels, origins, values
 
 
 def stop_gradient(model: Model, names: Sequence[str]) -> Model:
@@ -22,7 +22,8 @@ def stop_gradient(model: Model, names: Sequence[str]) -> Model:
 
     Arguments:
         model: any model; it stays as it is.
-        names: names of floating-point values: graph inputs, initializers (weights) or inner values.
+        names: names of floating-point values: graph inputs, initializers (weights) or inner values, also those in
+            bodies of If, Loop and Scan.
 
     Returns the model with a marker behind each value, which all readers of the value read. The marker computes nothing,
     stays in saved files, and counts in derivatives of derivatives as well.
@@ -40,13 +41,15 @@ def clip_gradient(model: Model, names: Sequence[str], limit: float, by: Literal[
 
     Arguments:
         model: any model; it stays as it is.
-        names: names of floating-point values: graph inputs, initializers (weights) or inner values.
+        names: names of floating-point values: graph inputs, initializers (weights) or inner values, also those in
+            bodies of If, Loop and Scan.
         limit: a number above 0.
         by: "value": each element of the gradient of each value is cut to [-limit, limit]; "norm": the whole gradient of
             each value, on its own, is scaled down to a Euclidean norm of at most `limit`.
 
     Returns the model with a marker behind each value, as `stop_gradient` does. What passes is the sum of the gradients
-    of all readers of the value. Forward mode does not clip: a tangent is no gradient.
+    of all readers of the value. Forward mode does not clip: a tangent is no gradient. Where a gradient computes a value
+    again (what `checkpoint` marks, loops inside bodies), second derivatives limit each computation's part on its own.
 
     Raises the errors of `stop_gradient`, and AutodiffError for another `limit` or `by`.
 
@@ -88,18 +91,26 @@ def straight_through(model: Model, names: Sequence[str] | Mapping[str, str]) -> 
 def _marked(model: Model, names: Mapping[str, tuple[str, ...]], op_type: str, settings: dict[str, ir.Attr]) -> Model:
     result = model.copy()
     define_marker(result.ir, op_type)
-    op = Builder(result.ir.graph)
+    main = Builder(result.ir.graph)
     for name, source in names.items():
+        op = _level_of(main, name)
         value = float_value(op.graph, name, "names")
-        inputs = [value] if op_type != STRAIGHT else [_source(op.graph, value, *source), value]
+        inputs = [value] if op_type != STRAIGHT else [_source(main, value, *source), value]
         _insert(op, value, inputs, op_type, settings)
     return Model(result.ir, signature=result.signature, initial=result.initial)
 
 
-def _source(graph: ir.Graph, value: ir.Value, name: str | None = None) -> ir.Value:
+def _level_of(main: Builder, name: str) -> Builder:
+    """The builder of the graph, or of the body in it, that has a value of this name; `main` if there is none."""
+    found = (level for level in levels(main.graph) if any(value.name == name for value in values(level)))
+    level = next(found, main.graph)
+    return main if level is main.graph else Builder(level, outer=main)
+
+
+def _source(main: Builder, value: ir.Value, name: str | None = None) -> ir.Value:
     node, title = value.producer(), f"names: the gradient of {value.name!r}"
     if name is not None:
-        source = float_value(graph, name, "names")
+        source = float_value(_level_of(main, name).graph, name, "names")
         if source is value or source not in set(origins(value)):
             raise AutodiffError(f"{title} cannot go to {name!r}, which it does not depend on")
         if not _alike(source, value):

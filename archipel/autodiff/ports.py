@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import onnx_ir as ir
 
+from archipel.autodiff.overrides import forget_rules
 from archipel.errors import AutodiffError, NotDifferentiableError
 from archipel.graph.build import Builder
 from archipel.graph.functions import inline_functions
@@ -43,6 +44,7 @@ def finish(model: Model, op: Builder, names: Sequence[str], results: Sequence[ir
     """The model with `results` as outputs `<name>.<suffix>`."""
     for name, result in zip(names, results):
         op.name_output(result, free_name(op, name, suffix))
+    forget_rules(model.ir.graph)
     remove_dead_code(model.ir)  # the nodes of forward mode that only stand for others
     # Functions with a rule of their own are differentiated by now. Markers stay for the next gradient; to `optimize`,
     # which takes no graph with functions, they are operators that it does not know.

@@ -36,7 +36,7 @@ def differentiate(
         wrt: floating-point values of the graph.
         flat_steps: give zeros, and no error, where a target depends on a value only through nodes that pass no
             derivative, such as comparisons: in a gradient these are the masks of kinks.
-        own: rules for single nodes, in place of those of their operators.
+        own: rules for single nodes of the graph, in place of `find_rule`.
         again: compute once more what `checkpoint` has marked; False: keep it as everything else.
 
     Returns one gradient for each of `wrt`, of its shape and type; zeros where no target depends on it.

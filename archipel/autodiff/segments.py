@@ -62,7 +62,7 @@ class Costs:
         model: the model, which is not changed.
         targets, wrt: names of what is differentiated, and with respect to what.
         again: whether a node may be computed again, by its name.
-        batch: the size of symbolic dimensions.
+        batch: the size of symbolic dimensions, and the iterations of a loop that only its condition ends.
         flops: FLOPs by the nodes' names.
     """
 
@@ -77,7 +77,7 @@ class Costs:
     ) -> None:
         nodes = list(model.graph)
         trial, marker = _with_marker(model, targets, wrt)
-        sizes = Sizes(trial, batch)
+        sizes = Sizes(trial, batch, endless=batch)  # what is estimated here only serves to choose
         order = list(trial.graph)
         end = order.index(marker)
         names = {str(node.name): index for index, node in enumerate(nodes)}
@@ -164,6 +164,9 @@ class Costs:
     def smallest(self) -> float:
         """About the smallest budget that `plan` reaches."""
         low, high = 0.0, self.everything
+        # A way keeps what crosses a cut until the end, so the whole is not always enough for a small graph.
+        while not self._reaches(high):
+            low, high = high, 2 * high + 1
         while high - low > 0.01 * high:
             middle = (low + high) / 2
             low, high = (low, middle) if self._reaches(middle) else (middle, high)

@@ -53,10 +53,11 @@ def copy_body(op: Builder, body: ir.Graph, name: str) -> tuple[Builder, dict[ir.
     graph = body.clone(allow_outer_scope_values=True)
     graph.name = op.unique(name)
     copies = dict(zip([*body.inputs], [*graph.inputs]))
+    copies.update(zip(body.initializers.values(), graph.initializers.values()))
     for node, copied in zip(body, graph):
         copies.update(zip(node.outputs, copied.outputs))
     for level in levels(graph):
-        for value in values(level):
+        for value in list(values(level)):
             value.name = op.unique(str(value.name)) if value.name else value.name
         for node in level:
             node.name = op.unique(str(node.name)) if node.name else node.name
@@ -81,6 +82,7 @@ def copy_node(op: Builder, node: ir.Node, values_there: Mapping[ir.Value, ir.Val
     results = [ir.Value(name=op.unique(name) if v.name else "", type=v.type, shape=v.shape) for v in node.outputs]
     inputs = [None if value is None else values_there.get(value, value) for value in node.inputs]
     copy = ir.Node(node.domain, node.op_type, inputs, attributes, overload=node.overload, outputs=results, name=name)
+    copy.meta.update(node.meta)
     op.insert(copy)
     return copy
 

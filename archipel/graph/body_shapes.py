@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from archipel.graph.markers import MARKERS
 from archipel.graph.opset import OPSET
 from archipel.graph.shapes import Dim, dims, infer_node, same_dim, with_axis
 from archipel.graph.walk import bodies, levels, values
@@ -44,6 +45,8 @@ def infer_graph(graph: ir.Graph) -> None:
     for node in graph:
         if bodies(node):
             infer_bodies(node)
+        elif (node.domain, node.op_type) in MARKERS and (marked := node.inputs[-1]) is not None:
+            _set(node.outputs[0], marked.type, marked.shape)
         elif node.domain == "" and any(value.dtype is None or value.shape is None for value in node.outputs):
             infer_node(node, OPSET)
 

@@ -8,11 +8,14 @@ everything else that is deployed have them inlined.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
-from archipel.graph.build import Builder
 from archipel.graph.opset import OPSET
+
+if TYPE_CHECKING:
+    from archipel.graph.build import Builder
 
 DOMAIN = "archipel.gradient"
 STOP = "StopGradient"

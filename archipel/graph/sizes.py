@@ -36,10 +36,13 @@ _MAX_RANK = 64  # a longer vector holds no shape
 
 
 class Sizes:
-    """Shapes and bytes of a model's values with all symbolic dimensions equal to `free`."""
+    """Shapes and bytes of a model's values with all symbolic dimensions equal to `free`.
 
-    def __init__(self, model: ir.Model, free: int) -> None:
-        self._free = free
+    A loop that only its condition ends has `endless` iterations; None: what depends on it is refused.
+    """
+
+    def __init__(self, model: ir.Model, free: int, endless: int | None = None) -> None:
+        self._free, self._endless = free, endless
         proto = ir.to_proto(model)
         fields = {field.name for field in proto.graph.input}
         # Only names of the inputs' dimensions get the number; those of inner values may stand for a product of several.
@@ -110,6 +113,8 @@ class Sizes:
             return self(node.inputs[-1])[axis]
         count = self.numbers(node.inputs[0])
         if count is None or count[0] >= _ENDLESS:
+            if self._endless is not None:
+                return self._endless
             raise GraphError(
                 f"Loop {node.name!r} has no fixed number of iterations, so its work has no bound; give it a maximum: "
                 "Model.limit_loops"

@@ -22,7 +22,8 @@ Sizes = Sequence[int | str]
 
 LOSS_METHODS = ("label", "values", "weights", "correct")
 _LARGEST = 2**63 - 1
-_HAND_ON = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten"})
+# What leaves probabilities what they are: a mean of some is one, too.
+_HAND_ON = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "ReduceMean"})
 
 
 class Loss(Protocol):
@@ -352,6 +353,8 @@ def _refuse_probabilities(function: str, output: ir.Value, activation: str, axis
         if before.is_graph_output()
         else f"export the model without its last {activation.lower()}, or with that value as an output"
     )
+    if activation == "Sigmoid":
+        remedy += "; or choose the loss mse, which may read probabilities"
     raise TrainingError(
         f"{function}: the output {output.name!r} is a {activation.lower()} already ({activation} {node.name!r}), which "
         f"the loss applies itself; let it read the value before it, {before.name!r}: {remedy}"

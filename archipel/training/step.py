@@ -179,6 +179,11 @@ def check_options(
         raise TrainingError(
             f"step_graph: precision must be 'float32', 'mixed' or training.mixed(...), is {precision!r}"
         )
+    if per_example is not None and per_example.noise and precision != "float32":
+        raise TrainingError(
+            "step_graph: with precision='mixed' gradients decide without noise whether an update is skipped, which "
+            "per_example(noise=...) does not account for; leave precision='float32'"
+        )
 
 
 def _mixed_precision(work: Assembly, precision: Literal["float32", "mixed"] | Mixed) -> LossScale | None:

@@ -1,9 +1,9 @@
 """The other end of engines.py: trains a step graph on one engine, in a process and an environment of its own.
 
-    python train_steps.py ENGINE FOLDER THREADS
+    python train_steps.py ENGINE FOLDER THREADS DESCRIPTOR
 
-FOLDER has the graphs, initial.npz, feed0.npz ... and job.json. Answers are lines of JSON on a copy of standard output:
-first the losses of all steps, or an error, then the milliseconds of a step for each line that comes in.
+FOLDER has the graphs, initial.npz, feed0.npz ... and job.json. Answers are lines of JSON on that file descriptor: first
+the losses of all steps, or an error, then the milliseconds of a step for each line that comes in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ Step = Callable[[Arrays], float]
 
 
 class Job:
-    """A step graph with its first values, the inputs that its outputs become, and minibatches."""
+    """A step graph with its first values, the inputs that its outputs become, and minibatches.
+
+    For frameworks that do not take the graph: the `network`'s name and its first `weights`, of PyTorch's names; feeds
+    have the examples first, then the labels.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -39,6 +43,13 @@ class Job:
         self.feeds: list[Arrays] = [dict(np.load(path)) for path in sorted(folder.glob("feed*.npz"))]
         self.steps: int = told["steps"]
         self.kept: list[np.ndarray] = []
+        self.network: str = told.get("network", "")
+        self.classes: int = told.get("classes", 0)
+        self.rate, self.momentum = (float(told.get(name, 0)) for name in ("rate", "momentum"))
+
+    @property
+    def weights(self) -> Arrays:
+        return dict(np.load(self.folder / "weights.npz"))
 
     def two_sets(self) -> list[Arrays]:
         """Buffers of what is carried, by input: a step reads one set and writes the other."""
@@ -49,13 +60,19 @@ class Job:
         return {name: np.array(value) for name, value in self.initial.items() if name not in moving}
 
 
-def onnxruntime(job: Job, threads: int) -> Step:
+def onnxruntime(job: Job, threads: int, kernels: bool = False) -> Step:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    session = ort.InferenceSession(str(job.folder / "step.onnx"), options, providers=["CPUExecutionProvider"])
+    options.enable_mem_pattern = options.enable_mem_reuse = False  # as the Lite runtime sets them for training
+    if kernels:
+        from archipel.lite_runtime.engines.kernels import kernel_pack
+
+        kernel_pack().register(options, threads)
+    graph = job.folder / ("native.onnx" if kernels else "step.onnx")
+    session = ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     loss, sets, bindings = np.zeros((), np.float32), job.two_sets(), []
     for read, written in (sets, sets[::-1]):
         binding = session.io_binding()
@@ -74,6 +91,11 @@ def onnxruntime(job: Job, threads: int) -> Step:
         return float(loss)
 
     return step
+
+
+def native(job: Job, threads: int) -> Step:
+    """ONNX Runtime with the kernel pack."""
+    return onnxruntime(job, threads, kernels=True)
 
 
 def openvino(job: Job, threads: int) -> Step:
@@ -180,16 +202,15 @@ def reference(job: Job, threads: int) -> Step:
     return step
 
 
-ENGINES = {"onnxruntime": onnxruntime, "openvino": openvino, "iree": iree, "reference": reference}
+ENGINES = {"onnxruntime": onnxruntime, "native": native, "openvino": openvino, "iree": iree, "reference": reference}
 
 
-def main() -> None:
-    # Libraries print to standard output as they like.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def serve(engines: dict[str, Callable[[Job, int], Step]]) -> None:
+    """Trains as the arguments say, then makes a step for each line that comes in."""
+    answers = os.fdopen(int(sys.argv[4]), "w")
     job = Job(Path(sys.argv[2]))
     try:
-        step = ENGINES[sys.argv[1]](job, int(sys.argv[3]))
+        step = engines[sys.argv[1]](job, int(sys.argv[3]))
         losses = [step(job.feeds[i % len(job.feeds)]) for i in range(job.steps)]
     except Exception as error:  # noqa: BLE001  told to the parent, which says what stands in the way
         traceback.print_exc()
@@ -197,13 +218,20 @@ def main() -> None:
             json.dumps({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"}), file=answers, flush=True
         )
         return
-    print(json.dumps({"losses": losses}), file=answers, flush=True)
+    print(json.dumps({"losses": losses, "megabytes": _peak()}), file=answers, flush=True)
     for _ in sys.stdin:
         step(job.feeds[0])
-        started = time.perf_counter()
+        started, used = time.perf_counter(), time.process_time()
         step(job.feeds[0])
-        print(json.dumps({"milliseconds": (time.perf_counter() - started) * 1e3}), file=answers, flush=True)
+        taken, worked = time.perf_counter() - started, time.process_time() - used
+        print(json.dumps({"milliseconds": taken * 1e3, "processor": worked * 1e3}), file=answers, flush=True)
+
+
+def _peak() -> float:
+    """Of this process. Not from getrusage, which starts with the peak of the process that started this one."""
+    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(found[1]) / 1024 if found else float("nan")
 
 
 if __name__ == "__main__":
-    main()
+    serve(ENGINES)

@@ -47,14 +47,15 @@ def with_derivatives(model: Model) -> Model:
     pushed = autodiff.jvp(pushed, of=["u"], wrt=["x"])
     op = Builder(pushed.ir.graph)
     ports = {port.name: port for port in (*pushed.ir.graph.inputs, *pushed.ir.graph.outputs)}
-    for name, direction in (("x" + ".tangent", (1, 0)), ("x" + ".tangent" * 2, (1, 0)), ("x" + ".tangent" * 3, (0, 1))):
-        first = next(iter(pushed.ir.graph))
-        with op.before(first):
+    suffix = ""
+    for direction, derivative in (((1, 0), "u_x"), ((1, 0), "u_xx"), ((0, 1), "u_t")):
+        suffix += ".tangent"
+        tangent = ports[f"x{suffix}"]
+        with op.before(next(iter(pushed.ir.graph))):
             along = op.expand_like(op.constant(np.array([direction], np.float32)), ports["x"])
-        ports[name].replace_all_uses_with(along)
-        pushed.ir.graph.inputs.remove(ports[name])
-    for name, title in (("u.tangent", "u_x"), ("u.tangent.tangent", "u_xx"), ("u.tangent.tangent.tangent", "u_t")):
-        ports[name].name = title
+        tangent.replace_all_uses_with(along)
+        pushed.ir.graph.inputs.remove(tangent)
+        ports[f"u{suffix}"].name = derivative
     optimize(pushed.ir)  # the first two tangents are one now
     return pushed
 

@@ -19,12 +19,14 @@ class Problem:
     """An equation in one space dimension.
 
     Attributes:
+        title: its name and equation, for people.
         low, high: the interval of x.
         initial: u at t = 0, of x [n].
         exact: u of x [n] and t [n].
         residual: emits what is zero where the equation holds, of u, u_x, u_t and u_xx, each [n, 1].
     """
 
+    title: str
     low: float
     high: float
     initial: Callable[[np.ndarray], np.ndarray]
@@ -47,11 +49,11 @@ def burgers(x: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 PROBLEMS = {
     "heat": Problem(
-        0.0, 1.0, lambda x: np.sin(np.pi * x), heat,
+        "Heat equation, u_t = 0.4 u_xx", 0.0, 1.0, lambda x: np.sin(np.pi * x), heat,
         lambda op, u, u_x, u_t, u_xx: op.Sub(u_t, op.Mul(u_xx, DIFFUSIVITY)),
     ),
     "burgers": Problem(
-        -1.0, 1.0, lambda x: -np.sin(np.pi * x), burgers,
+        "Burgers' equation, u_t + u u_x = (0.01 / pi) u_xx", -1.0, 1.0, lambda x: -np.sin(np.pi * x), burgers,
         lambda op, u, u_x, u_t, u_xx: op.Sub(op.Add(u_t, op.Mul(u, u_x)), op.Mul(u_xx, float(VISCOSITY))),
     ),
 }  # fmt: skip

@@ -76,7 +76,7 @@ def run(root: Path, *arguments: str) -> tuple[int, list[str], list[str], str]:
     """The exit code, the lines of the table at the end without their seconds, those of failures, and the last line."""
     done = call(root, *arguments)
     assert done.stderr == ""
-    _, told = done.stdout.split("seconds per room, two at a time\n")
+    _, told = done.stdout.split("seconds per room, three at a time, and of processors\n")
     table, *failures, last = told.strip().split("\n\n")
     return (
         done.returncode,
@@ -110,8 +110,8 @@ def test_what_fails_and_what_hangs_are_told_at_the_end(tmp_path: Path) -> None:
     assert last == "1 passed, 1 failed, 0 skipped"
     told = sections(tmp_path)
     assert list(told) == ["rooms", "failures, and what runs each alone", "slowest 30 tests"]
-    assert re.fullmatch(r"good \d+\.\d 1 0 0", told["rooms"][3])
-    assert re.fullmatch(r"bad \d+\.\d 0 1 0 FAILED", told["rooms"][1])
+    assert re.fullmatch(r"good \d+\.\d \d+\.\d 1 0 0", told["rooms"][3])
+    assert re.fullmatch(r"bad \d+\.\d \d+\.\d 0 1 0 FAILED", told["rooms"][1])
     assert told["failures, and what runs each alone"] == failures[1:]
 
 

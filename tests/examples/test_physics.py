@@ -72,3 +72,34 @@ def test_a_short_run(example: ModuleType, tmp_path: Path) -> None:
     places, exact = example.grid(example.PROBLEMS["heat"])
     session = onnxruntime.InferenceSession((tmp_path / "heat.onnx").read_bytes())
     assert example.error(session.run(["u"], {"x": places})[0], exact) == pytest.approx(result["error"], rel=1e-5)
+    assert (tmp_path / "heat.png").is_file()
+
+
+def test_without_matplotlib_it_says_what_to_install(
+    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(example.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["run.py", "--problem", "heat", "--steps", "2", "--out", str(tmp_path)])
+    example.main()
+    told = capsys.readouterr()
+    assert "pip install matplotlib" in told.err
+    assert "heat: 2 steps, loss 1.45 -> " in told.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["heat.onnx", "results.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "0"], "--steps: expected at least 1"),
+        (["--peer", "/no/python"], "--peer: [Errno 2] No such file"),
+        (["--peer", "/bin/false"], "/bin/false has no DeepXDE; /bin/false -m pip install"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_before_the_training(
+    arguments: list[str], message: str, example: ModuleType,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("sys.argv", ["run.py", *arguments])
+    with pytest.raises(SystemExit):
+        example.parse()
+    assert message in capsys.readouterr().err

@@ -322,6 +322,10 @@ def test_probabilities_are_no_logits(loss: losses.Loss, activation: str, shape: 
     text = str(error.value)
     assert f"'probabilities' is a {activation.lower()} already ({activation} " in text
     assert "let it read the value before it, 'logits': export the model without its last" in text
+    assert text.endswith("; or choose the loss mse, which may read probabilities") == (activation == "Sigmoid")
+    mean = op.ReduceMean(op.Unsqueeze(getattr(op, activation)(logits), [-1]), [-1], keepdims=0)
+    with pytest.raises(TrainingError, match=f"is a {activation.lower()} already"):
+        loss.label(mean)
     loss.label(logits)
     loss.label(op.Softmax(logits, axis=0))  # over the batch: no probabilities of classes
     # The logarithm of a softmax is its own: that of PyTorch's nll_loss gives the same loss.

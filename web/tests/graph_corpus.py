@@ -232,6 +232,10 @@ def _models() -> Iterator[Case]:
     yield changed("function_circle", "calls itself", lambda m: [_add_function(m, n, x) for n, x in zip(circle, "FG")])
     yield "function_bomb", _chain(20, 3), "more than 500000 nodes"
     yield "function_deep", _chain(40, 1), "more than 32 deep"
+    # Each part of the chain is short enough, and known when the next one is looked at.
+    parts = ModelProto.FromString(_chain(40, 1))
+    parts.functions.reverse()
+    yield "function_deep_in_parts", parts.SerializeToString(), "more than 32 deep"
     yield "subgraph_deep", _nested(17), "more than 16 deep"
     yield "good_subgraphs", _nested(16), None
     yield "type_deep", _sequences(17), "more than 16 deep"

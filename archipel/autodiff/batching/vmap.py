@@ -12,7 +12,7 @@ from archipel.autodiff.ports import listed_names
 from archipel.errors import AutodiffError
 from archipel.graph.build import Builder
 from archipel.graph.model import Model
-from archipel.graph.parameters import parameter_names
+from archipel.graph.parameters import parameter_names, promote
 from archipel.graph.passes import optimize
 from archipel.graph.passes.constants import hide_contents
 from archipel.graph.shapes import dims
@@ -39,12 +39,13 @@ def vmap(model: Model, over: Sequence[str], size: int | None = None) -> Model:
 
     Returns a model with the inputs and outputs of `model` under the same names. Those in `over` have the shape
     [size, ...], as have outputs that depend on them; other outputs stay as they are. A parameter in `over` keeps its
-    name and holds its content `size` times; to have other weights in each lane, write them there, or make it an input
-    first (archipel.graph.promote). Operators without a batching rule run lane by lane in a Scan. Of a
-    program of a bundle, the result has names and `initial` (repeated for tensors in `over`), and no signature.
+    name: with `size` it holds its content `size` times, to be overwritten where lanes have other weights; without
+    `size` it becomes an input behind the others, so that the caller gives each lane's weights. Operators without a
+    batching rule run lane by lane in a Scan. Of a program of a bundle, the result has names and `initial` (repeated for
+    tensors in `over`), and no signature.
 
     Raises AutodiffError for a name that is no input or initializer, a name given twice, an empty `over`, a size below
-    1, a parameter in `over` without `size`, and a node whose result would have another shape in each lane.
+    1, and a node whose result would have another shape in each lane.
 
     Example:
         clients = autodiff.vmap(step, over=["input", "label", "fc.weight", "fc.bias"], size=32)
@@ -60,12 +61,8 @@ def vmap(model: Model, over: Sequence[str], size: int | None = None) -> Model:
             raise AutodiffError(
                 f"over: the model has no input or initializer {name!r}; it has: {', '.join(map(str, given))}"
             )
-        value = given[name]
-        if value.is_initializer() and not value.is_graph_input() and size is None:
-            raise AutodiffError(
-                f"over: {name!r} is an initializer, whose content is repeated for each lane; give size=, or make it an "
-                "input with archipel.graph.promote"
-            )
+    if size is None:
+        promote(source.ir, [name for name in names if not given[name].is_graph_input()])
     target = ir.Graph(
         [], [], nodes=[], name=graph.name, doc_string=graph.doc_string, opset_imports=dict(graph.opset_imports),
         metadata_props=dict(graph.metadata_props),

@@ -28,6 +28,13 @@ Name = tuple[str, str, str]
 """A function's domain, name and overload."""
 
 
+class _Expanded(NamedTuple):
+    """A function with all that it calls: the nodes, and how many calls deep it goes."""
+
+    nodes: int
+    below: int
+
+
 class _Scope(NamedTuple):
     """Where the walk is: a text for messages, the function (None in the main graph), and the depth of subgraphs."""
 
@@ -60,6 +67,7 @@ class _Walk:
         self._where = where
         self._weights = weights
         self._functions: dict[Name, dict[str, Any]] = {}
+        self._domains: set[str] = set()
         # Per function (None: the main graph): the number of its own nodes, and how often it calls which function.
         self._nodes: dict[Name | None, int] = {}
         self._calls: dict[Name | None, dict[Name, int]] = {}
@@ -81,13 +89,14 @@ class _Walk:
             if name in self._functions:
                 raise UnsafeGraphError(f"{where}: function {_shown(name)} is there twice")
             self._functions[name] = function
+            self._domains.add(name[0])
         if not self._imports(model, where):
             raise UnsafeGraphError(f"{where}: no standard opset is imported, expected {OPSET}; convert it again")
         self._graph(model["graph"], _Scope(where, None))
         for name, function in self._functions.items():
             self._function(name, function)
         # Functions that nobody calls are counted, too: `_expanded` refuses their loops as well.
-        known: dict[Name | None, int] = {}
+        known: dict[Name | None, _Expanded] = {}
         for caller in (None, *self._functions):
             self._expanded(caller, known, ())
 
@@ -120,25 +129,25 @@ class _Walk:
         self._nodes.setdefault(name, 0)
         self._calls.setdefault(name, {})
 
-    def _expanded(self, name: Name | None, known: dict[Name | None, int], path: tuple[Name | None, ...]) -> int:
+    def _expanded(self, name: Name | None, known: dict[Name | None, _Expanded], path: tuple[Name | None, ...]) -> int:
         """The number of nodes of a function with all that it calls, kept in `known`. `path` leads to this call."""
         # 20 functions that each call the next one three times are a small file, but 3^20 nodes once they are inlined.
         if name in path:
             raise UnsafeGraphError(f"{self._where}: function {_shown(name)} calls itself, in one step or in several")
-        if len(path) > MAX_CALL_DEPTH:
+        # ONNX Runtime's stack overflows a few thousand calls down.
+        if len(path) + (known[name].below if name in known else 0) > MAX_CALL_DEPTH:
             raise UnsafeGraphError(f"{self._where}: functions call each other more than {MAX_CALL_DEPTH} deep")
         if name not in known:
-            calls = self._calls[name].items()
-            total = self._nodes[name] + sum(n * self._expanded(to, known, (*path, name)) for to, n in calls)
+            calls = self._calls[name]
+            total = self._nodes[name] + sum(n * self._expanded(to, known, (*path, name)) for to, n in calls.items())
             if total > MAX_NODES:
                 raise UnsafeGraphError(f"{self._where}: more than {MAX_NODES} nodes, calls of functions included")
-            known[name] = total
-        return known[name]
+            known[name] = _Expanded(total, max((1 + known[to].below for to in calls), default=0))
+        return known[name].nodes
 
     def _imports(self, owner: dict[str, Any], where: str) -> bool:
         """Whether the standard operators are among the imports."""
         seen: set[str] = set()
-        domains = {domain for domain, _, _ in self._functions}
         for span in owner.get("opset_import", []):
             entry = self._reader.read(schema.OPSET_IMPORT, span)
             domain, version = self._text(entry, "domain"), entry.get("version", 0)
@@ -147,7 +156,7 @@ class _Walk:
             seen.add(domain)
             if domain == "" and version != OPSET:
                 raise UnsafeGraphError(f"{where}: standard opset {version}, expected {OPSET}; convert it again")
-            if domain and domain not in domains:
+            if domain and domain not in self._domains:
                 raise UnsafeGraphError(
                     f"{where}: opset of domain {domain[:64]!r}, of which the graph has no function; expected standard "
                     "operators and functions of the graph's own"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 import numpy as np
 
-from archipel.bundle import Bundle
+from archipel.bundle import Bundle, Program
 from archipel.bundle.graphs.precision import graph_precision
 from archipel.bundle.roles import Example, ExampleWeight, Label
 from archipel.cli.devices.fit_table import evaluation_means
@@ -128,10 +128,11 @@ def predict(runtime: ModelRuntime, path: Path, batch_size: int) -> dict[str, np.
     Arguments:
         runtime: the model.
         path: an .npy or .npz file with the fields of its `predict` program.
-        batch_size: examples in one run; a program with a fixed batch decides for itself.
+        batch_size: examples in one run; a program with a fixed batch decides for itself, and one whose inputs and
+            outputs do not all begin with the batch runs once.
 
     Returns:
-        Arrays by output name, `[examples, ...]`.
+        Arrays by output name, `[examples, ...]` but for those programs.
 
     Raises:
         CommandError: the arrays do not fit; the message names the file.
@@ -141,30 +142,44 @@ def predict(runtime: ModelRuntime, path: Path, batch_size: int) -> dict[str, np.
     arrays = read_fields(path, ports)
     check_fields(path, ports, arrays, Example)
     fields = {port.name: arrays[port.name] for port in ports}
-    counts = {len(array) for array in fields.values()}
-    if len(counts) != 1 or 0 in counts:
-        sizes = ", ".join(f"{name} {len(array)}" for name, array in fields.items())
-        raise CommandError(f"{path}: expected the same number of examples in every field, at least 1; got {sizes}")
-    # A graph that was exported with a fixed batch takes no other, not even for the last examples.
-    fixed = {port.shape[0] for port in ports if isinstance(port.shape[0], int)}
-    if fixed:
-        [batch_size] = map(int, fixed)
-        if counts.pop() % batch_size:
-            raise CommandError(f"{path}: the bundle predicts {batch_size} examples at a time; give a multiple of that")
+    batches = _batches(path, program, fields, batch_size)
     try:
-        parts = [runtime.predict(batch) for batch in _batches(fields, batch_size)]
+        parts = [runtime.predict(batch) for batch in batches]
     except IndexRangeError as error:
         # Rows of the file, not of a batch.
         raise CommandError(f"{path}: {locate(error, runtime.bundle, fields)}") from None
     except RuntimeInputError as error:
         raise CommandError(f"{path}: {error}") from None
-    return {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in parts[0]}
+    if len(parts) == 1:
+        return dict(parts[0])
+    for name, array in parts[0].items():
+        if array.ndim == 0 or len(array) != len(next(iter(batches[0].values()))):
+            raise CommandError(
+                f"{path}: output {name!r} has another first axis than the examples, {list(array.shape)}, so the "
+                "answers of several batches cannot be joined; give --batch-size the number of all examples"
+            )
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _batches(fields: Mapping[str, np.ndarray], size: int) -> Iterator[dict[str, np.ndarray]]:
-    count = len(next(iter(fields.values())))
-    for first in range(0, count, size):
-        yield {name: array[first : first + size] for name, array in fields.items()}
+def _batches(path: Path, program: Program, fields: Mapping[str, np.ndarray], size: int) -> list[dict[str, np.ndarray]]:
+    """The examples in parts of `size`, or all at once where inputs or outputs have no common first axis."""
+    firsts = {port.shape[0] if port.shape else None for port in program.inputs if isinstance(port, Example)}
+    others = {port.shape[0] if port.shape else None for port in program.outputs} - firsts
+    # An output without the examples' axis is a number for the whole batch, or a state [layers, batch, width]. An output
+    # whose first size has another name may have the batch all the same: exporters name one size twice.
+    if len(firsts) > 1 or None in firsts or any(not isinstance(first, str) for first in others):
+        return [dict(fields)]
+    counts, [first] = {len(array) for array in fields.values()}, firsts
+    if len(counts) != 1 or 0 in counts:
+        sizes = ", ".join(f"{name} {len(array)}" for name, array in fields.items())
+        raise CommandError(f"{path}: expected the same number of examples in every field, at least 1; got {sizes}")
+    [count] = counts
+    if isinstance(first, int):
+        # A graph that was exported with a fixed batch takes no other, not even for the last examples.
+        size = first
+        if count % size:
+            raise CommandError(f"{path}: the bundle predicts {size} examples at a time; give a multiple of that")
+    return [{name: array[at : at + size] for name, array in fields.items()} for at in range(0, count, size)]
 
 
 def _means(runtime: ModelRuntime, path: Path, labels: Path | None, batch_size: int) -> dict[str, float]:

@@ -18,12 +18,12 @@ from archipel.graph.passes.hoisting import hoist_constants
 from archipel.graph.passes.identities import remove_identities
 from archipel.graph.passes.no_ops import remove_no_ops
 from archipel.graph.passes.products import use_gemm
-from archipel.graph.passes.recurrent_states import drop_zero_states
 from archipel.graph.passes.rewriting import ApplyRules, cancelling_rules
 from archipel.graph.passes.shape_arithmetic import fold_shapes
 from archipel.graph.passes.subexpressions import share_subexpressions
 from archipel.graph.passes.transposes import simplify_transposes
 from archipel.graph.passes.unit_height import add_unit_height
+from archipel.graph.passes.zeros import drop_zero_states
 
 PASSES: tuple[GraphPass, ...] = (
     remove_no_ops,

@@ -1,12 +1,14 @@
-"""Additions of zeros and products with zeros, which differentiation leaves behind."""
+"""Zeros that need not be there: added, multiplied with, or the initial states of recurrent layers."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
-from archipel.graph.passes.base import LevelPass
+from archipel.graph.passes.base import GraphPass, LevelPass
 from archipel.graph.shapes import constant_array, dims, is_float, same_shape
 
 # Operators whose result is all zeros if input 0 is, whatever their other inputs (shapes, axes) are.
@@ -32,8 +34,7 @@ class RemoveZeros(LevelPass):
             output = node.outputs[0]
             empty = [value is not None and (value in zeros or _is_zero(value)) for value in node.inputs]
             if node.op_type == "ConstantOfShape":
-                fill = node.attributes.get("value")
-                is_zero = fill is None or not np.any(fill.as_tensor().numpy())
+                is_zero = _fills_with_zeros(node)
             elif node.op_type in _KEEP_ZERO or node.op_type == "Div":
                 is_zero = empty[0]
             elif node.op_type in ("Mul", "MatMul"):
@@ -63,6 +64,47 @@ def _drop(op: Builder, node: ir.Node, empty: list[bool]) -> bool:
             kept = op.Neg(kept)
     output.replace_all_uses_with(kept)
     return True
+
+
+_STATES: Mapping[str, tuple[int, ...]] = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
+
+
+class DropZeroStates(GraphPass):
+    """Leave out initial states that are zeros, from which the operators start by default.
+
+    Exporters compute them from the batch's size, with half a dozen nodes for each.
+    """
+
+    def change(self, model: ir.Model) -> bool:
+        modified = False
+        for node in model.graph.all_nodes():
+            for place in _STATES.get(node.op_type, ()) if node.domain == "" else ():
+                if place < len(node.inputs) and _starts_from_zeros(node.inputs[place]):
+                    node.replace_input_with(place, None)
+                    modified = True
+        return modified
+
+
+drop_zero_states = DropZeroStates()
+
+
+def _starts_from_zeros(value: ir.Value | None) -> bool:
+    """Whether the value is zeros of the batch's size: filled with them, then rearranged or repeated."""
+    if value is None:
+        return False
+    if _is_zero(value):
+        return True
+    node = value.producer()
+    if node is None or node.domain != "":
+        return False
+    if node.op_type == "ConstantOfShape":
+        return _fills_with_zeros(node)
+    return node.op_type in _KEEP_ZERO and _starts_from_zeros(node.inputs[0])
+
+
+def _fills_with_zeros(node: ir.Node) -> bool:
+    fill = node.attributes.get("value")
+    return fill is None or not np.any(fill.as_tensor().numpy())
 
 
 def _is_zero(value: ir.Value) -> bool:

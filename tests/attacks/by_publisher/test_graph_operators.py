@@ -80,6 +80,17 @@ def bomb(model: onnx.ModelProto) -> None:
         model.functions.append(helper.make_function("own", f"F{number}", ["a"], ["d"], nodes, opsets))
 
 
+def calls_that_overflow_the_stack(model: onnx.ModelProto) -> None:
+    """Three thousand functions, each calling the one before; the graph calls every thirtieth: no way is long."""
+    for number in range(3000):
+        name, domain = (f"F{number - 1}", "own") if number else ("Identity", "")
+        call = helper.make_node(name, ["a"], ["b"], domain=domain)
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+        model.functions.append(helper.make_function("own", f"F{number}", ["a"], ["b"], [call], opsets))
+        if number % 30 == 0:
+            model.graph.node.append(helper.make_node(f"F{number}", ["x"], [f"y{number}"], domain="own"))
+
+
 def training(model: onnx.ModelProto) -> None:
     model.training_info.add()
 
@@ -115,8 +126,8 @@ def not_its_bytes(model: onnx.ModelProto) -> None:
 
 CHANGES: list[Change] = [
     vendor, context, classical, not_in_any_runtime, other_opset, takes_a_vendors_name, forbidden_inside_a_function,
-    circle, bomb, training, configuration, sparse, larger_than_the_file, longer_than_its_shape, two_sources, huge,
-    not_its_bytes,
+    circle, bomb, calls_that_overflow_the_stack, training, configuration, sparse, larger_than_the_file,
+    longer_than_its_shape, two_sources, huge, not_its_bytes,
 ]  # fmt: skip
 
 

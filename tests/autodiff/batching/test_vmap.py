@@ -49,6 +49,19 @@ def test_a_parameter_is_repeated() -> None:
     assert twice.shape == (2,)
 
 
+def test_a_parameter_without_size_becomes_an_input() -> None:
+    model = parse(LINEAR)
+    mapped = vmap(model, over=["weight", "x"])
+    ports = [("x", ("lanes", "n", 2)), ("bias", (2,)), ("weight", ("lanes", 2, 3))]
+    assert [(p.name, p.shape) for p in mapped.inputs] == ports
+    assert mapped.parameter_names == ()
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((4, 5, 2), np.float32), rng.standard_normal((4, 2, 3), np.float32)
+    y, _ = run(mapped, x=x, bias=np.ones(2, np.float32), weight=weight)
+    np.testing.assert_allclose(y, (x + 1) @ weight, rtol=1e-5)
+    assert model.parameter_names == ("weight",)  # the model stays as it was
+
+
 def test_vmap_of_vmap() -> None:
     twice = vmap(vmap(parse(LINEAR), over=["x"]), over=["x", "bias"])
     assert [(p.name, p.shape) for p in twice.inputs] == [("x", ("lanes_2", "lanes", "n", 2)), ("bias", ("lanes_2", 2))]
@@ -81,7 +94,6 @@ REFUSED = {
     "twice": ({"over": ["x", "x"]}, "names x twice"),
     "empty": ({"over": []}, "over is empty"),
     "size": ({"over": ["x"], "size": 0}, "size=0; expected the number of lanes"),
-    "parameter without size": ({"over": ["weight"]}, "'weight' is an initializer, .* give size="),
 }
 
 

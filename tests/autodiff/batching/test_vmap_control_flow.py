@@ -7,8 +7,9 @@ import onnx
 import onnxruntime
 import pytest
 
+import archipel
 from archipel import Model
-from archipel.autodiff import vmap
+from archipel.autodiff import gradient, vjp, vmap
 from archipel.errors import AutodiffError
 from archipel.graph import check_model
 
@@ -74,6 +75,10 @@ SCAN = """agraph (float[3] start, float[5, 3] rows, float[3] w) => (float[3] y, 
         }> (start, rows)
 }"""
 
+COLUMNS = SCAN.replace("scan_input_axes = [0]", "scan_input_axes = [-1]").replace(
+    "float[5, 3] rows", "float[3, 5] rows"
+)
+
 # An If with a condition of its own in a Scan in a Loop.
 NESTED = """agraph (float[3] x, float[5, 3] rows) => (float[3] y) <int64 n = {2}, bool go = {1}, float zero = {0}> {
     y = Loop (n, go, x) <
@@ -99,6 +104,7 @@ CASES = {
     "stacked": (STACKED, {"x": X, "w": X[0], "n": np.array(4)}, ["x"]),
     "stacked, captured": (STACKED, {"x": X[0], "w": X, "n": np.array(4)}, ["w"]),
     "scan over rows": (SCAN, {"start": X[0], "rows": ROWS, "w": X[1]}, ["rows"]),
+    "scan over columns": (COLUMNS, {"start": X[0], "rows": ROWS.transpose(0, 2, 1), "w": X[1]}, ["rows"]),
     "scan, captured": (SCAN, {"start": X[0], "rows": ROWS[0], "w": X}, ["w"]),
     "scan from states": (SCAN, {"start": X, "rows": ROWS[0], "w": X[1]}, ["start"]),
     "nested": (NESTED, {"x": X, "rows": ROWS[0]}, ["x"]),
@@ -146,6 +152,55 @@ def test_what_the_lanes_do_not_reach_has_none() -> None:
     assert [len(port.shape) for port in mapped.outputs] == [2, 3, 1]
 
 
+def test_a_gradient_keeps_what_one_branch_computes_while_lanes_take_both() -> None:
+    text = """agraph (float[n, 3] x, bool c) => (float loss)
+        <float[3, 3] w = {0.7, -1, 0.4, 1, 1, -0.3, 0.2, 0.5, -1}> {
+        y = If (c) <
+            then_branch = then () => (float[n, 3] t) { p = MatMul (x, w)  t = Tanh (p) },
+            else_branch = otherwise () => (float[n, 3] e) { q = Mul (x, x)  e = Mul (q, x) }>
+        loss = ReduceSum <keepdims = 0> (y)
+    }"""
+    model = gradient(parse(text), wrt=["x", "w"])
+    inputs = {"x": ROWS, "c": FLAGS}
+    together = run(vmap(model, over=["x", "c"]), inputs)
+    for i in range(4):
+        for ours, theirs in zip(together, run(model, {n: np.asarray(v[i]) for n, v in inputs.items()})):
+            np.testing.assert_allclose(ours[i], theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_empty_tensors_in_loops() -> None:
+    """ONNX Runtime's Scan divides by zero where it reads or stacks an empty tensor along any axis but the first."""
+    text = """agraph (float[n, 3] x, float[3, 3] w) => (float loss) <int64 k = {3}, bool go = {1}> {
+        y = Loop (k, go, x) <body = step (int64 i, bool go_in, float[n, 3] s) => (bool go_out, float[n, 3] following) {
+            go_out = Identity (go_in)  p = MatMul (s, w)  following = Tanh (p)
+        }>
+        loss = ReduceSum <keepdims = 0> (y)
+    }"""
+    mapped = vmap(gradient(parse(text), wrt=["x", "w"]), over=["x"])
+    for lanes, batch in ((2, 0), (0, 2)):
+        _, x, w = run(mapped, {"x": np.zeros((lanes, batch, 3), np.float32), "w": np.eye(3, dtype=np.float32)})
+        assert x.shape == (lanes, batch, 3)
+        assert w.shape == (lanes, 3, 3)
+
+
 def test_stacked_results_of_uneven_loops_are_refused() -> None:
     with pytest.raises(AutodiffError, match=r"Loop '.*': its lanes stop at different times, .* another length in each"):
         vmap(parse(STACKED), over=["n"])
+
+
+def test_the_gradient_of_a_vmap_where_the_vmap_of_a_gradient_is_refused() -> None:
+    """A gradient stacks the states of its loop. The refusal names the other order, which works."""
+    model = archipel.function(double_until_large, (np.float64(3.0),))
+    with pytest.raises(AutodiffError, match="take the gradient of the vmap, not the vmap of the gradient"):
+        vmap(gradient(model, of="output", wrt=["x"]), over=["x"])
+    pulled = vjp(vmap(model, over=["x"]), of=["output"], wrt=["x"])
+    x = np.array([3.0, 30.0, 300.0])
+    result, slope = run(pulled, {"x": x, "output.cotangent": np.ones(3)})
+    np.testing.assert_allclose(result, [192, 120, 300])
+    np.testing.assert_allclose(slope, [64, 4, 1])
+
+
+def double_until_large(x):
+    while x < 100:
+        x = x * 2
+    return x

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -44,6 +45,61 @@ def test_predictions_are_those_of_onnx_runtime(
         for each in range(3):
             assert f"{each}: {(classes == each).sum()}" in out
         assert f"written to {tmp_path / 'o.npz'}" in out
+
+
+@pytest.mark.parametrize(
+    ("graph", "shapes"),
+    [
+        (
+            """(float[n, 4] x, float[2, n, 4] h, int64 rate) => (float[n, 4] y, float[2, n, 4] hn) {
+            k = Cast <to = 1> (rate)  s = Mul (x, k)  hn = Add (h, s)  y = ReduceSum <keepdims = 0> (hn, axis) }""",
+            {"x": (150, 4), "h": (2, 150, 4), "rate": ()},
+        ),
+        (
+            "(float[n, 4] x) => (float m, float[n, 4] y) { m = ReduceMean <keepdims = 0> (x)  y = Neg (x) }",
+            {"x": (150, 4)},
+        ),
+        (
+            """(float[n, 4] x) => (float[2, n, 4] hn) { a = Unsqueeze (x, axis)  b = Neg (a)
+            hn = Concat <axis = 0> (a, b) }""",
+            {"x": (128, 4)},
+        ),
+    ],
+)
+def test_a_model_whose_first_axes_are_no_common_batch_runs_once(
+    graph: str, shapes: dict[str, tuple[int, ...]], archipel: Command, tmp_path: Path
+) -> None:
+    text = f'<ir_version: 10, opset_import: ["": 21]> agraph {graph}'
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0]), "axis"))
+    onnx.save(model, tmp_path / "m.onnx")
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    if "rate" in arrays:
+        arrays["rate"] = np.array(3)
+    np.savez(tmp_path / "data.npz", **arrays)
+    outputs = str(tmp_path / "o.npz")
+    archipel("run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "data.npz"), "--output", outputs)
+    native = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    with np.load(outputs) as written:
+        for port, expected in zip(native.get_outputs(), native.run(None, arrays)):
+            np.testing.assert_array_equal(written[port.name], expected)
+
+
+def test_answers_of_batches_that_cannot_be_joined(archipel: Command, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> agraph (float[n, 4] x) => (float[m, 4] y) {
+            sums = ReduceSum <keepdims = 0> (x, axis)  keep = Cast <to = 9> (sums)
+            y = Compress <axis = 0> (x, keep) }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "axis"))
+    onnx.save(model, tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", np.eye(150, 4, dtype=np.float32))
+    run = ("run", str(tmp_path / "m.onnx"), "--input", str(tmp_path / "x.npy"))
+    error = archipel(*run, code=1)[1]
+    assert "output 'y' has another first axis than the examples, [4, 4]" in error
+    assert "give --batch-size" in error
+    assert "y: float32[4, 4]" in archipel(*run, "--batch-size", "150")[0]
 
 
 def test_evaluate_prints_the_metrics(

@@ -16,8 +16,9 @@ from archipel.autodiff.activity import reads_content
 from archipel.autodiff.batching.context import LaneContext
 from archipel.autodiff.batching.sweep import Sweep
 from archipel.autodiff.batching.table import BatchedResults, Shared, batch_rule
+from archipel.autodiff.rules.control_flow.kept import UNREAD
 from archipel.graph.build import Builder
-from archipel.graph.shapes import dims, dtype_of
+from archipel.graph.shapes import dims, dtype_of, may_be_equal
 from archipel.graph.walk import descendants
 
 _BOOL, _INT32 = int(ir.DataType.BOOL), int(ir.DataType.INT32)
@@ -43,12 +44,6 @@ def if_(ctx: LaneContext) -> BatchedResults:
 
 def _both(ctx: LaneContext, branches: Sequence[ir.Graph]) -> BatchedResults:
     """Both branches, in the graph of the If itself, and of each lane what its condition says."""
-    for one, other in zip(*(branch.outputs for branch in branches)):
-        sizes = zip(dims(one), dims(other))
-        if len(dims(one)) != len(dims(other)) or any(
-            isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes
-        ):
-            ctx.refuse("its condition is another one in each lane, and its branches give results of different shapes")
     sweeps = []
     for branch in branches:
         sweep = ctx.sweep.inside(ctx.op)
@@ -58,12 +53,24 @@ def _both(ctx: LaneContext, branches: Sequence[ir.Graph]) -> BatchedResults:
     condition = _flat(ctx, 0)
     results = []
     for pair in zip(*(branch.outputs for branch in branches)):
-        taken, otherwise = (
+        found = [
             sweep.value(value) if value in sweep.batched else sweep.repeat(sweep.value(value))
             for sweep, value in zip(sweeps, pair)
-        )
-        results.append(select(ctx.op, condition, taken, otherwise))
+            if not _is_unread(value)
+        ]
+        if len(found) == 2:
+            if not may_be_equal(dims(pair[0]), dims(pair[1])):
+                ctx.refuse(
+                    "its condition is another one in each lane, and its branches give results of different shapes"
+                )
+            found = [select(ctx.op, condition, *found)]
+        results += found
     return results
+
+
+def _is_unread(value: ir.Value) -> bool:
+    node = value.producer()
+    return node is not None and UNREAD in node.metadata_props
 
 
 @batch_rule("Scan")
@@ -80,15 +87,32 @@ def scan(ctx: LaneContext) -> BatchedResults:
         _give(inner, value, batched)
     input_axes = ctx.attribute("scan_input_axes", [0] * sequences)
     output_axes = ctx.attribute("scan_output_axes", [0] * len(stacked))
-    ranks = [ctx.rank(states + i) for i in range(sequences)], [len(dims(value)) + 1 for value in body.outputs[states:]]
+    # The items' axis goes first: along another one ONNX Runtime's Scan divides by zero where a tensor is empty.
+    read = [
+        _items_first(ctx, i, a) if b else ctx.value(i) for i, (a, b) in enumerate(zip(input_axes, items), start=states)
+    ]
     found = ctx.same(
         *(ctx.spread(i) if moving[i] else ctx.value(i) for i in range(states)),
-        *(ctx.value(states + i) for i in range(sequences)),
+        *read,
         body=inner.op.graph,
-        scan_input_axes=[a % rank + int(b) for a, rank, b in zip(input_axes, ranks[0], items)],
-        scan_output_axes=[a % rank + int(b) for a, rank, b in zip(output_axes, ranks[1], stacked)] or None,
+        scan_input_axes=[0 if b else a for a, b in zip(input_axes, items)],
+        scan_output_axes=[0 if b else a for a, b in zip(output_axes, stacked)] or None,
     )
+    for i, (a, b) in enumerate(zip(output_axes, stacked), start=states):
+        if b:
+            found[i].dtype, rank = dtype_of(body.outputs[i]), len(dims(body.outputs[i])) + 1
+            found[i].shape = ir.Shape([None] * (rank + 1))
+            order = [1, *range(2, rank + 1)]
+            order.insert(a % rank + 1, 0)
+            found[i] = ctx.op.Transpose(found[i], perm=order)
     return _results(ctx, found, [*moving, *stacked])
+
+
+def _items_first(ctx: LaneContext, index: int, axis: int) -> ir.Value:
+    """A batched input [lanes, ...], whose items lie along `axis` in a lane, as [items, lanes, ...]."""
+    axis = axis % ctx.rank(index) + 1
+    others = (i for i in range(ctx.rank(index) + 1) if i != axis)
+    return ctx.op.Transpose(ctx.value(index), perm=[axis, *others])
 
 
 @batch_rule("Loop")
@@ -128,8 +152,9 @@ def _until_the_last(ctx: LaneContext, body: ir.Graph) -> BatchedResults:
     op, states = ctx.op, len(ctx.node.inputs) - 2
     if any(ctx.used(i) for i in range(states, len(ctx.node.outputs))):
         ctx.refuse(
-            "its lanes stop at different times, so what it stacks has another length in each; carry a tensor of "
-            "fixed size and write into it, or leave what decides when it stops out of over"
+            "its lanes stop at different times, so what it stacks has another length in each; for a gradient, take the "
+            "gradient of the vmap, not the vmap of the gradient; else carry a tensor of fixed size and write into it, "
+            "or leave what decides when it stops out of over"
         )
     limit = _flat(ctx, 0) if ctx.has(0) else None
     active = op.Expand(np.array([True]), ctx.count) if not ctx.has(1) else _flat(ctx, 1)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.autodiff.reverse import pull_back
-from archipel.autodiff.rules.control_flow.kept import read_shapes_elsewhere, show_masks, values_to_keep
+from archipel.autodiff.rules.control_flow.kept import UNREAD, read_shapes_elsewhere, show_masks, values_to_keep
 from archipel.graph.bodies import copy_body, prepare, remove_unneeded, widen
 from archipel.graph.build import Builder
 from archipel.graph.control import emit_if
@@ -74,6 +74,7 @@ class _Branch:
             nothing = empty.ConstantOfShape(
                 empty.constant([0] * len(dims(value))), value=ir.tensor([0], dtype=dtype_of(value))
             )
+            other.body[-1].metadata_props[UNREAD] = ""
             result = widen(ctx.op, ctx.node, [(self.body, value), (other.body, nothing)])
             result.type, result.shape = value.type, ir.Shape([None] * len(dims(value)))
             copy = self.copies[value]

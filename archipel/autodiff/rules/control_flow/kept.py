@@ -13,8 +13,12 @@ import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
 from archipel.graph.build import Builder
+from archipel.graph.markers import CLIP, is_marker
 from archipel.graph.shapes import constant_array, dims, same_shape
 from archipel.graph.walk import bodies, dependencies
+
+UNREAD = "archipel.unread"
+"""Metadata key of a node in a branch whose result stands in for one of the other branch: nobody reads it."""
 
 # Products, and what has a loop inside. Everything else costs about as much as reading it from memory would.
 _EXPENSIVE = {
@@ -89,7 +93,7 @@ def values_to_keep(
         if maker is None:
             continue
         random = _draws(maker)
-        keep = (random and not bodies(maker)) or _is_expensive(maker, original)
+        keep = (random and not bodies(maker)) or _is_worth_keeping(maker, original)
         if original is not None and (original in free or (keep and fits(original))):
             kept[original] = None
         elif random:
@@ -113,7 +117,10 @@ def _draws(node: ir.Node) -> bool:
     return any(_draws(inner) for body in bodies(node) for inner in body)
 
 
-def _is_expensive(maker: ir.Node, original: ir.Value | None) -> bool:
+def _is_worth_keeping(maker: ir.Node, original: ir.Value | None) -> bool:
+    # Computed again, a value would have two markers in second derivatives, each with a limit for its part alone.
+    if is_marker(maker, CLIP):
+        return True
     # A loop whose gradient is taken runs again in any case: the copy has further results, which the gradient reads.
     node = None if original is None else original.producer()
     widened = node is None or len(node.outputs) != len(maker.outputs)

@@ -30,6 +30,12 @@ interface Scope {
   readonly depth: number;
 }
 
+/** A function with all that it calls: the nodes, and how many calls deep it goes. */
+interface Expanded {
+  readonly nodes: number;
+  readonly below: number;
+}
+
 /** Check the serialized ModelProto `data` of `program`. Raises UnsafeGraphError, which says where and what. */
 export function inspectGraph(program: string, data: Uint8Array, weights: WeightsFile): void {
   const where = `program '${program}'`;
@@ -86,7 +92,7 @@ class Walk {
     }
     this.graph(graph, { where, inside: MAIN, depth: 0 });
     for (const [name, body] of this.functions) this.body(name, body);
-    const known = new Map<string, number>();
+    const known = new Map<string, Expanded>();
     for (const name of [MAIN, ...this.functions.keys()]) this.expanded(name, known, []);
   }
 
@@ -121,23 +127,30 @@ class Walk {
     this.calls.set(name, new Map());
   }
 
-  /** Nodes of a function with all that it calls. Each function is looked at once. */
-  private expanded(name: string, known: Map<string, number>, path: readonly string[]): number {
+  /** A function with all that it calls. Each function is looked at once. */
+  private expanded(name: string, known: Map<string, Expanded>, path: readonly string[]): Expanded {
     if (path.includes(name)) {
       throw new UnsafeGraphError(`${this.where}: function ${shown(name)} calls itself, in one step or in several`);
     }
-    if (path.length > MAX_CALL_DEPTH) {
+    const before = known.get(name);
+    // ONNX Runtime's stack overflows a few thousand calls down.
+    if (path.length + (before?.below ?? 0) > MAX_CALL_DEPTH) {
       throw new UnsafeGraphError(`${this.where}: functions call each other more than ${MAX_CALL_DEPTH} deep`);
     }
-    const before = known.get(name);
     if (before !== undefined) return before;
-    let total = this.nodes.get(name) ?? 0;
-    for (const [to, times] of this.calls.get(name) ?? []) total += times * this.expanded(to, known, [...path, name]);
-    if (total > MAX_NODES) {
+    let nodes = this.nodes.get(name) ?? 0;
+    let below = 0;
+    for (const [to, times] of this.calls.get(name) ?? []) {
+      const called = this.expanded(to, known, [...path, name]);
+      nodes += times * called.nodes;
+      below = Math.max(below, 1 + called.below);
+    }
+    if (nodes > MAX_NODES) {
       throw new UnsafeGraphError(`${this.where}: more than ${MAX_NODES} nodes, calls of functions included`);
     }
-    known.set(name, total);
-    return total;
+    const found = { nodes, below };
+    known.set(name, found);
+    return found;
   }
 
   /** Whether the standard operators are among the imports. */
