@@ -118,10 +118,10 @@ def gelu(ctx: RuleContext) -> Gradients:
 
 
 def _gelu_erf(op: Builder, x: ir.Value) -> ir.Value:
-    """(1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi), in as few passes over memory as there are operators for.
+    """(1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi), in as few passes over memory as operators allow.
 
-    With s = x / sqrt 2 the last term is s exp(-s^2 - log sqrt pi). It comes first: of the other one a single value waits
-    for it then, and memory's peak is lower.
+    With s = x / sqrt 2 the last term is s exp(-s^2 - log sqrt pi). It comes first, which takes less memory: only s and
+    this term are kept while the other one is computed.
     """
     scaled = op.Mul(x, math.sqrt(0.5))
     bell = op.Mul(scaled, op.Exp(op.Sub(-0.5 * math.log(math.pi), op.Mul(scaled, scaled))))
