@@ -62,7 +62,7 @@ def way_back(ctx: RuleContext, form: Form) -> WayBack | None:
             back.carry(Carried(total, ctx.op.full_like(value, 0.0), inner.Add(total, gradient)), i)
     if all(index is None for index in back.carried_of) and not back.stacked:
         return None
-    read_kept(ctx, form, back)
+    read_kept(ctx, form, back, {state.inside for state in live})
     return back
 
 
