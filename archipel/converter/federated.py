@@ -169,8 +169,8 @@ def check_steps(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, st
     for name in ("kernels", "recompute"):
         if clips and options.get(name):
             raise ConversionError(
-                f"step_options: {name} goes with gradients of whole batches, but {here} clips those of single examples; "
-                f"leave {name} out"
+                f"step_options: {name} goes with gradients of whole batches, but {here} clips those of single "
+                f"examples; leave {name} out"
             )
     if half.optimizer == "any":
         return  # `finish` does not work with the number of steps

@@ -32,7 +32,9 @@ SAME = {"steps": 2e-6, "kernels": 2e-6, "recompute": 2e-6, "precision": 1e-3}
 """Options that change no loss by more than this, whatever else is given."""
 BOTH = "{} goes with gradients of whole batches, not with per_example; leave one of them out"
 REFUSED = {
-    **{(single, other): BOTH.format(other) for single in ("per_example", "noise") for other in ("kernels", "recompute")},
+    **{
+        (single, other): BOTH.format(other) for single in ("per_example", "noise") for other in ("kernels", "recompute")
+    },
     ("noise", "precision"): r"precision='mixed' .* per_example\(noise=\.\.\.\)",
 }
 NEWEST = {"per_example", "noise", "kernels", "recompute"}
