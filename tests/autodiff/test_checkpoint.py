@@ -103,6 +103,17 @@ def test_values_to_keep_by_name() -> None:
     assert alive(small) < alive(plain)
 
 
+def test_a_part_that_passes_its_cotangent_on() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> agraph (float[n] x, float[n] z) => (float loss) {
+        v = Sin (x)  u = Add (v, z)  square = Mul (u, u)  loss = ReduceSum <keepdims = 0> (square)
+    }"""
+    marked = autodiff.checkpoint(Model.from_proto(onnx.parser.parse_model(text)), at=["v", "u"])
+    session = onnxruntime.InferenceSession(autodiff.gradient(marked, wrt=["x"]).to_bytes())
+    x, z = np.array([0.3, -1.2], np.float32), np.array([2.0, 0.5], np.float32)
+    (found,) = session.run(["x.grad"], {"x": x, "z": z})
+    np.testing.assert_allclose(found, 2 * (np.sin(x) + z) * np.cos(x), rtol=1e-6)
+
+
 def test_a_part_waits_for_the_gradients_behind_it() -> None:
     marked = autodiff.checkpoint(chain(), at=["h3", "h7"])
     graph = autodiff.gradient(marked, wrt=marked.parameter_names).ir.graph
