@@ -37,7 +37,7 @@ from step_cases import CASES, Case, data, network
 STEPS, BATCHES = 10, 4
 RATE, MOMENTUM = 0.005, 0.9
 TOLERANCE = {"MobileNetV2": 5e-2}
-"""Of losses, where 1e-4 is too little: statistics of minibatches in 52 layers on top of one another let rounding grow."""
+"""Of losses, where 1e-4 is too little: statistics of minibatches in 52 layers, one on the other, let rounding grow."""
 QUICK = ("MLP", "LeNet")
 OURS, NATIVE = "onnxruntime", "native"
 NOT_TRIED = {
