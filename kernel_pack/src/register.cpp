@@ -67,12 +67,14 @@ size_t threads_of(const ort::Api* api, const ort::SessionOptions* options) {
   int there = 0;
   ort::check(api, ort::call<ort::Status*, const ort::SessionOptions*, const char*, int*>(
                       api, ort::kHasSessionConfigEntry, options, kThreads, &there));
-  if (there == 0) return std::max(1u, std::thread::hardware_concurrency());
+  const size_t all = std::max(1u, std::thread::hardware_concurrency());
+  if (there == 0) return all;
   char text[32] = {};
   size_t size = sizeof text;
   ort::check(api, ort::call<ort::Status*, const ort::SessionOptions*, const char*, char*, size_t*>(
                       api, ort::kGetSessionConfigEntry, options, kThreads, text, &size));
-  return static_cast<size_t>(std::max(1l, std::strtol(text, nullptr, 10)));
+  const long threads = std::strtol(text, nullptr, 10);
+  return threads > 0 ? static_cast<size_t>(threads) : all;  // as ONNX Runtime takes 0
 }
 
 }  // namespace

@@ -152,8 +152,9 @@ def _until_the_last(ctx: LaneContext, body: ir.Graph) -> BatchedResults:
     op, states = ctx.op, len(ctx.node.inputs) - 2
     if any(ctx.used(i) for i in range(states, len(ctx.node.outputs))):
         ctx.refuse(
-            "its lanes stop at different times, so what it stacks has another length in each; carry a tensor of "
-            "fixed size and write into it, or leave what decides when it stops out of over"
+            "its lanes stop at different times, so what it stacks has another length in each; for a gradient, take the "
+            "gradient of the vmap, not the vmap of the gradient; else carry a tensor of fixed size and write into it, "
+            "or leave what decides when it stops out of over"
         )
     limit = _flat(ctx, 0) if ctx.has(0) else None
     active = op.Expand(np.array([True]), ctx.count) if not ctx.has(1) else _flat(ctx, 1)
