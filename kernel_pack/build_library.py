@@ -11,11 +11,14 @@ SOURCES = Path(__file__).parent / "src"
 NAME = "libarchipel_kernels.so"
 
 
-def build(target: Path) -> None:
-    """Write the library to `target`. Raises PackageNotFoundError without oneDNN, CalledProcessError if g++ fails."""
+def build(target: Path, *more: str) -> None:
+    """Write the library to `target`; `more` are g++'s options for all parts, such as -fsanitize=address.
+
+    Raises PackageNotFoundError without oneDNN, CalledProcessError if g++ fails.
+    """
     include = _installed("onednn-devel-cpu-gomp", "dnnl.hpp").parent
     onednn = _installed("onednn-cpu-gomp", "libdnnl.so.3")
-    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-Wno-psabi"]
+    flags = ["-std=c++17", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-fopenmp", "-Wno-psabi", *more]
     compilers, objects = [], []
     for source in sorted(SOURCES.glob("*.cpp")):
         objects.append(str(target.with_name(f"{source.stem}.o")))

@@ -78,7 +78,9 @@ class Twins:
             return node
         if node not in self._twins:
             with self._op.scope(f"{segment}.again"):
-                self._emit(self._segments[segment], [each for each in before if each not in self._awaited])
+                # None is new behind a segment that passes its cotangent on as it is, such as an addition.
+                fresh = [each for each in before if each not in self._awaited]
+                self._emit(self._segments[segment], fresh or before)
             self._awaited.update(before)
         return self._twins[node]
 

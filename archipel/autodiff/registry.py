@@ -29,33 +29,6 @@ FORWARD: dict[tuple[str, str], ForwardRule] = {}
 OWN_RULE = "archipel.rule"
 """Key in the `meta` of a node and its copies: the rule for this node, while one derivative is taken."""
 
-# The file that an error proposes for a missing rule; an operator that is not listed starts a family of its own.
-_FAMILIES: dict[str, str] = {
-    "elementwise": "Abs Add Sub Mul Div Neg Pow Sqrt Exp Log Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh "
-    "Erf Reciprocal Round Floor Ceil Mod Sign Sum Mean",
-    "activation": "Relu LeakyRelu Sigmoid Tanh Gelu HardSwish HardSigmoid Elu Selu Celu PRelu Softplus Softsign "
-    "Mish Swish ThresholdedRelu",
-    "select": "Where Clip Min Max Trilu",
-    "softmax": "Softmax LogSoftmax SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss",
-    "matmul": "MatMul Gemm",
-    "einsum": "Einsum",
-    "conv": "Conv ConvTranspose Col2Im",
-    "pooling": "MaxPool AveragePool GlobalAveragePool GlobalMaxPool LpPool",
-    "shape": "Identity Cast CastLike Reshape Flatten Squeeze Unsqueeze Transpose Expand Tile DepthToSpace SpaceToDepth",
-    "reduce": "ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSum "
-    "ReduceLogSumExp",
-    "cumulative": "CumSum",
-    "join": "Concat Split Slice Pad",
-    "gather": "Gather GatherElements GatherND ScatterElements ScatterND TopK",
-    "normalization": "BatchNormalization LayerNormalization RMSNormalization InstanceNormalization GroupNormalization "
-    "LRN LpNormalization MeanVarianceNormalization",
-    "recurrent": "LSTM GRU RNN",
-    "quantization": "QuantizeLinear DequantizeLinear",
-    "random": "Dropout",
-    "image": "Resize GridSample Upsample",
-    "attention": "Attention",
-}
-
 _SEQUENCES = {
     *("SequenceConstruct", "SequenceAt", "SequenceInsert", "SequenceErase", "SequenceEmpty", "SequenceMap"),
     *("ConcatFromSequence", "SplitToSequence"),
@@ -178,8 +151,7 @@ def find_rule(node: ir.Node) -> Rule:
         )
     raise MissingRuleError(
         f"no gradient rule for {node.op_type} (node {node.name!r}); train only what comes after it, export "
-        f"the model without it, or add a rule to archipel/autodiff/rules/{_family(node.op_type)}.py, with cases in "
-        "tests/autodiff/gradient_cases/"
+        f"the model without it, or register a rule with @autodiff.rule('', {node.op_type!r})"
     )
 
 
@@ -201,7 +173,3 @@ def source_file(function: Rule | ForwardRule) -> str:
     """The path of the file that defines a rule, from `archipel/` on; of a user's rule the whole path."""
     path = inspect.getsourcefile(function) or "an unknown file"
     return path[path.rfind("archipel/autodiff") :] if "archipel/autodiff" in path else path
-
-
-def _family(op_type: str) -> str:
-    return next((family for family, ops in _FAMILIES.items() if op_type in ops.split()), op_type.lower())

@@ -164,6 +164,9 @@ class Costs:
     def smallest(self) -> float:
         """About the smallest budget that `plan` reaches."""
         low, high = 0.0, self.everything
+        # A way keeps what crosses a cut until the end, so the whole is not always enough for a small graph.
+        while not self._reaches(high):
+            low, high = high, 2 * high + 1
         while high - low > 0.01 * high:
             middle = (low + high) / 2
             low, high = (low, middle) if self._reaches(middle) else (middle, high)

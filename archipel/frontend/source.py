@@ -49,12 +49,12 @@ def definition_of(function: Callable[..., Any]) -> tuple[Definition, Source]:
             "notebook, not with exec"
         )
     found = [node for node in _definitions(lines) if _is_of(node, code)]
-    if len(found) != 1:
+    if not found:
         raise FunctionError(
             f"{function.__qualname__} is not found in {shown(source.file)}, line {code.co_firstlineno}: the file has "
             "changed since it was imported, or something else made the function; import it again"
         )
-    return found[0], source
+    return found[-1], source  # of a lambda within another one's body both were found, the inner one last
 
 
 def _of_command(code: CodeType) -> tuple[str, ...]:

@@ -161,7 +161,7 @@ def _put(r: Reader, target: ast.Subscript, value: Any) -> None:
     name = target.value.id
     array = r.frame.look_up(name)
     if not isinstance(array, Tensor):
-        refuse(f"{name!r} is {describe(array)}; only items of arrays can be set")
+        refuse(f"{name!r} is {describe(array)}; only items of arrays can be set; begin with np.zeros(size)")
     refuse_shared(r, name, array, f"{name}[...] = ...", f"{name} = {name}.copy()")
     index = r.evaluate(target.slice)
     result = put(r.e, array, index, value)

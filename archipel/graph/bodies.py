@@ -53,10 +53,11 @@ def copy_body(op: Builder, body: ir.Graph, name: str) -> tuple[Builder, dict[ir.
     graph = body.clone(allow_outer_scope_values=True)
     graph.name = op.unique(name)
     copies = dict(zip([*body.inputs], [*graph.inputs]))
+    copies.update(zip(body.initializers.values(), graph.initializers.values()))
     for node, copied in zip(body, graph):
         copies.update(zip(node.outputs, copied.outputs))
     for level in levels(graph):
-        for value in values(level):
+        for value in list(values(level)):
             value.name = op.unique(str(value.name)) if value.name else value.name
         for node in level:
             node.name = op.unique(str(node.name)) if node.name else node.name

@@ -140,15 +140,20 @@ def emit_scan(
 
 
 def branch(
-    op: Builder, condition: ir.Value, then: Branch, otherwise: Branch, like: Sequence[ir.Value], name: str = "branch"
+    op: Builder,
+    condition: ir.Value,
+    then: Branch,
+    otherwise: Branch,
+    like: Sequence[ir.Value] | None = None,
+    name: str = "branch",
 ) -> list[ir.Value]:
     """Emit an If (ONNX If-21). The branches may read any value of the graph outside.
 
     Arguments:
         op: builder of the graph.
         condition: bool, one element.
-        then, otherwise: each emits one branch and returns as many values as `like`.
-        like: values whose types and shapes the results have.
+        then, otherwise: each emits one branch and returns its results, as many as the other.
+        like: values whose types and shapes the results have; None: those of `then`.
         name: what the names of the branches begin with.
     """
     graphs = []
@@ -157,7 +162,7 @@ def branch(
         for value in fill(inner):
             inner.name_output(value, inner.unique(f"{name}/{suffix}/out"))
         graphs.append(inner.graph)
-    return emit_if(op, condition, graphs[0], graphs[1], like)
+    return emit_if(op, condition, graphs[0], graphs[1], graphs[0].outputs if like is None else like)
 
 
 def emit_if(

@@ -34,7 +34,7 @@ class ExampleGradient:
 
     @classmethod
     def of(cls, value: ir.Value) -> ExampleGradient:
-        node = value.producer()
+        node = _uncast(value).producer()
         if node is not None and node.domain == "" and node.op_type == "MatMul":
             left, right = node.inputs
             if left is not None and right is not None and len(dims(left)) == len(dims(right)) == 3:
@@ -52,15 +52,20 @@ class ExampleGradient:
         axes = list(range(1, len(dims(value))))
         return op.ReduceSumSquare(value, axes, keepdims=0) if axes else op.Mul(value, value)
 
-    def total(self, op: Builder, factors: ir.Value, like: ir.Value) -> ir.Value:
-        """The sum over the examples, each times its factor ([examples])."""
-        factors = cast(op, factors, dtype_of(self.stored))
+    def total(self, op: Builder, factors: ir.Value, like: ir.Value, kept: ir.Value | None) -> ir.Value:
+        """The sum over the examples, each times its factor ([examples]), in the factors' type. Those that are not
+        `kept` (bool [examples, 1]; None: all are) count as zeros, whatever they are."""
+
+        def flat(value: ir.Value, size: int) -> ir.Value:
+            value = op.Reshape(cast(op, value, dtype_of(factors)), [-1, size])
+            return value if kept is None else op.Where(kept, value, 0.0)
+
         if self.column is not None and self.row is not None:
             m, n = fixed_sizes(dims(like))
-            left = op.Mul(op.Reshape(self.column, [-1, m]), op.Unsqueeze(factors, [1]))
-            return op.MatMul(op.swap_last(left), op.Reshape(self.row, [-1, n]))
-        flat = op.Reshape(self.stored, [-1, int(np.prod(fixed_sizes(dims(like))))])
-        return op.reshape_like(op.MatMul(op.Unsqueeze(factors, [0]), flat), like)
+            left = op.Mul(flat(self.column, m), op.Unsqueeze(factors, [1]))
+            return op.MatMul(op.swap_last(left), flat(self.row, n))
+        size = int(np.prod(fixed_sizes(dims(like))))
+        return op.reshape_like(op.MatMul(op.Unsqueeze(factors, [0]), flat(self.stored, size)), like)
 
 
 def _norm(op: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -89,7 +94,9 @@ def lanes_of(
     """
     first = next(iter(lanes.values()))
     sweep = Sweep(op, str(dims(first)[0]), op.Shape(first, start=0, end=1), batched=lanes)
+    body.outputs.extend(results)  # or the sweep would take those that no node reads for unused
     sweep.run(body)
+    body.outputs.clear()
     found = [
         sweep.value(result) if result in sweep.batched else sweep.repeat(sweep.value(result)) for result in results
     ]
@@ -114,9 +121,16 @@ def fit_lanes(body: ir.Graph, gradients: Sequence[ir.Value]) -> bool:
 
 def _is_outer(gradient: ir.Value) -> bool:
     """Whether the gradient of one example is the product of a column and a row."""
-    node = gradient.producer()
+    node = _uncast(gradient).producer()
     if node is None or node.op_type not in ("MatMul", "Gemm") or len(dims(gradient)) != 2:
         return False
     first = node.inputs[0]
     flipped = "transA" in node.attributes and node.attributes["transA"].as_int()
     return first is not None and dims(first)[0 if flipped else 1] == 1
+
+
+def _uncast(value: ir.Value) -> ir.Value:
+    """The value before its types were changed, as mixed precision does with products."""
+    while (node := value.producer()) is not None and node.op_type == "Cast" and node.inputs[0] is not None:
+        value = node.inputs[0]
+    return value

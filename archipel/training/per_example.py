@@ -13,7 +13,7 @@ from archipel.autodiff import differentiate
 from archipel.bundle.roles import Noise
 from archipel.errors import TrainingError
 from archipel.graph.build import Builder
-from archipel.graph.control import scan
+from archipel.graph.control import branch, scan
 from archipel.graph.model import TensorInfo
 from archipel.graph.shapes import dims, dtype_of
 from archipel.training.arguments import number
@@ -34,9 +34,11 @@ NOISE_UNITS = 2**16
 class PerExample:
     """Each example's gradient is scaled to an L2 norm of at most `clip` over all parameters, then they are summed.
 
-    With a noise multiplier `noise` above 0 the sum gets Gaussian noise of standard deviation noise * clip. Sum and
-    noise lie on a grid of noise * clip / NOISE_UNITS: the sum is rounded to it, and the noise is a discrete Gaussian in
-    units of it (Canonne et al. 2020). Rounding changes the norm of a sum of d elements by at most sqrt(d) / 2 units.
+    An example whose gradient has an infinite or NaN element counts as zeros. Norms, products and sums are float32, or
+    float64 where a gradient is. With a noise multiplier `noise` above 0 the sum gets Gaussian noise of standard
+    deviation noise * clip. Sum and noise lie on a grid of noise * clip / NOISE_UNITS: the sum is rounded to it, and the
+    noise is a discrete Gaussian in units of it (Canonne et al. 2020). Rounding changes the norm of a sum of d elements
+    by at most sqrt(d) / 2 units.
     """
 
     clip: float
@@ -88,16 +90,17 @@ def example_gradients(
     value = _objective(inner, loss, work.output, example[work.label])
     seed = inner.constant(np.ones((), dtype_of(value).numpy())) if scaling is None else scaling.seed(inner, value)
     gradients = differentiate(inner, {value: seed}, parameters)
-    if scaling is not None:  # before clipping, whose limit is that of true gradients
-        gradients = scaling.unscale(inner, gradients)
     run = _as_lanes if fit_lanes(inner.graph, gradients) else _one_after_the_other
-    sums, values = run(work, _Example(inner, items, place, value, gradients), options.clip)
+    sums, values = run(work, _Example(inner, items, place, value, gradients), _Clip(options.clip, scaling))
     with op.scope("examples"):
+        if scaling is not None:
+            sums = scaling.unscale(op, sums)
         if options.noise:  # noise goes onto the sum, whose sensitivity is the clip; only then is it divided
             sums = [_noised(work, total, p, options) for total, p in zip(sums, parameters)]
         count = op.Size(values)
         means = [op.Div(total, op.Cast(count, to=int(dtype_of(total)))) for total in sums]
-        return op.ReduceMean(values, [0], keepdims=0), means
+        narrow = [cast(op, mean, dtype_of(parameter)) for mean, parameter in zip(means, parameters)]
+        return op.ReduceMean(values, [0], keepdims=0), narrow
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,26 @@ class _Example:
     gradients: list[ir.Value]
 
 
-def _as_lanes(work: Assembly, one: _Example, limit: float) -> tuple[list[ir.Value], ir.Value]:
+@dataclass(frozen=True)
+class _Clip:
+    """The factors of gradients, which are `scaling` times the true ones where there is a loss scale.
+
+    An example whose gradient is not finite must not make the sum so: that would be more than the clip. Its factor is 0.
+    With a loss scale it does make the sum so, and the update is skipped.
+    """
+
+    limit: float
+    scaling: LossScale | None
+
+    def factor(self, op: Builder, norm: ir.Value) -> ir.Value:
+        """What gradients of this norm are multiplied by."""
+        limit = self.limit if self.scaling is None else op.Mul(self.scaling.seed(op, norm), self.limit)
+        # A gradient of zeros gives limit / 0 = inf, so the factor is 1.
+        factor = op.Min(op.Div(limit, norm), 1.0)
+        return factor if self.scaling else op.Where(op.IsNaN(norm), 0.0, factor)
+
+
+def _as_lanes(work: Assembly, one: _Example, clip: _Clip) -> tuple[list[ir.Value], ir.Value]:
     """The sums of clipped gradients and the losses, all examples at once."""
     op = work.op
     lanes = dict(zip(one.items, work.fields))
@@ -124,14 +146,24 @@ def _as_lanes(work: Assembly, one: _Example, limit: float) -> tuple[list[ir.Valu
     dtype = norm_dtype(found)
     squares = [gradient.squares(op, dtype) for gradient in gradients]
     norms = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
-    factors = _factor(op, norms, limit)
-    return [g.total(op, factors, parameter) for g, parameter in zip(gradients, work.parameters)], values
+    factors = clip.factor(op, norms)
+
+    def totals(op: Builder, kept: ir.Value | None = None) -> list[ir.Value]:
+        return [g.total(op, factors, parameter, kept) for g, parameter in zip(gradients, work.parameters)]
+
+    if clip.scaling is not None:
+        return totals(op), values
+    # Zeros in the place of what is not finite cost time, and nearly all batches need none.
+    every = op.Greater(op.ReduceMin(factors, keepdims=0), 0.0)
+    sums = branch(op, every, totals, lambda op: totals(op, op.Unsqueeze(op.Greater(factors, 0.0), [1])))
+    return sums, values
 
 
-def _one_after_the_other(work: Assembly, one: _Example, limit: float) -> tuple[list[ir.Value], ir.Value]:
+def _one_after_the_other(work: Assembly, one: _Example, clip: _Clip) -> tuple[list[ir.Value], ir.Value]:
     """The sums of clipped gradients and the losses, by a Scan over the examples."""
     op = work.op
-    zeros = [op.full_like(parameter, 0.0) for parameter in work.parameters]
+    dtype = norm_dtype(one.gradients)
+    zeros = [cast(op, op.full_like(parameter, 0.0), dtype) for parameter in work.parameters]
     # The number of the example, carried and counted up.
     number = [op.constant(np.zeros((), np.uint32))] if one.number is not None else []
 
@@ -142,9 +174,16 @@ def _one_after_the_other(work: Assembly, one: _Example, limit: float) -> tuple[l
         inner.graph.extend(nodes)
         for old, new in zip([*one.items, *([one.number] if one.number is not None else [])], [*items, *place]):
             old.replace_all_uses_with(new)
-        factor = _factor(inner, global_norm(inner, one.gradients), limit)
-        clipped = [inner.Mul(g, cast(inner, factor, dtype_of(g))) for g in one.gradients]
-        following = [inner.Add(total, gradient) for total, gradient in zip(sums, clipped)]
+        factor = clip.factor(inner, global_norm(inner, one.gradients))
+
+        def added(op: Builder) -> list[ir.Value]:
+            clipped = [op.Mul(cast(op, g, dtype), factor) for g in one.gradients]
+            return [op.Add(total, gradient) for total, gradient in zip(sums, clipped)]
+
+        if clip.scaling is not None:
+            following = added(inner)
+        else:  # what is not finite stays so, whatever it is multiplied by
+            following = branch(inner, inner.Greater(factor, 0.0), added, lambda _: sums, like=sums)
         return [*following, *(inner.Add(n, np.array(1, np.uint32)) for n in place)], [one.loss]
 
     carried, (values,) = scan(op, body, [*zeros, *number], work.fields, name="examples")
@@ -189,12 +228,6 @@ def _objective(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> ir
         return mean(op, values)
     count = op.Max(op.Cast(counted(op, values, weights), to=int(dtype_of(values))), 1.0)
     return op.Div(total(op, values), count)
-
-
-def _factor(op: Builder, norm: ir.Value, limit: float) -> ir.Value:
-    """What gradients of this norm are multiplied by."""
-    # A gradient of zeros gives limit / 0 = inf, so the factor is 1.
-    return op.Min(op.Div(limit, norm), 1.0)
 
 
 def _noised(work: Assembly, total: ir.Value, parameter: ir.Value, options: PerExample) -> ir.Value:

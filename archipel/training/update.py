@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx_ir as ir
 
 from archipel.bundle.roles import Broadcast, Hyperparameter, Start, Step
 from archipel.errors import TrainingError
 from archipel.graph.build import Builder
+from archipel.graph.control import branch
 from archipel.graph.model import TensorInfo
 from archipel.graph.shapes import dtype_of
 from archipel.training.assembly import Assembly
@@ -69,7 +70,7 @@ class Update:
         if when is None:  # as an If: a minibatch that makes no update saves the time of the optimizer
             after = self._new_values(work.op, gradients)
         else:
-            after = choose(work.op, when, lambda op: self._new_values(op, gradients), before)
+            after = branch(work.op, when, lambda op: self._new_values(op, gradients), lambda _: before, like=before)
         for old, new in zip(before, after):
             work.set_next(old, new)
         if self._counted is not None and when is not None:
@@ -129,21 +130,9 @@ class Accumulation:
         with work.op.scope("accumulate"):
             sums = [work.op.Add(total, gradient) for total, gradient in zip(self._sums, gradients)]
             # Where an update takes the sums, the next ones start from 0.
-            empty = choose(work.op, self.due, lambda op: [op.full_like(total, 0.0) for total in sums], sums)
+            empty = branch(
+                work.op, self.due, lambda op: [op.full_like(total, 0.0) for total in sums], lambda _: sums, like=sums
+            )
             for before, after in zip(self._sums, empty):
                 work.set_next(before, after)
         return sums
-
-
-def choose(
-    op: Builder, when: ir.Value, then: Callable[[Builder], Sequence[ir.Value]], otherwise: Sequence[ir.Value]
-) -> list[ir.Value]:
-    """Emit an If: what `then` emits where `when` (bool scalar) is true, else the values `otherwise`, of like shapes."""
-    taken, other = op.body("then"), op.body("else")
-    for branch, values in ((taken, then(taken)), (other, otherwise)):
-        for value in values:
-            branch.name_output(value, branch.unique(f"{branch.graph.name}/out"))
-    results = list(op.emit("If", when, then_branch=taken.graph, else_branch=other.graph, outputs=len(otherwise)))
-    for result, value in zip(results, otherwise):  # both branches have the types and shapes of `otherwise`
-        result.dtype, result.shape = dtype_of(value), value.shape
-    return results

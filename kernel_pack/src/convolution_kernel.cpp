@@ -10,27 +10,25 @@ namespace archipel {
 namespace {
 
 constexpr int64_t kLargest = 1 << 20;  // of an attribute: products of two stay far below an overflow
+constexpr int64_t kLargestSize = int64_t{1} << 32;  // of an axis, which a batch of no examples can say without memory
 
 Pair pair_of(const std::vector<int64_t>& values, size_t at = 0) { return {values.at(at), values.at(at + 1)}; }
 
 struct ConvolutionKernel : Kernel {
   Kind kind;
-  Pair kernel, strides, dilations, before, after, size;
+  Pair strides, dilations, before, after, kernel{}, size{};
   int64_t group;
   Convolution convolution;
 
   ConvolutionKernel(Kind kind, const ort::Api* api, const ort::KernelInfo* info, size_t threads)
       : Kernel(api, threads), kind(kind), convolution(kind, threads) {
-    auto ints = [&](const char* name, std::vector<int64_t> otherwise) {
-      return ort::attribute(api, info, name, std::move(otherwise));
-    };
-    const auto pads = ints("pads", {0, 0, 0, 0});
-    strides = pair_of(ints("strides", {1, 1}));
-    dilations = pair_of(ints("dilations", {1, 1}));
+    auto ints = [&](const char* name, size_t count = 2) { return ort::attribute_ints(api, info, name, count); };
+    const auto pads = ints("pads", 4);
+    strides = pair_of(ints("strides")), dilations = pair_of(ints("dilations"));
     before = pair_of(pads), after = pair_of(pads, 2);
-    kernel = pair_of(ints("kernel_shape", {0, 0}));
-    size = pair_of(ints("input_size", {0, 0}));
-    group = ort::attribute(api, info, "group", int64_t{1});
+    if (kind == Kind::kWeightGradient) kernel = pair_of(ints("kernel_shape"));
+    if (kind == Kind::kInputGradient) size = pair_of(ints("input_size"));
+    group = ort::attribute_int(api, info, "group");
     for (int axis : {0, 1}) {
       require(0 < strides[axis] && 0 < dilations[axis], "strides and dilations must be at least 1");
       require(0 <= before[axis] && 0 <= after[axis], "pads must not be negative");
@@ -50,6 +48,8 @@ struct ConvolutionKernel : Kernel {
   void compute(ort::KernelContext* context) override {
     const auto first = input(context, 0), second = input(context, 1);
     if (first.shape.size() != 4 || second.shape.size() != 4) throw std::runtime_error("expected two tensors of rank 4");
+    for (const auto* each : {&first, &second})
+      for (auto length : each->shape) require(length < kLargestSize, "a tensor has too long an axis");
     Shape s{};
     s.strides = strides, s.dilations = dilations, s.before = before, s.after = after, s.group = group;
     const int64_t batch = first.shape[0];
@@ -78,6 +78,7 @@ struct ConvolutionKernel : Kernel {
     for (int axis : {0, 1}) require(s.kernel[axis] > 0, "the kernel is empty");
     require(s.filters > 0 && per_group > 0 && s.filters % group == 0 && s.channels == per_group * group,
             "channels, filters and groups do not fit together");
+    require(s.height > 0 && s.width > 0, "the input has no elements");
     require(s.out_height > 0 && s.out_width > 0 && s.out_height == positions(s, 0) && s.out_width == positions(s, 1),
             "the sizes of input and output do not fit together");
     require(!s.bias || bias.shape == std::vector<int64_t>{s.filters}, "the bias has another shape than [filters]");

@@ -258,7 +258,19 @@ void run_flat(Kind kind, const Shape& s, Pair before, int64_t batch, float* x, f
 
 }  // namespace
 
-bool is_depthwise(const Shape& s) { return s.group > 1 && s.group == s.channels && s.group == s.filters; }
+bool is_depthwise(const Shape& s) {
+  if (s.group <= 1 || s.group != s.channels || s.group != s.filters) return false;
+  // Strides, dilations and pads of a million around a plane of a few elements would fill the memory with zeros.
+  constexpr double kFew = 1 << 16, kMany = 1 << 22;
+  const double in = static_cast<double>(s.height) * s.width, out = static_cast<double>(s.out_height) * s.out_width;
+  double padded = 1;
+  for (int axis : {0, 1}) {
+    const double reach = static_cast<double>(s.dilations[axis]) * (s.kernel[axis] - 1);
+    padded *= s.strides[axis] * static_cast<double>(axis == 0 ? s.out_height : s.out_width) + reach;
+  }
+  const double masks = s.kernel[1] * std::max(in, out);
+  return padded <= std::max(kFew, 16 * (in + out)) && masks <= kMany;
+}
 
 void run_depthwise(Kind kind, const Shape& s, int64_t batch, float* x, float* w, const float* b, float* y,
                    size_t threads, const Parallel& parallel) {

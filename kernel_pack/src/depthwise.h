@@ -5,7 +5,7 @@
 
 namespace archipel {
 
-// Whether `run_depthwise` has this convolution: groups of one channel and one filter.
+// Whether `run_depthwise` has this convolution: groups of one channel and one filter, and buffers in proportion to them.
 bool is_depthwise(const Shape& shape);
 
 // As Convolution::run. The threads share the channels' planes, or for the weight's gradient the channels.

@@ -15,7 +15,7 @@ namespace {
 struct NormalizationBase : Kernel {
   float epsilon;
   NormalizationBase(const ort::Api* api, const ort::KernelInfo* info, size_t threads)
-      : Kernel(api, threads), epsilon(ort::attribute(api, info, "epsilon", 1e-5f)) {}
+      : Kernel(api, threads), epsilon(ort::attribute_float(api, info, "epsilon")) {}
 
   struct Sizes {
     int64_t batch, channels, inner;
@@ -97,6 +97,7 @@ struct NormalizationGradient : NormalizationBase {
     const auto scale = input(context, 4);
     const Sizes s = sizes(x);
     require(g.shape == x.shape, "X and its result's gradient have other shapes");
+    require(s.count() > 0, "X is empty");
     check_row(mean, s), check_row(variance, s), check_row(scale, s);
     float* dx = output(context, x.shape, 0);
     float *slope = output(context, scale.shape, 1), *shift = output(context, scale.shape, 2);

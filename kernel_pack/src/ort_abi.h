@@ -93,18 +93,13 @@ inline Status* make_error(const Api* api, const char* message) {
   return call<Status*, int, const char*>(api, kCreateStatus, 1, message);
 }
 
-// Throws what ONNX Runtime says if a call failed.
-inline void check(const Api* api, Status* status) {
+// Throws what ONNX Runtime says if a call failed, after `what` it was about.
+inline void check(const Api* api, Status* status, const char* what = "") {
   if (status == nullptr) return;
-  std::string message = call<const char*, const Status*>(api, kGetErrorMessage, status);
+  std::string message = *what ? std::string(what) + ": " : "";
+  message += call<const char*, const Status*>(api, kGetErrorMessage, status);
   call<void, Status*>(api, kReleaseStatus, status);
   throw std::runtime_error(message);
-}
-
-inline bool succeeded(const Api* api, Status* status) {
-  if (status == nullptr) return true;
-  call<void, Status*>(api, kReleaseStatus, status);
-  return false;
 }
 
 // A round trip through functions at the table's beginning, middle and end.
@@ -140,6 +135,8 @@ inline Tensor input(const Api* api, const KernelContext* context, size_t index) 
   check(api, status);
   void* data = nullptr;
   check(api, call<Status*, Value*, void**>(api, kGetTensorMutableData, const_cast<Value*>(value), &data));
+  // A weights file may have a tensor at any place; loops over single elements read whole ones.
+  if (reinterpret_cast<uintptr_t>(data) % alignof(float) != 0) throw std::runtime_error("a tensor is not aligned");
   result.data = static_cast<float*>(data);
   return result;
 }
@@ -153,28 +150,30 @@ inline float* output(const Api* api, KernelContext* context, const std::vector<i
   return static_cast<float*>(data);
 }
 
-inline float attribute(const Api* api, const KernelInfo* info, const char* name, float otherwise) {
-  float value = otherwise;
-  Status* status = call<Status*, const KernelInfo*, const char*, float*>(api, kGetAttributeFloat, info, name, &value);
-  return succeeded(api, status) ? value : otherwise;
+// An attribute of the node, which must have one of this name and type.
+inline float attribute_float(const Api* api, const KernelInfo* info, const char* name) {
+  float value = 0;
+  check(api, call<Status*, const KernelInfo*, const char*, float*>(api, kGetAttributeFloat, info, name, &value), name);
+  return value;
 }
 
-inline int64_t attribute(const Api* api, const KernelInfo* info, const char* name, int64_t otherwise) {
-  int64_t value = otherwise;
-  Status* status = call<Status*, const KernelInfo*, const char*, int64_t*>(api, kGetAttributeInt, info, name, &value);
-  return succeeded(api, status) ? value : otherwise;
+inline int64_t attribute_int(const Api* api, const KernelInfo* info, const char* name) {
+  int64_t value = 0;
+  check(api, call<Status*, const KernelInfo*, const char*, int64_t*>(api, kGetAttributeInt, info, name, &value), name);
+  return value;
 }
 
-inline std::vector<int64_t> attribute(const Api* api, const KernelInfo* info, const char* name,
-                                      std::vector<int64_t> otherwise) {
-  auto read = [&](int64_t* values, size_t* size) {
-    return succeeded(api, call<Status*, const KernelInfo*, const char*, int64_t*, size_t*>(api, kGetAttributeInts, info,
-                                                                                           name, values, size));
-  };
+inline std::vector<int64_t> attribute_ints(const Api* api, const KernelInfo* info, const char* name, size_t count) {
   size_t size = 0;
-  if (!read(nullptr, &size)) return otherwise;
+  auto read = [&](int64_t* values) {
+    check(api, call<Status*, const KernelInfo*, const char*, int64_t*, size_t*>(api, kGetAttributeInts, info, name,
+                                                                                values, &size), name);
+  };
+  read(nullptr);
+  if (size != count) throw std::runtime_error(std::string(name) + " has another number of entries");
   std::vector<int64_t> values(size);
-  return read(values.data(), &size) ? values : otherwise;
+  read(values.data());
+  return values;
 }
 
 }  // namespace ort

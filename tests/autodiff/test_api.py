@@ -234,8 +234,8 @@ ERRORS = {
         MissingRuleError,
         "agraph (double[n] x) => (double loss) { y = ThresholdedRelu (x) loss = ReduceSum <keepdims = 0> (y) }",
         {"wrt": ["x"]},
-        r"no gradient rule for ThresholdedRelu \(node '.+'\); train only .*, or add a rule to "
-        "archipel/autodiff/rules/activation.py",
+        r"no gradient rule for ThresholdedRelu \(node '.+'\); train only .*, or register a rule with "
+        r"@autodiff.rule\('', 'ThresholdedRelu'\)",
     ),
     "sequences": (
         MissingRuleError,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
+import archipel
 from archipel import Model, autodiff, models
 from archipel.errors import AutodiffError, GraphError
+from archipel.graph import check_model
 from archipel.graph.liveness import execution_order, peak_bytes
 from archipel.graph.sizes import Sizes
 from archipel.graph.walk import origins
@@ -99,6 +103,17 @@ def test_values_to_keep_by_name() -> None:
     assert alive(small) < alive(plain)
 
 
+def test_a_part_that_passes_its_cotangent_on() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> agraph (float[n] x, float[n] z) => (float loss) {
+        v = Sin (x)  u = Add (v, z)  square = Mul (u, u)  loss = ReduceSum <keepdims = 0> (square)
+    }"""
+    marked = autodiff.checkpoint(Model.from_proto(onnx.parser.parse_model(text)), at=["v", "u"])
+    session = onnxruntime.InferenceSession(autodiff.gradient(marked, wrt=["x"]).to_bytes())
+    x, z = np.array([0.3, -1.2], np.float32), np.array([2.0, 0.5], np.float32)
+    (found,) = session.run(["x.grad"], {"x": x, "z": z})
+    np.testing.assert_allclose(found, 2 * (np.sin(x) + z) * np.cos(x), rtol=1e-6)
+
+
 def test_a_part_waits_for_the_gradients_behind_it() -> None:
     marked = autodiff.checkpoint(chain(), at=["h3", "h7"])
     graph = autodiff.gradient(marked, wrt=marked.parameter_names).ir.graph
@@ -148,7 +163,7 @@ def test_the_smallest_budget_that_an_error_names_is_reached() -> None:
         ({"at": ["w0"]}, "no node of the model computes a value 'w0'"),
         ({"at": []}, "at is empty"),
         ({"at": ["h1", "h1"]}, "at names h1 twice"),
-        ({"at": ["h1"], "budget_bytes": 10}, "budget_bytes goes with at='auto'"),
+        ({"at": ["h1"], "budget_bytes": 10}, "budget_bytes chooses the parts, and so do names in at"),
         ({"budget_bytes": 0}, "budget_bytes must be a whole number of bytes, 1 or more, is 0"),
         ({"budget_bytes": 1.5}, "budget_bytes must be a whole number of bytes, 1 or more, is 1.5"),
         ({"batch": 0}, "batch must be a whole number of examples, 1 or more, is 0"),
@@ -257,3 +272,33 @@ def test_recurrent_and_transformer() -> None:
         for a, b in zip(*results):
             # The LSTM's first computation is ONNX Runtime's own, the second one a loop that rounds differently.
             np.testing.assert_allclose(b, a, rtol=0, atol=tolerance * np.abs(a).max())
+
+
+def moving_average(x):
+    means = []
+    for i in range(len(x) - 2):
+        means.append(x[i : i + 3].mean())
+    return (np.stack(means) ** 2).sum()
+
+
+def root(x):
+    """Of y^3 + y - sum(x), by bisection and one step of Newton's iteration, through which the derivative passes."""
+    low, high, c = 0.0, 8.0, x.sum()
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        if middle**3 + middle > c:
+            high = middle
+        else:
+            low = middle
+    return low - (low**3 + low - c) / (3 * low**2 + 1)
+
+
+@pytest.mark.parametrize(("function", "at"), [(moving_average, "auto"), (moving_average, ["Loop"]), (root, "auto")])
+def test_loops_of_python_functions(function: Callable[..., Any], at: Any) -> None:
+    """Their bodies hold constants, and their gradients are so small that no budget below the whole is reached."""
+    x = np.random.default_rng(0).uniform(0.5, 1, 5)
+    model = archipel.function(function, (x,))
+    marked = autodiff.gradient(autodiff.checkpoint(model, at=at), of="output", wrt=["x"])
+    check_model(marked.ir)
+    expected = [(function(x + e) - function(x - e)) / 2e-5 for e in 1e-5 * np.eye(5)]
+    np.testing.assert_allclose(run(marked, x)["x.grad"], expected, rtol=1e-6)

@@ -311,6 +311,14 @@ REFUSED = {
         r"^Loop 'node': the carried value 'h': it has the shape .* before the first iteration and .*; give it the "
         "largest shape from the start and mask",
     ),
+    "growing, and its content is not needed": (
+        MissingRuleError,
+        """y = Loop <body = b (int64 i, bool c, T[m, 3] h) => (bool co, T[p, 3] ho) {
+            ho = Concat <axis = 0> (h, x) co = Identity (c) }> (k, true, fixed)
+        s = ReduceSumSquare <keepdims = 0> (y)""",
+        r"^Loop 'node': the carried value 'h': it has the shape .* before the first iteration and .*; give it the "
+        "largest shape from the start and mask",
+    ),
     "sequence": (
         MissingRuleError,
         """l0 = SequenceEmpty <dtype = 11> ()

@@ -33,6 +33,7 @@ RUN = {
     "docs/store.md",
     "docs/strategies.md",
     "docs/training.md",
+    "docs/transformations.md",
 }
 TASKS = "docs/operations.md"
 """The page whose TOML is of tasks, rollouts and analyses; elsewhere it is of recipes."""
@@ -107,6 +108,7 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
     "page",
     [
         "docs/store.md",
+        "docs/transformations.md",
         *(
             pytest.param(page, marks=pytest.mark.slow)
             for page in ("docs/python_functions.md", "docs/importing.md", "docs/strategies.md", TASKS)

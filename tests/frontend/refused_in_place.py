@@ -71,3 +71,11 @@ def writes_into_another(x):
     y = np.zeros(3)
     np.exp(x, out=y)  # here
     return y
+
+
+@refused("'found' is of type list; only items of arrays can be set; begin with np.zeros(size)", V)
+def sets_an_item_of_a_list(x):
+    found = [0.0, 0.0, 0.0]
+    for i in range(3):
+        found[i] = x[i]  # here
+    return np.array(found)

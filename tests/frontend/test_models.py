@@ -235,3 +235,8 @@ def test_a_training_step() -> None:
     seen = training.run_steps(step, [{"x": x, "label": label}] * 40)
     assert seen[0] == pytest.approx(float(np.mean((network(x, _params(np.float32)) - label) ** 2)), rel=1e-5)
     assert seen[-1] < 0.5 * seen[0]
+
+
+def test_a_lambda_within_another_one() -> None:
+    made = (lambda: archipel.function(lambda x: x * 2, (X,)))()
+    np.testing.assert_array_equal(runtime(made)({"x": X})[0], X * 2)

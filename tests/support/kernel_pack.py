@@ -16,8 +16,11 @@ from archipel.lite_runtime.engines.kernels import KernelPack
 SOURCES = Path(__file__).parents[2] / "kernel_pack"
 
 
-def build_package(folder: Path) -> Path:
-    """Write the package `archipel_kernels` with its library to `folder`. Skips the test without g++ or oneDNN."""
+def build_package(folder: Path, *more: str) -> Path:
+    """Write the package `archipel_kernels` with its library to `folder`; `more` are g++'s options.
+
+    Skips the test without g++ or oneDNN.
+    """
     if shutil.which("g++") is None:
         if os.environ.get("CI") == "true":
             pytest.fail("g++ is not installed: scripts/install_compiler.sh does")
@@ -26,7 +29,7 @@ def build_package(folder: Path) -> Path:
     package = folder / "archipel_kernels"
     shutil.copytree(SOURCES / "archipel_kernels", package)
     try:
-        script["build"](package / script["NAME"])
+        script["build"](package / script["NAME"], *more)
     except PackageNotFoundError as error:
         pytest.skip(f"{error.name} is not installed")
     return package

@@ -51,7 +51,7 @@ export interface Fixture {
   };
 }
 
-export type FixtureName = "cnn" | "mlp" | "norm" | "quantized" | "personal" | "features";
+export type FixtureName = "cnn" | "mlp" | "norm" | "quantized" | "personal" | "features" | "private";
 
 export function fixture(name: FixtureName): Fixture {
   const file = (suffix: string): URL => new URL(`fixtures/${name}${suffix}`, import.meta.url);

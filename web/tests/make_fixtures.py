@@ -219,6 +219,11 @@ def main() -> None:
         numbers["floatLoss"] = torch_loss(uneven(), learned, x, y)
         keep("quantized", path, arrays, numbers)
 
+        # Steps of DP-SGD, whose noise is drawn anew each time: no numbers to compare, only the data to train on.
+        private = {"strategy": "dpsgd", "strategy_options": {"noise_multiplier": 1.0}}
+        path = converted("private", folder, mlp(), x, sgd(), batch_size=6, **private)
+        keep("private", path, {"data/input": x, "data/label": y}, {"publicKey": PUBLIC.hex(), "fit": fit})
+
         for name, make in WRITTEN.items():
             programs, parameters, tensors, schedule, data, fit, round_ = make()
             path = write(folder / name, name, programs, parameters, tensors, schedule, KEY)

@@ -168,6 +168,18 @@ test.each([
   expectArrays(together?.parameters ?? {}, alone?.parameters ?? {}, 1e-5);
 });
 
+test("a loss that is not finite decides nothing where noise is added", async () => {
+  const given = fixture("private");
+  const { input } = given.fit.x as { input: NdArray };
+  const bad = { ...input, data: (input.data as Float32Array).slice() };
+  bad.data[13 * 12] = Number.NaN;
+  const rt = await given.load();
+  const history = await rt.fit({ ...given.fit, x: { ...given.fit.x, input: bad } });
+  expect(history.losses.filter(Number.isNaN)).toHaveLength(given.fit.epochs);
+  expect(history.steps).toBe(50);
+  for (const array of Object.values(await rt.parameters())) expect([...array.data].every(Number.isFinite)).toBe(true);
+});
+
 describe("stopping", () => {
   test("a callback that gives true, and cancel", async () => {
     const given = fixture("cnn");

@@ -118,11 +118,19 @@ def gelu(ctx: RuleContext) -> Gradients:
 
 
 def _gelu_erf(op: Builder, x: ir.Value) -> ir.Value:
-    """(1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi)."""
+    """(1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi), in as few passes over memory as operators allow.
+
+    With s = x / sqrt 2 the last term is s exp(-s^2 - log sqrt pi). It comes first, which takes less memory: only s and
+    this term are kept while the other one is computed.
+    """
     scaled = op.Mul(x, math.sqrt(0.5))
-    below = op.Mul(op.Add(op.Erf(scaled), 1.0), 0.5)
-    bell = op.Exp(op.Neg(op.Mul(scaled, scaled)))
-    return op.Add(below, op.Mul(op.Mul(x, 1 / math.sqrt(2 * math.pi)), bell))
+    bell = op.Mul(scaled, op.Exp(op.Sub(-0.5 * math.log(math.pi), op.Mul(scaled, scaled))))
+    erf = op.Erf(scaled)
+    if dtype_of(x) == ir.DataType.FLOAT:
+        below = op.HardSigmoid(erf, alpha=0.5, beta=0.5)  # (1 + erf) / 2 at once: what it clips is rounding
+    else:  # ONNX Runtime's HardSigmoid is float32 only
+        below = op.Mul(op.Add(erf, 1.0), 0.5)
+    return op.Add(below, bell)
 
 
 def _gelu_tanh(op: Builder, x: ir.Value, y: ir.Value) -> ir.Value:

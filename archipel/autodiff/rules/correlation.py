@@ -78,16 +78,23 @@ def _products(op: Builder, windows: ir.Value, rows: int, g: ir.Value, group: int
 
     g is transposed, as the smaller of the two in most cases; ONNX Runtime does so while it multiplies.
     """
-    left = op.Reshape(windows, [0, group, rows, -1])
-    right = op.Reshape(g, [0, group, filters // group, -1])
+    positions = _positions(g)
+    left = op.Reshape(windows, [0, group, rows, positions])
+    right = op.Reshape(g, [0, group, filters // group, positions])
     products = op.MatMul(left, op.swap_last(right))
     return op.Squeeze(products, [0]) if dims(g)[0] == 1 else op.ReduceSum(products, [0], keepdims=0)
 
 
 def _channels_first(op: Builder, value: ir.Value, channels: int) -> ir.Value:
     """[batch, channels, ...] -> [channels, batch * positions]."""
-    turned = op.Transpose(op.Reshape(value, [0, channels, -1]), perm=[1, 0, 2])
+    turned = op.Transpose(op.Reshape(value, [0, channels, _positions(value)]), perm=[1, 0, 2])
     return op.Reshape(turned, [channels, -1])
+
+
+def _positions(value: ir.Value) -> int:
+    """Size of all axes behind the channels, as a Reshape takes it; -1, which no batch of 0 has, only if not fixed."""
+    size = static_size(dims(value)[2:])
+    return -1 if size is None else size
 
 
 def _arrange(

@@ -113,8 +113,8 @@ def cos(ctx: RuleContext) -> Gradients:
 def erf(ctx: RuleContext) -> Gradients:
     """y = erf x: dx = g 2 / sqrt(pi) exp(-x^2)."""
     op, x = ctx.op, ctx.input(0)
-    bell = op.Exp(op.Neg(op.Mul(x, x)))
-    return [op.Mul(ctx.cotangent, op.Mul(bell, 2 / math.sqrt(math.pi)))]
+    # The factor is in the exponent, so that it takes no pass of its own.
+    return [op.Mul(ctx.cotangent, op.Exp(op.Sub(math.log(2 / math.sqrt(math.pi)), op.Mul(x, x))))]
 
 
 @rule("", "Pow")

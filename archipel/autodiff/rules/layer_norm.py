@@ -8,9 +8,9 @@ import onnx_ir as ir
 
 from archipel.autodiff.context import ForwardContext, NodeContext, RuleContext
 from archipel.autodiff.registry import Gradients, Tangents, forward_rule, rule
-from archipel.autodiff.rules.normalization import EPSILON, HALVES, Statistics, cast, count_elements_per, project
+from archipel.autodiff.rules.normalization import EPSILON, HALVES, Statistics, cast, project
 from archipel.graph.build import Builder
-from archipel.graph.shapes import dims, dtype_of, fixed_sizes, is_static, rank
+from archipel.graph.shapes import dims, dtype_of, fixed_sizes, is_static, rank, static_size
 
 
 @rule("", "LayerNormalization")
@@ -31,7 +31,8 @@ def layer_normalization(ctx: RuleContext) -> Gradients:
     mean, inverse = (_row(op, v, dtype) for v in _statistics(ctx, x, [1], stash, dtype))
     to_y, to_mean, to_inverse = (*ctx.cotangents, None, None)[:3]
     g = op.Flatten(cast(op, op.full_like(given, 0.0) if to_y is None else to_y, dtype), axis=axis)
-    count = count_elements_per(op, mean, x)
+    columns = static_size(dims(scale))
+    count = op.Cast(op.Size(scale), to=int(dtype)) if columns is None else op.constant(columns, dtype)
 
     # shift = mean(g s), slope = mean(g s X^) = (mean(g s X) - mean(X) shift) / deviation; both as products with s / n.
     product, column = op.Mul(g, x), op.Reshape(op.Div(scale, count), [-1, 1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
@@ -18,7 +18,10 @@ from archipel.autodiff.rules.recurrent import (
     differentiate_layer,
     unclipped_mask,
 )
+from archipel.autodiff.rules.recurrent_activation import named
 from archipel.graph.build import Builder
+from archipel.graph.outline import outline
+from archipel.graph.shapes import dtype_of
 
 
 @rule("", "LSTM")
@@ -40,6 +43,27 @@ class _Cell:
     states: int = 2
 
     def forward(self, d: Direction) -> Forward:
+        a = d.project(d.bias())
+        if not self._is_plain(d):
+            return self._forward(d, a)
+
+        def body(op: Builder, a: ir.Value, r: ir.Value, *initial: ir.Value) -> Values:
+            run = self._forward(replace(d, op=op, r=r, initial=list(initial)), a)
+            return [*run.states, *run.final, *run.kept]
+
+        h, last_h, last_c, *kept = outline(d.op, "LSTM", [a, d.r, *d.initial], body, reverse=int(d.backwards))
+        return Forward([h], [last_h, last_c], kept)
+
+    def _is_plain(self, d: Direction) -> bool:
+        """Whether the kernel pack has the cell's loops."""
+        return (
+            (self.clip is None and not self.input_forget and d.peepholes is None and not d.ragged)
+            and d.activations == tuple(map(named, self.functions))
+            and dtype_of(d.r) == ir.DataType.FLOAT
+        )
+
+    def _forward(self, d: Direction, a: ir.Value) -> Forward:
+        """The loop over w x + bias."""
         sigma, tanh, squash = d.activations
         parts = [3 * d.hidden, d.hidden]
         peepholes = _peepholes(d)
@@ -52,28 +76,27 @@ class _Cell:
             a_iof, a_g = op.emit("Split", a, parts, axis=0, outputs=2)
             g = tanh(op, clip_argument(op, a_g, self.clip))
             if peepholes or self.input_forget:
-                a_iof, iof, i, o, c = self._separate_gates(op, d, a_iof, g, before, peepholes)
+                a_iof, i, o, f, c = self._separate_gates(op, d, a_iof, g, before, peepholes)
             else:
                 iof = sigma(op, clip_argument(op, a_iof, self.clip))
                 i, o, f = op.emit("Split", iof, num_outputs=3, axis=0, outputs=3)
                 c = op.Add(op.Mul(f, before), op.Mul(i, g))
             squashed = squash(op, c)
             h = op.Mul(o, squashed)
-            # The arguments of the activations only if they may be clipped: else y alone gives each derivative.
-            kept = [iof, g, squashed, before, *([] if self.clip is None else [a_iof, a_g])]
+            # The arguments of the activations only if they may be clipped: else y alone gives each derivative. The
+            # gates one by one: cutting a sequence of all three copies it.
+            kept = [i, o, f, g, squashed, before, *([] if self.clip is None else [a_iof, a_g])]
             return [h, c], [*([c] if keep else []), *kept]
 
-        final, emitted = d.loop(step, d.initial, [d.project(d.bias())])
+        final, emitted = d.loop(step, d.initial, [a])
         cells, kept = (emitted[:1], emitted[1:]) if keep else ([], emitted)
         # h is not emitted: o tanh(c) as one product over all steps costs less than a copy of h out of each step.
-        # A Slice, not the Split of `_factors`: that would keep copies of all three gates until the way back.
-        o = d.op.Slice(kept[0], [d.hidden], [2 * d.hidden], [1])
-        return Forward([d.op.Mul(o, kept[2]), *cells], final, kept)
+        return Forward([d.op.Mul(kept[1], kept[4]), *cells], final, kept)
 
     def _separate_gates(
         self, op: Builder, d: Direction, a: ir.Value, g: ir.Value, before: ir.Value, peepholes: Values
     ) -> tuple[ir.Value, ...]:
-        """The gates one by one, for peepholes and input_forget: i, f, c, and then o, which may see c."""
+        """The gates one by one, for peepholes and input_forget: their arguments, i, o (which may see c), f, and c."""
         sigma = d.activations[0]
         # Peepholes are in ONNX's order i, o, f, and multiply elementwise.
         a_i, a_o, a_f = op.emit("Split", a, num_outputs=3, axis=0, outputs=3)
@@ -85,53 +108,69 @@ class _Cell:
         if peepholes:
             a_o = op.Add(a_o, op.Mul(peepholes[1], c))
         o = sigma(op, clip_argument(op, a_o, self.clip))
-        return op.Concat(a_i, a_o, a_f, axis=0), op.Concat(i, o, f, axis=0), i, o, c
+        return op.Concat(a_i, a_o, a_f, axis=0), i, o, f, c
 
     def backward(self, d: Direction, run: Forward, cotangents: Cotangents) -> Backward:
-        """With da the gradient of (.): dc += dh o tanh'(c); da = (dc g, dh tanh(c), dc before, dc i) times the slopes
+        start = cotangents.start(d)
+        if self._is_plain(d):
+
+            def body(op: Builder, *inputs: ir.Value) -> Values:
+                kept, (r, dh, dc, *dy) = list(inputs[:6]), inputs[6:]
+                given = Cotangents([dy[0] if dy else None, None], [dh, dc])
+                gates, initial = self._backward(replace(d, op=op, r=r), Forward([], [], kept), given, [dh, dc])
+                return [gates, *initial]
+
+            given = [*run.kept, d.r, *start, *cotangents.given]
+            gates, *initial = outline(d.op, "LSTMGrad", given, body, reverse=int(d.backwards))
+        else:
+            gates, initial = self._backward(d, run, cotangents, start)
+        recurrent = [(d.columns(gates, 4 * d.hidden), d.previous(run.states[0]))]
+        return Backward(gates, recurrent, initial, _peephole_gradient(d, run, gates))
+
+    def _backward(self, d: Direction, run: Forward, cotangents: Cotangents, start: Values) -> tuple[ir.Value, Values]:
+        """The gradients of w x + bias and of the initial states.
+
+        With da the gradient of (.): dc += dh o tanh'(c); da = (dc g, dh tanh(c), dc before, dc i) times the slopes
         of the activations; dh of the step before = r^T da, its dc = f dc. The loop finds all factors computed.
         """
-        slopes, through_h, through_c = self._factors(d, run)
+        factors = self._factors(d, run)
         # dy is the cotangent of h after each step; `ends` that of c, only where sequences end inside the loop.
         weights = d.op.Transpose(d.r, perm=[1, 0])
         dy, ends = cotangents.states
 
         def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:
-            (dh, dc), (slope, via_h, via_c, *rest) = carried, items
+            (dh, dc), (i, o, f, g, via_h, via_c, *rest) = carried, items
             if dy is not None:
                 dh = op.Add(dh, rest[0])
             dc = op.Add(dc, op.Mul(dh, via_h))
             if ends is not None:
                 dc = op.Add(dc, rest[-1])
-            gates = op.Mul(op.Concat(dc, dh, dc, dc, axis=0), slope)
+            gates = op.Concat(op.Mul(dc, i), op.Mul(dh, o), op.Mul(dc, f), op.Mul(dc, g), axis=0)
             return [op.MatMul(weights, gates), op.Mul(dc, via_c)], [gates]
 
-        sequences = [slopes, through_h, through_c, *cotangents.given]
-        initial, (gates,) = d.loop(step, cotangents.start(d), sequences, gradient=True)
-        recurrent = [(d.columns(gates, 4 * d.hidden), d.previous(run.states[0]))]
-        return Backward(gates, recurrent, initial, _peephole_gradient(d, run, gates))
+        initial, (gates,) = d.loop(step, start, [*factors, *cotangents.given], gradient=True)
+        return gates, initial
 
     def _factors(self, d: Direction, run: Forward) -> Values:
-        """Three factors for each step: of (dc, dh, dc, dc) for the gates' gradients, of dh for its part of dc, of dc
-        for that of the step before."""
-        op, (iof, g, squashed, before, *a) = d.op, run.kept
+        """Six factors for each step: of dc, dh, dc, dc for the gates' gradients, of dh for its part of dc, of dc for
+        that of the step before."""
+        op, (i, o, f, g, squashed, before, *a) = d.op, run.kept
         sigma, tanh, squash = d.activations
-        i, o, f = op.emit("Split", iof, num_outputs=3, axis=1, outputs=3)
         # With input_forget c = (1 - i) before + i g: di = dc (g - before), and f has no gradient of its own.
-        to_i, to_f = (op.Sub(g, before), op.full_like(g, 0.0)) if self.input_forget else (g, before)
-        slopes = sigma.pull(op, iof, op.Concat(to_i, squashed, to_f, axis=1))
-        slope_g = tanh.pull(op, g, i)
+        to_i = op.Sub(g, before) if self.input_forget else g
+        slopes = [sigma.pull(op, i, to_i), sigma.pull(op, o, squashed)]
+        slopes.append(op.full_like(g, 0.0) if self.input_forget else sigma.pull(op, f, before))
+        slopes.append(tanh.pull(op, g, i))
         if self.clip is not None:
-            slopes = op.Mul(slopes, unclipped_mask(op, a[0], self.clip))
-            slope_g = op.Mul(slope_g, unclipped_mask(op, a[1], self.clip))
+            masks = op.emit("Split", unclipped_mask(op, a[0], self.clip), num_outputs=3, axis=1, outputs=3)
+            slopes = [op.Mul(*pair) for pair in zip(slopes, [*masks, unclipped_mask(op, a[1], self.clip)])]
         through_h, through_c = squash.pull(op, squashed, o), f
         # A peephole is one more way from c to a gate: to o at this step, to i and f from the step before.
         if d.peepholes is not None:
             p_i, p_o, p_f = _peepholes(d)
-            s_i, s_o, s_f = op.emit("Split", slopes, num_outputs=3, axis=1, outputs=3)
-            through_h = op.Add(through_h, op.Mul(s_o, p_o))
-            through_c = op.Add(op.Add(f, op.Mul(s_i, p_i)), op.Mul(s_f, p_f))
-        return [op.Concat(slopes, slope_g, axis=1), through_h, through_c]
+            through_h = op.Add(through_h, op.Mul(slopes[1], p_o))
+            through_c = op.Add(op.Add(f, op.Mul(slopes[0], p_i)), op.Mul(slopes[2], p_f))
+        return [*slopes, through_h, through_c]
 
 
 def _peepholes(d: Direction) -> Values:
@@ -144,6 +183,6 @@ def _peephole_gradient(d: Direction, run: Forward, gates: ir.Value) -> ir.Value 
     if d.peepholes is None:
         return None
     # Each weight gets the gradients of its gate times the c that the gate saw, summed over steps and batch.
-    op, before, after = d.op, run.kept[3], run.states[1]
+    op, before, after = d.op, run.kept[5], run.states[1]
     seen = op.Concat(before, after, before, axis=1)
     return op.ReduceSum(op.Mul(seen, op.Slice(gates, [0], [3 * d.hidden], [1])), [0, 2], keepdims=0)

@@ -51,20 +51,22 @@ class Direction:
 
     def project(self, bias: ir.Value | None) -> ir.Value:
         """w x + bias for all steps, [time, gates * hidden, batch]."""
-        op, (width, features) = self.op, fixed_sizes(dims(self.w))
-        # One product for all steps, [width, time * batch], cut into steps afterwards.
-        column = None if bias is None else op.Unsqueeze(bias, [1])
-        product = op.Gemm(self.w, self.rows(self.x, features), column, transB=1)
-        steps, batch = dims(self.x)[:2]
-        if isinstance(batch, int):
-            split = op.Reshape(product, [width, -1, batch])
-        elif isinstance(steps, int):
-            split = op.Reshape(product, [width, steps, -1])
-        else:
-            split = op.Reshape(product, op.Concat([width], op.Shape(self.x, start=0, end=2), axis=0))
-        result = op.Transpose(split, perm=[1, 0, 2])
-        result.shape = ir.Shape([steps, width, batch])
-        return result
+        op, w, x = self.op, self.w, batch_first(self.op, self.x)
+        if bias is not None:
+            # As one more column of w, beside a row of ones: an addition would read and write the whole result again.
+            w, x = (
+                op.Concat(w, op.Unsqueeze(bias, [1]), axis=1),
+                op.Pad(x, [0, 0, 0, 0, 1, 0], op.constant(1.0, dtype_of(x))),
+            )
+        # A product for each step, the weights on the left: one product for all steps would have to be transposed.
+        return op.MatMul(w, x)
+
+    def to_inputs(self, gates: ir.Value) -> ir.Value:
+        """The gradient of x from that of w x + bias, [time, gates * hidden, batch]: w^T gates for each step."""
+        # Einsum instead of Transpose: ONNX Runtime makes a Transpose part of the product, which then takes 1.6 times as
+        # long, since it rearranges w again for each step.
+        flipped = self.op.Einsum(self.w, equation="gx->xg")
+        return batch_first(self.op, self.op.MatMul(flipped, gates))
 
     def loop(
         self, body: Body, carried: Sequence[ir.Value], sequences: Sequence[ir.Value], gradient: bool = False
@@ -263,9 +265,9 @@ class _Layer:
         """The gradients of the node's inputs, in their order."""
         ctx, op = self.ctx, self.op
         sizes = [fixed_sizes(dims(d.w)) for d in directions]
-        # dx = w^T dgates, dw = dgates x^T, dr = dgates h^T: one product each over all steps.
+        # dx = w^T dgates; dw = dgates x^T and dr = dgates h^T, one product each over all steps.
         flat = [d.columns(gradient.gates, size[0]) for d, gradient, size in zip(directions, backward, sizes)]
-        to_x = [op.reshape_like(op.Gemm(gates, d.w, transA=1), d.x) for d, gates in zip(directions, flat)]
+        to_x = [d.to_inputs(gradient.gates) for d, gradient in zip(directions, backward)]
         # Both directions read x and add to its gradient; weights, biases and states are stacked by direction.
         grad_x = reduce(op.Add, [self._flip(part, index) for index, part in enumerate(to_x)])
         grad_w = self._stack([op.MatMul(a, d.rows(d.x, size[1])) for d, a, size in zip(directions, flat, sizes)])

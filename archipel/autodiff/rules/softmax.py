@@ -11,15 +11,79 @@ from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.autodiff.rules.reduce import replace_zeros
 from archipel.graph.build import Builder
-from archipel.graph.shapes import dims, dtype_of, static_size
+from archipel.graph.shapes import dims, dtype_of, rank, same_shape, static_size
 
 
 @rule("", "Softmax")
 def softmax(ctx: RuleContext) -> Gradients:
     """dx = y (g - sum(g y)) along the axis (ONNX Softmax-13)."""
     op, g, y = ctx.op, ctx.cotangent, ctx.output
-    inner = op.ReduceSum(op.Mul(g, y), [ctx.attribute("axis", -1)], keepdims=1)
+    axis = ctx.attribute("axis", -1)
+    mixing = _find_mixing(g, y) if axis % rank(y) == rank(y) - 1 else None
+    if mixing is not None:
+        return [op.Mul(y, _centered(op, mixing))]
+    inner = op.ReduceSum(op.Mul(g, y), [axis], keepdims=1)
     return [op.Mul(y, op.Sub(g, inner))]
+
+
+@dataclass(frozen=True)
+class _Mixing:
+    """out = y values, as in attention, and the cotangent of out, of which that of y is the product with values^T."""
+
+    values: ir.Value  # [..., key, size]
+    out: ir.Value  # [..., query, size]
+    g_out: ir.Value
+
+
+def _find_mixing(g: ir.Value, y: ir.Value) -> _Mixing | None:
+    """The product that `y` is a factor of, where `g` is its gradient and nothing else. None if it is another value, or
+    if the rows of `y` are not longer than those of the product."""
+    product = g.producer()
+    if product is None or product.op_type != "MatMul":
+        return None
+    g_out, swapped = product.inputs
+    swap = None if swapped is None else swapped.producer()
+    if g_out is None or swap is None or swap.op_type != "Transpose":
+        return None
+    values = swap.inputs[0]
+    for use in y.uses():
+        node = use.node
+        if node.op_type == "MatMul" and node.inputs[0] is y and node.inputs[1] is values and values is not None:
+            n, out = rank(values), node.outputs[0]
+            key, size = dims(values)[-2:] if n > 1 else (1, 1)
+            long = not (isinstance(key, int) and isinstance(size, int)) or key > size
+            swaps = swap.attributes.get_ints("perm", ()) == (*range(n - 2), n - 1, n - 2)
+            return _Mixing(values, out, g_out) if long and swaps and same_shape(dims(out), dims(g_out)) else None
+    return None
+
+
+def _centered(op: Builder, mixing: _Mixing) -> ir.Value:
+    """g - sum(g y) for g = g_out values^T, without a pass over anything of the shape of g but the product itself.
+
+    sum(g y) along the keys is g_out (y values)^T = sum(g_out out) along the size (Dao et al. 2022, FlashAttention,
+    section 3 and appendix B.2). It becomes one more column of g_out, and -1 one more of the values, so that the product
+    subtracts it.
+    """
+    n = rank(mixing.values)
+    inner = _inner(op, mixing.g_out, mixing.out)
+    columns = op.Concat(mixing.g_out, inner, axis=-1)
+    # Pad, unlike Concat, does not need to know the shape.
+    values = op.Pad(mixing.values, [0] * (2 * n - 1) + [1], op.constant(-1.0, dtype_of(mixing.values)))
+    return op.MatMul(columns, op.swap_last(values))
+
+
+def _inner(op: Builder, g: ir.Value, y: ir.Value) -> ir.Value:
+    """sum(g y) along the last axis, which stays with size 1."""
+    maker, last = g.producer(), rank(y) - 1
+    perm = [] if maker is None or maker.op_type != "Transpose" else list(maker.attributes.get_ints("perm", ()))
+    if maker is not None and perm and perm[last] == last:
+        # Heads that are joined behind the product: the joined form is kept for the next layer's gradient anyway, so
+        # that `y` need not be.
+        back = [perm.index(i) for i in range(last + 1)]
+        for use in y.uses():
+            if use.node.op_type == "Transpose" and list(use.node.attributes.get_ints("perm", ())) == back:
+                return op.Transpose(_inner(op, maker.inputs[0], use.node.outputs[0]), perm=perm)  # type: ignore[arg-type]
+    return op.ReduceSum(op.Mul(g, y), [-1], keepdims=1)
 
 
 @rule("", "LogSoftmax")

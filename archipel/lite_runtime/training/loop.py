@@ -5,8 +5,10 @@ reads one set and writes the other. The loop gathers batches into buffers that s
 
 A step's loss is that of the weights that it reads, which the step before it wrote. So after a loss that is not finite,
 the weights before that step are wanted, and this step has overwritten their buffers. The loop then repeats the steps
-since a snapshot; they are deterministic. Noise for privacy must not be drawn twice, so programs that read noise get a
-third set of buffers instead.
+since a snapshot; they are deterministic.
+
+Noise for privacy must not be drawn twice, and where it is added the loss, which has none, must decide nothing: one
+example could make it NaN. For programs that read noise the loop looks at the tensors that a step has written instead.
 """
 
 from __future__ import annotations
@@ -54,12 +56,11 @@ class TrainLoop:
         chosen = None if moves is None else set(moves)
         self._moving = [port for port in program.outputs if isinstance(port, _MOVING) and _moves(port, chosen)]
         self._loss = loss_of([port for port in program.outputs if isinstance(port, Metric)])
-        can_repeat = not any(isinstance(port, Noise) for port in program.inputs)
         self._start = self._read_start(program)
-        self._sets = self._make_sets(2 if can_repeat else 3)
+        self._sets = self._make_sets()
         self._current = 0
-        self._history = _History(self._start, values.steps) if can_repeat else None
-        self._last: Sequence[np.ndarray] = ()
+        noisy = any(isinstance(port, Noise) for port in program.inputs)
+        self._history = None if noisy else _History(self._start, values.steps)
         self._single = _Engine(session, program, values, fields, self._moving, self._sets)
         # A graph of several steps feeds all of its outputs back, so it cannot hold back tensors that shall stay.
         unchanged = len(self._moving) == sum(isinstance(port, _MOVING) for port in program.outputs)
@@ -75,16 +76,12 @@ class TrainLoop:
     def step(self, batches: Sequence[np.ndarray], rows: int) -> list[dict[str, float]]:
         """Train on one or `at_once` minibatches, each the indices of its examples, padded to `rows` with weight 0.
 
-        Returns the metrics of each. Raises NonFiniteLossError after going back to the last tensors with a finite loss.
+        Returns the metrics of each. Raises NonFiniteLossError after going back to the last tensors with a finite loss,
+        or with noise to the last finite ones.
         """
         if len(batches) == 1 or self._repeated is None:
-            return [self._step(indices, rows) for indices in batches]
-        metrics = self._repeated.run(batches, rows, self._current)
-        if not all(map(self._finite, metrics)):
-            # The group has written the other set only. From the same tensors, single steps find the one that fails.
-            return [self._step(indices, rows) for indices in batches]
-        self._advance(batches, rows)
-        return metrics
+            return [self._run(self._single, [indices], rows)[0] for indices in batches]
+        return self._run(self._repeated, batches, rows)
 
     def store(self) -> None:
         """Hand the present tensors to the values. Their buffers keep them for one more step."""
@@ -94,47 +91,58 @@ class TrainLoop:
     def finish(self) -> None:
         """As `store`, for the end of a phase. Raises NonFiniteLossError if a tensor is not finite now."""
         # No later step will compute a loss of these tensors, so look at them directly.
-        for port in self._moving:
-            array = self._sets[self._current][port.name]
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                self._go_back(f"{port.name!r} is not finite after")
+        if (fault := self._infinite(self._sets[self._current])) is not None:
+            self._go_back(fault)
         self.store()
 
-    def _step(self, indices: np.ndarray, rows: int) -> dict[str, float]:
-        [metrics] = self._single.run([indices], rows, self._current)
-        if not self._finite(metrics):
-            self._go_back(f"the loss is {metrics[self._loss.name] if self._loss else math.nan} at")
-        self._advance([indices], rows)
+    def _run(self, engine: _Engine, batches: Sequence[np.ndarray], rows: int) -> list[dict[str, float]]:
+        metrics = engine.run(batches, rows, self._current)
+        if (fault := self._fault(metrics)) is not None:
+            if len(batches) == 1 or self._history is None:
+                self._go_back(fault)
+            # The group has written the other set only. From the same tensors, single steps find the one that fails.
+            return [self._run(self._single, [indices], rows)[0] for indices in batches]
+        self._advance(batches, rows)
         return metrics
 
     def _advance(self, batches: Sequence[np.ndarray], rows: int) -> None:
         before = self._sets[self._current]
-        self._current = (self._current + 1) % len(self._sets)
+        self._current = 1 - self._current
         self._values.steps += len(batches)
-        self._last = batches
         if self._history is not None:
             self._history.add(batches, rows, before, self._values.steps)
 
-    def _finite(self, metrics: dict[str, float]) -> bool:
-        return self._loss is None or math.isfinite(metrics[self._loss.name])
+    def _fault(self, metrics: Sequence[dict[str, float]]) -> str | None:
+        """What is not finite in a run that has just been made; None: nothing."""
+        if self._history is None:
+            return self._infinite(self._sets[1 - self._current])
+        losses = [] if self._loss is None else [each[self._loss.name] for each in metrics]
+        return next((f"the loss is {loss} at" for loss in losses if not math.isfinite(loss)), None)
+
+    def _infinite(self, tensors: dict[str, np.ndarray]) -> str | None:
+        """Which of the moving tensors is not finite; None: all are."""
+        for port in self._moving:
+            array = tensors[port.name]
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                return f"{port.name!r} is not finite after"
+        return None
 
     def _go_back(self, what: str) -> None:
         steps = self._values.steps
-        # Before the first step there is nothing to go back to: the tensors that training started from stay.
+        # With noise the present tensors are finite: this step has not written into them.
         if self._history is not None:
             self._repeat(self._history)
-        elif self._last:
-            self._current = (self._current - 1) % len(self._sets)
         self.store()
         self._values.steps = steps
+        kept = "finite weights" if self._history is None else "weights with a finite loss"
         raise NonFiniteLossError(
-            f"training stopped: {what} step {steps}; the last weights with a finite loss are kept. "
+            f"training stopped: {what} step {steps}; the last {kept} are kept. "
             "Lower the learning rate or look for bad examples"
         )
 
     def _repeat(self, history: _History) -> None:
         """Repeat all steps since the snapshot but the last one, which wrote the tensors without a finite loss."""
-        if not history.groups:
+        if not history.groups:  # before the first step the tensors that training started from stay
             return
         for name, array in history.snapshot.items():
             self._sets[self._current][name][...] = array
@@ -145,7 +153,7 @@ class TrainLoop:
         for batches, size in (*history.groups[:-1], *(([indices], rows) for indices in last[:-1])):
             engine = self._single if self._repeated is None or len(batches) == 1 else self._repeated
             engine.run(batches, size, self._current)
-            self._current = (self._current + 1) % len(self._sets)
+            self._current = 1 - self._current
             self._values.steps += len(batches)
 
     def _read_start(self, program: Program) -> dict[str, np.ndarray]:
@@ -153,8 +161,8 @@ class TrainLoop:
         inputs = {_key(port): port for port in program.inputs if isinstance(port, _MOVING)}
         return {port.name: self._values.read(port) for port in self._moving if _key(port) in inputs}
 
-    def _make_sets(self, count: int) -> list[dict[str, np.ndarray]]:
-        sets = [{port.name: np.empty(fixed_shape(port), port.dtype) for port in self._moving} for _ in range(count)]
+    def _make_sets(self) -> list[dict[str, np.ndarray]]:
+        sets = [{port.name: np.empty(fixed_shape(port), port.dtype) for port in self._moving} for _ in range(2)]
         for name, array in self._start.items():
             sets[0][name][...] = array
             release_pages(array)  # training reads the buffers, so the mapped file's pages need no memory

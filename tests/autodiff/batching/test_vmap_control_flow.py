@@ -7,8 +7,9 @@ import onnx
 import onnxruntime
 import pytest
 
+import archipel
 from archipel import Model
-from archipel.autodiff import gradient, vmap
+from archipel.autodiff import gradient, vjp, vmap
 from archipel.errors import AutodiffError
 from archipel.graph import check_model
 
@@ -185,3 +186,21 @@ def test_empty_tensors_in_loops() -> None:
 def test_stacked_results_of_uneven_loops_are_refused() -> None:
     with pytest.raises(AutodiffError, match=r"Loop '.*': its lanes stop at different times, .* another length in each"):
         vmap(parse(STACKED), over=["n"])
+
+
+def test_the_gradient_of_a_vmap_where_the_vmap_of_a_gradient_is_refused() -> None:
+    """A gradient stacks the states of its loop. The refusal names the other order, which works."""
+    model = archipel.function(double_until_large, (np.float64(3.0),))
+    with pytest.raises(AutodiffError, match="take the gradient of the vmap, not the vmap of the gradient"):
+        vmap(gradient(model, of="output", wrt=["x"]), over=["x"])
+    pulled = vjp(vmap(model, over=["x"]), of=["output"], wrt=["x"])
+    x = np.array([3.0, 30.0, 300.0])
+    result, slope = run(pulled, {"x": x, "output.cotangent": np.ones(3)})
+    np.testing.assert_allclose(result, [192, 120, 300])
+    np.testing.assert_allclose(slope, [64, 4, 1])
+
+
+def double_until_large(x):
+    while x < 100:
+        x = x * 2
+    return x

@@ -134,7 +134,7 @@ def test_vmap_without_gradients(call: Call) -> None:
 
 
 def test_which_operators_run_lane_by_lane() -> None:
-    """Written by hand, also in docs/training.md: a name goes when its rule comes."""
+    """Written by hand, also in docs/transformations.md: a name goes when its rule comes."""
     slow = (
         "AffineGrid CenterCropPad DFT DeformConv DynamicQuantizeLinear EyeLike MaxRoiPool MaxUnpool "
         "MeanVarianceNormalization Multinomial RegexFullMatch RoiAlign STFT StringConcat "

@@ -46,16 +46,22 @@ def rt(make: Callable[..., Runtime], r: type[Roles], request: pytest.FixtureRequ
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2, 3, 4, 5, 8, 11])
-def test_all_steps_but_the_last_before_it_are_kept(rt: Runtime, monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
+def test_all_steps_but_the_last_before_it_are_kept(
+    rt: Runtime, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, bad: int
+) -> None:
+    """A loss tells about the step before. With noise the tensors that the step itself wrote are looked at."""
+    noisy = "noise" in request.node.callspec.id
     monkeypatch.setattr(loop, "_SNAPSHOT_AFTER", 3)
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((48, 3)).astype(np.float32), rng.standard_normal((48, 2)).astype(np.float32)
     broken = x.copy()
     broken[bad * 4 + 1] = np.nan
-    with pytest.raises(NonFiniteLossError, match=f"step {bad};"):
+    with pytest.raises(
+        NonFiniteLossError, match=f"{'is not finite after' if noisy else 'the loss is nan at'} step {bad};"
+    ):
         rt.fit(broken, y, batch_size=4, shuffle=False)
     w, m = W.astype(np.float64), np.zeros((3, 2))
-    for first in range(0, 4 * (bad - 1), 4):
+    for first in range(0, 4 * (bad if noisy else bad - 1), 4):
         a, b = x[first : first + 4], y[first : first + 4]
         m = 0.9 * m + a.T @ (a @ w - b)
         w = w - 0.05 * m

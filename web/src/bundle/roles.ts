@@ -117,6 +117,8 @@ export interface Noise extends Common {
   readonly role: "noise";
   readonly distribution: "gaussian" | "discrete_gaussian";
   readonly scale: number;
+  /** `scale` over the sensitivity; 0 where the publisher does not state it. */
+  readonly multiplier: number;
 }
 export interface Output extends Common {
   readonly role: "output";
@@ -273,6 +275,7 @@ const INPUTS: ReadonlyMap<string, Decoder<Port>> = new Map<string, Decoder<Port>
       ...COMMON,
       distribution: required(oneOf("gaussian", "discrete_gaussian")),
       scale: required(float),
+      multiplier: optional(float, 0, "0.0"),
     }),
   ],
 ]);

@@ -201,7 +201,12 @@ function validatePort(where: string, port: Port, parameters: ReadonlyMap<string,
   if ((port.role === "count" || port.role === "step" || port.role === "seed") && port.shape.length) {
     throw new ManifestError(`${here}: must be a scalar, has shape [${port.shape}]`);
   }
-  if (port.role === "noise" && !(port.scale > 0)) throw new ManifestError(`${here}: scale must be above 0`);
+  if (port.role === "noise") {
+    if (!(port.scale > 0)) throw new ManifestError(`${here}: scale must be above 0`);
+    if (!(port.multiplier >= 0 && port.multiplier < Infinity)) {
+      throw new ManifestError(`${here}: multiplier must be at least 0`);
+    }
+  }
 }
 
 function validateFeatures(programs: Readonly<Record<string, Program>>): void {

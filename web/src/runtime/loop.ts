@@ -2,7 +2,8 @@
  * Training steps of one program over one schedule phase, without bringing what moves to the caller between steps.
  *
  * The tensors that a step writes are those that the next one reads; with WebGPU they stay on the GPU. Those before are
- * kept for one more step, as a loss tells about the weights that the step before it wrote.
+ * kept for one more step, as a loss tells about the weights that the step before it wrote. Where noise is added, the
+ * loss, which has none, must decide nothing: there the loop looks at the tensors that a step has written instead.
  */
 
 import { fill, isFinite, type NdArray, numberAt, zeros } from "../arrays.js";
@@ -28,6 +29,7 @@ export interface Repeated {
 export class TrainLoop {
   private readonly moving: readonly Port[];
   private readonly loss: Metric | null;
+  private readonly noisy: boolean;
   private readonly single: Stepper;
   private readonly repeated: Stepper | null;
   /** By `role/tensor`. */
@@ -47,6 +49,7 @@ export class TrainLoop {
     const written = program.outputs.filter(isModel);
     this.moving = written.filter((port) => doesMove(port, moves));
     this.loss = lossOf(metricsOf(program.outputs));
+    this.noisy = program.inputs.some((port) => port.role === "noise");
     this.single = new Stepper(session, program, values, fields, this.moving);
     // Tensors that stay would move inside a repeated graph.
     const unchanged = this.moving.length === written.length;
@@ -70,21 +73,12 @@ export class TrainLoop {
   /**
    * Train on one or `atOnce` minibatches, each the indices of its examples, padded to `rows` with weight 0.
    *
-   * Returns the metrics of each. Raises NonFiniteLossError after going back to the last tensors whose loss was finite.
+   * Returns the metrics of each. Raises NonFiniteLossError after going back to the last tensors whose loss was finite,
+   * or with noise to the last finite ones.
    */
   async step(batches: readonly Uint32Array[], rows: number): Promise<Metrics[]> {
-    if (batches.length > 1 && this.repeated !== null) {
-      const { metrics, next } = await this.repeated.run(batches, rows, this.current);
-      if (metrics.every((each) => this.isFinite(each))) {
-        this.moved(next, batches, rows);
-        return metrics;
-      }
-      // One by one from the same tensors, to find the step that fails and keep what was good before it.
-      release(next);
-    }
-    const all: Metrics[] = [];
-    for (const indices of batches) all.push(await this.one(indices, rows));
-    return all;
+    if (batches.length > 1 && this.repeated !== null) return this.run(this.repeated, batches, rows);
+    return this.oneByOne(batches, rows);
   }
 
   /** Hand the present tensors to the values. */
@@ -97,12 +91,8 @@ export class TrainLoop {
 
   /** As `store`, for the end of a phase. Raises NonFiniteLossError if the last step left numbers not finite. */
   async finish(): Promise<void> {
-    for (const port of this.moving) {
-      const tensor = this.current.get(keyOf(port));
-      if (tensor !== undefined && !isFinite(await toArray(tensor))) {
-        await this.goBack(`'${port.name}' is not finite after`);
-      }
-    }
+    const fault = await this.infinite(this.current);
+    if (fault !== null) await this.goBack(fault);
     await this.store();
   }
 
@@ -112,15 +102,25 @@ export class TrainLoop {
     release(this.previous);
   }
 
-  private async one(indices: Uint32Array, rows: number): Promise<Metrics> {
-    const { metrics, next } = await this.single.run([indices], rows, this.current);
-    const [found = {}] = metrics;
-    if (!this.isFinite(found)) {
-      release(next);
-      await this.goBack(`the loss is ${this.loss === null ? Number.NaN : found[this.loss.name]} at`);
+  private async oneByOne(batches: readonly Uint32Array[], rows: number): Promise<Metrics[]> {
+    const all: Metrics[] = [];
+    for (const indices of batches) all.push(...(await this.run(this.single, [indices], rows)));
+    return all;
+  }
+
+  private async run(stepper: Stepper, batches: readonly Uint32Array[], rows: number): Promise<Metrics[]> {
+    const { metrics, next } = await stepper.run(batches, rows, this.current);
+    const fault = this.noisy ? await this.infinite(next) : this.badLoss(metrics);
+    if (fault === null) {
+      this.moved(next, batches, rows);
+      return metrics;
     }
-    this.moved(next, [indices], rows);
-    return found;
+    release(next);
+    // Noise is never drawn twice, and the present tensors are finite.
+    if (this.noisy) await this.stop(fault);
+    if (batches.length === 1) await this.goBack(fault);
+    // One by one from the same tensors, to find the step that fails and keep what was good before it.
+    return this.oneByOne(batches, rows);
   }
 
   private moved(next: Moving, batches: readonly Uint32Array[], rows: number): void {
@@ -131,8 +131,21 @@ export class TrainLoop {
     this.values.steps += batches.length;
   }
 
-  private isFinite(metrics: Metrics): boolean {
-    return this.loss === null || Number.isFinite(metrics[this.loss.name]);
+  private badLoss(metrics: readonly Metrics[]): string | null {
+    for (const each of metrics) {
+      const loss = this.loss === null ? 0 : each[this.loss.name];
+      if (!Number.isFinite(loss)) return `the loss is ${loss} at`;
+    }
+    return null;
+  }
+
+  /** Which of the moving tensors is not finite. */
+  private async infinite(tensors: Moving): Promise<string | null> {
+    for (const port of this.moving) {
+      const tensor = tensors.get(keyOf(port));
+      if (tensor !== undefined && !isFinite(await toArray(tensor))) return `'${port.name}' is not finite after`;
+    }
+    return null;
   }
 
   private async goBack(what: string): Promise<never> {
@@ -152,9 +165,14 @@ export class TrainLoop {
       }
       this.values.steps = failed;
     }
+    return this.stop(what);
+  }
+
+  private async stop(what: string): Promise<never> {
     await this.store();
+    const kept = this.noisy ? "finite weights" : "weights with a finite loss";
     throw new NonFiniteLossError(
-      `training stopped: ${what} step ${failed}; the last weights with a finite loss are kept. ` +
+      `training stopped: ${what} step ${this.values.steps}; the last ${kept} are kept. ` +
         "Lower the learning rate or look for bad examples",
     );
   }

@@ -1,6 +1,6 @@
 """If, Loop and Scan: their bodies get lanes, captured values included, and nothing is unrolled.
 
-Lanes that decide differently go the same way together. An If whose condition is another one in each lane computes both
+Lanes that decide differently go the same way together. An If whose condition differs from lane to lane computes both
 branches and picks. A Loop whose lanes stop at different times runs until the last has stopped; lanes that have stopped
 keep their values.
 """
@@ -61,7 +61,8 @@ def _both(ctx: LaneContext, branches: Sequence[ir.Graph]) -> BatchedResults:
         if len(found) == 2:
             if not may_be_equal(dims(pair[0]), dims(pair[1])):
                 ctx.refuse(
-                    "its condition is another one in each lane, and its branches give results of different shapes"
+                    "its condition differs from lane to lane, and its branches give results of different shapes; give "
+                    "them one shape"
                 )
             found = [select(ctx.op, condition, *found)]
         results += found
@@ -152,8 +153,9 @@ def _until_the_last(ctx: LaneContext, body: ir.Graph) -> BatchedResults:
     op, states = ctx.op, len(ctx.node.inputs) - 2
     if any(ctx.used(i) for i in range(states, len(ctx.node.outputs))):
         ctx.refuse(
-            "its lanes stop at different times, so what it stacks has another length in each; carry a tensor of "
-            "fixed size and write into it, or leave what decides when it stops out of over"
+            "its lanes stop at different times, so what it stacks has another length in each; for a gradient, take the "
+            "gradient of the vmap, not the vmap of the gradient; else carry a tensor of fixed size and write into it, "
+            "or leave what decides when it stops out of over"
         )
     limit = _flat(ctx, 0) if ctx.has(0) else None
     active = op.Expand(np.array([True]), ctx.count) if not ctx.has(1) else _flat(ctx, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
@@ -15,11 +17,14 @@ from archipel.graph.shapes import dims, dtype_of, may_be_equal, with_axis
 from archipel.graph.walk import captured_values
 
 
-def read_kept(ctx: RuleContext, form: Form, back: WayBack) -> None:
+def read_kept(ctx: RuleContext, form: Form, back: WayBack, live: Collection[ir.Value]) -> None:
     """Have the forward loop stack what the body of `back` needs of it, and that body read it.
 
-    That is the states before each iteration and what is expensive to compute again. The states after an iteration are
-    those before the next one, which the way back comes from: it carries them on.
+    Raises MissingRuleError for a state that is stacked, or in `live`, which are those whose cotangents the way back
+    carries, if it is certain to have another shape in the next iteration.
+
+    What is stacked is the states before each iteration and what is expensive to compute again. The states after an
+    iteration are those before the next one, which the way back comes from: it carries them on.
     """
     graph, copies = back.op.graph, back.copies
     remove_unneeded(graph, back.results)
@@ -39,13 +44,13 @@ def read_kept(ctx: RuleContext, form: Form, back: WayBack) -> None:
     results = set(back.results)
     for value in form.body.inputs:
         copy = copies[value]
-        if not copy.uses() and copy not in results:
-            continue
-        if value in sequences:
+        is_read = bool(copy.uses()) or copy in results
+        if value in live or (is_read and value not in sequences):
+            _require_one_shape(ctx, form, value)
+        if is_read and value in sequences:
             each = sequences[value]
             back.items.append(Item(copy, each.outside, each.axis, not each.backwards))
-        else:
-            _require_one_shape(ctx, form, value)
+        elif is_read:
             back.items.append(_stacked_item(ctx, form, value, copy))
 
 
