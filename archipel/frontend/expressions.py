@@ -62,7 +62,7 @@ def _dict(r: Reader, node: ast.Dict) -> dict[Any, Any]:
     for key, value in zip(node.keys, node.values):
         if key is None:
             inner = r.evaluate(value)
-            found.update(inner if isinstance(inner, dict) else refuse(f"** of {describe(inner)}; only of a dict"))
+            found.update(inner if isinstance(inner, dict) else refuse(f"{describe(inner)} is no dict for **"))
         else:
             found[r.evaluate(key)] = r.evaluate(value)
     return found
@@ -90,7 +90,7 @@ def _subscript(r: Reader, node: ast.Subscript) -> Any:
         return get(r.e, value, index)
     if isinstance(value, Rows):
         if isinstance(index, slice | tuple):
-            refuse("a slice of a list that a loop filled; np.stack it first")
+            refuse("a slice of a list that a loop filled is not supported; np.stack it first")
         return get(r.e, value.tensor, index)
     if isinstance(index, Tensor) and index.const is None:
         refuse(
@@ -128,12 +128,15 @@ def _text(r: Reader, node: ast.JoinedStr) -> str:
 def _formatted(r: Reader, part: ast.FormattedValue) -> str:
     value = r.evaluate(part.value)
     if not is_known(value):
-        refuse("a text with a value that only the graph knows; leave the value out, or return it beside the others")
+        refuse(
+            "a text with a value that only the graph knows is not supported; leave the value out, or return it beside "
+            "the others"
+        )
     converted = content(value) if part.conversion < 0 else _CONVERSIONS[chr(part.conversion)](content(value))
     try:
         return format(converted, "" if part.format_spec is None else r.evaluate(part.format_spec))
     except (TypeError, ValueError) as error:
-        refuse(f"the format of {describe(value)} in a text: {error}")
+        refuse(f"{describe(value)} in a text does not have this format: {error}")
 
 
 @expression(ast.ListComp, ast.GeneratorExp)
@@ -166,7 +169,7 @@ def _written_out(r: Reader, generators: list[ast.comprehension], add: Callable[[
             assign(r, over.target, item)
             tests = [known_truth(r.evaluate(test)) for test in over.ifs]
             if any(test is None for test in tests):
-                refuse("a comprehension whose length depends on the inputs; use np.where")
+                refuse("a comprehension whose length depends on the inputs is not supported; use np.where")
             if all(tests):
                 _written_out(r, inner, add)
     finally:

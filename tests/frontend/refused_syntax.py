@@ -19,13 +19,16 @@ def walrus(x):
     return x
 
 
-@refused("a text with a value that only the graph knows; leave the value out, or return it beside the others", V)
+@refused(
+    "a text with a value that only the graph knows is not supported; leave the value out, or return it beside the oth",
+    V,
+)
 def text_of_an_input(x):
     name = f"{x[0]:.2f}"  # here
     return x
 
 
-@refused("the format of a Python float in a text: Unknown format code 'd' for object of type 'float'", V)
+@refused("a Python float in a text does not have this format: Unknown format code 'd' for object of type 'float'", V)
 def wrong_format(x):
     return x + len(f"{1.5:d}")  # here
 
@@ -99,7 +102,7 @@ def list_from_iteration_to_iteration(x):
     return s[0]
 
 
-@refused("sorted of what only the graph knows; use NumPy's, such as np.sort and np.any", V)
+@refused("sorted of what only the graph knows is not supported; use NumPy's functions, such as np.sort", V)
 def sorts(x):
     return sorted(x)[0]  # here
 
