@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -46,14 +46,14 @@ def _lift_initializers(op: Builder, body: ir.Graph) -> None:
         value.replace_all_uses_with(lifted)
 
 
-def lower_initializers(graph: onnx.GraphProto) -> None:
-    """Move each constant that one body alone reads into it. Changes `graph`.
+def lower_initializers(graph: onnx.GraphProto, fixed: Collection[str] = ()) -> None:
+    """Move each constant that one body alone reads into it, except those named `fixed`. Changes `graph`.
 
     ONNX Runtime takes weights for constant only if they lie in the graph that reads them: from outside a body it
     neither brings convolutions into its own layout nor joins them with what follows, and takes up to three times as
     long for frozen layers. Reading a file brings the constants back to the main graph.
     """
-    read_here = {value.name for value in (*graph.input, *graph.output)}
+    read_here = {*fixed, *(value.name for value in (*graph.input, *graph.output))}
     inside: dict[str, list[onnx.GraphProto]] = {}
     below = [body for node in graph.node for body in proto_bodies(node)]
     for node in graph.node:
@@ -73,7 +73,7 @@ def lower_initializers(graph: onnx.GraphProto) -> None:
         del graph.initializer[:]
         graph.initializer.extend(rest)
     for body in below:
-        lower_initializers(body)
+        lower_initializers(body, fixed)
 
 
 def copy_body(op: Builder, body: ir.Graph, name: str) -> tuple[Builder, dict[ir.Value, ir.Value]]:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
 from archipel import Model
+from archipel.graph.bodies import lower_initializers
 from archipel.graph.walk import proto_bodies
 
 TEXT = """
@@ -53,6 +55,13 @@ def test_each_constant_lies_in_the_body_that_alone_reads_it() -> None:
     # The model itself keeps them where passes and transformations look for them, and so does one that is read again.
     for held in (model, Model.from_proto(onnx.load_from_string(model.to_bytes()))):
         assert set(held.ir.graph.initializers) == {"own", "deep", "shared", "low", "both"}
+
+
+def test_named_constants_stay() -> None:
+    """Devices replace tensors of the main graph by name."""
+    proto = ir.to_proto(nested().ir)
+    lower_initializers(proto.graph, fixed={"own", "deep"})
+    assert constants(proto.graph) == [{"shared", "own", "deep"}, {"both"}, set(), {"low"}]
 
 
 @pytest.mark.parametrize("saved", [False, True])
