@@ -45,7 +45,7 @@ def _compare(r: Reader, node: ast.Compare) -> Any:
         right = r.evaluate(right_node)
         link = r.compute(type(kind), left, right)
         if len(node.ops) > 1 and isinstance(link, Tensor) and link.rank:
-            refuse(f"a chained comparison of {describe(link)}: join the two with np.logical_and")
+            refuse(f"a chained comparison of {describe(link)} is not supported; join the two with np.logical_and")
         result = link if result is None else _and(r, result, link)
         left = right
     return result

@@ -84,7 +84,7 @@ def _subscript(r: Reader, node: ast.Subscript) -> Any:
         return get(r.e, value, index)
     if isinstance(value, Rows):
         if isinstance(index, slice | tuple):
-            refuse("a slice of a list that a loop filled; np.stack it first")
+            refuse("a slice of a list that a loop filled is not supported; np.stack it first")
         return get(r.e, value.tensor, index)
     if isinstance(index, Tensor) and index.const is None:
         refuse(
@@ -116,7 +116,7 @@ def _text(r: Reader, node: ast.JoinedStr) -> str:
     for part in node.values:
         value = r.evaluate(part.value if isinstance(part, ast.FormattedValue) else part)
         if not is_known(value):
-            refuse("a text with a value that only the graph knows")
+            refuse("a text with a value that only the graph knows is not supported")
         parts.append(str(value.const if isinstance(value, Tensor) else value))
     return "".join(parts)
 
@@ -125,7 +125,7 @@ def _text(r: Reader, node: ast.JoinedStr) -> str:
 def _comprehension(r: Reader, node: ast.ListComp | ast.GeneratorExp) -> list[Any]:
     """Written out, over what is known while the function is read."""
     if len(node.generators) > 1:
-        refuse("a comprehension over several things; write loops")
+        refuse("a comprehension over several things is not supported; write loops")
     (over,) = node.generators
     source = r.evaluate(over.iter)
     if not isinstance(source, range | list | tuple | str | dict):
@@ -138,7 +138,7 @@ def _comprehension(r: Reader, node: ast.ListComp | ast.GeneratorExp) -> list[Any
             assign(r, over.target, item)
             tests = [known_truth(r.evaluate(test)) for test in over.ifs]
             if any(test is None for test in tests):
-                refuse("a comprehension whose length depends on the inputs; use np.where")
+                refuse("a comprehension whose length depends on the inputs is not supported; use np.where")
             if all(tests):
                 found.append(r.evaluate(node.elt))
         return r.own_list(found)

@@ -163,7 +163,7 @@ def test_the_smallest_budget_that_an_error_names_is_reached() -> None:
         ({"at": ["w0"]}, "no node of the model computes a value 'w0'"),
         ({"at": []}, "at is empty"),
         ({"at": ["h1", "h1"]}, "at names h1 twice"),
-        ({"at": ["h1"], "budget_bytes": 10}, "budget_bytes goes with at='auto'"),
+        ({"at": ["h1"], "budget_bytes": 10}, "budget_bytes chooses the parts, and so do names in at"),
         ({"budget_bytes": 0}, "budget_bytes must be a whole number of bytes, 1 or more, is 0"),
         ({"budget_bytes": 1.5}, "budget_bytes must be a whole number of bytes, 1 or more, is 1.5"),
         ({"batch": 0}, "batch must be a whole number of examples, 1 or more, is 0"),
