@@ -7,7 +7,7 @@ second row has our step with it. Memory is the peak of a whole process, its libr
 
     python benchmarks/step_devices.py --install-peers           once: environments below .cache/peers, about 6 GB
     python benchmarks/step_devices.py                           every network and peer
-    python benchmarks/step_devices.py --quick                   two networks, what is installed: under a minute
+    python benchmarks/step_devices.py --quick                   one network, what is installed: under a minute
     python benchmarks/step_devices.py --only LSTM --peer jax
     python benchmarks/step_devices.py --threads 1 --processor-time      on a machine that others use as well
 """
@@ -38,7 +38,7 @@ STEPS, BATCHES = 10, 4
 RATE, MOMENTUM = 0.005, 0.9
 TOLERANCE = {"MobileNetV2": 5e-2}
 """Of losses, where 1e-4 is too little: statistics of minibatches in 52 layers, one on the other, let rounding grow."""
-QUICK = ("MLP", "LeNet")
+QUICK = ("LeNet",)
 OURS, NATIVE = "onnxruntime", "native"
 NOT_TRIED = {
     ("executorch", "LSTM"): "not tried: torch.export unrolls the time steps, for minutes",

@@ -19,7 +19,7 @@ def _len(e: Emitter, x: Any, /) -> Any:
     if isinstance(x, Rows):
         return e.size(x.tensor, 0)
     if isinstance(x, Tensor):
-        return e.size(x, 0) if x.rank else refuse("a scalar has no len")
+        return e.size(x, 0) if x.rank else refuse("a scalar has no len; only arrays with an axis have one")
     return len(x) if hasattr(x, "__len__") else refuse(f"len of {describe(x)}")
 
 
@@ -93,7 +93,7 @@ def _reversed(e: Emitter, value: Any, /) -> Any:
         return value[::-1]
     if isinstance(value, tuple | list):
         return list(reversed(value))
-    refuse(f"reversed of {type(value).__name__} is not supported; go over range(len(x) - 1, -1, -1), or over x[::-1]")
+    refuse(f"reversed of {describe(value)} is not supported; go over range(len(x) - 1, -1, -1), or over x[::-1]")
 
 
 def _tuple(e: Emitter, value: Any = (), /) -> Any:
@@ -127,7 +127,10 @@ def _known(function: Callable[..., Any], *arguments: Any) -> Any:
 def _of_known(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(e: Emitter, *arguments: Any) -> Any:
         if not is_known(list(arguments)):
-            refuse(f"{function.__name__} of what only the graph knows is not supported")
+            refuse(
+                f"{function.__name__} of what only the graph knows is not supported; use NumPy's functions, such as "
+                "np.sort and np.any"
+            )
         return _known(function, *arguments)
 
     return call

@@ -25,7 +25,7 @@ def forward_mode(quick: bool) -> Iterator[Row]:
     """Rows of each network."""
     warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
     for name in list(INPUTS)[: 2 if quick else None]:
-        yield from of_network(name, 1.0 if quick else 5.0)
+        yield from of_network(name, 0.5 if quick else 5.0)
 
 
 def of_network(name: str, seconds: float) -> Iterator[Row]:

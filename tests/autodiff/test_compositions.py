@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 import torch
+from gradient_cases.case import try_examples
 from gradient_cases.programs import Program, programs
-from hypothesis import HealthCheck, given, settings
 from test_control_flow import INPUTS, SUM, WRT, close, draw_inputs, parse, run
 
 from archipel import Model
@@ -19,8 +19,6 @@ MOVED = ["x", "w"]
 
 @pytest.mark.parametrize(("depth", "examples"), [(1, 3), pytest.param(2, 20, marks=pytest.mark.slow)])
 def test_generated_programs(depth: int, examples: int) -> None:
-    @settings(max_examples=examples, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-    @given(program=programs(depth))
     def check(program: Program) -> None:
         model = parse(INPUTS, f"T loss, T[n, 3] {program.result}", f"{program.text} {SUM.format(program.result)}")
         feed, rng = draw_inputs(len(program.text)), np.random.default_rng(1)
@@ -31,7 +29,7 @@ def test_generated_programs(depth: int, examples: int) -> None:
         if "Less" not in program.text:  # lanes that stop at different times stack different numbers of items
             check_lanes(program, model, feed, moved)
 
-    check()
+    try_examples(check, programs(depth), examples)
 
 
 def check_tangents(program: Program, model: Model, feed: dict, moved: dict) -> None:

@@ -7,8 +7,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from gradient_cases.case import try_examples
 from gradient_cases.programs import Program, programs
-from hypothesis import HealthCheck, given, settings
 
 from archipel import Model
 from archipel.autodiff import gradient, hessian_vector, jvp
@@ -58,12 +58,7 @@ def close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> bool:
 def test_generated_programs(depth: int, examples: int) -> None:
     """First and second derivatives and jvp, against PyTorch; float32 against float64; the transpose of each other."""
 
-    @settings(max_examples=examples, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-    @given(program=programs(depth))
-    def check(program: Program) -> None:
-        check_program(program)
-
-    check()
+    try_examples(check_program, programs(depth), examples)
 
 
 def check_program(program: Program) -> None:
