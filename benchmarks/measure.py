@@ -105,8 +105,13 @@ TURN = 0.002
 """Seconds of a turn: one call of what takes longer, up to 25 of what takes less."""
 
 
-def interleave(runs: Mapping[str, Callable[[], object]], seconds: float, warmup: int = 3) -> dict[str, list[float]]:
-    """Time each callable round after round, for about `seconds` each. Milliseconds a call, by name.
+def interleave(
+    runs: Mapping[str, Callable[[], object]],
+    seconds: float,
+    warmup: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Time each callable round after round, for about `seconds` each. Milliseconds a call by `clock`, by name.
 
     Machines have slow phases; in a round all see the same one. Before its turn each rests for PAUSE and is called once
     without being timed, so that the others' threads sleep and its own are awake. Its time of the round is the median of
@@ -123,9 +128,9 @@ def interleave(runs: Mapping[str, Callable[[], object]], seconds: float, warmup:
             run()
             calls: list[float] = []
             while sum(calls) < TURN * 1e3 and len(calls) < 25:
-                started = time.perf_counter()
+                started = clock()
                 run()
-                calls.append((time.perf_counter() - started) * 1e3)
+                calls.append((clock() - started) * 1e3)
             times[name].append(statistics.median(calls))
     return times
 

@@ -15,6 +15,9 @@ from tests.commits import in_sample
 # Their assertions tell the values too, as those of tests do.
 pytest.register_assert_rewrite("tests.support")
 
+# Modules that are imported stay, and there is nothing else yet; it is on again when the tests are collected.
+gc.disable()
+
 # PyTorch reads it when it is loaded. Its threads wait for each other in a busy loop: beside other work on the same
 # processor, training a small network with two of them takes four times as long as with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -43,6 +46,10 @@ def pytest_collection_finish() -> None:
     """What was imported stays: the collector need not walk through it again and again."""
     gc.collect()
     gc.freeze()
+    # Graphs are many small objects that refer to each other: with Python's own 700 looking through them takes a
+    # quarter of an export from PyTorch.
+    gc.set_threshold(10_000, 10, 10)
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

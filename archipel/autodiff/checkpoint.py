@@ -59,7 +59,7 @@ def checkpoint(
             mark_best(result.ir, targets, wrt, budget_bytes, batch, flops_of(result, batch))
         return result
     if budget_bytes is not None:
-        raise AutodiffError("checkpoint: budget_bytes goes with at='auto'; names of values say themselves what is kept")
+        raise AutodiffError("checkpoint: budget_bytes chooses the parts, and so do names in at; give one of the two")
     _mark(result.ir.graph, _runs_between(result.ir.graph, listed_names(at, "at")))
     return result
 

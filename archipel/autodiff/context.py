@@ -12,7 +12,26 @@ from archipel.graph.build import Builder
 from archipel.graph.shapes import dtype_of
 
 
-class NodeContext:
+class Described:
+    """What rules of all kinds ask a `node` for."""
+
+    node: ir.Node
+
+    def attribute(self, name: str, default: Any) -> Any:
+        """An attribute's value, lists as `list`; `default`, which is to be ONNX's, if the node does not set it."""
+        attribute = self.node.attributes.get(name)
+        if attribute is None:
+            return default
+        value = attribute.value
+        return list(value) if isinstance(value, tuple) else value
+
+    @property
+    def title(self) -> str:
+        """Operator and name of the node, for errors."""
+        return f"{self.node.op_type} {self.node.name!r}"
+
+
+class NodeContext(Described):
     """One node to be differentiated, and the builder `op` that the rule emits nodes with.
 
     Attributes:
@@ -66,22 +85,9 @@ class NodeContext:
         old.name, new.name = self.op.unique(f"{old.name}/replaced"), old.name
         return new
 
-    def attribute(self, name: str, default: Any) -> Any:
-        """An attribute's value, lists as `list`; `default`, which is to be ONNX's, if the node does not set it."""
-        attribute = self.node.attributes.get(name)
-        if attribute is None:
-            return default
-        value = attribute.value
-        return list(value) if isinstance(value, tuple) else value
-
     def refuse(self, what: str, reason: str) -> NoReturn:
         """Raise MissingRuleError: the rule does not cover `what`, an attribute or input, for this `reason`."""
         raise MissingRuleError(f"{self.title}: {what}: {reason}; the rule is in {source_file(find_rule(self.node))}")
-
-    @property
-    def title(self) -> str:
-        """Operator and name of the node, for errors."""
-        return f"{self.node.op_type} {self.node.name!r}"
 
 
 class RuleContext(NodeContext):

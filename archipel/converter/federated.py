@@ -166,6 +166,12 @@ def check_steps(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, st
     clips = any(isinstance(term, ClipExamples) for part in half.parts for term in part.terms)
     if clips and options.get("per_example") is not None:
         raise ConversionError(f"step_options: {here} clips single examples itself; leave per_example out")
+    for name in ("kernels", "recompute"):
+        if clips and options.get(name):
+            raise ConversionError(
+                f"step_options: {name} goes with gradients of whole batches, but {here} clips those of single "
+                f"examples; leave {name} out"
+            )
     if half.optimizer == "any":
         return  # `finish` does not work with the number of steps
     if not isinstance(optimizer, SGD) or isinstance(optimizer.lr, Schedule):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from archipel.bundle.graphs.operators import KERNELS_DOMAIN
 from archipel.bundle.roles import Parameter, Personal, Update
 from archipel.converter.options import Training
 from archipel.graph import Model
@@ -22,6 +23,8 @@ def conversion_notes(model: Model, training: Training | None, programs: Mapping[
         why = "; loss_output= chooses another" if training.loss_output is None else ", as loss_output= asks"
         notes.append(f"the loss reads the output {outputs[0]!r}, the first of {len(outputs)}{why}")
     notes.append(_trained(model, programs))
+    if training.step_options.get("kernels"):
+        notes.append(_kernels(programs))
     if "features" in programs:
         notes.append("no training changes the layers before those: a device runs them once for each example (features)")
     return notes
@@ -44,6 +47,14 @@ def _batch_norm(model: Model, training: Training | None, programs: Mapping[str, 
     elif mode == "folded":
         notes.append("BatchNormalization: folded before training too, so no step changes it")
     return notes
+
+
+def _kernels(programs: Mapping[str, Model]) -> str:
+    trained = [program.ir.graph for program in programs.values() if program.kind == "train"]
+    called = max(sum(node.domain == KERNELS_DOMAIN for node in graph.all_nodes()) for graph in trained)
+    if called:
+        return f"the kernel pack has operators for {called} nodes of a step; devices without it run their bodies"
+    return "the kernel pack has no operator for this model's training: kernels changes nothing"
 
 
 def _trained(model: Model, programs: Mapping[str, Model]) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from archipel.errors import FunctionError
+from archipel.errors import FunctionError, GraphError, one_line
 from archipel.frontend.calls import outer_names, read
 from archipel.frontend.emit import Emitter
 from archipel.frontend.reader import Reader
 from archipel.frontend.source import definition_of
-from archipel.frontend.values import DTYPES, PYTHON_TYPES, Tensor, UnsupportedError, is_numeric, python_type
+from archipel.frontend.values import DTYPES, PYTHON_TYPES, Tensor, UnsupportedError, is_numeric, python_type, refuse
 from archipel.graph.batch import BATCH
 from archipel.graph.build import Builder
 from archipel.graph.model import Model
@@ -84,7 +84,11 @@ def function(
     used = [n for n in reader.weights.names if graph.initializers[n].uses()]
     for unused in [n for n, value in graph.initializers.items() if not value.uses()]:
         del graph.initializers[unused]
-    model = Model.from_proto(ir.to_proto(ir.Model(graph, ir_version=IR_VERSION)), used)
+    try:
+        model = Model.from_proto(ir.to_proto(ir.Model(graph, ir_version=IR_VERSION)), used)
+    except GraphError as error:  # what the sizes of the examples rule out, and nothing above has noticed
+        text = f"its graph cannot run with these examples: {one_line(error)}"
+        raise source.error(code, f"{text}; give others, or name their sizes in symbolic=") from error
     simplify(model.ir, keep=used)
     share_subexpressions(model.ir)
     remove_identities(model.ir)
@@ -199,13 +203,13 @@ def _name_outputs(reader: Reader, name: str, result: Any) -> None:
     else:
         outputs = {"output": result}
     if not outputs:
-        raise FunctionError(f"{name} returns nothing; return an array, or a tuple of arrays")
+        refuse(f"{name} returns nothing; return an array, or a tuple of arrays")
     taken = {value.name for value in op.graph.inputs} | set(reader.weights.names)
     for key, value in outputs.items():
         if key in taken:
-            raise FunctionError(f"{name}: an input or weight is called {key!r} like an output; give it another name")
+            refuse(f"{name}: an input or weight is called {key!r} like an output; give it another name")
         if not is_numeric(value):
             what = "nothing" if value is None else type(value).__name__
-            raise FunctionError(f"{name} returns {what} as {key!r}; return arrays or numbers")
+            refuse(f"{name} returns {what} as {key!r}; return arrays or numbers")
         op.free_name(key)
         op.name_output(reader.e.value(value), key)

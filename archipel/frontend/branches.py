@@ -56,6 +56,9 @@ def branch(
                 frame.names[name] = Unbound(f"{name!r} has no value here")  # nobody reads it
         elif same(a, b):
             frame.names[name] = a
+        elif isinstance(a, bool) and isinstance(b, bool):  # mostly the mark of a jump: the condition itself says it
+            truth = Tensor(condition.value, python=bool)
+            frame.names[name] = truth if a else r.e.invert(truth)
         elif (met := _meet(r, name, a, b, left, node)) is None:
             frame.names[name] = Unbound(_only_in_one(name, a, b, node))
         else:

@@ -19,7 +19,7 @@ def _len(e: Emitter, x: Any, /) -> Any:
     if isinstance(x, Rows):
         return e.size(x.tensor, 0)
     if isinstance(x, Tensor):
-        return e.size(x, 0) if x.rank else refuse("len of a scalar")
+        return e.size(x, 0) if x.rank else refuse("a scalar has no len; only arrays with an axis have one")
     return len(x) if hasattr(x, "__len__") else refuse(f"len of {describe(x)}")
 
 
@@ -49,13 +49,13 @@ def _extreme(python: Callable[..., Any], op_type: str) -> Callable[..., Any]:
     def choose(e: Emitter, *values: Any) -> Any:
         name = python.__name__
         if len(values) == 1 and isinstance(values[0], Tensor):
-            refuse(f"{name} of an array; use its method {name} or np.{name}")
+            refuse(f"the built-in {name} of an array is not supported; use its method {name} or np.{name}")
         found = iterables.items(values[0]) if len(values) == 1 else list(values)
         if is_known(found):
             return _known(python, found)
         for x in found:
             if isinstance(x, Tensor) and x.rank:
-                refuse(f"{name} of arrays; use np.{name}imum")
+                refuse(f"the built-in {name} of arrays is not supported; use np.{name}imum")
         return reduce(lambda a, b: e.pointwise(op_type, a, b), found)
 
     return choose
@@ -63,7 +63,7 @@ def _extreme(python: Callable[..., Any], op_type: str) -> Callable[..., Any]:
 
 def _sum(e: Emitter, values: Any, start: Any = 0, /) -> Any:
     if isinstance(values, Tensor):
-        refuse("sum of an array; use its method sum or np.sum")
+        refuse("the built-in sum of an array is not supported; use its method sum or np.sum")
     found = iterables.items(values)
     if is_known([found, start]):
         return _known(sum, found, start)
@@ -76,7 +76,7 @@ def _round(e: Emitter, x: Any, digits: Any = None, /) -> Any:
     if is_known([x, digits]):
         return _known(round, x, digits)
     if digits is not None:
-        refuse("round to digits; use np.round")
+        refuse("round with a number of digits is not supported; use np.round")
     return e.cast(e.pointwise("Round", e.cast(x, np.float64, float)), np.int64, int)
 
 
@@ -93,7 +93,7 @@ def _reversed(e: Emitter, value: Any, /) -> Any:
         return value[::-1]
     if isinstance(value, tuple | list):
         return list(reversed(value))
-    refuse(f"reversed of {type(value).__name__}; go over range(len(x) - 1, -1, -1), or over x[::-1]")
+    refuse(f"reversed of {describe(value)} is not supported; go over range(len(x) - 1, -1, -1), or over x[::-1]")
 
 
 def _tuple(e: Emitter, value: Any = (), /) -> Any:
@@ -106,7 +106,7 @@ def _list(e: Emitter, value: Any = (), /) -> Any:
 
 def _all_items(e: Emitter, value: Any) -> list[Any]:
     if isinstance(value, Tensor):
-        refuse("a tuple or list of an array's items; index the array")
+        refuse("a tuple or list of an array's items is not supported; index the array")
     return iterables.items(value)
 
 
@@ -127,7 +127,10 @@ def _known(function: Callable[..., Any], *arguments: Any) -> Any:
 def _of_known(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(e: Emitter, *arguments: Any) -> Any:
         if not is_known(list(arguments)):
-            refuse(f"{function.__name__} of what only the graph knows")
+            refuse(
+                f"{function.__name__} of what only the graph knows is not supported; use NumPy's functions, such as "
+                "np.sort and np.any"
+            )
         return _known(function, *arguments)
 
     return call

@@ -26,8 +26,8 @@ def condition(r: Reader, node: ast.expr, what: str) -> bool | Tensor:
         first = condition(r, node.values[0], what)
         if isinstance(first, bool):
             return first if first is stops else condition(r, _rest(node), what)
-        joined: bool | Tensor = _joined(r, node, first, lambda: condition(r, _rest(node), what))
-        return joined
+        found: bool | Tensor = joined(r, _rest(node), stops, first, lambda: condition(r, _rest(node), what))
+        return found
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         inner = condition(r, node.operand, what)
         return not inner if isinstance(inner, bool) else r.e.invert(inner)
@@ -45,7 +45,7 @@ def _compare(r: Reader, node: ast.Compare) -> Any:
         right = r.evaluate(right_node)
         link = r.compute(type(kind), left, right)
         if len(node.ops) > 1 and isinstance(link, Tensor) and link.rank:
-            refuse(f"a chained comparison of {describe(link)}: join the two with np.logical_and")
+            refuse(f"a chained comparison of {describe(link)} is not supported; join the two with np.logical_and")
         result = link if result is None else _and(r, result, link)
         left = right
     return result
@@ -65,21 +65,23 @@ def _bool_op(r: Reader, node: ast.BoolOp) -> Any:
     name = "the operand of or" if stops else "the operand of and"
     truth = r.e.truth(first, name)
     if first.dtype != BOOL:
-        return _choice(r, node, truth, lambda: first, lambda: r.evaluate(_rest(node)))
-    return _joined(r, node, first, lambda: r.evaluate(_rest(node)))
+        return _choice(r, _rest(node), stops, truth, lambda: first, lambda: r.evaluate(_rest(node)))
+    return joined(r, _rest(node), stops, first, lambda: r.evaluate(_rest(node)))
 
 
-def _joined(r: Reader, node: ast.BoolOp, first: Tensor, second: Callable[[], Any]) -> Any:
-    stops = isinstance(node.op, ast.Or)
-    if all(isinstance(n, _CHEAP) for n in ast.walk(_rest(node))):
+def joined(r: Reader, node: ast.expr, stops: bool, first: Tensor, second: Callable[[], Any]) -> Any:
+    """`first or node` if `stops`, else `first and node`, where `second` gives the value of the node."""
+    if all(isinstance(n, _CHEAP) for n in ast.walk(node)):
         other = second()
         if isinstance(other, bool) or (isinstance(other, Tensor) and other.dtype == BOOL and not other.rank):
             return either(r, first, other) if stops else _and(r, first, other)
-    return _choice(r, node, first, lambda: first, second)
+    return _choice(r, node, stops, first, lambda: first, second)
 
 
-def _choice(r: Reader, node: ast.BoolOp, truth: Tensor, first: Callable[[], Any], second: Callable[[], Any]) -> Any:
-    ways = (first, second) if isinstance(node.op, ast.Or) else (second, first)
+def _choice(
+    r: Reader, node: ast.expr, stops: bool, truth: Tensor, first: Callable[[], Any], second: Callable[[], Any]
+) -> Any:
+    ways = (first, second) if stops else (second, first)
     return choose(r, truth, ways[0], ways[1], node)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -57,9 +58,14 @@ def _list(r: Reader, node: ast.List) -> list[Any]:
 
 @expression(ast.Dict)
 def _dict(r: Reader, node: ast.Dict) -> dict[Any, Any]:
-    if any(key is None for key in node.keys):
-        refuse("** in a dict is not supported")
-    return {r.evaluate(key): r.evaluate(value) for key, value in zip(node.keys, node.values) if key is not None}
+    found: dict[Any, Any] = {}
+    for key, value in zip(node.keys, node.values):
+        if key is None:
+            inner = r.evaluate(value)
+            found.update(inner if isinstance(inner, dict) else refuse(f"{describe(inner)} is no dict for **"))
+        else:
+            found[r.evaluate(key)] = r.evaluate(value)
+    return found
 
 
 def _elements(r: Reader, nodes: list[ast.expr]) -> list[Any]:
@@ -84,7 +90,7 @@ def _subscript(r: Reader, node: ast.Subscript) -> Any:
         return get(r.e, value, index)
     if isinstance(value, Rows):
         if isinstance(index, slice | tuple):
-            refuse("a slice of a list that a loop filled; np.stack it first")
+            refuse("a slice of a list that a loop filled is not supported; np.stack it first")
         return get(r.e, value.tensor, index)
     if isinstance(index, Tensor) and index.const is None:
         refuse(
@@ -110,37 +116,61 @@ def _attribute(r: Reader, node: ast.Attribute) -> Any:
     )
 
 
+_CONVERSIONS: dict[str, Callable[[object], str]] = {"s": str, "r": repr, "a": ascii}
+
+
 @expression(ast.JoinedStr)
 def _text(r: Reader, node: ast.JoinedStr) -> str:
-    parts = []
-    for part in node.values:
-        value = r.evaluate(part.value if isinstance(part, ast.FormattedValue) else part)
-        if not is_known(value):
-            refuse("a text with a value that only the graph knows")
-        parts.append(str(value.const if isinstance(value, Tensor) else value))
-    return "".join(parts)
+    return "".join(_formatted(r, part) if isinstance(part, ast.FormattedValue) else r.evaluate(part)
+                   for part in node.values)  # fmt: skip
+
+
+def _formatted(r: Reader, part: ast.FormattedValue) -> str:
+    value = r.evaluate(part.value)
+    if not is_known(value):
+        refuse(
+            "a text with a value that only the graph knows is not supported; leave the value out, or return it beside "
+            "the others"
+        )
+    converted = content(value) if part.conversion < 0 else _CONVERSIONS[chr(part.conversion)](content(value))
+    try:
+        return format(converted, "" if part.format_spec is None else r.evaluate(part.format_spec))
+    except (TypeError, ValueError) as error:
+        refuse(f"{describe(value)} in a text does not have this format: {error}")
 
 
 @expression(ast.ListComp, ast.GeneratorExp)
 def _comprehension(r: Reader, node: ast.ListComp | ast.GeneratorExp) -> list[Any]:
-    """Written out, over what is known while the function is read."""
-    if len(node.generators) > 1:
-        refuse("a comprehension over several things; write loops")
-    (over,) = node.generators
+    found: list[Any] = []
+    _written_out(r, node.generators, lambda: found.append(r.evaluate(node.elt)))
+    return r.own_list(found)
+
+
+@expression(ast.DictComp)
+def _dict_comprehension(r: Reader, node: ast.DictComp) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    _written_out(r, node.generators, lambda: found.update({r.evaluate(node.key): r.evaluate(node.value)}))
+    return found
+
+
+def _written_out(r: Reader, generators: list[ast.comprehension], add: Callable[[], None]) -> None:
+    """Call `add` for each item of a comprehension, which goes over what is known while the function is read."""
+    if not generators:
+        add()
+        return
+    over, *inner = generators
     source = r.evaluate(over.iter)
     if not isinstance(source, range | list | tuple | str | dict):
         refuse("a comprehension goes over tuples, lists and fixed ranges; write a for loop that fills an array")
     frame, kept = r.frame, r.frame.names
     frame.names = dict(kept)
     try:
-        found = []
         for item in items(source):
             assign(r, over.target, item)
             tests = [known_truth(r.evaluate(test)) for test in over.ifs]
             if any(test is None for test in tests):
-                refuse("a comprehension whose length depends on the inputs; use np.where")
+                refuse("a comprehension whose length depends on the inputs is not supported; use np.where")
             if all(tests):
-                found.append(r.evaluate(node.elt))
-        return r.own_list(found)
+                _written_out(r, inner, add)
     finally:
         frame.names = kept

@@ -78,6 +78,8 @@ def common_form(a: Form, b: Form, where: str) -> Form:
     remedy = "a variable must have one type on all ways"
     if Same(None) in (a, b):
         remedy = "start with a value of the later type, and mark with a variable of truth values that there is none"
+    if isinstance(a, Same) and isinstance(b, Same) and isinstance(a.value, list) and isinstance(b.value, list):
+        remedy = "a list must be the same on all ways; write a tuple"
     refuse(f"{where.format(_name(a), _name(b))}; {remedy}")
 
 

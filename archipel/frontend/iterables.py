@@ -8,7 +8,7 @@ from typing import Any
 
 from archipel.frontend.emit import Emitter, as_size
 from archipel.frontend.operators import floor_divide
-from archipel.frontend.values import Rows, Tensor, is_known, refuse
+from archipel.frontend.values import Rows, Tensor, describe, is_known, refuse
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,9 @@ def items(value: Any) -> list[Any]:
         return list(value)
     if isinstance(value, Rows):
         refuse("a list that a loop filled has a length that only the graph knows; np.stack it")
-    refuse(f"{type(value).__name__} cannot be gone over; use range, an array or a tuple")
+    if isinstance(value, Zipped | Range):
+        refuse("a range, zip or enumerate whose length only the graph knows is no list; go over it in a for loop")
+    refuse(f"{describe(value)} cannot be gone over; use range, an array or a tuple")
 
 
 def zipped(*parts: Any) -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import onnx_ir as ir
 
 from archipel.frontend import lists
 from archipel.frontend.aliases import Marks, at_next_iteration, changes_in_place, mark, marks
-from archipel.frontend.branches import branch, choose, either, known_truth, with_storage
-from archipel.frontend.conditions import condition
+from archipel.frontend.branches import branch, either, known_truth, with_storage
+from archipel.frontend.conditions import condition, joined
 from archipel.frontend.forms import (
     Form,
     Missing,
@@ -29,6 +29,7 @@ from archipel.frontend.reader import RESULT, RETURNED, Reader, statement
 from archipel.frontend.statements import assign, run
 from archipel.frontend.subscripts import row
 from archipel.frontend.values import Rows, Tensor, Unbound, refuse
+from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, dtype_of
 
 _ROUNDS = 8  # forms only become wider; this many changes of one loop's variables are not seen in practice
@@ -107,6 +108,47 @@ def _written_out(r: Reader, node: ast.For, rest: list[Any], live: Names) -> None
         _written_out(r, node, rest[1:], live)
 
 
+class _Variables(NamedTuple):
+    """What a loop does to variables.
+
+    Attributes:
+        start: variable -> its value before the loop.
+        names: those that an iteration reads or leaves to what follows, and that have a value before the loop.
+        fresh: those that have none, and that what follows reads: defined if an iteration takes place.
+        changed: all that an iteration may assign.
+    """
+
+    start: dict[str, Any]
+    names: list[str]
+    fresh: list[str]
+    changed: Names
+
+    @property
+    def local(self) -> list[str]:
+        """Those that do not leave an iteration."""
+        return sorted(self.changed - {*self.names, *self.fresh})
+
+
+def _variables(r: Reader, node: ast.For | ast.While, live: Names) -> _Variables:
+    liveness, start = r.frame.liveness, dict(r.frame.names)
+    changed = written([node])
+    header, later = liveness.header[node] | liveness.captured, live | liveness.captured
+    names = sorted(n for n in changed if n in header and not isinstance(start.get(n, _NEW), Unbound))
+    fresh = sorted(n for n in changed if n in later and n not in names)
+    if contains(node.body, ast.Return, inner_loops=True):
+        names, fresh = [*names, RETURNED], [*fresh, RESULT]
+    return _Variables(start, names, fresh, changed)
+
+
+class _Iteration(NamedTuple):
+    """The body of a loop: its graph, the forms and last values of the variables that leave it, and what is stacked."""
+
+    body: ir.Graph
+    forms: dict[str, Form]
+    end: dict[str, Any]
+    stacked: list[ir.Value]
+
+
 def _emit(
     r: Reader,
     node: ast.For | ast.While,
@@ -117,111 +159,107 @@ def _emit(
 ) -> None:
     """Emit the Loop. `length`: of iterations at most; `first`: whether the first one takes place."""
     frame = r.frame
-    start = dict(frame.names)
-    surely = first is True if length is None else isinstance(length, int) and length > 0
-    returns = contains(node.body, ast.Return, inner_loops=True)
-    changed = written([node])
-    header = frame.liveness.header[node] | frame.liveness.captured
-    later = live | frame.liveness.captured
-    names = sorted(n for n in changed if n in header and not isinstance(start.get(n, _NEW), Unbound))
-    # Assigned in the loop for the first time, and read after it: defined if an iteration takes place.
-    fresh = sorted(n for n in changed if n in later and n not in names)
-    if returns:
-        names, fresh = [*names, RETURNED], [*fresh, RESULT]
-    forms: dict[str, Form] = {n: form_of(start[n]) for n in names}
-    results: dict[str, Form] = {n: Missing("") for n in fresh}
-    keep = {*names, *fresh}
+    variables = _variables(r, node, live)
     calls = lists.begin(r, node.body)
     outside, frame.appends = frame.appends, dict.fromkeys(calls)
+    iteration = _settled(r, node, variables, calls, enter)
+    frame.names, frame.appends = dict(variables.start), outside
+    rows = _results(r, node, length, first, iteration)
+    frame.names.update(zip(calls.values(), rows))
+    for n in variables.local:
+        frame.names[n] = Unbound(f"{n!r} has no value after the loop in line {node.lineno}")
+
+
+def _settled(
+    r: Reader,
+    node: ast.For | ast.While,
+    variables: _Variables,
+    calls: dict[ast.Call, str],
+    enter: Callable[[Any], None],
+) -> _Iteration:
+    """Read the body, again and again until an iteration leaves the variables in the forms that it found them in."""
+    frame, start = r.frame, variables.start
+    forms: dict[str, Form] = {n: form_of(start[n]) for n in variables.names}
+    forms |= {n: Missing("") for n in variables.fresh}
     in_place = changes_in_place(node.body)
     before = frozenset().union(*(marks(value) for each in r.frames for value in each.names.values()))
-    shared = [*names, *map(lists.items_of, calls.values())]
+    shared = [*variables.names, *map(lists.items_of, calls.values())]
     extra: dict[str, Marks] = dict.fromkeys(shared, frozenset())
+    broken = frame.flags()[1]
+    live = frame.liveness.header[node] | {*forms, broken, RETURNED}
     for _ in range(_ROUNDS):
         frame.names = dict(start)
         with r.e.body("loop") as op:
-            number = op.input(op.unique("loop/number"), ir.DataType.INT64, [])
-            op.input(op.unique("loop/on"), ir.DataType.BOOL, [])
-            for n in names:
-                inputs = parameters(op, forms[n], f"loop/{n.strip('$')}")
-                frame.names[n] = with_storage(rebuild(forms[n], iter(inputs)), start[n])
-            for n in fresh:
-                parameters(op, results[n], f"loop/{n.strip('$')}")
-                frame.names[n] = Unbound(_not_yet(n, node))
-            for n in sorted(changed - keep):
-                if isinstance(start.get(n, _NEW), Unbound):
-                    frame.names[n] = Unbound(_not_yet(n, node))
+            number = _begin(r, op, node, variables, forms)
             lists.hide(r, calls)
             for n in shared:
                 mark(frame.names[n], extra[n])
             begin = {n: marks(frame.names[n]) for n in shared}
             enter(Tensor(number, python=int))
-            run(r, node.body, _live_at_end(r, node, keep))
+            run(r, node.body, live)
             end = frame.names
-            wider = {n: _wider(r, node, n, forms[n], end[n]) for n in names}
-            found = {n: _found(node, n, results[n], end.get(n, _NEW)) for n in fresh}
+            found = {n: _after(node, n, forms[n], end.get(n, _NEW), fresh=n in variables.fresh) for n in forms}
             more = at_next_iteration(begin, end, before, extra) if in_place else extra
-            if (wider, found, more) == (forms, results, extra):
-                _finish(r, node, length, end, {**forms, **results})
+            if (found, more) == (forms, extra):
+                _finish(r, node, end, forms)
                 stacked = [op.name_output(r.e.value(value), op.unique("loop/item")) for value in frame.appends.values()]
-                break
-        forms, results, extra = wider, found, more
-    else:
-        refuse(f"the types of {', '.join(map(repr, names))} do not settle; give each one type before the loop")
-    frame.names, frame.appends = dict(start), outside
-    rows = _results(r, node, length, first, surely, op.graph, {**forms, **results}, end, stacked)
-    frame.names.update(zip(calls.values(), rows))
-    for n in sorted(changed - keep):
-        frame.names[n] = Unbound(f"{n!r} has no value after the loop in line {node.lineno}")
+                return _Iteration(op.graph, forms, end, stacked)
+        forms, extra = found, more
+    names = ", ".join(map(repr, variables.names))
+    refuse(f"the types of {names} do not settle; give each one type before the loop")
+
+
+def _begin(
+    r: Reader, op: Builder, node: ast.For | ast.While, variables: _Variables, forms: dict[str, Form]
+) -> ir.Value:
+    """The body's inputs, as the variables' values. Returns the number of the iteration."""
+    names = r.frame.names
+    number = op.input(op.unique("loop/number"), ir.DataType.INT64, [])
+    op.input(op.unique("loop/on"), ir.DataType.BOOL, [])
+    for n, form in forms.items():
+        inputs = parameters(op, form, f"loop/{n.strip('$')}")
+        if n in variables.names:
+            names[n] = with_storage(rebuild(form, iter(inputs)), variables.start[n])
+        else:
+            names[n] = Unbound(_not_yet(n, node))
+    for n in variables.local:
+        if isinstance(variables.start.get(n, _NEW), Unbound):
+            names[n] = Unbound(_not_yet(n, node))
+    return number
 
 
 _NEW = Unbound("")
 
 
-def _live_at_end(r: Reader, node: ast.For | ast.While, keep: set[str]) -> Names:
-    broken = r.frame.flags()[1]
-    return r.frame.liveness.header[node] | keep | {broken, RETURNED}
-
-
-def _wider(r: Reader, node: ast.stmt, name: str, form: Form, value: Any) -> Form:
-    if isinstance(value, Unbound):
-        refuse(value.reason)
+def _after(node: ast.stmt, name: str, form: Form, value: Any, *, fresh: bool) -> Form:
+    """The form that holds a variable before and after an iteration; a `fresh` one after any."""
     title = repr(name) if name != RETURNED else "the return"
-    where = f"{title} is {{}} before the loop in line {node.lineno} and {{}} after an iteration"
+    if fresh:
+        where = f"{title} is {{}} after one iteration of the loop in line {node.lineno} and {{}} after another"
+    else:
+        where = f"{title} is {{}} before the loop in line {node.lineno} and {{}} after an iteration"
+        if isinstance(value, Unbound):
+            refuse(value.reason)
     return common_form(form, form_of(value), where)
 
 
-def _found(node: ast.stmt, name: str, form: Form, value: Any) -> Form:
-    where = f"{name!r} is {{}} after one iteration of the loop in line {node.lineno} and {{}} after another"
-    return common_form(form, form_of(value), where)
-
-
-def _finish(
-    r: Reader, node: ast.For | ast.While, length: int | Tensor | None, end: dict[str, Any], forms: dict[str, Form]
-) -> None:
+def _finish(r: Reader, node: ast.For | ast.While, end: dict[str, Any], forms: dict[str, Form]) -> None:
     """The outputs of the body: whether to go on, then the carried values."""
     frame, op = r.frame, r.e.op
     stop = either(r, end[frame.flags()[1]], end[RETURNED])
-    goes_on: Any = True if isinstance(node, ast.For) else None
-    if known_truth(stop) is True:
-        goes_on = False
-    elif goes_on is None:
-        if known_truth(stop) is None:
-            frame.names = end
-            goes_on = choose(r, r.e.invert(stop), lambda: _test(r, node), lambda: False, node)
-        else:
-            goes_on = _test(r, node)
-    elif known_truth(stop) is None:
-        goes_on = r.e.invert(stop)
+    known = known_truth(stop)
+    goes_on: Any = not known if known is not None else r.e.invert(stop)
+    if isinstance(node, ast.While) and known is not True:
+        test, frame.names = node.test, end
+
+        def again() -> bool | Tensor:
+            return condition(r, test, "the condition of the while")
+
+        goes_on = again() if known is False else joined(r, test, False, goes_on, again)
     op.name_output(r.e.value(goes_on, bool), op.unique("loop/goes_on"))
     for n, form in forms.items():
         for value in flatten(r.e, end.get(n, _NEW), form):
             op.name_output(value, op.unique("loop/next"))
-
-
-def _test(r: Reader, node: ast.For | ast.While) -> Any:
-    assert isinstance(node, ast.While)
-    return condition(r, node.test, "the condition of the while")
 
 
 def _results(
@@ -229,15 +267,13 @@ def _results(
     node: ast.For | ast.While,
     length: int | Tensor | None,
     first: bool | Tensor,
-    surely: bool,
-    body: ir.Graph,
-    forms: dict[str, Form],
-    end: dict[str, Any],
-    stacked: list[ir.Value],
+    iteration: _Iteration,
 ) -> list[Rows]:
     """Emit the node, set the variables, and return the lists that the loop filled."""
     frame = r.frame
     start = frame.names
+    body, forms, end, stacked = iteration
+    surely = first is True if length is None else isinstance(length, int) and length > 0
     initial = [v for n, form in forms.items() for v in flatten(r.e, start.get(n, _NEW), form)]
     if not initial and not stacked:
         return []  # an iteration changes nothing that is read later

@@ -177,7 +177,7 @@ def apply(e: Emitter, kind: type[ast.AST], *operands: Any) -> Any:
     if kind in (ast.Is, ast.IsNot) and any(x is None for x in operands):
         return PYTHON[kind](*operands)  # an array is not None
     if kind in (ast.Is, ast.IsNot, ast.In, ast.NotIn) and any(isinstance(x, Tensor) for x in operands):
-        refuse(f"{sign} of an array; compare with ==, or use np.any(x == y)")
+        refuse(f"{sign} of an array is not supported; compare with ==, or use np.any(x == y)")
     if not all(map(is_numeric, operands)):
         refuse(f"{sign} of {' and '.join(map(describe, operands))} is not supported")
     table = BINARY if len(operands) == 2 else UNARY

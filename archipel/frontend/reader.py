@@ -141,7 +141,7 @@ class Reader:
         with self.placed(node):
             kind = EXPRESSIONS.get(type(node))
             if kind is None:
-                refuse(f"{_NAMES.get(type(node), type(node).__name__)} is not supported")
+                refuse(_unsupported(node))
             return kind(self, node)
 
     def execute(self, node: ast.stmt, live: Names) -> None:
@@ -149,8 +149,7 @@ class Reader:
         with self.placed(node):
             kind = STATEMENTS.get(type(node))
             if kind is None:
-                text = f"{_NAMES.get(type(node), type(node).__name__)} is not supported in functions that become graphs"
-                refuse(text)
+                refuse(_unsupported(node))
             kind(self, node, live)
 
     def known(
@@ -204,7 +203,7 @@ class Reader:
 def builtin(name: str) -> Any:
     """Python's built-in of that name. Raises UnsupportedError where there is none."""
     if not hasattr(builtins, name):
-        refuse(f"the name {name!r} is not defined")
+        refuse(f"the name {name!r} is not defined; assign it before it is read")
     return getattr(builtins, name)
 
 
@@ -221,9 +220,27 @@ def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
             yield from tensors_in(value.parts)
 
 
-_NAMES: dict[type[ast.AST], str] = {
-    ast.Try: "try", ast.With: "with", ast.ClassDef: "a class", ast.Global: "global", ast.Nonlocal: "nonlocal",
-    ast.Delete: "del", ast.Match: "match", ast.AsyncFunctionDef: "an async function", ast.Yield: "yield",
-    ast.YieldFrom: "yield from", ast.Await: "await", ast.Set: "a set", ast.SetComp: "a set comprehension",
-    ast.NamedExpr: "an assignment inside an expression (:=)", ast.AsyncFor: "async for", ast.AsyncWith: "async with",
-}  # fmt: skip
+def _unsupported(node: ast.AST) -> str:
+    name, remedy = _UNSUPPORTED.get(type(node), (type(node).__name__, "compute it outside of the function"))
+    return f"{name} is not supported in functions that become graphs; {remedy}"
+
+
+_SHARED = "pass the value as an argument and return the new one"
+_TUPLES = "use a tuple or list"
+_UNSUPPORTED: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Try: ("try", "a graph raises no errors: test with an if what would raise one"),
+    ast.TryStar: ("try", "a graph raises no errors: test with an if what would raise one"),
+    ast.With: ("with", "leave it out (np.errstate changes no number), or call the function inside it"),
+    ast.ClassDef: ("a class", "define it outside of the function"),
+    ast.Global: ("global", _SHARED),
+    ast.Nonlocal: ("nonlocal", _SHARED),
+    ast.Delete: ("del", "leave it out: what nobody reads takes no memory"),
+    ast.Match: ("match", "write if and elif"),
+    ast.Set: ("a set", _TUPLES),
+    ast.SetComp: ("a set comprehension", _TUPLES),
+    ast.NamedExpr: ("an assignment inside an expression (:=)", "assign in a statement before it"),
+    ast.Yield: ("yield", "return a tuple or an array"),
+    ast.YieldFrom: ("yield from", "return a tuple or an array"),
+    ast.AsyncFunctionDef: ("an async function", "a graph does not wait: write a plain function"),
+}
+"""What no graph has: its name, and what to write instead."""

@@ -67,7 +67,21 @@ def _normal(x: Tensor, index: Any) -> tuple[list[Any], list[int]]:
             parts.append(_FULL)
         else:
             parts.append(_part(part))
+            _check_bounds(x, len(parts) - len(new) - 1, parts[-1])
     return parts, new
+
+
+def _check_bounds(x: Tensor, axis: int, part: Any) -> None:
+    """Refuse an index that is known to be none of an axis whose size is known; others are the runtime's."""
+    size = x.shape[axis]
+    if not isinstance(size, int) or isinstance(part, slice) or not is_known(part):
+        return
+    for index in np.ravel(content(part)).tolist():
+        if not -size <= index < size:
+            refuse(
+                f"index {index} is out of bounds for axis {axis} of {describe(x)}; its indices go from {-size} to "
+                f"{size - 1}"
+            )
 
 
 def _part(part: Any) -> Any:

@@ -94,7 +94,9 @@ def lanes_of(
     """
     first = next(iter(lanes.values()))
     sweep = Sweep(op, str(dims(first)[0]), op.Shape(first, start=0, end=1), batched=lanes)
+    body.outputs.extend(results)  # or the sweep would take those that no node reads for unused
     sweep.run(body)
+    body.outputs.clear()
     found = [
         sweep.value(result) if result in sweep.batched else sweep.repeat(sweep.value(result)) for result in results
     ]

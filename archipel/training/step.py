@@ -79,9 +79,11 @@ def step_graph(
         dropout: whether the model's Dropout drops, with masks from the inputs `seed` and `step`.
         per_example: gradients of single examples, clipped one by one (`training.per_example`).
         precision: "mixed", or `training.mixed` with other numbers: products in float16 with loss scaling.
-        kernels: write convolutions of trained weights, BatchNormalization and the gradients of these, of Relu and of
-            Clip as functions of the domain `archipel.kernels` with bodies of standard operators. ONNX Runtime runs the
-            kernel pack's operators in their place where `archipel[kernels]` is installed, and the bodies elsewhere.
+        kernels: write convolutions of trained weights, BatchNormalization, an LSTM's loop over time and the gradients
+            of these, of Relu and of Clip as functions of the domain `archipel.kernels` with bodies of standard
+            operators. ONNX Runtime runs the kernel pack's operators in their place where `archipel[kernels]` is
+            installed, and the bodies elsewhere. Not with `per_example`, whose examples run as lanes of standard
+            operators.
         recompute: "auto", or `training.recompute` with a budget of bytes: gradients compute parts of the forward pass
             once more instead of keeping their values, which takes less memory and more time. The gradients are the
             same. None: nothing is computed again, except what `autodiff.checkpoint` has marked in the model.
@@ -171,10 +173,13 @@ def check_options(
     whole("step_graph", "accumulate", accumulate, 1)
     check_batch_norm(batch_norm)
     check_recompute(recompute)
-    if recompute is not None and per_example is not None:
-        raise TrainingError("step_graph: recompute goes with gradients of whole batches; leave per_example out")
     flag("step_graph", "dropout", dropout)
     flag("step_graph", "kernels", kernels)
+    for name, given in (("recompute", recompute is not None), ("kernels", bool(kernels))):
+        if given and per_example is not None:
+            raise TrainingError(
+                f"step_graph: {name} goes with gradients of whole batches, not with per_example; leave one of them out"
+            )
     if precision not in ("float32", "mixed") and not isinstance(precision, Mixed):
         raise TrainingError(
             f"step_graph: precision must be 'float32', 'mixed' or training.mixed(...), is {precision!r}"

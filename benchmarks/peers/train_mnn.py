@@ -1,4 +1,7 @@
-"""A training step in MNN: expressions from its Python API, made anew in every step as its own examples do."""
+"""A training step in MNN: expressions from its Python API, made anew in every step as its own examples do.
+
+Networks of pictures alone: products of matrices, sigmoid, tanh and means cast their inputs, and a cast has no gradient.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class Network(nn.Module):
         weights = job.weights
         norms = {name.removesuffix(".running_mean") for name in weights if name.endswith(".running_mean")}
         dense = {name.removesuffix(".weight") for name, value in weights.items() if value.ndim == 2}
-        for name in dense - {"embedding", "tokens"}:
+        for name in dense:
             outputs, inputs = weights[f"{name}.weight"].shape
             layer = nn.linear(inputs, outputs)
             layer.load_parameters([_trainable(weights[f"{name}.bias"][None]), _trainable(weights[f"{name}.weight"])])
@@ -76,50 +79,8 @@ class Network(nn.Module):
     def relu6(self, x: Any) -> Any:
         return F.relu6(x)
 
-    def gelu(self, x: Any) -> Any:
-        return x * F.scalar(0.5) * (F.scalar(1.0) + F.erf(x * F.scalar(0.5**0.5)))
-
     def add(self, x: Any, y: Any) -> Any:
         return x + y
-
-    def embed(self, ids: Any, name: str) -> Any:
-        return F.gather(getattr(self, f"own.{name}.weight"), ids)
-
-    def parameter(self, name: str) -> Any:
-        return getattr(self, f"own.{name}")
-
-    def layer_norm(self, x: Any, name: str) -> Any:
-        centred = x - F.reduce_mean(x, [-1], True)
-        scale = F.rsqrt(F.reduce_mean(centred * centred, [-1], True) + F.scalar(1e-5))
-        return centred * scale * getattr(self, f"own.{name}.weight") + getattr(self, f"own.{name}.bias")
-
-    def lstm(self, x: Any, name: str) -> Any:
-        for layer in range(2):
-            own = [
-                getattr(self, f"own.{name}.{key}_l{layer}") for key in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-            ]
-            batch, time, _ = x.shape
-            hidden = self.shapes[f"{name}.weight_hh_l{layer}"][1]
-            rows = F.matmul(x, own[0], False, True) + own[2] + own[3]
-            h = c = F.const(np.zeros((batch, hidden), np.float32), [batch, hidden])
-            states = []
-            for row in F.unstack(rows, 1) if time > 1 else [rows]:
-                i, f, g, o = F.split(row + F.matmul(h, own[1], False, True), [hidden] * 4, 1)
-                c = F.sigmoid(f) * c + F.sigmoid(i) * F.tanh(g)
-                h = F.sigmoid(o) * F.tanh(c)
-                states.append(h)
-            x = F.stack(states, 1)
-        return x
-
-    def attention(self, x: Any, heads: int) -> Any:
-        batch, time, width = x.shape
-        width //= 3
-        parts = F.split(x, [width] * 3, 2)
-        q, k, v = (F.transpose(F.reshape(p, [batch, time, heads, width // heads]), [0, 2, 1, 3]) for p in parts)
-        later = np.triu(np.full((time, time), -1e9, np.float32), 1)
-        scores = F.matmul(q, k, False, True) * F.scalar((width // heads) ** -0.5) + F.const(later, later.shape)
-        mixed = F.matmul(F.softmax(scores, -1), v)
-        return F.reshape(F.transpose(mixed, [0, 2, 1, 3]), [batch, time, width])
 
 
 def _trainable(value: np.ndarray) -> Any:

@@ -40,6 +40,8 @@ std::unique_ptr<Kernel> make_normalization(const ort::Api* api, const ort::Kerne
 std::unique_ptr<Kernel> make_normalization_gradient(const ort::Api* api, const ort::KernelInfo* info, size_t threads);
 std::unique_ptr<Kernel> make_relu_gradient(const ort::Api* api, const ort::KernelInfo* info, size_t threads);
 std::unique_ptr<Kernel> make_clip_gradient(const ort::Api* api, const ort::KernelInfo* info, size_t threads);
+std::unique_ptr<Kernel> make_lstm(const ort::Api* api, const ort::KernelInfo* info, size_t threads);
+std::unique_ptr<Kernel> make_lstm_gradient(const ort::Api* api, const ort::KernelInfo* info, size_t threads);
 
 inline void require(bool holds, const char* message) {
   if (!holds) throw std::runtime_error(message);

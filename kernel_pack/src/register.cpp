@@ -87,7 +87,7 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
     ort::check_abi(api);
     const size_t threads = threads_of(api, options);
     // ONNX Runtime points to these for as long as any session lives, which nobody tells: they are never freed.
-    auto* operators = new std::array<Operator, 7>{
+    auto* operators = new std::array<Operator, 9>{
         Operator("Conv", archipel::make_convolution, 3, 1, 1, threads),
         Operator("ConvGradInput", archipel::make_input_gradient, 2, 0, 1, threads),
         Operator("ConvGradWeight", archipel::make_weight_gradient, 2, 0, 1, threads),
@@ -95,6 +95,8 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
         Operator("BatchNormGrad", archipel::make_normalization_gradient, 5, 0, 3, threads),
         Operator("ReluGrad", archipel::make_relu_gradient, 2, 0, 1, threads),
         Operator("ClipGrad", archipel::make_clip_gradient, 3, 0, 1, threads),
+        Operator("LSTM", archipel::make_lstm, 5, 0, 9, threads),
+        Operator("LSTMGrad", archipel::make_lstm_gradient, 11, 1, 4, threads),
     };
     void* domain = nullptr;
     ort::check(api, ort::call<ort::Status*, const char*, void**>(api, ort::kCreateCustomOpDomain, kDomain, &domain));

@@ -5,6 +5,13 @@
 
 namespace archipel {
 
+// One step of an LSTM, for `width` columns of a batch, up to `vectors` kLanes. What it keeps are rows of `hidden`, each
+// of `batch` elements, from the first of these columns on.
+struct LstmStep {
+  size_t hidden, batch, width, vectors;
+  float *i, *o, *f, *g, *squashed, *before, *h;
+};
+
 struct VectorLoops {
   // out[i] = bias + sum over k of w[k] * x[offsets[k] + i], for i below n. Reads and writes up to kSlack beyond n.
   void (*combine)(const float* x, const ptrdiff_t* offsets, const float* w, size_t taps, float bias, float* out,
@@ -30,6 +37,16 @@ struct VectorLoops {
                      float* out);
   // out = g where a and b are equal (without b: where a is not 0), else 0
   void (*choose)(const float* g, const float* a, const float* b, size_t n, float* out);
+  // out [rows, vectors kLanes] = a matrix times x [inner, vectors kLanes]. The matrix has `tiles` of rows_at_once /
+  // vectors rows, in each the columns one after the other.
+  void (*multiply)(const float* packed, size_t tiles, size_t inner, size_t vectors, const float* x, float* out);
+  // From the arguments of the gates, the panel [4 hidden, vectors kLanes], the next h and c; keeps the rest.
+  void (*lstm_cell)(const float* arguments, const LstmStep& step, float* h, float* c);
+  // From the gradients of h (that of this step's result by itself, or null) and c those of the arguments, as a panel
+  // and as rows of the batch, and of c before.
+  void (*lstm_cell_gradient)(const float* dy, const LstmStep& step, const float* dh, float* dc, float* panels,
+                             float* gates);
+  size_t rows_at_once;
 };
 
 constexpr size_t kLanes = 16;

@@ -35,8 +35,12 @@ def upload(tensor: TensorProto, place: str = "initializer") -> onnx.ModelProto:
         case "initializer":
             tensor.name = "stolen"
             nodes, initializers = [], [tensor]
-        case "subgraph":
-            body = helper.make_graph([constant], "body", [], [_value("stolen", TensorProto.UINT8, [64])])
+        case "subgraph" | "initializer of a subgraph":
+            made = [_value("stolen", TensorProto.UINT8, [64])]
+            body = helper.make_graph([constant], "body", [], made)
+            if place != "subgraph":
+                tensor.name = "stolen"
+                body = helper.make_graph([], "body", [], made, [tensor])
             yes = helper.make_tensor("yes", TensorProto.BOOL, [], [True])
             nodes = [
                 helper.make_node("Constant", [], ["yes"], value=yes),

@@ -124,6 +124,10 @@ def test_a_part_waits_for_the_gradients_behind_it() -> None:
         for node in twins:
             before = set(origins(node.outputs[0]))
             assert all(gradients[f"w{i}.grad"] in before for i in behind)
+    # Each part waits, with the one value that it starts from, for an element of a cotangent and of four gradients.
+    late = [node for node in graph if ".again/" in str(node.name)]
+    assert [len(node.inputs) for node in late if node.op_type == "Concat"] == [5, 5]
+    assert [node.op_type for node in late].count("Add") == 2
 
 
 @pytest.mark.parametrize("share", [0.9, 0.75])
@@ -163,7 +167,7 @@ def test_the_smallest_budget_that_an_error_names_is_reached() -> None:
         ({"at": ["w0"]}, "no node of the model computes a value 'w0'"),
         ({"at": []}, "at is empty"),
         ({"at": ["h1", "h1"]}, "at names h1 twice"),
-        ({"at": ["h1"], "budget_bytes": 10}, "budget_bytes goes with at='auto'"),
+        ({"at": ["h1"], "budget_bytes": 10}, "budget_bytes chooses the parts, and so do names in at"),
         ({"budget_bytes": 0}, "budget_bytes must be a whole number of bytes, 1 or more, is 0"),
         ({"budget_bytes": 1.5}, "budget_bytes must be a whole number of bytes, 1 or more, is 1.5"),
         ({"batch": 0}, "batch must be a whole number of examples, 1 or more, is 0"),

@@ -207,6 +207,18 @@ def test_a_rule_for_one_call() -> None:
     np.testing.assert_allclose(plain, (1 - np.tanh(a) ** 2) * (1 - a**2), rtol=1e-12)
 
 
+def test_a_rule_for_one_call_counts_before_one_of_forward_mode() -> None:
+    m = Model.from_proto(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+    agraph (double[n] x) => (double[n] y) { y = Mul (x, x) }""")
+    )
+    assert ("", "Mul") in autodiff.FORWARD
+    pushed = autodiff.jvp(m, of=["y"], wrt=["x"], rules={("", "Mul"): lambda ctx: [ctx.cotangent, None]})
+    moved = np.array([2.0, -1.0])
+    found = run(pushed, {"x": np.array([5.0, 7.0]), "x.tangent": moved})["y.tangent"]
+    np.testing.assert_array_equal(found, moved)
+
+
 FUNCTION = """<ir_version: 10, opset_import: ["" : 21, "test.custom" : 1]>
 agraph (double[n] x) => (double s) { y = test.custom.Doubled (x) s = ReduceSum <keepdims = 0> (y) }
 <opset_import: ["" : 21], domain: "test.custom">

@@ -6,10 +6,8 @@ import zlib
 
 import numpy as np
 import pytest
-from gradient_cases.case import Case
+from gradient_cases.case import Case, try_examples
 from gradient_cases.reference import evaluator
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from archipel import Model
 from archipel.autodiff import FORWARD, RULES, jvp, vjp
@@ -24,12 +22,7 @@ ROUNDED = {"Cast", "Celu", "DequantizeLinear", "LayerNormalization", "QuantizeLi
 @pytest.mark.parametrize("examples", [2, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
 def test_forward_mode(key: tuple[str, str], examples: int, gradient_cases: dict) -> None:
-    @settings(max_examples=examples, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-    @given(data=st.data())
-    def check(data: st.DataObject) -> None:
-        check_case(data.draw(gradient_cases[key]))
-
-    check()
+    try_examples(check_case, gradient_cases[key], examples)
 
 
 def check_case(case: Case) -> None:
@@ -91,16 +84,13 @@ def check_case(case: Case) -> None:
 def test_second_derivatives(key: tuple[str, str], examples: int, gradient_cases: dict) -> None:
     """Forward over reverse: the gradient's movement along a tangent, against differences of the gradient."""
 
-    @settings(max_examples=examples, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-    @given(data=st.data())
-    def check(data: st.DataObject) -> None:
-        case = data.draw(gradient_cases[key])
+    def check(case: Case) -> None:
         # As in PyTorch, x^0 is a constant: its second derivative in base and exponent is 0.
         constant = key[1] == "Pow" and case.inputs[1] is not None and np.any(case.inputs[1] == 0)
         if not case.single and key[1] not in ROUNDED and not constant:
             check_second(case)
 
-    check()
+    try_examples(check, gradient_cases[key], examples)
 
 
 def check_second(case: Case) -> None:

@@ -122,6 +122,17 @@ def test_inputs_outputs_and_zeros_as_residuals() -> None:
     assert [port.name for port in both[0].outputs] == ["y", "u", "u.residual"]
 
 
+def test_residuals_whose_names_are_taken() -> None:
+    proto = onnx.parser.parse_model(
+        HEAD + "agraph (double[n] x, double[n] z, double[n] r) => (double[n] y) { a = Mul (x, z) y = Mul (a, r) }"
+    )
+    proto.graph.input[2].name = proto.graph.node[1].input[1] = "z.residual"
+    at_point, linear = autodiff.linearize(Model.from_proto(proto), of=["y"], wrt=["x"])
+    found = run(at_point, {"x": np.array([1.0]), "z": np.array([5.0]), "z.residual": np.array([7.0])})
+    kept = {port.name: found[port.name] for port in linear.inputs[1:]}
+    assert run(linear, {"x.tangent": np.array([2.0])} | kept)["y.tangent"].tolist() == [70.0]
+
+
 def test_a_linear_model_is_differentiated_like_any_other() -> None:
     """Its transpose is the vjp: what each of the two gives for the same point."""
     m, rng = model(MODELS["network"]), np.random.default_rng(0)

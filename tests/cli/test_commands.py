@@ -101,6 +101,8 @@ def test_starting_needs_no_extra() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from archipel.cli.main import archipel as a;"
         "CliRunner().invoke(a, ['--help']); CliRunner().invoke(a, ['version']);"
+        # The process that watches over a server's others has no database.
+        "CliRunner().invoke(a, ['serve', 'start', '--help']);"
         "print([m for m in ('onnx', 'torch', 'flask', 'sqlalchemy', 'rich', 'onnxruntime') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -110,19 +112,15 @@ def test_version() -> None:
     assert run("version")[0].strip() == archipel.__version__ == importlib.metadata.version("archipel")
 
 
-def test_doctor_names_what_is_there() -> None:
-    out, _ = run("doctor")
-    for word in ("Python", "ONNX Runtime", "CPUExecutionProvider", "PyTorch", "device (base)", "convert", "server"):
-        assert word in out
-    # The development environment has every extra but the kernel pack, which the tests compile for themselves.
-    assert re.findall(r"missing: (.*)", out) in ([], ["archipel-kernels"])
-
-
-def test_doctor_tells_what_protects_and_tries_it(tmp_path: Path) -> None:
+def test_doctor_names_what_is_there_and_tries_what_protects(tmp_path: Path) -> None:
     (tmp_path / "device.key").touch(0o600)
     (tmp_path / "data.key").touch()
     (tmp_path / "data.key").chmod(0o644)
     out, _ = run("doctor", str(tmp_path))
+    for word in ("Python", "ONNX Runtime", "CPUExecutionProvider", "PyTorch", "device (base)", "convert", "server"):
+        assert word in out
+    # The development environment has every extra but the kernel pack, which the tests compile for themselves.
+    assert re.findall(r"missing: (.*)", out) in ([], ["archipel-kernels"])
     offers = kernel_offers()
     for name, holds in (
         ("graphs", True), ("processes", True), ("files", offers.landlock > 0), ("sockets", offers.seccomp),
@@ -220,7 +218,7 @@ def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
     import socket
 
     for name in ("publisher", "enrolment"):
-        run("keys", str(tmp_path / name))
+        b.save_public_key(b.generate_key(), tmp_path / f"{name}.pub")
     keys = ["--enrolment-key", str(tmp_path / "enrolment.pub"), "--publisher-key", str(tmp_path / "publisher.pub")]
     out, _ = run("serve", "init", str(tmp_path / "data"), *keys)
     assert "operator token" in out

@@ -397,6 +397,12 @@ REFUSED: list[tuple[str, dict[str, Any], type[ArchipelError], str]] = [
         "clips single examples itself; leave per_example out",
     ),
     (
+        "dpsgd",
+        {"step_options": {"kernels": True}},
+        ConversionError,
+        "clips those of single examples; leave kernels out",
+    ),
+    (
         "lora",
         {"strategy_options": {"targets": "norm.*"}},
         ConversionError,

@@ -111,6 +111,17 @@ def test_notes_say_what_was_decided(model: Model, tmp_path: Path) -> None:
     assert "devices train 2 new tensors (52 numbers) and 0 of the model's 6 (0 of 63)" in adapters
 
 
+def test_a_note_says_what_kernels_are_for(model: Model, tmp_path: Path) -> None:
+    with_kernels = {"step_options": {"kernels": True}}
+    # The convolution and the gradient of its weight, BatchNormalization and its gradient, and Relu's.
+    assert notes(made(model, tmp_path / "all", **with_kernels))[-1] == (
+        "the kernel pack has operators for 5 nodes of a step; devices without it run their bodies"
+    )
+    assert "the kernel pack has no operator for this model's training: kernels changes nothing" in notes(
+        made(model, tmp_path / "head", trainable="head.*", **with_kernels)
+    )
+
+
 def test_without_training_there_is_little_to_say(model: Model, tmp_path: Path) -> None:
     assert notes(convert(model, tmp_path / "b", signing=Signing(KEY))) == (
         "BatchNormalization: 1 of 1 are computed into the layers before them in predict",

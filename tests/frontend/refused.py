@@ -128,7 +128,7 @@ def truth_of_an_array(x):
     return -x
 
 
-@refused("a chained comparison of bool[2, 3]: join the two with np.logical_and", X)
+@refused("a chained comparison of bool[2, 3] is not supported; join the two with np.logical_and", X)
 def chained(x):
     return 0 < x < 1  # here
 

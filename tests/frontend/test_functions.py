@@ -17,7 +17,7 @@ import archipel
 from archipel import Model
 from archipel.frontend import table
 from archipel.graph import check_model
-from tests.frontend import algorithms, array_programs, calling, control_flow, named_programs
+from tests.frontend import algorithms, array_programs, calling, control_flow, named_programs, odd_programs
 from tests.frontend.cases import CASES, Case
 
 REFERENCE = {"if_else", "collatz", "return_from_inner_loop", "written_out_with_break", "promotion", "integer_arrays"}
@@ -63,7 +63,7 @@ def _called() -> tuple[set[Any], set[str]]:
     """NumPy's and math's functions that the programs call, and the names of methods."""
     functions: set[Any] = set()
     methods: set[str] = set()
-    for module in (algorithms, array_programs, calling, control_flow, named_programs):
+    for module in (algorithms, array_programs, calling, control_flow, named_programs, odd_programs):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue

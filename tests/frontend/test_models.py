@@ -240,3 +240,20 @@ def test_a_training_step() -> None:
 def test_a_lambda_within_another_one() -> None:
     made = (lambda: archipel.function(lambda x: x * 2, (X,)))()
     np.testing.assert_array_equal(runtime(made)({"x": X})[0], X * 2)
+
+
+def test_a_jump_is_its_condition() -> None:
+    """No If whose branches are true and false, and none for a test that is cheap to compute in vain."""
+
+    def grow(x):
+        count = 0
+        while count < 100:
+            x = x * 2
+            count += 1
+            if x.max() > 50:
+                break
+        return x, count
+
+    model = archipel.function(grow, (OFFSET,))
+    assert "If" not in {node.op_type for node in model.ir.graph.all_nodes()}
+    compare(runtime(model)({"x": OFFSET})[1], np.int64(6), "count")

@@ -11,12 +11,12 @@ import pytest
 
 import archipel
 from archipel.errors import FunctionError, GraphError
-from tests.frontend import refused, refused_in_place
+from tests.frontend import refused, refused_in_place, refused_syntax
 from tests.frontend.refused import REFUSED, Refused
 
 LINES = {
     module.__name__.rpartition(".")[2]: Path(module.__file__).read_text().splitlines()
-    for module in (refused, refused_in_place)
+    for module in (refused, refused_in_place, refused_syntax)
 }
 
 

@@ -7,11 +7,15 @@ import math
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 import archipel
 from archipel import Model, autodiff
+from archipel.graph.bodies import remove_unneeded
+from archipel.graph.body_shapes import infer_graph
+from archipel.graph.shapes import dims
 from archipel.graph.walk import captured_values
 
 
@@ -64,3 +68,38 @@ def test_plain_scans_compute_the_same() -> None:
     for found, other in zip(ReferenceEvaluator(plain.to_bytes()).run(None, feed), expected):
         np.testing.assert_allclose(found, other, rtol=1e-5)
     assert plain.plain_scans().to_bytes() == plain.to_bytes()
+
+
+def test_a_state_may_change_its_size_because_another_one_does() -> None:
+    """`late` is the other state one iteration before: that its size changes shows once the other's is known to."""
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 21]>
+    f (float[2] x, int64 k) => (float[a] y, float[b] z, float[2] u) {
+        y, z, u = Loop (k, , x, x, x) <
+            body = step (int64 i, bool go_in, float longer, float late, float same)
+                => (bool go, float longer_out, float late_out, float same_out) {
+                go = Identity (go_in)  longer_out = Concat <axis = 0> (longer, longer)
+                late_out = Identity (longer)  same_out = Neg (same)
+            }>
+    }""")
+    (node,) = model.graph
+    for level in model.graph.subgraphs():
+        for value in (*level.inputs[2:], *level.outputs[1:]):
+            value.shape = None
+    for value in node.outputs:
+        value.shape = None
+    infer_graph(model.graph)
+    assert [dims(value) for value in node.outputs] == [(None,), (None,), (2,)]
+
+
+def test_what_a_removed_loop_captures_is_read_no_more() -> None:
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["" : 21]>
+    f (float[2] x, float[2] w, int64 k) => (float[2] y) {
+        h = Loop (k, , x) <body = step (int64 i, bool go_in, float[2] s) => (bool go, float[2] t) {
+            go = Identity (go_in)  t = Mul (s, w)
+        }>
+        y = Neg (x)
+    }""")
+    x, w, k = model.graph.inputs
+    remove_unneeded(model.graph, model.graph.outputs)
+    assert [node.op_type for node in model.graph] == ["Neg"]
+    assert [len(value.uses()) for value in (x, w, k)] == [1, 0, 0]

@@ -95,3 +95,34 @@ def test_limits_are_those_of_the_standard_operators(model: Model) -> None:
     plain, outlined = limits(), limits(kernels=True)
     assert outlined.flops_per_example == plain.flops_per_example
     assert outlined.peak_bytes == pytest.approx(plain.peak_bytes, rel=0.02)
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.LSTM(3, 8, num_layers=2, batch_first=True)
+        self.head = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x)[0][:, -1])
+
+
+@pytest.mark.slow  # inspects, proves and signs a bundle
+def test_a_device_trains_an_lstm_with_the_pack(
+    pack: KernelPack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Functions whose bodies have loops are inspected, run by the pack or inlined, and train alike."""
+    torch.manual_seed(0)
+    options = Training(losses.cross_entropy(), optimizers.sgd(lr=0.5), step_options={"kernels": True})
+    recurrent = Model.from_torch(Recurrent(), torch.zeros(2, 6, 3))
+    made = convert(recurrent, tmp_path / "lstm", training=options, signing=Signing(Ed25519PrivateKey.generate()))
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((40, 6, 3), np.float32), rng.integers(0, 4, 40)
+    found = []
+    for installed in (pack, KernelPack(None, MISSING)):
+        monkeypatch.setattr("archipel.lite_runtime.engines.sessions.kernel_pack", lambda installed=installed: installed)
+        runtime = Runtime(made, threads=2)
+        found.append(runtime.fit(x, y, epochs=3, batch_size=20, seed=0).losses)
+        # A loop forwards and one backwards in each of two layers.
+        assert runtime.delegate_report().programs["train"].native_nodes() == (4 if installed is pack else 0)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)

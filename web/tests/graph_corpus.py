@@ -132,6 +132,7 @@ def _changed() -> Iterator[Case]:
         ("hexadecimal", external(offset="0x28"), "not a number of bytes"),
         ("leading_zero", external(offset="040"), "not a number of bytes"),
         ("space", external(offset=" 40"), "not a number of bytes"),
+        ("misaligned", external(offset="38"), "misaligned"),
         ("strings", external(dtype=TensorProto.STRING), "strings in another file"),
         ("complex", external(dtype=TensorProto.COMPLEX64), "data type 14"),
         ("undefined", external(dtype=0), "data type 0"),
@@ -238,6 +239,9 @@ def _models() -> Iterator[Case]:
     yield "function_deep_in_parts", parts.SerializeToString(), "more than 32 deep"
     yield "subgraph_deep", _nested(17), "more than 16 deep"
     yield "good_subgraphs", _nested(16), None
+    # Each function and the graph itself go 16 deep or less.
+    yield "subgraph_deep_in_functions", _nested(8, _nested(9)), "those of functions included"
+    yield "good_subgraphs_in_functions", _nested(8, _nested(8)), None
     yield "type_deep", _sequences(17), "more than 16 deep"
 
 
@@ -252,12 +256,15 @@ def _chain(length: int, times: int) -> bytes:
     return made.SerializeToString()
 
 
-def _nested(depth: int) -> bytes:
-    node = helper.make_node("Relu", ["a"], ["b"])
+def _nested(depth: int, function: bytes | None = None) -> bytes:
+    """Subgraphs within each other, in the innermost a call of a function with the nodes of another such model."""
+    node = helper.make_node("Relu" if function is None else "F", ["a"], ["b"], domain="own" if function else None)
     for _ in range(depth):
         node = helper.make_node("If", ["c"], ["d"], then_branch=helper.make_graph([node], "body", [], []))
     made = model()
     made.graph.node.append(node)
+    if function is not None:
+        _add_function(made, ModelProto.FromString(function).graph.node[-1])
     return made.SerializeToString()
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import onnx_ir as ir
 
+from archipel.autodiff.context import Described
 from archipel.errors import AutodiffError
 from archipel.graph.build import Attribute, Builder, Operand
 from archipel.graph.shapes import Dim, constant_array, dims
@@ -19,7 +20,7 @@ Size = int | ir.Value
 """A size: a number, or an int64 value [1]."""
 
 
-class LaneContext:
+class LaneContext(Described):
     """One node of the original graph, whose inputs are there for one lane, and the builder of the graph with lanes.
 
     A value is *batched* if it has another content in every lane; it then has the lanes as an additional first axis.
@@ -64,24 +65,12 @@ class LaneContext:
         """The content of an input, if the graph fixes it."""
         return constant_array(self.input(index)) if self.has(index) and not self.batched(index) else None
 
-    def attribute(self, name: str, default: Any) -> Any:
-        """An attribute's value, lists as `list`; `default`, which is to be ONNX's, if the node does not set it."""
-        attribute = self.node.attributes.get(name)
-        if attribute is None:
-            return default
-        value = attribute.value
-        return list(value) if isinstance(value, tuple) else value
-
     def used(self, index: int) -> bool:
         """Whether somebody reads this output."""
         if index >= len(self.node.outputs):
             return False
         value = self.node.outputs[index]
         return bool(value.uses()) or value.is_graph_output()
-
-    @property
-    def title(self) -> str:
-        return f"{self.node.op_type} {self.node.name!r}"
 
     def refuse(self, reason: str) -> NoReturn:
         raise AutodiffError(f"vmap: {self.title}: {reason}")

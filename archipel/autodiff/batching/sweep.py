@@ -204,15 +204,15 @@ class Sweep:
         where = f"vmap: {node.op_type} {node.name!r}"
         if node.op_type in UNEVEN:
             raise AutodiffError(
-                f"{where}: {UNEVEN[node.op_type]} another one in every lane, so the results have different sizes; "
+                f"{where}: {UNEVEN[node.op_type]} from lane to lane, so the results have different sizes; "
                 "leave what decides the size out of over"
             )
         for index in SIZES.get(node.op_type, ()):
             value = node.inputs[index] if index < len(node.inputs) else None
             if value is not None and value in self.batched:
                 raise AutodiffError(
-                    f"{where}: input {index} ({value.name!r}) decides the size of the result and is another one in "
-                    "every lane; leave what it depends on out of over"
+                    f"{where}: input {index} ({value.name!r}) decides the size of the result and differs "
+                    "from lane to lane; leave what it depends on out of over"
                 )
 
     def define(self, node: ir.Node, results: BatchedResults) -> None:

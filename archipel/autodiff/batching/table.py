@@ -27,17 +27,17 @@ BATCH_RULES: dict[str, BatchRule] = {}
 operator that is not listed runs lane by lane, in a Scan."""
 
 UNEVEN: dict[str, str] = {
-    "Range": "its inputs are",
-    "ConstantOfShape": "its input is",
-    "NonZero": "the number of elements that are not zero is",
-    "Compress": "the number of elements that the condition keeps is",
-    "Unique": "the number of different elements is",
-    "NonMaxSuppression": "the number of boxes that it keeps is",
-    "StringSplit": "the number of parts is",
-    "HannWindow": "its size is",
-    "HammingWindow": "its size is",
-    "BlackmanWindow": "its size is",
-    "MelWeightMatrix": "its inputs are",
+    "Range": "its inputs differ",
+    "ConstantOfShape": "its input differs",
+    "NonZero": "the number of elements that are not zero differs",
+    "Compress": "the number of elements that the condition keeps differs",
+    "Unique": "the number of different elements differs",
+    "NonMaxSuppression": "the number of boxes that it keeps differs",
+    "StringSplit": "the number of parts differs",
+    "HannWindow": "its size differs",
+    "HammingWindow": "its size differs",
+    "BlackmanWindow": "its size differs",
+    "MelWeightMatrix": "its inputs differ",
 }
 """Operators whose result has another size in every lane -> what decides the size."""
 
@@ -61,7 +61,7 @@ SIZES: dict[str, tuple[int, ...]] = {
     "STFT": (1, 3),
     "Slice": (3, 4),
 }
-"""Inputs that decide the size of the result, by position: they may not be another one in every lane. The starts and
+"""Inputs that decide the size of the result, by position: they may not differ from lane to lane. The starts and
 ends of Slice may, as long as all lanes take equally many."""
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
@@ -18,7 +19,10 @@ from archipel.autodiff.rules.recurrent import (
     differentiate_layer,
     unclipped_mask,
 )
+from archipel.autodiff.rules.recurrent_activation import named
 from archipel.graph.build import Builder
+from archipel.graph.outline import outline
+from archipel.graph.shapes import dtype_of
 
 
 @rule("", "LSTM")
@@ -40,6 +44,27 @@ class _Cell:
     states: int = 2
 
     def forward(self, d: Direction) -> Forward:
+        if not self._is_plain(d):
+            return self._forward(d, d.project(d.bias()))
+
+        def body(op: Builder, x: ir.Value, w: ir.Value, r: ir.Value, *initial: ir.Value) -> Values:
+            run = self._forward(replace(d, op=op, r=r, initial=list(initial)), op.MatMul(w, x))
+            return [*run.states, *run.final, *run.kept]
+
+        w, x = d.factors(d.bias())
+        h, last_h, last_c, *kept = outline(d.op, "LSTM", [x, w, d.r, *d.initial], body, reverse=int(d.backwards))
+        return Forward([h], [last_h, last_c], kept)
+
+    def _is_plain(self, d: Direction) -> bool:
+        """Whether the kernel pack has the cell's loops."""
+        return (
+            (self.clip is None and not self.input_forget and d.peepholes is None and not d.ragged)
+            and d.activations == tuple(map(named, self.functions))
+            and dtype_of(d.r) == ir.DataType.FLOAT
+        )
+
+    def _forward(self, d: Direction, a: ir.Value) -> Forward:
+        """The loop over w x + bias."""
         sigma, tanh, squash = d.activations
         parts = [3 * d.hidden, d.hidden]
         peepholes = _peepholes(d)
@@ -64,7 +89,7 @@ class _Cell:
             kept = [i, o, f, g, squashed, before, *([] if self.clip is None else [a_iof, a_g])]
             return [h, c], [*([c] if keep else []), *kept]
 
-        final, emitted = d.loop(step, d.initial, [d.project(d.bias())])
+        final, emitted = d.loop(step, d.initial, [a])
         cells, kept = (emitted[:1], emitted[1:]) if keep else ([], emitted)
         # h is not emitted: o tanh(c) as one product over all steps costs less than a copy of h out of each step.
         return Forward([d.op.Mul(kept[1], kept[4]), *cells], final, kept)
@@ -87,7 +112,29 @@ class _Cell:
         return op.Concat(a_i, a_o, a_f, axis=0), i, o, f, c
 
     def backward(self, d: Direction, run: Forward, cotangents: Cotangents) -> Backward:
-        """With da the gradient of (.): dc += dh o tanh'(c); da = (dc g, dh tanh(c), dc before, dc i) times the slopes
+        start, inputs = cotangents.start(d), None
+        if self._is_plain(d):
+            # Without columns the weights make a gradient of x without rows.
+            w = d.w if d.wants_inputs else d.op.constant(np.zeros((4 * d.hidden, 0), np.float32))
+
+            def body(op: Builder, *inputs: ir.Value) -> Values:
+                kept, (r, w, dh, dc, *dy) = list(inputs[:6]), inputs[6:]
+                given = Cotangents([dy[0] if dy else None, None], [dh, dc])
+                own = replace(d, op=op, r=r, w=w)
+                gates, initial = self._backward(own, Forward([], [], kept), given, [dh, dc])
+                return [gates, *initial, own.to_inputs(gates)]
+
+            given = [*run.kept, d.r, w, *start, *cotangents.given]
+            gates, *initial, inputs = outline(d.op, "LSTMGrad", given, body, reverse=int(d.backwards))
+        else:
+            gates, initial = self._backward(d, run, cotangents, start)
+        recurrent = [(d.columns(gates, 4 * d.hidden), d.previous(run.states[0]))]
+        return Backward(gates, recurrent, initial, _peephole_gradient(d, run, gates), inputs)
+
+    def _backward(self, d: Direction, run: Forward, cotangents: Cotangents, start: Values) -> tuple[ir.Value, Values]:
+        """The gradients of w x + bias and of the initial states.
+
+        With da the gradient of (.): dc += dh o tanh'(c); da = (dc g, dh tanh(c), dc before, dc i) times the slopes
         of the activations; dh of the step before = r^T da, its dc = f dc. The loop finds all factors computed.
         """
         factors = self._factors(d, run)
@@ -105,9 +152,8 @@ class _Cell:
             gates = op.Concat(op.Mul(dc, i), op.Mul(dh, o), op.Mul(dc, f), op.Mul(dc, g), axis=0)
             return [op.MatMul(weights, gates), op.Mul(dc, via_c)], [gates]
 
-        initial, (gates,) = d.loop(step, cotangents.start(d), [*factors, *cotangents.given], gradient=True)
-        recurrent = [(d.columns(gates, 4 * d.hidden), d.previous(run.states[0]))]
-        return Backward(gates, recurrent, initial, _peephole_gradient(d, run, gates))
+        initial, (gates,) = d.loop(step, start, [*factors, *cotangents.given], gradient=True)
+        return gates, initial
 
     def _factors(self, d: Direction, run: Forward) -> Values:
         """Six factors for each step: of dc, dh, dc, dc for the gates' gradients, of dh for its part of dc, of dc for

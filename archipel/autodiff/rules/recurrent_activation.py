@@ -97,6 +97,11 @@ class Activation:
         return self.kind.pull(op, y, g, self.alpha, self.beta)
 
 
+def named(name: str) -> Activation:
+    """The activation function of this name without parameters."""
+    return Activation(_KINDS[name.lower()])
+
+
 def activations(ctx: RuleContext, defaults: tuple[str, ...], directions: int) -> list[tuple[Activation, ...]]:
     """The activation functions of each direction (ONNX LSTM-14: activations, activation_alpha, activation_beta).
 

@@ -18,7 +18,7 @@ MAX_GRAPH_BYTES = 64 << 20
 MAX_NODES = 500_000
 """Nodes of a graph once every call of a function is replaced by its body, as ONNX Runtime does."""
 MAX_DEPTH = 16
-"""Subgraphs within subgraphs, types within types."""
+"""Subgraphs within subgraphs, those of called functions included; types within types."""
 MAX_CALL_DEPTH = 32
 METADATA_PREFIX = "archipel."
 _RESERVED_DOMAINS = ("ai.onnx", "com.microsoft", "com.ms", "org.pytorch")
@@ -28,11 +28,19 @@ Name = tuple[str, str, str]
 """A function's domain, name and overload."""
 
 
+class _Calls(NamedTuple):
+    """How often a function calls another, and within how many subgraphs at most."""
+
+    times: int
+    depth: int
+
+
 class _Expanded(NamedTuple):
-    """A function with all that it calls: the nodes, and how many calls deep it goes."""
+    """A function with all that it calls: the nodes, how many calls deep it goes, and how many subgraphs deep."""
 
     nodes: int
     below: int
+    depth: int
 
 
 class _Scope(NamedTuple):
@@ -68,9 +76,10 @@ class _Walk:
         self._weights = weights
         self._functions: dict[Name, dict[str, Any]] = {}
         self._domains: set[str] = set()
-        # Per function (None: the main graph): the number of its own nodes, and how often it calls which function.
+        # Per function (None: the main graph): its own nodes, how many subgraphs deep they go, and which ones it calls.
         self._nodes: dict[Name | None, int] = {}
-        self._calls: dict[Name | None, dict[Name, int]] = {}
+        self._depths: dict[Name | None, int] = {}
+        self._calls: dict[Name | None, dict[Name, _Calls]] = {}
 
     def model(self) -> None:
         reader, where = self._reader, self._where
@@ -121,16 +130,20 @@ class _Walk:
             self._attribute(span, scope, where)
         for span in function.get("value_info", []):
             self._value_info(span, where)
-        self._begin(name)
+        self._begin(scope)
         for span in function.get("node", []):
             self._node(span, scope)
 
-    def _begin(self, name: Name | None) -> None:
+    def _begin(self, scope: _Scope) -> None:
+        name = scope.function
         self._nodes.setdefault(name, 0)
         self._calls.setdefault(name, {})
+        self._depths[name] = max(scope.depth, self._depths.get(name, 0))
 
-    def _expanded(self, name: Name | None, known: dict[Name | None, _Expanded], path: tuple[Name | None, ...]) -> int:
-        """The number of nodes of a function with all that it calls, kept in `known`. `path` leads to this call."""
+    def _expanded(
+        self, name: Name | None, known: dict[Name | None, _Expanded], path: tuple[Name | None, ...]
+    ) -> _Expanded:
+        """A function with all that it calls, kept in `known`. `path` leads to this call."""
         # 20 functions that each call the next one three times are a small file, but 3^20 nodes once they are inlined.
         if name in path:
             raise UnsafeGraphError(f"{self._where}: function {_shown(name)} calls itself, in one step or in several")
@@ -139,11 +152,21 @@ class _Walk:
             raise UnsafeGraphError(f"{self._where}: functions call each other more than {MAX_CALL_DEPTH} deep")
         if name not in known:
             calls = self._calls[name]
-            total = self._nodes[name] + sum(n * self._expanded(to, known, (*path, name)) for to, n in calls.items())
+            total, below, depth = self._nodes[name], 0, self._depths[name]
+            for to, call in calls.items():
+                called = self._expanded(to, known, (*path, name))
+                total += call.times * called.nodes
+                below = max(below, 1 + called.below)
+                depth = max(depth, call.depth + called.depth)
             if total > MAX_NODES:
                 raise UnsafeGraphError(f"{self._where}: more than {MAX_NODES} nodes, calls of functions included")
-            known[name] = _Expanded(total, max((1 + known[to].below for to in calls), default=0))
-        return known[name].nodes
+            # ONNX Runtime takes minutes and gigabytes for a few hundred subgraphs within each other.
+            if depth > MAX_DEPTH:
+                raise UnsafeGraphError(
+                    f"{self._where}: subgraphs more than {MAX_DEPTH} deep, those of functions included"
+                )
+            known[name] = _Expanded(total, below, depth)
+        return known[name]
 
     def _imports(self, owner: dict[str, Any], where: str) -> bool:
         """Whether the standard operators are among the imports."""
@@ -171,7 +194,7 @@ class _Walk:
         reader, where = self._reader, scope.where
         graph = reader.read(schema.GRAPH, span)
         self._metadata(graph, where)
-        self._begin(scope.function)
+        self._begin(scope)
         for tensor in graph.get("initializer", []):
             self._tensor(tensor, where, "initializer")
         for part in ("input", "output", "value_info"):
@@ -200,7 +223,8 @@ class _Walk:
                     "standard operator or a function of the graph's own. Do not use this bundle"
                 )
             calls = self._calls[scope.function]
-            calls[name] = calls.get(name, 0) + 1
+            times, depth = calls.get(name, (0, 0))
+            calls[name] = _Calls(times + 1, max(depth, scope.depth))
         if "metadata_props" in node:
             self._metadata(node, self._node_name(node, scope))
         attributes = node.get("attribute")

@@ -38,7 +38,8 @@ def check_tensor(reader: Reader, tensor: dict[str, Any], where: str, weights: tu
             raise UnsafeGraphError(f"{where}: its bytes are in another file and in {held[0]} as well; expected one")
         if data_type == STRING:
             raise UnsafeGraphError(f"{where}: strings in another file; they can only be in the graph itself")
-        _check_external(_entries(reader, tensor.get("external_data", []), where), nbytes, where, weights)
+        entries = _entries(reader, tensor.get("external_data", []), where)
+        _check_external(entries, nbytes, max(bits // 8, 1), where, weights)
         return
     if location != 0 or "external_data" in tensor:
         raise UnsafeGraphError(f"{where}: data_location {location} and external_data contradict each other")
@@ -97,7 +98,9 @@ def _entries(reader: Reader, spans: list[tuple[int, int]], where: str) -> dict[s
     return entries
 
 
-def _check_external(entries: dict[str, str], nbytes: int, where: str, weights: tuple[str, int]) -> None:
+def _check_external(
+    entries: dict[str, str], nbytes: int, item_bytes: int, where: str, weights: tuple[str, int]
+) -> None:
     file, size = weights
     if entries["location"] != file:
         raise UnsafeGraphError(
@@ -112,3 +115,6 @@ def _check_external(entries: dict[str, str], nbytes: int, where: str, weights: t
         raise UnsafeGraphError(f"{where}: {length} bytes of {file}, dtype and shape need {nbytes}")
     if offset + length > size:
         raise UnsafeGraphError(f"{where}: bytes {offset} to {offset + length} of {file}, which has {size}")
+    # Runtimes map the file and compute in place, in loops that expect whole elements.
+    if offset % item_bytes:
+        raise UnsafeGraphError(f"{where}: misaligned: byte {offset} of {file} is not a multiple of {item_bytes}")

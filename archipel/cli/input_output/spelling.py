@@ -39,7 +39,8 @@ def argument_rules(arguments: Mapping[str, str], groups: Sequence[str]) -> list[
         # Not inside an option's own value, such as `--strategy-option seed=1` or `proximal:anchor=start`.
         rule(rf"(?<![\w.:=-])(?<!-option )(?P<name>{names})=(?:{_VALUE})", option),
         rule(rf"^(?:(?:{'|'.join(groups)}): )*(?P<name>{names})(?=: )", lambda match: arguments[match["name"]]),
-        rule(rf"^(?:(?:{'|'.join(groups)}): )+(?P<name>{names})(?= must| is )", lambda match: arguments[match["name"]]),
+        rule(rf"^(?:(?:{'|'.join(groups)}): )+(?P<name>{names})(?= must| is | goes )",
+             lambda match: arguments[match["name"]]),
         rule(r"(?<![\w.:='\"/-])(?<!-option )(?P<name>[a-z]+(?:_[a-z]+)+)(?![\w.='\"/])",
              lambda match: arguments.get(match["name"], match["name"])),
     ]  # fmt: skip

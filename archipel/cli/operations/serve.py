@@ -13,8 +13,9 @@ import click
 from archipel.bundle import load_public_key
 from archipel.cli.input_output.publisher_keys import allow_development, offer_option
 from archipel.durable import creating
-from archipel.server import back_up, copy_files, init_data_folder, load_settings, supervise
-from archipel.server import restore as restore_backup
+from archipel.server import init_data_folder, load_settings
+
+# What needs the database is imported by the commands that do: not by `start`, which leaves that to its children.
 
 
 @click.group()
@@ -96,6 +97,8 @@ def start(folder: Path, **given: Any) -> None:
     archipel serve start federation --host 0.0.0.0 --port 8470
     archipel serve start federation --demo
     """
+    from archipel.server import supervise
+
     overrides = {name: value for name, value in given.items() if value is not None}
     supervise(load_settings(folder, **overrides), announce=lambda line: click.echo(line))
 
@@ -112,6 +115,8 @@ def copy(folder: Path, blobs: str) -> None:
     A relative path starts in the working directory. After an interruption run the command again. The server uses the
     copy once its setting `blobs` names it.
     """
+    from archipel.server import copy_files
+
     # A relative path in the settings would start in the data folder, not in the working directory.
     if "://" not in blobs:
         blobs = os.path.abspath(blobs)
@@ -136,6 +141,8 @@ def backup(folder: Path, target: Path) -> None:
     PostgreSQL has its own tools for its databases. Dump the database first, then run this command:
         pg_dump --format=custom --file=archipel.dump DATABASE
     """
+    from archipel.server import back_up
+
     report = back_up(load_settings(folder), target)
     click.echo(f"{target}: {report.files} files ({report.bytes} bytes), all have their digests")
     if not report.database:
@@ -152,6 +159,8 @@ def restore(backup: Path, folder: Path) -> None:
     \b
     archipel serve restore backup-1 federation-2
     """
+    from archipel.server import restore as restore_backup
+
     report = restore_backup(backup, folder)
     click.echo(f"{folder}: {report.files} files ({report.bytes} bytes), all have their digests")
     if not report.database:

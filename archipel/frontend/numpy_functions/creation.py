@@ -83,7 +83,7 @@ def array(e: Emitter, a: Any, dtype: Any = None) -> Tensor:
     if isinstance(a, tuple | list):
         parts = [array(e, item) for item in a]
         if not parts:
-            refuse("an empty array; use np.zeros((0,))")
+            refuse("an empty list has no type; use np.zeros((0,))")
         found = stack(e, parts)
     elif isinstance(a, Rows):
         found = a.tensor

@@ -275,7 +275,7 @@ def _copy(e: Emitter, a: Any, order: Any = "C") -> Tensor:
 
 def _item(e: Emitter, a: Tensor) -> Tensor:
     if a.rank:
-        refuse("item of an array with axes; index it")
+        refuse("item of an array with axes is not supported; index it")
     kind: type = {"f": float, "i": int, "b": bool}[a.dtype.kind]
     return e.cast(a, {float: np.float64, int: np.int64, bool: np.bool_}[kind], kind)
 

@@ -23,7 +23,7 @@ def dot(e: Emitter, a: Any, b: Any) -> Tensor:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or not a.rank or not b.rank:
         return operators.multiply(e, as_array(e, a), as_array(e, b))
     if b.rank > 2:
-        refuse(f"np.dot with {describe(b)}; use np.matmul or np.einsum")
+        refuse(f"np.dot with {describe(b)} is not supported; use np.matmul or np.einsum")
     return operators.matmul(e, a, b)
 
 
@@ -44,7 +44,7 @@ def inner(e: Emitter, a: Any, b: Any) -> Tensor:
 @numpy_name("trace")
 def trace(e: Emitter, a: Any) -> Tensor:
     if not isinstance(a, Tensor) or a.rank != 2:
-        refuse(f"np.trace of {describe(a)}; use np.einsum")
+        refuse(f"np.trace of {describe(a)} is not supported; use np.einsum")
     return einsum(e, "ii->", a)
 
 
@@ -54,7 +54,7 @@ def einsum(e: Emitter, subscripts: Any, *operands: Any) -> Tensor:
         refuse("np.einsum takes its subscripts as text, such as 'ij,jk->ik'")
     dtype, _ = e.common_type(*operands)
     if dtype == BOOL:
-        refuse("np.einsum of truth values; use .astype")
+        refuse("np.einsum of truth values is not supported; use .astype")
     equation = subscripts.replace(" ", "")
     _check(equation, operands)
     return Tensor(e.op.Einsum(*(e.value(x, dtype) for x in operands), equation=equation))

@@ -110,7 +110,7 @@ def _place(op_type: str) -> Callable[..., Tensor]:
             array = e.cast(array, np.int32)
         if axis is None:
             if keepdims is not False:
-                refuse("argmax over all axes with keepdims; give an axis")
+                refuse("argmax over all axes with keepdims is not supported; give an axis")
             array, axis = e.reshape(array, [-1]), 0
         at = normal_axis(as_int(axis, "axis"), array.rank)
         return Tensor(e.op(op_type, e.value(array), axis=at, keepdims=int(bool(keepdims))))
@@ -137,7 +137,7 @@ def norm(e: Emitter, x: Any, ord: Any = None, axis: Any = None, keepdims: Any = 
     if array.dtype.kind != "f":
         array = astype(e, array, np.float64)
     if isinstance(axis, tuple) and len(axis) != 1 and ord is not None:
-        refuse("np.linalg.norm of matrices with ord; leave ord out (the Frobenius norm)")
+        refuse("np.linalg.norm of matrices with ord is not supported; leave ord out (the Frobenius norm)")
     if axis is None and ord is not None and array.rank != 1:
         refuse(f"np.linalg.norm of {describe(array)} with ord needs an axis")
     if ord in (None, 2):

@@ -17,7 +17,7 @@ from archipel.frontend.values import Tensor, describe, refuse
 @numpy_name("reshape")
 def reshape(e: Emitter, a: Any, shape: Any, order: str = "C") -> Tensor:
     if order != "C":
-        refuse(f"reshape in order {order!r}; transpose, then reshape")
+        refuse(f"reshape in order {order!r} is not supported; transpose, then reshape")
     return e.reshape(as_array(e, a), as_sizes(shape))
 
 

@@ -2,7 +2,7 @@
 
 It measures with the caller's own arrays, once a process for each graph and number of threads: each engine runs them
 several times, in turns. A training step reads one set of buffers and writes another, so repeating it changes nothing.
-An engine whose answers differ from ONNX Runtime's is left out.
+An engine that fails, or whose answers differ from ONNX Runtime's, is left out.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from archipel.errors import RuntimeProgramError
 from archipel.lite_runtime.engines.delegates import ProgramPlacement, Skipped
-from archipel.lite_runtime.engines.session import Arrays, ProgramSession
+from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 
 ROUNDS, MOST_SECONDS = 7, 2.0
 TOLERANCE = 1e-3
@@ -44,10 +45,16 @@ class FastestSession(ProgramSession):
 
     @property
     def native(self) -> Any:
-        return next(iter(self._sessions.values())).native
+        return self._first.native
+
+    @property
+    def _first(self) -> ProgramSession:
+        """The one that is left, or ONNX Runtime's."""
+        return next(iter(self._sessions.values()))
 
     def run(self, outputs: Sequence[str], feed: Mapping[str, Any]) -> list[np.ndarray]:
-        if self._chosen is None:
+        # A run without examples says nothing about the engines.
+        if self._chosen is None and all(np.size(array) for array in feed.values()):
             answers: dict[str, list[np.ndarray]] = {}
 
             def call(name: str, session: ProgramSession) -> Callable[[], list[np.ndarray]]:
@@ -60,13 +67,18 @@ class FastestSession(ProgramSession):
             with self._lock:
                 if self._chosen is None:
                     self._choose({name: call(name, each) for name, each in self._sessions.items()})
-        assert self._chosen is not None
-        return self._chosen.run(outputs, feed)
+        return self._first.run(outputs, feed)
 
     def bind(self, inputs: Arrays, outputs: Arrays) -> Callable[[], None]:
-        if self._chosen is not None:
-            return self._chosen.bind(inputs, outputs)
-        bound = {name: session.bind(inputs, outputs) for name, session in self._sessions.items()}
+        bound: dict[str, Callable[[], None]] = {}
+        with self._lock:
+            for name, session in list(self._sessions.items()):
+                try:
+                    bound[name] = session.bind(inputs, outputs)
+                except RuntimeProgramError as error:
+                    if session is self._first:
+                        raise
+                    self._leave_out(name, str(error))
 
         def answer(name: str) -> Callable[[], list[np.ndarray]]:
             def run() -> list[np.ndarray]:
@@ -78,7 +90,7 @@ class FastestSession(ProgramSession):
         def run() -> None:
             with self._lock:
                 if self._chosen is None:
-                    self._choose({name: answer(name) for name in bound})
+                    self._choose({name: answer(name) for name in bound if name in self._sessions})
             for name in set(bound) - set(self._sessions):
                 del bound[name]
             [last] = bound.values()
@@ -101,19 +113,25 @@ class FastestSession(ProgramSession):
         first, *others = calls
         expected = [array.copy() for array in calls[first]()]
         for name in others:
-            worst = _difference(calls[name](), expected)
-            if not worst <= TOLERANCE:
-                self._left_out.append(Skipped(name, self.name, f"its answers differ by {worst:.2g} from {first}'s"))
-        wrong = {each.delegate for each in self._left_out}
-        times = measure({name: call for name, call in calls.items() if name not in wrong})
+            try:
+                worst = difference(calls[name](), expected)
+            except RuntimeProgramError as error:
+                self._leave_out(name, str(error))
+            else:
+                if worst > TOLERANCE:
+                    self._leave_out(name, f"its answers differ by {worst:.2g} from {first}'s")
+        times = measure({name: call for name, call in calls.items() if name in self._sessions})
         best = min(times, key=lambda name: times[name])
         for name, seconds in times.items():
             if name != best:
                 told = f"slower here: {1e3 * seconds:.3g} ms a run, {best} {1e3 * times[best]:.3g} ms"
-                self._left_out.append(Skipped(name, self.name, told))
-        self._chosen = self._sessions[best]
-        self._sessions = {best: self._chosen}
+                self._leave_out(name, told)
+        self._chosen = self._first
         self._decided(best)
+
+    def _leave_out(self, name: str, reason: str) -> None:
+        self._left_out.append(Skipped(name, self.name, reason))
+        del self._sessions[name]
 
 
 def measure(calls: Calls) -> dict[str, float]:
@@ -131,12 +149,15 @@ def measure(calls: Calls) -> dict[str, float]:
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def _difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+def difference(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
+    """The largest one of any array; infinite where other elements are finite, or whole numbers are not the same."""
     worst = 0.0
-    for array, other in zip(found, expected):
-        if other.dtype.kind != "f" or other.size == 0 or not np.isfinite(other).all():
-            continue
-        worst = max(worst, float(np.abs(array - other).max()) / max(1.0, float(np.abs(other).max())))
-        if np.isnan(array).any():
-            return float("nan")
+    for array, other in zip(found, expected, strict=True):
+        floating = other.dtype.kind == "f"
+        finite = np.isfinite(other) if floating else np.array(True)
+        if array.shape != other.shape or not np.array_equal(np.isfinite(array) if floating else array == other, finite):
+            return np.inf
+        if floating and finite.any():
+            scale = max(1.0, float(np.abs(other[finite]).max()))
+            worst = max(worst, float(np.abs(array[finite] - other[finite]).max()) / scale)
     return worst

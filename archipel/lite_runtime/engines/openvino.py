@@ -22,7 +22,7 @@ import numpy as np
 
 from archipel.errors import RuntimeProgramError, one_line
 from archipel.lite_runtime.engines.delegates import NodePlacement, ProgramPlacement
-from archipel.lite_runtime.engines.session import Arrays, ProgramSession
+from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
 
 NAME = "openvino"
@@ -69,6 +69,7 @@ class OpenVINOSession(ProgramSession):
             **({"INFERENCE_NUM_THREADS": str(threads), "NUM_STREAMS": "1"} if self._device == "CPU" else {}),
             **{key: value for key, value in options.items() if key != "device"},
         }
+        _try(self._device, tuple(self._properties.items()))
         try:
             # By this name, so that nothing but an ONNX file is read, whatever the file is called or begins with.
             reader = ov.frontend.FrontEndManager().load_by_framework("onnx")
@@ -128,6 +129,12 @@ class OpenVINOSession(ProgramSession):
     def _plan(self, shapes: Shapes) -> tuple[Any, bool]:
         plan = self._plans.get(shapes)
         if plan is None:
+            for name, shape in shapes:
+                if 0 in shape:
+                    raise RuntimeProgramError(
+                        f"program {self.name!r}: {name!r} has no elements (shape {list(shape)}), and OpenVINO cannot "
+                        "plan for that; give at least one example, or leave the delegate out"
+                    )
             ov = import_openvino()
             model = self.native.clone()
             model.reshape({name: list(shape) for name, shape in shapes})
@@ -290,12 +297,15 @@ def _why_not_converted(error: Exception) -> str:
 
 def _last_words(text: str) -> str:
     """What OpenVINO says, without the files and lines of its source that come first."""
-    said = re.split(r"(?:failed|Exception from|While validating ONNX node) \S+ ?|failed at \S+\.cpp:\d+: ", text)[-1]
+    said = re.split(
+        r"(?:failed|Exception from|While validating ONNX node) \S+ ?|(?:failed at )?\S+\.[ch]pp:\d+: ", text
+    )[-1]
     return one_line(said or text)
 
 
 @cache
 def import_openvino() -> Any:
+    """The package. Raises Refusal where it is broken."""
     # When it is imported it writes a number that identifies the user to a file in the home folder, to send it with
     # statistics of use. OpenVINO does without it, and a device says nothing about itself.
     told = sys.modules.setdefault(_TELEMETRY, None)  # type: ignore[arg-type]
@@ -304,6 +314,8 @@ def import_openvino() -> Any:
         import openvino.frontend
         import openvino.opset13
         import openvino.utils
+    except (ImportError, OSError) as error:
+        raise Refusal(f"the package cannot be imported: {one_line(error)}; install it again") from None
     finally:
         if told is None:
             del sys.modules[_TELEMETRY]
@@ -313,6 +325,17 @@ def import_openvino() -> Any:
 @cache
 def _core() -> Any:
     return import_openvino().Core()
+
+
+@cache
+def _try(device: str, properties: tuple[tuple[str, str], ...]) -> None:
+    """Plan a tiny graph. Raises Refusal for a device that is not there, or properties that it does not have."""
+    ov = import_openvino()
+    x = ov.opset13.parameter([1], np.float32)
+    try:
+        _core().compile_model(ov.Model([ov.opset13.relu(x)], [x]), device, dict(properties))
+    except error_types() as error:
+        raise Refusal(f"device {device!r}: {_last_words(' '.join(str(error).split()))}") from None
 
 
 @cache

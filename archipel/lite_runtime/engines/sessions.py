@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from archipel.lite_runtime.engines.delegates import (
 from archipel.lite_runtime.engines.fastest import FastestSession
 from archipel.lite_runtime.engines.kernels import calls_kernels, kernel_pack
 from archipel.lite_runtime.engines.openvino import OpenVINOSession, Refusal, import_openvino
-from archipel.lite_runtime.engines.session import ProgramSession
+from archipel.lite_runtime.engines.program_session import ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
 
 _FASTEST: dict[tuple[str, int], str] = {}
@@ -372,7 +373,8 @@ def import_engines(delegates: Delegates) -> None:
     """Import what would run graphs for these delegates now, and not with the first session."""
     error_types()
     if engines(delegates):
-        import_openvino()
+        with suppress(Refusal):  # the session of each program says why
+            import_openvino()
 
 
 @cache

@@ -106,6 +106,7 @@ def test_devices_refuse_though_the_server_skips_its_rules(fleet: Federation, mon
     refused = [agent for number, agent in enumerate(fleet.agents) if number != 3]
 
     def all_refused() -> bool:
+        fleet.end_rests()
         return all(any("differ by 1 from" in entry.reason for entry in agent.rounds) for agent in refused)
 
     fleet.run(fleet.agents, all_refused)
@@ -179,6 +180,8 @@ def test_a_population_is_asked_so_many_times(
     monkeypatch.setattr(queries, "budget", lambda session, task, *, now: queries.Budget(0, 2, 30))
 
     def all_refused() -> bool:
+        # A round ends with the first devices that leave it, so that the others refuse the next one.
+        fleet.end_rests()
         return all("was in 2 evaluations and analyses" in agent.rounds[-1].reason for agent in agents)
 
     fleet.run(agents, lambda: all_refused() or any(each.phase == "committed" for each in fleet.rounds(more)))

@@ -91,6 +91,23 @@ def calls_that_overflow_the_stack(model: onnx.ModelProto) -> None:
             model.graph.node.append(helper.make_node(f"F{number}", ["x"], [f"y{number}"], domain="own"))
 
 
+def subgraphs_of_functions(model: onnx.ModelProto) -> None:
+    """31 functions, each calling the next one within 16 subgraphs: ONNX Runtime took 17 s and 735 MB to load it."""
+    value = helper.make_tensor_value_info
+    for number in range(31):
+        last = number == 30
+        nodes = [helper.make_node("Relu" if last else f"F{number + 1}", ["a"], ["r0"], domain=None if last else "own")]
+        for depth in range(16):
+            branches = {
+                "then_branch": helper.make_graph(nodes, "t", [], [value(f"r{depth}", TensorProto.FLOAT, None)]),
+                "else_branch": helper.make_graph(nodes[:0], "e", [], [value("a", TensorProto.FLOAT, None)]),
+            }
+            nodes = [helper.make_node("If", ["c"], [f"r{depth + 1}"], **branches)]
+        opsets = [helper.make_opsetid("", 21), helper.make_opsetid("own", 1)]
+        yes = helper.make_node("Constant", [], ["c"], value=helper.make_tensor("yes", TensorProto.BOOL, [], [True]))
+        model.functions.append(helper.make_function("own", f"F{number}", ["a"], ["r16"], [yes, *nodes], opsets))
+
+
 def training(model: onnx.ModelProto) -> None:
     model.training_info.add()
 
@@ -120,14 +137,28 @@ def huge(model: onnx.ModelProto) -> None:
     model.graph.initializer.add(name="h", data_type=TensorProto.FLOAT, dims=[1 << 40])
 
 
+def misplaced(model: onnx.ModelProto) -> None:
+    """Elements across their borders: loops that move whole ones fault."""
+    tensor = external("w", "weights.safetensors", 32, TensorProto.FLOAT)
+    tensor.dims[:] = [8]
+    tensor.external_data[1].value = "1"
+    model.graph.initializer.append(tensor)
+
+
+def huge_in_a_body(model: onnx.ModelProto) -> None:
+    tensor = TensorProto(name="h", data_type=TensorProto.FLOAT, dims=[1 << 20, 1 << 20], raw_data=bytes(8))
+    body = helper.make_graph([], "body", [], [], [tensor])
+    model.graph.node.append(helper.make_node("Loop", ["", ""], [], body=body))
+
+
 def not_its_bytes(model: onnx.ModelProto) -> None:
     model.graph.initializer.add(name="h", data_type=TensorProto.FLOAT, dims=[3], raw_data=bytes(8))
 
 
 CHANGES: list[Change] = [
     vendor, context, classical, not_in_any_runtime, other_opset, takes_a_vendors_name, forbidden_inside_a_function,
-    circle, bomb, calls_that_overflow_the_stack, training, configuration, sparse, larger_than_the_file,
-    longer_than_its_shape, two_sources, huge, not_its_bytes,
+    circle, bomb, calls_that_overflow_the_stack, subgraphs_of_functions, misplaced, huge_in_a_body, training,
+    configuration, sparse, larger_than_the_file, longer_than_its_shape, two_sources, huge, not_its_bytes,
 ]  # fmt: skip
 
 

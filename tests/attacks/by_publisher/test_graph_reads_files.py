@@ -26,7 +26,7 @@ from archipel.lite_runtime.slots.model_slots import Slots
 from tests.attacks.sandbox_bundles import SECRET, device_key, external, public, signed, upload
 
 X = np.zeros(3, np.float32)
-PLACES = ("initializer", "constant", "subgraph", "function")
+PLACES = ("initializer", "constant", "subgraph", "initializer of a subgraph", "function")
 
 
 @pytest.fixture

@@ -102,6 +102,7 @@ CASES = {
     "loop with counts": (LOOP, {"x": X, "n": np.array([0, 1, 5, 3]), "start": np.array(True)}, ["x", "n"]),
     "loop with starts": (LOOP, {"x": X, "n": np.array(3), "start": FLAGS}, ["x", "start"]),
     "stacked": (STACKED, {"x": X, "w": X[0], "n": np.array(4)}, ["x"]),
+    "stacked, no iteration": (STACKED, {"x": X, "w": X[0], "n": np.array(0)}, ["x"]),
     "stacked, captured": (STACKED, {"x": X[0], "w": X, "n": np.array(4)}, ["w"]),
     "scan over rows": (SCAN, {"start": X[0], "rows": ROWS, "w": X[1]}, ["rows"]),
     "scan over columns": (COLUMNS, {"start": X[0], "rows": ROWS.transpose(0, 2, 1), "w": X[1]}, ["rows"]),

@@ -6,9 +6,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from gradient_cases.case import Case
+from gradient_cases.case import Case, try_examples
 from gradient_cases.reference import evaluator
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from archipel import Model
@@ -30,8 +29,6 @@ TUPLES = {"GatherND", "ScatterND", "Slice"}
 @pytest.mark.parametrize("examples", [2, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
 def test_vmap(key: tuple[str, str], examples: int, gradient_cases: dict) -> None:
-    @settings(max_examples=examples, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
-    @given(data=st.data())
     def check(data: st.DataObject) -> None:
         case = data.draw(gradient_cases[key])
         candidates = [
@@ -44,7 +41,7 @@ def test_vmap(key: tuple[str, str], examples: int, gradient_cases: dict) -> None
         chosen = data.draw(st.sets(st.sampled_from(candidates), min_size=1))
         check_case(case, chosen, data.draw(st.sampled_from([None, 2])), data.draw(st.booleans()))
 
-    check()
+    try_examples(check, st.data(), examples)
 
 
 def check_case(case: Case, chosen: set[int], size: int | None, on_device: bool) -> None:

@@ -9,12 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Array = np.ndarray
+
+
+def try_examples(check: Callable[[Any], None], strategy: st.SearchStrategy[Any], count: int) -> None:
+    """Call `check` with `count` values of the strategy, the same in every run."""
+    chosen = settings(max_examples=count, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    chosen(given(strategy)(check))()
 
 
 @dataclass

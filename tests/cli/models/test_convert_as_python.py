@@ -106,6 +106,7 @@ CASES: dict[str, dict[str, Any]] = {
     "--no-dropout": of_step(dropout=False),
     "--accumulate 4": of_step(accumulate=4),
     "--precision mixed": of_step(precision="mixed"),
+    "--kernels": of_step(kernels=True),
     "--transform clip_by_norm:max_norm=1 --transform proximal:mu=0.1,anchor=start": of_step(
         transforms=[transforms.clip_by_norm(1.0), transforms.proximal(0.1)]
     ),

@@ -113,6 +113,8 @@ CONVERT = """
 --recompute much
 --recompute 10
 --recompute auto --per-example clip=1
+--kernels --per-example clip=1
+--kernels --strategy dpsgd
 --transform clip_by_norm
 --transform clip_by_norm:max_norm=-1
 --transform melt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -15,10 +16,12 @@ import pytest
 from tests.support.pages import blocks
 
 
-def test_quickstart(tmp_path: Path, shell: dict[str, str]) -> None:
+@pytest.mark.parametrize("rounds", [3, pytest.param(10, marks=pytest.mark.slow)])
+def test_quickstart(rounds: int, tmp_path: Path, shell: dict[str, str]) -> None:
+    """As it is written in the long suite; in the short one its two federations have fewer rounds."""
     started = time.monotonic()
-    printed = run_page("docs/quickstart.md", tmp_path, shell)
-    assert printed.count("round 10 of 10: 8 devices") == 2
+    printed = run_page("docs/quickstart.md", tmp_path, shell, rounds)
+    assert printed.count(f"round {rounds} of {rounds}: 8 devices") == 2
     assert printed.count("float32[5, 3]") == 2  # predictions of the bundle and of its int8 form
     for made in ("shapes/federation", "mine"):
         assert (tmp_path / made / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -31,10 +34,10 @@ def test_by_hand(tmp_path: Path, shell: dict[str, str]) -> None:
     assert "completed 2 rounds" in run_page("docs/by-hand.md", tmp_path, shell)
 
 
-def run_page(page: str, folder: Path, shell: dict[str, str]) -> str:
+def run_page(page: str, folder: Path, shell: dict[str, str], rounds: int | None = None) -> str:
     """Shell blocks one by one; Python blocks up to the next shell block share one process, as at a prompt.
 
-    Returns what they print.
+    `rounds`: of the page's federations, in place of those that are written there. Returns what the blocks print.
     """
     servers: list[subprocess.Popen[bytes]] = []
     printed = ""
@@ -44,6 +47,8 @@ def run_page(page: str, folder: Path, shell: dict[str, str]) -> str:
     )  # fmt: skip
     try:
         for language, background, text in blocks(page):
+            if rounds is not None:
+                text = re.sub(r"--rounds \d+", f"--rounds {rounds}", text)
             if language == "python":
                 printed += run_python(python, text)
             elif background:

@@ -19,6 +19,7 @@ from archipel import lite_runtime, models, training
 from archipel.converter import Signing, Training, convert
 from archipel.errors import DelegateError, IndexRangeError, RuntimeProgramError
 from archipel.lite_runtime import Progress, Runtime
+from archipel.lite_runtime.engines.openvino import import_openvino
 from tests.support.text_bundles import BundleMaker, Roles
 
 needs_openvino = pytest.mark.usefixtures("_openvino")
@@ -207,6 +208,43 @@ def test_without_the_package_the_error_says_how_to_install_it(
     runtime = made(make_bundle, programs, {}, ["openvino", "cpu"])
     runtime.predict(np.ones((1, 3), np.float32))
     assert "pip install 'archipel[openvino]'" in runtime.delegate_report().table()
+
+
+@needs_openvino
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"device": "XYZ"}, "device 'XYZ': .*not registered"), ({"NO_PROPERTY": "1"}, "device 'CPU': .*NO_PROPERTY")],
+)
+def test_a_device_or_a_property_that_is_not_there(load: Loads, options: dict[str, str], text: str) -> None:
+    x, y = data("digits")
+    with pytest.raises(DelegateError, match=f"{text}.*; add 'cpu'"):
+        load("digits", [("openvino", options)]).predict(x)
+    runtime = load("digits", [("openvino", options), "cpu"])
+    np.testing.assert_array_equal(runtime.predict(x), load("digits", "cpu").predict(x))
+    runtime.fit(x, y, batch_size=20)
+    assert re.search(f"train: not on openvino: {text}", runtime.delegate_report().table())
+
+
+@needs_openvino
+def test_a_broken_package_is_left_out(load: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, _ = data("digits")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "openvino.utils", None)
+        import_openvino.cache_clear()
+        runtime = load("digits", ["openvino", "cpu"])
+        runtime.predict(x)
+        assert "not on openvino: the package cannot be imported: " in runtime.delegate_report().table()
+    import_openvino.cache_clear()
+    runtime = load("digits", ["openvino", "cpu"])
+    runtime.predict(x)
+    assert runtime.delegate_report().programs["predict"].delegates == ("openvino",)
+
+
+@needs_openvino
+def test_no_examples_are_a_clear_error(load: Loads) -> None:
+    x, _ = data("digits")
+    with pytest.raises(RuntimeProgramError, match=r"'input' has no elements \(shape \[0, 1, 28, 28\]\).*at least one"):
+        load("digits", "openvino").predict(x[:0])
 
 
 @needs_openvino

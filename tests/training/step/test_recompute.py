@@ -78,7 +78,10 @@ def test_budget(model: Model, steps: tuple[Model, Model]) -> None:
     ("options", "text"),
     [
         ({"recompute": 100}, r"recompute must be None, 'auto' or training.recompute\(...\), is 100"),
-        ({"recompute": "auto", "per_example": training.per_example(1.0)}, "leave per_example out"),
+        (
+            {"recompute": "auto", "per_example": training.per_example(1.0)},
+            "not with per_example; leave one of them out",
+        ),
     ],
 )
 def test_errors(model: Model, options: dict, text: str) -> None:

@@ -1,6 +1,6 @@
 """If, Loop and Scan: their bodies get lanes, captured values included, and nothing is unrolled.
 
-Lanes that decide differently go the same way together. An If whose condition is another one in each lane computes both
+Lanes that decide differently go the same way together. An If whose condition differs from lane to lane computes both
 branches and picks. A Loop whose lanes stop at different times runs until the last has stopped; lanes that have stopped
 keep their values.
 """
@@ -61,7 +61,8 @@ def _both(ctx: LaneContext, branches: Sequence[ir.Graph]) -> BatchedResults:
         if len(found) == 2:
             if not may_be_equal(dims(pair[0]), dims(pair[1])):
                 ctx.refuse(
-                    "its condition is another one in each lane, and its branches give results of different shapes"
+                    "its condition differs from lane to lane, and its branches give results of different shapes; give "
+                    "them one shape"
                 )
             found = [select(ctx.op, condition, *found)]
         results += found

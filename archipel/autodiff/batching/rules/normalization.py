@@ -1,4 +1,4 @@
-"""Normalization. Scale and bias that are another one in each lane are applied behind the operator."""
+"""Normalization. Scale and bias that differ from lane to lane are applied behind the operator."""
 
 from __future__ import annotations
 

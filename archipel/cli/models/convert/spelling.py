@@ -45,6 +45,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "per_example": "--per-example",
         "precision": "--precision",
         "recompute": "--recompute",
+        "kernels": "--kernels",
     },
     "Compression": {
         "recipe": "--recipe",
@@ -68,10 +69,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 PYTHON_ONLY: Mapping[str, Mapping[str, str]] = {
     "Request": {"example": "the source is a file, which has its examples or needs none"},
     "Training": {"step_options": "each of them has an option of its own"},
-    "StepOptions": {
-        "steps": "devices hand one batch at a time to the train program",
-        "kernels": "the functions are for devices of one's own, which have the pack",
-    },
+    "StepOptions": {"steps": "devices hand one batch at a time to the train program"},
     "Compression": {"on_progress": "the command shows the progress itself"},
     "Signing": {"lineage": "the command makes it of --parent, the recipe and the measurements"},
     "Analysis": {},

@@ -62,6 +62,7 @@ class TrainingOptions:
     accumulate: int
     precision: str
     recompute: str | None
+    kernels: bool
     transform: tuple[str, ...]
     per_example: tuple[str, ...]
     target_epsilon: float | None
@@ -127,9 +128,10 @@ class TrainingOptions:
             "per_example": self._per_example(),
             "precision": self.precision,
             "recompute": self._recompute(),
+            "kernels": self.kernels,
         }
         defaults = {"transforms": [], "accumulate": 1, "batch_norm": "train", "dropout": True, "per_example": None,
-                    "precision": "float32", "recompute": None}  # fmt: skip
+                    "precision": "float32", "recompute": None, "kernels": False}  # fmt: skip
         return cast(StepOptions, {name: value for name, value in options.items() if value != defaults[name]})
 
     def _per_example(self) -> Any:
@@ -221,6 +223,10 @@ training_options = option_group(
     click.option("--recompute", metavar="auto|BYTES",
                  help="Need less memory for a training step by computing parts of the forward pass twice. BYTES: what "
                  "intermediate values of a batch may take at once; auto: as little as possible."),
+    click.option("--kernels/--no-kernels", default=False, show_default=True,
+                 help="Write the convolutions and BatchNormalization of a training step as functions. Devices that "
+                 "have installed the kernel pack (`archipel-kernels`) run its faster operators in their place; all "
+                 "others run the functions' own bodies of standard operators."),
     click.option("--transform", multiple=True, metavar="NAME:ARGUMENT=VALUE,...",
                  help="Change gradients before the optimizer, such as clip_by_norm:max_norm=1; several in this order."),
     click.option("--per-example", multiple=True, metavar="NAME=VALUE",

@@ -30,10 +30,17 @@ interface Scope {
   readonly depth: number;
 }
 
-/** A function with all that it calls: the nodes, and how many calls deep it goes. */
+/** How often a function calls another, and within how many subgraphs at most. */
+interface Calls {
+  readonly times: number;
+  readonly depth: number;
+}
+
+/** A function with all that it calls: the nodes, how many calls deep it goes, and how many subgraphs deep. */
 interface Expanded {
   readonly nodes: number;
   readonly below: number;
+  readonly depth: number;
 }
 
 /** Check the serialized ModelProto `data` of `program`. Raises UnsafeGraphError, which says where and what. */
@@ -57,9 +64,10 @@ class Walk {
   private readonly whole: Span;
   private readonly functions = new Map<string, Message>();
   private readonly domains = new Set<string>();
-  /** Per function, and MAIN: its own nodes, and how often it calls which function. */
+  /** Per function, and MAIN: its own nodes, how many subgraphs deep they go, and which functions it calls. */
   private readonly nodes = new Map<string, number>();
-  private readonly calls = new Map<string, Map<string, number>>();
+  private readonly depths = new Map<string, number>();
+  private readonly calls = new Map<string, Map<string, Calls>>();
 
   constructor(
     data: Uint8Array,
@@ -117,14 +125,15 @@ class Walk {
     const scope: Scope = { where, inside: name, depth: 0 };
     for (const span of body.spansOf("attribute_proto")) this.attribute(span, scope, where);
     for (const span of body.spansOf("value_info")) this.valueInfo(span, where);
-    this.begin(name);
+    this.begin(scope);
     for (const span of body.spansOf("node")) this.node(span, scope);
   }
 
-  private begin(name: string): void {
-    if (this.nodes.has(name)) return;
-    this.nodes.set(name, 0);
-    this.calls.set(name, new Map());
+  private begin({ inside, depth }: Scope): void {
+    this.depths.set(inside, Math.max(depth, this.depths.get(inside) ?? 0));
+    if (this.nodes.has(inside)) return;
+    this.nodes.set(inside, 0);
+    this.calls.set(inside, new Map());
   }
 
   /** A function with all that it calls. Each function is looked at once. */
@@ -140,15 +149,21 @@ class Walk {
     if (before !== undefined) return before;
     let nodes = this.nodes.get(name) ?? 0;
     let below = 0;
-    for (const [to, times] of this.calls.get(name) ?? []) {
+    let depth = this.depths.get(name) ?? 0;
+    for (const [to, call] of this.calls.get(name) ?? []) {
       const called = this.expanded(to, known, [...path, name]);
-      nodes += times * called.nodes;
+      nodes += call.times * called.nodes;
       below = Math.max(below, 1 + called.below);
+      depth = Math.max(depth, call.depth + called.depth);
     }
     if (nodes > MAX_NODES) {
       throw new UnsafeGraphError(`${this.where}: more than ${MAX_NODES} nodes, calls of functions included`);
     }
-    const found = { nodes, below };
+    // ONNX Runtime takes minutes and gigabytes for a few hundred subgraphs within each other.
+    if (depth > MAX_DEPTH) {
+      throw new UnsafeGraphError(`${this.where}: subgraphs more than ${MAX_DEPTH} deep, those of functions included`);
+    }
+    const found = { nodes, below, depth };
     known.set(name, found);
     return found;
   }
@@ -181,7 +196,7 @@ class Walk {
     if (scope.depth > MAX_DEPTH) throw new UnsafeGraphError(`${where}: subgraphs more than ${MAX_DEPTH} deep`);
     const graph = this.reader.read(schema.GRAPH, span);
     this.metadata(graph, where);
-    this.begin(scope.inside);
+    this.begin(scope);
     for (const tensor of graph.spansOf("initializer")) this.tensor(tensor, where, "initializer");
     for (const part of ["input", "output", "value_info"]) {
       for (const value of graph.spansOf(part)) this.valueInfo(value, where);
@@ -210,8 +225,9 @@ class Walk {
             "operator or a function of the graph's own. Do not use this bundle",
         );
       }
-      const calls = this.calls.get(scope.inside) as Map<string, number>;
-      calls.set(name, (calls.get(name) ?? 0) + 1);
+      const calls = this.calls.get(scope.inside) as Map<string, Calls>;
+      const { times, depth } = calls.get(name) ?? { times: 0, depth: 0 };
+      calls.set(name, { times: times + 1, depth: Math.max(depth, scope.depth) });
     }
     this.metadata(node, where);
     const names = node.spansOf("attribute").map((attribute) => this.attribute(attribute, scope, where));

@@ -32,7 +32,8 @@ export function checkTensor(reader: Reader, tensor: Message, where: string, weig
   if (location === EXTERNAL) {
     if (held.length) throw new UnsafeGraphError(`${where}: its bytes are in another file and in ${held[0]} as well`);
     if (dataType === STRING) throw new UnsafeGraphError(`${where}: strings in another file`);
-    checkExternal(entries(reader, tensor.spansOf("external_data"), where), bytes, where, weights);
+    const found = entries(reader, tensor.spansOf("external_data"), where);
+    checkExternal(found, bytes, Math.max(bits / 8, 1), where, weights);
     return;
   }
   if (location !== 0 || tensor.has("external_data")) {
@@ -106,6 +107,7 @@ function entries(reader: Reader, spans: readonly Span[], where: string): Map<str
 function checkExternal(
   found: ReadonlyMap<string, string>,
   bytes: number,
+  itemBytes: number,
   where: string,
   weights: WeightsFile,
 ): void {
@@ -129,6 +131,12 @@ function checkExternal(
   if (offset + length > weights.bytes) {
     throw new UnsafeGraphError(
       `${where}: bytes ${offset} to ${offset + length} of ${weights.name}, which has ${weights.bytes}`,
+    );
+  }
+  // Runtimes map the file and compute in place, in loops that expect whole elements.
+  if (offset % itemBytes !== 0) {
+    throw new UnsafeGraphError(
+      `${where}: misaligned: byte ${offset} of ${weights.name} is not a multiple of ${itemBytes}`,
     );
   }
 }
