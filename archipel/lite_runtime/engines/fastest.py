@@ -17,7 +17,7 @@ import numpy as np
 
 from archipel.errors import RuntimeProgramError
 from archipel.lite_runtime.engines.delegates import ProgramPlacement, Skipped
-from archipel.lite_runtime.engines.session import Arrays, ProgramSession
+from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 
 ROUNDS, MOST_SECONDS = 7, 2.0
 TOLERANCE = 1e-3

@@ -22,7 +22,7 @@ import numpy as np
 
 from archipel.errors import RuntimeProgramError, one_line
 from archipel.lite_runtime.engines.delegates import NodePlacement, ProgramPlacement
-from archipel.lite_runtime.engines.session import Arrays, ProgramSession
+from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
 
 NAME = "openvino"

@@ -33,7 +33,7 @@ from archipel.lite_runtime.engines.delegates import (
 from archipel.lite_runtime.engines.fastest import FastestSession
 from archipel.lite_runtime.engines.kernels import calls_kernels, kernel_pack
 from archipel.lite_runtime.engines.openvino import OpenVINOSession, Refusal, import_openvino
-from archipel.lite_runtime.engines.session import ProgramSession
+from archipel.lite_runtime.engines.program_session import ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
 
 _FASTEST: dict[tuple[str, int], str] = {}

@@ -22,7 +22,7 @@ import numpy as np
 from archipel.bundle import Program, release_pages
 from archipel.bundle.roles import Count, ExampleWeight, Metric, Noise, Parameter, Personal, Port, State, Step
 from archipel.errors import NonFiniteLossError
-from archipel.lite_runtime.engines.session import ProgramSession
+from archipel.lite_runtime.engines.program_session import ProgramSession
 from archipel.lite_runtime.fields import BATCH_ROLES, Fields, Source
 from archipel.lite_runtime.training.results import loss_of
 from archipel.lite_runtime.values import Values, fixed_shape
