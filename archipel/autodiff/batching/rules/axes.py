@@ -1,4 +1,4 @@
-"""Operators along one axis, which lies one place further back with the lanes in front: softmax, ArgMax, CumSum, TopK."""
+"""Operators along one axis, one place further back with the lanes in front: softmax, ArgMax, CumSum, TopK."""
 
 from __future__ import annotations
 
