@@ -232,10 +232,10 @@ ERRORS = {
     ),
     "no rule": (
         MissingRuleError,
-        "agraph (double[n] x) => (double loss) { y = ThresholdedRelu (x) loss = ReduceSum <keepdims = 0> (y) }",
+        "agraph (double[n] x) => (double loss) { y = Hardmax (x) loss = ReduceSum <keepdims = 0> (y) }",
         {"wrt": ["x"]},
-        r"no gradient rule for ThresholdedRelu \(node '.+'\); train only .*, or register a rule with "
-        r"@autodiff.rule\('', 'ThresholdedRelu'\)",
+        r"no gradient rule for Hardmax \(node '.+'\); train only .*, or register a rule with "
+        r"@autodiff.rule\('', 'Hardmax'\)",
     ),
     "sequences": (
         MissingRuleError,

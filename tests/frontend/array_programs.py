@@ -85,7 +85,8 @@ def floating(x, d):
     return (
         np.exp(x), np.log(x), np.sqrt(x), np.sin(x), np.cos(d), np.tan(x), np.tanh(d), np.sinh(x), np.cosh(d),
         np.log1p(x * 1e-4) * 1e4, np.expm1(x * 1e-4) * 1e4, np.log2(x), np.log10(x), np.reciprocal(x), np.square(d),
-        np.logaddexp(x, d), np.exp(N),
+        np.logaddexp(x, d), np.exp(N), np.arctan(x), np.arcsinh(x), np.arccosh(x + 1), np.arcsin(np.tanh(d)),
+        np.arccos(np.tanh(d)), np.arctanh(np.tanh(d)), np.arctan2(x, d),
     )  # fmt: skip
 
 

@@ -151,9 +151,9 @@ def unknown_function(x):
     return np.fft.fft(x)  # here
 
 
-@refused("np.arctan is not supported on what depends on the inputs or weights; similar ones are supported: np.tan", V)
+@refused("np.cbrt is not supported on what depends on the inputs or weights; similar ones are supported: np.sqrt", V)
 def unknown_ufunc(x):
-    return np.arctan(x)  # here
+    return np.cbrt(x)  # here
 
 
 @refused(".cumprod of an array is not supported; similar ones are supported: prod", V)

@@ -25,3 +25,4 @@ from archipel.autodiff.rules import select as select
 from archipel.autodiff.rules import shape as shape
 from archipel.autodiff.rules import softmax as softmax
 from archipel.autodiff.rules import tangents as tangents
+from archipel.autodiff.rules import trigonometric as trigonometric

@@ -34,6 +34,20 @@ def leaky_relu(ctx: RuleContext) -> Gradients:
     return [ctx.op.Mul(ctx.cotangent, _step(ctx.op, ctx.input(0), ctx.attribute("alpha", 0.01), 1.0))]
 
 
+@rule("", "ThresholdedRelu")
+def thresholded_relu(ctx: RuleContext) -> Gradients:
+    """1 where x > alpha, else 0, also at alpha."""
+    op, x = ctx.op, ctx.input(0)
+    return [op.Mul(ctx.cotangent, _positive(op, op.Sub(x, ctx.attribute("alpha", 1.0))))]
+
+
+@rule("", "Shrink")
+def shrink(ctx: RuleContext) -> Gradients:
+    """1 where |x| > lambd, else 0."""
+    op, x = ctx.op, ctx.input(0)
+    return [op.Mul(ctx.cotangent, _positive(op, op.Sub(op.Abs(x), ctx.attribute("lambd", 0.5))))]
+
+
 @rule("", "PRelu")
 def prelu(ctx: RuleContext) -> Gradients:
     """dx = g (1 where x > 0, else the slope, also at 0); dslope = g min(x, 0)."""

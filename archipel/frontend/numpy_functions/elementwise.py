@@ -41,25 +41,8 @@ for _name, _op_type in _FLOAT.items():
         math_name(_name, _of_math(_op_type))
 
 
-@numpy_name("tan")
-def _tan(e: Emitter, x: Any) -> Tensor:
-    return operators.divide(e, e.pointwise("Sin", x, floating=True), e.pointwise("Cos", x, floating=True))
-
-
-@numpy_name("cosh")
-def _cosh(e: Emitter, x: Any) -> Tensor:
-    up = e.pointwise("Exp", x, floating=True)
-    return e.pointwise("Mul", e.pointwise("Add", up, e.pointwise("Reciprocal", up)), 0.5)
-
-
-@numpy_name("sinh")
-def _sinh(e: Emitter, x: Any) -> Tensor:
-    # The difference of exponentials would lose the digits of a small x.
-    return e.pointwise("Mul", e.pointwise("Tanh", x, floating=True), _cosh(e, x))
-
-
 @numpy_name("log1p")
-def _log1p(e: Emitter, x: Any) -> Tensor:
+def log1p(e: Emitter, x: Any) -> Tensor:
     # Goldberg (1991), theorem 4: the rounding errors of 1 + x and of its logarithm cancel.
     x = e.pointwise("Add", x, 0.0)
     more = e.pointwise("Add", x, 1.0)
@@ -67,13 +50,6 @@ def _log1p(e: Emitter, x: Any) -> Tensor:
     divisor = e.select(small, 1.0, e.pointwise("Sub", more, 1.0))
     scaled = e.pointwise("Div", e.pointwise("Mul", x, e.pointwise("Log", more)), divisor)
     return e.select(small, x, scaled)
-
-
-@numpy_name("expm1")
-def _expm1(e: Emitter, x: Any) -> Tensor:
-    half = e.pointwise("Mul", x, 0.5)
-    # exp(x) - 1 = 2 sinh(x / 2) exp(x / 2)
-    return e.pointwise("Mul", e.pointwise("Mul", _sinh(e, half), 2.0), e.pointwise("Exp", half))
 
 
 @numpy_name("log2")
@@ -89,7 +65,7 @@ def _log10(e: Emitter, x: Any) -> Tensor:
 @numpy_name("logaddexp")
 def _logaddexp(e: Emitter, x1: Any, x2: Any) -> Tensor:
     apart = e.pointwise("Abs", e.pointwise("Sub", x1, x2))
-    return e.pointwise("Add", e.pointwise("Max", x1, x2), _log1p(e, e.pointwise("Exp", e.pointwise("Neg", apart))))
+    return e.pointwise("Add", e.pointwise("Max", x1, x2), log1p(e, e.pointwise("Exp", e.pointwise("Neg", apart))))
 
 
 @numpy_name("abs", "absolute", "fabs")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from gradient_cases.case import Case, Draw, away_from_zero, broadcast_shapes, free_axes, normal, positive, shapes
+from gradient_cases.case import Array, Case, Draw, away_from_zero, broadcast_shapes, free_axes, normal, positive, shapes
 from hypothesis import strategies as st
 
 
@@ -28,9 +28,18 @@ def modulo(draw: Draw) -> Case:
 
 
 @st.composite
-def unary(draw: Draw, op_type: str, function: object, values: object) -> Case:
+def unary(draw: Draw, op_type: str, function: object, values: object, single: bool = False) -> Case:
     shape = draw(shapes())
-    return Case(op_type, [values(draw, *shape)], free={0: free_axes(draw, shape)}, torch=function)
+    free = {0: free_axes(draw, shape)}
+    return Case(op_type, [values(draw, *shape)], free=free, torch=function, single=single)
+
+
+def below_one(draw: Draw, *shape: int) -> Array:
+    return np.asarray(np.tanh(normal(draw, *shape)) * 0.7)
+
+
+def above_one(draw: Draw, *shape: int) -> Array:
+    return np.asarray(1.0 + positive(draw, *shape))
 
 
 @st.composite
@@ -91,6 +100,15 @@ CASES = {
     ("", "Reciprocal"): unary("Reciprocal", torch.reciprocal, away_from_zero),
     ("", "Sin"): unary("Sin", torch.sin, normal),
     ("", "Cos"): unary("Cos", torch.cos, normal),
+    ("", "Tan"): unary("Tan", torch.tan, below_one, single=True),
+    ("", "Asin"): unary("Asin", torch.asin, below_one, single=True),
+    ("", "Acos"): unary("Acos", torch.acos, below_one, single=True),
+    ("", "Atan"): unary("Atan", torch.atan, normal, single=True),
+    ("", "Sinh"): unary("Sinh", torch.sinh, normal, single=True),
+    ("", "Cosh"): unary("Cosh", torch.cosh, normal, single=True),
+    ("", "Asinh"): unary("Asinh", torch.asinh, normal, single=True),
+    ("", "Acosh"): unary("Acosh", torch.acosh, above_one, single=True),
+    ("", "Atanh"): unary("Atanh", torch.atanh, below_one, single=True),
     ("", "Erf"): unary("Erf", torch.erf, normal),
     ("", "Pow"): st.one_of(power(), scalar_power()),
     ("", "Sum"): variadic("Sum", sum),
