@@ -16,6 +16,7 @@ from archipel.bundle.manifest import (
 )
 from archipel.durable import replacing, sync_open
 from archipel.errors import ArchiveError, UnsafePathError
+from archipel.zips import ZIP_ERRORS
 
 MAX_MEMBERS = 64
 MAX_ARCHIVE_BYTES = 4 << 30
@@ -74,10 +75,10 @@ def unpack(file: Path | str, folder: Path | str) -> None:
             folder.mkdir(parents=True)
             for info in members:
                 _extract(archive, info, folder / info.filename)
-    except (zipfile.BadZipFile, EOFError, struct.error, ValueError, NotImplementedError, RuntimeError) as error:
+    except ZIP_ERRORS as error:
+        if isinstance(error, OSError):
+            raise ArchiveError(f"{file}: {error.strerror or error}") from None
         raise ArchiveError(f"{file}: not a readable bundle file ({error})") from None
-    except OSError as error:
-        raise ArchiveError(f"{file}: {error.strerror or error}") from None
 
 
 def check_members(file: Path, members: list[zipfile.ZipInfo], size: int) -> None:

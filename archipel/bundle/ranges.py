@@ -19,6 +19,7 @@ import numpy as np
 from archipel.bundle.archive import check_directory_size, check_members
 from archipel.bundle.weights import MAX_HEADER_BYTES, weights_layout
 from archipel.errors import ArchiveError, BundleError
+from archipel.zips import ZIP_ERRORS
 
 MIN_TENSOR_BYTES = 16 << 10
 """A tensor of at least this size is a part of its own."""
@@ -76,7 +77,7 @@ def _members(path: Path, file: BinaryIO, size: int) -> list[Range]:
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
-    except (zipfile.BadZipFile, EOFError, struct.error, ValueError, NotImplementedError, RuntimeError) as error:
+    except ZIP_ERRORS as error:
         raise ArchiveError(f"{path}: not a readable bundle file ({error})") from None
     check_members(path, members, size)
     ranges: list[Range] = []

@@ -11,6 +11,7 @@ from archipel.bundle import WEIGHTS_FILE, weights_layout, write_weights
 from archipel.bundle.roles import Derived
 from archipel.errors import ConversionError
 from archipel.graph import Model
+from archipel.graph.bodies import lower_initializers
 from archipel.graph.slim import slim
 
 # A tensor below this (a list of axes, a scale) costs less in place than entries that say where it lies in the file.
@@ -63,6 +64,8 @@ def share_weights(
             if stored_as is not None:
                 place = layout[stored_as]
                 _make_external(initializer, place.offset, place.nbytes)
+        # A device replaces tensors by name, and finds them in the main graph only.
+        lower_initializers(proto.graph, fixed=kept)
     # Deterministic, so that the same conversion gives a bundle of the same digest.
     return {program: proto.SerializeToString(deterministic=True) for program, proto in protos.items()}, weights
 

@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import math
-import struct
 import tokenize
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from archipel.errors import DatasetError
+from archipel.zips import ZIP_ERRORS
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def read_npz(path: Path, columns: Mapping[str, Column], remedy: str) -> dict[str
     try:
         with zipfile.ZipFile(path) as archive:
             return {name: _read_array(archive, name, column, path, remedy) for name, column in columns.items()}
-    except (OSError, EOFError, ValueError, RuntimeError, struct.error, zlib.error, zipfile.BadZipFile) as error:
+    except ZIP_ERRORS as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DatasetError(f"cannot read the data file {path}: {reason}; {remedy}") from error
 

@@ -21,12 +21,12 @@ from archipel.frontend.liveness import Liveness, written
 from archipel.frontend.reader import RESULT, RETURNED, Frame, Reader, builtin, expression, statement
 from archipel.frontend.source import Definition, Source, definition_of
 from archipel.frontend.statements import run
-from archipel.frontend.values import Tensor, Unbound, is_known, is_python_number, refuse
+from archipel.frontend.values import Inner, Tensor, Unbound, is_known, is_python_number, refuse
 
 
 @dataclass(frozen=True, eq=False)
-class Local:
-    """A function that is defined inside the one that is read."""
+class Local(Inner):
+    """A function that is defined inside the one that is read, with what it may read of that one."""
 
     name: str
     node: Definition

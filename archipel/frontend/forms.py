@@ -14,7 +14,17 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.frontend.emit import Emitter
-from archipel.frontend.values import BOOL, PYTHON_TYPES, Tensor, Unbound, describe, is_numeric, python_type, refuse
+from archipel.frontend.values import (
+    BOOL,
+    PYTHON_TYPES,
+    Inner,
+    Tensor,
+    Unbound,
+    describe,
+    is_numeric,
+    python_type,
+    refuse,
+)
 from archipel.graph.build import Builder
 from archipel.graph.shapes import Dim
 
@@ -80,6 +90,8 @@ def common_form(a: Form, b: Form, where: str) -> Form:
         remedy = "start with a value of the later type, and mark with a variable of truth values that there is none"
     if isinstance(a, Same) and isinstance(b, Same) and isinstance(a.value, list) and isinstance(b.value, list):
         remedy = "a list must be the same on all ways; write a tuple"
+    elif isinstance(a, Same) and isinstance(a.value, Inner):
+        remedy = "a function must be the same on all ways; call one on each"
     refuse(f"{where.format(_name(a), _name(b))}; {remedy}")
 
 

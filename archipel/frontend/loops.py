@@ -222,6 +222,7 @@ def _begin(
             names[n] = with_storage(rebuild(form, iter(inputs)), variables.start[n])
         else:
             names[n] = Unbound(_not_yet(n, node))
+    names[RETURNED] = False  # or this iteration would not take place
     for n in variables.local:
         if isinstance(variables.start.get(n, _NEW), Unbound):
             names[n] = Unbound(_not_yet(n, node))

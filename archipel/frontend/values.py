@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -88,6 +89,10 @@ class Unbound:
     reason: str
 
 
+class Inner:
+    """A function that is defined inside the one that is read."""
+
+
 def is_python_number(value: object) -> bool:
     """Whether it is a Python number that is known while the function is read."""
     return isinstance(value, bool | int | float) and not isinstance(value, np.generic)
@@ -160,4 +165,6 @@ def describe(value: object) -> str:
         return f"a tuple of {len(value)}"
     if isinstance(value, Rows):
         return "a list that a loop filled"
+    if isinstance(value, FunctionType | Inner):
+        return "a function"
     return "None" if value is None else f"of type {type(value).__name__}"

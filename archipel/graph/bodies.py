@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from archipel.graph.body_shapes import infer_bodies
 from archipel.graph.build import Builder
 from archipel.graph.shapes import constant_array
-from archipel.graph.walk import bodies, captured_values, dependencies, levels, values
+from archipel.graph.walk import bodies, captured_values, dependencies, levels, proto_bodies, proto_nodes, values
 
 
 def prepare(op: Builder, node: ir.Node) -> None:
@@ -43,6 +44,36 @@ def _lift_initializers(op: Builder, body: ir.Graph) -> None:
         lifted = op.constant(value.const_value.numpy())
         del body.initializers[name]
         value.replace_all_uses_with(lifted)
+
+
+def lower_initializers(graph: onnx.GraphProto, fixed: Collection[str] = ()) -> None:
+    """Move each constant that one body alone reads into it, except those named `fixed`. Changes `graph`.
+
+    ONNX Runtime takes weights for constant only if they lie in the graph that reads them: from outside a body it
+    neither brings convolutions into its own layout nor joins them with what follows, and takes up to three times as
+    long for frozen layers. Reading a file brings the constants back to the main graph.
+    """
+    read_here = {*fixed, *(value.name for value in (*graph.input, *graph.output))}
+    inside: dict[str, list[onnx.GraphProto]] = {}
+    below = [body for node in graph.node for body in proto_bodies(node)]
+    for node in graph.node:
+        read_here.update(node.input)
+    for body in below:
+        for name in {name for node in proto_nodes(body.node) for name in node.input}:
+            inside.setdefault(name, []).append(body)
+    kept = []
+    for tensor in graph.initializer:
+        readers = inside.get(tensor.name, [])
+        if len(readers) == 1 and tensor.name not in read_here:
+            readers[0].initializer.append(tensor)
+        else:
+            kept.append(tensor)
+    if len(kept) < len(graph.initializer):
+        rest = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
+        del graph.initializer[:]
+        graph.initializer.extend(rest)
+    for body in below:
+        lower_initializers(body, fixed)
 
 
 def copy_body(op: Builder, body: ir.Graph, name: str) -> tuple[Builder, dict[ir.Value, ir.Value]]:

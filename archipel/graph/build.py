@@ -63,7 +63,7 @@ class Builder:
         self._scope = scope
         self._after: ir.Node | None = None
         self._before: ir.Node | None = None
-        # A body's constants are initializers of the main graph, which the runtime prepares once and not per iteration.
+        # A body's constants are initializers of the main graph, one place for all; `lower_initializers` moves them.
         # Names are unique across all levels: inference and runtimes resolve a body's names in the graphs around it.
         self._root: Builder = self if outer is None else outer._root
         self._names: set[str] = _names_in(graph) if outer is None else outer._names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from archipel.bundle.roles import Program, ProgramKind
 from archipel.errors import GraphError
-from archipel.graph.bodies import make_scans_plain
+from archipel.graph.bodies import lower_initializers, make_scans_plain
 from archipel.graph.fixing import fix
 from archipel.graph.functions import inline_functions
 from archipel.graph.importing.loading import normalize
@@ -273,15 +274,19 @@ class Model:
             raise GraphError(f"{action}: the model is compressed, and has another graph that trains; do this before")
 
     def to_bytes(self) -> bytes:
-        """The model as one ONNX protobuf."""
-        data: bytes = ir.to_proto(self.ir).SerializeToString()
+        """The model as one ONNX protobuf; constants that one body of a loop or branch alone reads lie in it."""
+        proto = ir.to_proto(self.ir)
+        lower_initializers(proto.graph)
+        data: bytes = proto.SerializeToString()
         return data
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write plain ONNX that any runtime opens; weights of about 2 GiB or more go to `<file>.data` beside it."""
         size = sum(t.nbytes for v in self.ir.graph.initializers.values() if (t := v.const_value) is not None)
         # One file as long as a protobuf can hold it: external data is easily left behind.
-        if size < _EXTERNAL_DATA_FROM:
+        if size < _EXTERNAL_DATA_FROM and any(True for _ in self.ir.graph.subgraphs()):
+            Path(path).write_bytes(self.to_bytes())
+        elif size < _EXTERNAL_DATA_FROM:
             ir.save(self.ir, path, format="protobuf")
         else:
             ir.save(self.ir, path, format="protobuf", external_data=os.path.basename(path) + ".data")

@@ -25,9 +25,11 @@ _MAX_SHAPE_DATA = 64
 def dims(value: ir.Value) -> tuple[Dim, ...]:
     """The value's dimensions. Raises GraphError if not even the rank is known."""
     if value.shape is None:
+        node = value.producer()
+        squeezes_all = node is not None and node.op_type == "Squeeze" and len(node.inputs) == 1
         raise GraphError(
-            f"the shape of {value.name!r}{produced_by(value)} is not known; "
-            "declare the shapes of the model's inputs, or add value_info for it"
+            f"the shape of {value.name!r}{produced_by(value)} is not known; declare the shapes of the model's inputs, "
+            + ("or give that Squeeze its axes" if squeezes_all else "or add value_info for it")
         )
     return tuple(d if isinstance(d, int) else d.value for d in value.shape)
 

@@ -9,7 +9,7 @@ import numpy as np
 from archipel.bundle import Program
 from archipel.bundle.roles import Noise, Update
 from archipel.errors import RuntimeInputError
-from archipel.lite_runtime.engines.session import ProgramSession
+from archipel.lite_runtime.engines.program_session import ProgramSession
 from archipel.lite_runtime.fields import FIELD_ROLES, collect
 from archipel.lite_runtime.values import Values
 

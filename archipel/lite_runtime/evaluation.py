@@ -9,7 +9,7 @@ import numpy as np
 from archipel.bundle import Bundle
 from archipel.bundle.roles import Example, ExampleWeight, Input, Label, Metric, Prediction
 from archipel.errors import RuntimeInputError
-from archipel.lite_runtime.engines.session import ProgramSession
+from archipel.lite_runtime.engines.program_session import ProgramSession
 from archipel.lite_runtime.fields import collect, fixed_rows
 from archipel.lite_runtime.out_of_range import locating
 from archipel.lite_runtime.predictor import Predictor

@@ -9,7 +9,7 @@ import numpy as np
 from archipel.bundle import Program
 from archipel.bundle.roles import Example
 from archipel.errors import RuntimeInputError
-from archipel.lite_runtime.engines.session import ProgramSession
+from archipel.lite_runtime.engines.program_session import ProgramSession
 from archipel.lite_runtime.fields import check_array
 from archipel.lite_runtime.values import Values
 

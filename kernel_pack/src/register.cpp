@@ -95,8 +95,8 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
         Operator("BatchNormGrad", archipel::make_normalization_gradient, 5, 0, 3, threads),
         Operator("ReluGrad", archipel::make_relu_gradient, 2, 0, 1, threads),
         Operator("ClipGrad", archipel::make_clip_gradient, 3, 0, 1, threads),
-        Operator("LSTM", archipel::make_lstm, 4, 0, 9, threads),
-        Operator("LSTMGrad", archipel::make_lstm_gradient, 10, 1, 3, threads),
+        Operator("LSTM", archipel::make_lstm, 5, 0, 9, threads),
+        Operator("LSTMGrad", archipel::make_lstm_gradient, 11, 1, 4, threads),
     };
     void* domain = nullptr;
     ort::check(api, ort::call<ort::Status*, const char*, void**>(api, ort::kCreateCustomOpDomain, kDomain, &domain));

@@ -40,9 +40,9 @@ struct VectorLoops {
   // out [rows, vectors kLanes] = a matrix times x [inner, vectors kLanes]. The matrix has `tiles` of rows_at_once /
   // vectors rows, in each the columns one after the other.
   void (*multiply)(const float* packed, size_t tiles, size_t inner, size_t vectors, const float* x, float* out);
-  // From R h and w x + bias, [4 hidden, ...] each, the next h and c, panels [hidden, vectors kLanes]; keeps the rest.
-  void (*lstm_cell)(const float* product, const float* a, const LstmStep& step, float* h, float* c);
-  // From the gradients of h (that of this step's result by itself, or null) and c those of R h + w x + bias, as a panel
+  // From the arguments of the gates, the panel [4 hidden, vectors kLanes], the next h and c; keeps the rest.
+  void (*lstm_cell)(const float* arguments, const LstmStep& step, float* h, float* c);
+  // From the gradients of h (that of this step's result by itself, or null) and c those of the arguments, as a panel
   // and as rows of the batch, and of c before.
   void (*lstm_cell_gradient)(const float* dy, const LstmStep& step, const float* dh, float* dc, float* panels,
                              float* gates);

@@ -265,6 +265,25 @@ def test_a_loop_without_iterations_passes_its_states_through(k: int) -> None:
         assert close(found[f"{name}.grad"], expected.numpy(), 1e-9)
 
 
+def test_bounds_on_values_that_are_computed_again() -> None:
+    """The mean is computed again from another place in memory, where ONNX Runtime may give another last bit."""
+    body = """body (int64 i, bool on, double[3] before) => (bool more, double[3] after) {
+        more = Identity (on) mean = ReduceMean <keepdims = 1> (before) centred = Sub (before, mean)
+        product = Mul (centred, before) moved = Add (product, five) high = Max (moved, low) after = Min (high, top) }"""
+    model = parse(
+        "T[3] x", "T s", f"y = Loop <body = {body}> (count, true, x) s = ReduceSum <keepdims = 0> (y)",
+        "<int64 count = {3}, bool true = {1}, T five = {5.0}, T low = {-50.0}, T top = {50.0}>",
+    )  # fmt: skip
+    derived = gradient(model, of="s", wrt=["x"])
+    for x in np.random.default_rng(0).standard_normal((20, 3)):
+        given = torch.tensor(x, requires_grad=True)
+        value = given
+        for _ in range(3):
+            value = ((value - value.mean()) * value + 5).clamp(-50, 50)
+        value.sum().backward()
+        np.testing.assert_allclose(run(derived, {"x": x})["x.grad"], given.grad, rtol=1e-9)
+
+
 def test_three_orders() -> None:
     """The third derivative of x -> sin applied twice in a Loop, in closed form by PyTorch."""
     model = parse(

@@ -120,3 +120,15 @@ def test_a_network_equals_torch_func() -> None:
     forward = jvp(jvp(jvp(m, ["s"], ["x"]), ["s.tangent"], ["x"]), ["s.tangent.tangent"], ["x"])
     feed = {"x": x, "x.tangent": u, "x.tangent.tangent": v, "x.tangent.tangent.tangent": u}
     np.testing.assert_allclose(run(forward, feed, "s.tangent.tangent.tangent"), scalar, rtol=1e-7)
+
+
+def test_two_gradients_that_are_one_value() -> None:
+    """sum((a + b)^3): both gradients are 3 (a + b)^2, and move along both tangents."""
+    m = model("""agraph (double[n] a, double[n] b) => (double loss) {
+        s = Add (a, b)  q = Mul (s, s)  c = Mul (q, s)  loss = ReduceSum <keepdims = 0> (c)
+    }""")
+    curved = hessian_vector(m, wrt=["a", "b"])
+    feed = {"a": X, "b": -0.5 * X, "a.tangent": X**2, "b.tangent": np.ones(3)}
+    expected = 6 * (0.5 * X) * (X**2 + 1)
+    for name in ("a.hvp", "b.hvp"):
+        np.testing.assert_allclose(run(curved, feed, name), expected, rtol=1e-12)

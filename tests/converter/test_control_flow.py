@@ -19,6 +19,7 @@ from archipel import Model, convert
 from archipel.bundle.roles import Feature
 from archipel.converter import Signing, Training
 from archipel.errors import ArchipelError, ConversionError
+from archipel.graph.walk import proto_bodies, proto_nodes
 from archipel.lite_runtime import Runtime
 from archipel.training import StepRunner, losses, optimizers, run_steps, step_graph
 from tests.support.voice_activity import voice_activity
@@ -63,6 +64,16 @@ def voice(tmp_path: Path) -> Path:
     path = tmp_path / "voice.onnx"
     path.write_bytes(voice_activity().SerializeToString())
     return path
+
+
+def test_weights_of_a_branch_lie_in_it(voice: Path, tmp_path: Path) -> None:
+    """ONNX Runtime takes them for constant only there."""
+    convert(voice, tmp_path / "bundle", signing=Signing(KEY))
+    graph = onnx.load(tmp_path / "bundle" / "predict.onnx", load_external_data=False).graph
+    inside = [tensor for node in proto_nodes(graph.node) for body in proto_bodies(node) for tensor in body.initializer]
+    weights = set(Model.from_onnx(voice).parameters)
+    assert weights & {tensor.name for tensor in inside}
+    assert not weights & {tensor.name for tensor in graph.initializer}
 
 
 def test_a_voice_activity_network_predicts_with_both_rates(voice: Path, tmp_path: Path) -> None:

@@ -147,3 +147,16 @@ def swaps_items(x):
     y[1:] *= 2
     y[0] **= 2
     return y
+
+
+@case(V, np.float32(2), others=((V, np.float32(-9)), (-V, np.float32(0.3))))
+def fills_a_list_after_a_return(x, least):
+    for item in x * 1:
+        if item < least:
+            return x, item
+        found = []
+        for j in range(3):
+            found.append(x * j)
+            last = x[j]
+        x = np.mean(found, axis=0) - last
+    return x, least

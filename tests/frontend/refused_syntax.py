@@ -116,3 +116,11 @@ def returns_nothing(x):  # here
 def variable_of_a_comprehension(x):
     powers = [lambda y: y * i for i in range(3)]  # here
     return powers[0](x)
+
+
+@refused(
+    "the value is a function on one way of the if in line {0} and a function on the other; a function must be the", V
+)
+def chooses_a_function(x):
+    change = (lambda y: y + 1) if x[0] > 0 else (lambda y: y)  # here
+    return change(x)

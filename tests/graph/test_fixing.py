@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from archipel import Model, training
+from archipel import Model, autodiff, training
 from archipel.compression import CompressedModel
 from archipel.errors import GraphError
 from archipel.graph import check_model
@@ -153,3 +153,13 @@ def test_one_after_the_other_is_as_good_as_all_at_once(path: Path, whole: Model)
     expected = run(path, sound=sound, state=np.zeros((2, 3, 6), np.float32), rate=np.array(8000))
     for found, want in zip(run(model, sound=sound), expected, strict=True):
         np.testing.assert_array_equal(found, want)
+
+
+def test_a_squeeze_of_whichever_axes_have_one_item_names_the_remedy() -> None:
+    """With a free batch nobody knows whether its axis is squeezed as well."""
+    model = Model.from_proto(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+        agraph (float[1, batch, 4] x) => (float s) { h = Squeeze (x)  s = ReduceSum <keepdims = 0> (h) }""")
+    )
+    with pytest.raises(GraphError, match=r"the shape of 'h' \(output of Squeeze .*\) is not known; .*Squeeze its axes"):
+        autodiff.gradient(model, of="s", wrt=["x"])

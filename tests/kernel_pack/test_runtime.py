@@ -107,6 +107,7 @@ class Recurrent(torch.nn.Module):
         return self.head(self.layers(x)[0][:, -1])
 
 
+@pytest.mark.slow  # inspects, proves and signs a bundle
 def test_a_device_trains_an_lstm_with_the_pack(
     pack: KernelPack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

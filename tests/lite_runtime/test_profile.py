@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.bundle import Bundle, open_bundle
+from archipel.bundle import Bundle
 from archipel.errors import RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.profile import WARMUP, Profile, Row, parse, profile_program
-from tests.support.text_bundles import Roles
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0]], np.float32)
 PREDICT = """predict (float[n, 3] x, float[3, 2] w) => (float[n, 2] y) {
@@ -35,13 +33,8 @@ LOOP = """train (float[n, 3] x, float[3, 2] w) => (float[3, 2] w_new) {
 
 
 @pytest.fixture
-def bundle(make_bundle: Callable[..., Path], key: Ed25519PrivateKey, r: type[Roles]) -> Bundle:
-    w = r.parameter("w")
-    programs = {
-        "predict": ("predict", PREDICT, {"x": r.example, "w": w, "y": r.output}),
-        "train": ("train", LOOP, {"x": r.example, "w": w, "w_new": w}),
-    }
-    return open_bundle(make_bundle(programs, {"w": W}), [key.public_key().public_bytes_raw()])
+def bundle(of_two_programs: Callable[[str, str, np.ndarray], Bundle]) -> Bundle:
+    return of_two_programs(PREDICT, LOOP, W)
 
 
 def test_every_kernel_with_its_shape_and_provider(bundle: Bundle) -> None:

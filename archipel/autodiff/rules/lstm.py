@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
@@ -43,15 +44,15 @@ class _Cell:
     states: int = 2
 
     def forward(self, d: Direction) -> Forward:
-        a = d.project(d.bias())
         if not self._is_plain(d):
-            return self._forward(d, a)
+            return self._forward(d, d.project(d.bias()))
 
-        def body(op: Builder, a: ir.Value, r: ir.Value, *initial: ir.Value) -> Values:
-            run = self._forward(replace(d, op=op, r=r, initial=list(initial)), a)
+        def body(op: Builder, x: ir.Value, w: ir.Value, r: ir.Value, *initial: ir.Value) -> Values:
+            run = self._forward(replace(d, op=op, r=r, initial=list(initial)), op.MatMul(w, x))
             return [*run.states, *run.final, *run.kept]
 
-        h, last_h, last_c, *kept = outline(d.op, "LSTM", [a, d.r, *d.initial], body, reverse=int(d.backwards))
+        w, x = d.factors(d.bias())
+        h, last_h, last_c, *kept = outline(d.op, "LSTM", [x, w, d.r, *d.initial], body, reverse=int(d.backwards))
         return Forward([h], [last_h, last_c], kept)
 
     def _is_plain(self, d: Direction) -> bool:
@@ -111,21 +112,24 @@ class _Cell:
         return op.Concat(a_i, a_o, a_f, axis=0), i, o, f, c
 
     def backward(self, d: Direction, run: Forward, cotangents: Cotangents) -> Backward:
-        start = cotangents.start(d)
+        start, inputs = cotangents.start(d), None
         if self._is_plain(d):
+            # Without columns the weights make a gradient of x without rows.
+            w = d.w if d.wants_inputs else d.op.constant(np.zeros((4 * d.hidden, 0), np.float32))
 
             def body(op: Builder, *inputs: ir.Value) -> Values:
-                kept, (r, dh, dc, *dy) = list(inputs[:6]), inputs[6:]
+                kept, (r, w, dh, dc, *dy) = list(inputs[:6]), inputs[6:]
                 given = Cotangents([dy[0] if dy else None, None], [dh, dc])
-                gates, initial = self._backward(replace(d, op=op, r=r), Forward([], [], kept), given, [dh, dc])
-                return [gates, *initial]
+                own = replace(d, op=op, r=r, w=w)
+                gates, initial = self._backward(own, Forward([], [], kept), given, [dh, dc])
+                return [gates, *initial, own.to_inputs(gates)]
 
-            given = [*run.kept, d.r, *start, *cotangents.given]
-            gates, *initial = outline(d.op, "LSTMGrad", given, body, reverse=int(d.backwards))
+            given = [*run.kept, d.r, w, *start, *cotangents.given]
+            gates, *initial, inputs = outline(d.op, "LSTMGrad", given, body, reverse=int(d.backwards))
         else:
             gates, initial = self._backward(d, run, cotangents, start)
         recurrent = [(d.columns(gates, 4 * d.hidden), d.previous(run.states[0]))]
-        return Backward(gates, recurrent, initial, _peephole_gradient(d, run, gates))
+        return Backward(gates, recurrent, initial, _peephole_gradient(d, run, gates), inputs)
 
     def _backward(self, d: Direction, run: Forward, cotangents: Cotangents, start: Values) -> tuple[ir.Value, Values]:
         """The gradients of w x + bias and of the initial states.

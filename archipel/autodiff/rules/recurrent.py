@@ -34,7 +34,7 @@ class Direction:
     x [time, batch, features], w [gates * hidden, features], r [gates * hidden, hidden], biases [gates * hidden] of
     w and r, peepholes [3 * hidden]; `initial`: h and, in an LSTM, c, each [hidden, batch]. `backwards`: the loop starts
     at the last step. `ragged`: sequences have lengths of their own; the loop runs over the padding behind them as well,
-    and its results there do not count.
+    and its results there do not count. `wants_inputs`: the gradient of x is needed.
     """
 
     op: Builder
@@ -48,9 +48,10 @@ class Direction:
     activations: tuple[Activation, ...]
     backwards: bool
     ragged: bool
+    wants_inputs: bool
 
-    def project(self, bias: ir.Value | None) -> ir.Value:
-        """w x + bias for all steps, [time, gates * hidden, batch]."""
+    def factors(self, bias: ir.Value | None) -> tuple[ir.Value, ir.Value]:
+        """Two factors whose product is w x + bias for all steps: [gates * hidden, n] and [time, n, batch]."""
         op, w, x = self.op, self.w, batch_first(self.op, self.x)
         if bias is not None:
             # As one more column of w, beside a row of ones: an addition would read and write the whole result again.
@@ -58,15 +59,18 @@ class Direction:
                 op.Concat(w, op.Unsqueeze(bias, [1]), axis=1),
                 op.Pad(x, [0, 0, 0, 0, 1, 0], op.constant(1.0, dtype_of(x))),
             )
+        return w, x
+
+    def project(self, bias: ir.Value | None) -> ir.Value:
+        """w x + bias for all steps, [time, gates * hidden, batch]."""
         # A product for each step, the weights on the left: one product for all steps would have to be transposed.
-        return op.MatMul(w, x)
+        return self.op.MatMul(*self.factors(bias))
 
     def to_inputs(self, gates: ir.Value) -> ir.Value:
-        """The gradient of x from that of w x + bias, [time, gates * hidden, batch]: w^T gates for each step."""
+        """The gradient of x, [time, features, batch], from that of w x + bias: w^T gates for each step."""
         # Einsum instead of Transpose: ONNX Runtime makes a Transpose part of the product, which then takes 1.6 times as
         # long, since it rearranges w again for each step.
-        flipped = self.op.Einsum(self.w, equation="gx->xg")
-        return batch_first(self.op, self.op.MatMul(flipped, gates))
+        return self.op.MatMul(self.op.Einsum(self.w, equation="gx->xg"), gates)
 
     def loop(
         self, body: Body, carried: Sequence[ir.Value], sequences: Sequence[ir.Value], gradient: bool = False
@@ -131,13 +135,15 @@ class Backward:
 
     `gates`: of w x + bias, [time, gates * hidden, batch]. `recurrent`: pairs (gradients [n, time * batch], their
     factors [time * batch, hidden]) whose products, one below the other, are the gradient of r. `initial`: of the
-    initial states, [hidden, batch]. `peepholes`: [3 * hidden].
+    initial states, [hidden, batch]. `peepholes`: [3 * hidden]. `inputs`: of x, [time, features, batch], where the cell
+    has it already.
     """
 
     gates: ir.Value
     recurrent: list[tuple[ir.Value, ir.Value]]
     initial: Values
     peepholes: ir.Value | None = None
+    inputs: ir.Value | None = None
 
 
 class Cell(Protocol):
@@ -203,6 +209,7 @@ class _Layer:
             # With lengths `_flip` reverses each sequence instead: their last steps are at different places.
             backwards=self.reverse[index] and self.lengths is None,
             ragged=self.lengths is not None,
+            wants_inputs=self.ctx.wants(0),
         )
 
     def _initial(self, given: ir.Value | None, index: int) -> ir.Value:
@@ -267,9 +274,11 @@ class _Layer:
         sizes = [fixed_sizes(dims(d.w)) for d in directions]
         # dx = w^T dgates; dw = dgates x^T and dr = dgates h^T, one product each over all steps.
         flat = [d.columns(gradient.gates, size[0]) for d, gradient, size in zip(directions, backward, sizes)]
-        to_x = [d.to_inputs(gradient.gates) for d, gradient in zip(directions, backward)]
-        # Both directions read x and add to its gradient; weights, biases and states are stacked by direction.
-        grad_x = reduce(op.Add, [self._flip(part, index) for index, part in enumerate(to_x)])
+        grad_x = None
+        if ctx.wants(0):
+            # Both directions read x and add to its gradient; weights, biases and states are stacked by direction.
+            to_x = [g.inputs or d.to_inputs(g.gates) for d, g in zip(directions, backward)]
+            grad_x = reduce(op.Add, [self._flip(batch_first(op, part), index) for index, part in enumerate(to_x)])
         grad_w = self._stack([op.MatMul(a, d.rows(d.x, size[1])) for d, a, size in zip(directions, flat, sizes)])
         grad_r = self._stack([self._join([op.MatMul(a, b) for a, b in g.recurrent]) for g in backward])
         grad_b = None
@@ -280,7 +289,7 @@ class _Layer:
         initial = [self._state([g.initial[i] for g in backward]) for i in range(self.cell.states)]
         peepholes = [g.peepholes for g in backward if g.peepholes is not None]
         grad_p = [self._stack(peepholes)] if peepholes else []
-        every = [self._swap(grad_x), grad_w, grad_r, grad_b, None, *initial, *grad_p]
+        every = [None if grad_x is None else self._swap(grad_x), grad_w, grad_r, grad_b, None, *initial, *grad_p]
         # No gradient for an input that the node leaves out.
         return [gradient if ctx.optional(i) is not None else None for i, gradient in enumerate(every)]
 

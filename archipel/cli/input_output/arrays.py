@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -16,6 +15,7 @@ from archipel.bundle.roles import Example, ExampleWeight, Label, Port
 from archipel.datasets.entry_names import name_entries
 from archipel.durable import write_durably
 from archipel.errors import CommandError
+from archipel.zips import ZIP_ERRORS
 
 MAX_BYTES = 4 << 30
 MAX_ENTRIES = 256
@@ -133,8 +133,7 @@ def _read_npz(path: Path, file: IO[bytes], max_bytes: int) -> dict[str, np.ndarr
                 with archive.open(member) as stream:
                     arrays[name] = _read_npy(f"{path}: entry {name!r}", stream, member.file_size, max_bytes)
             return arrays
-    # UnicodeDecodeError: of a name in the archive's directory.
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, UnicodeDecodeError) as error:
+    except ZIP_ERRORS as error:
         raise CommandError(f"{path}: not an .npz file that can be read ({error})") from None
 
 

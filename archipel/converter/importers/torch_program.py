@@ -19,6 +19,7 @@ from archipel.graph.batch import STAYS, FixedBatchError, fixed_batch, free_batch
 from archipel.graph.importing.comparison import TOLERANCE, CannotRunError
 from archipel.graph.model import Model
 from archipel.graph.report import ImportReport
+from archipel.zips import ZIP_ERRORS
 
 if TYPE_CHECKING:
     import torch
@@ -63,8 +64,7 @@ def open_program(
             size = sum(member.file_size for member in archive.infolist())
     except FileNotFoundError:
         raise ModelImportError(f"{path} does not exist") from None
-    except Exception as error:
-        # zipfile raises what it likes: UnicodeDecodeError for damaged names, NotImplementedError for unknown versions.
+    except ZIP_ERRORS as error:
         raise ModelImportError(
             f"{path}: not a program of torch.export.save, or a damaged one ({error}); a state_dict or a pickled module "
             "is not one: export with torch.export.export(module, example)"

@@ -22,7 +22,7 @@ import numpy as np
 
 from archipel.errors import RuntimeProgramError, one_line
 from archipel.lite_runtime.engines.delegates import NodePlacement, ProgramPlacement
-from archipel.lite_runtime.engines.session import Arrays, ProgramSession
+from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
 
 NAME = "openvino"
@@ -101,7 +101,7 @@ class OpenVINOSession(ProgramSession):
             except error_types() as error:
                 raise self._error(error) from None
 
-    def bind(self, inputs: Arrays, outputs: Arrays) -> Callable[[], None]:
+    def bind(self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None) -> Callable[[], None]:
         try:
             with self._lock:
                 request = self._new_request(_shapes(inputs))

@@ -17,7 +17,7 @@ import numpy as np
 from archipel.bundle import Bundle, Program
 from archipel.bundle.roles import Example, Feature
 from archipel.errors import RuntimeInputError, RuntimeProgramError
-from archipel.lite_runtime.engines.session import ProgramSession
+from archipel.lite_runtime.engines.program_session import ProgramSession
 from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.fields import Fields, fixed_rows
 from archipel.lite_runtime.values import fixed_shape

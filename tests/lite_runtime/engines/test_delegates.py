@@ -4,20 +4,17 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import onnxruntime as ort
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.bundle import Bundle, open_bundle
+from archipel.bundle import Bundle
 from archipel.bundle.roles import ProgramKind
 from archipel.errors import DelegateError, RuntimeProgramError
 from archipel.lite_runtime.engines import delegates as d
 from archipel.lite_runtime.engines.sessions import Sessions
-from tests.support.text_bundles import Roles
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0]], np.float32)
 PREDICT = "predict (float[n, 3] x, float[3, 2] w) => (float[n, 2] y) { [first] p = MatMul(x, w) \n y = Relu(p) }"
@@ -28,13 +25,8 @@ TRAIN = """train (float[n, 3] x, float[3, 2] w) => (float[3, 2] w_new) {
 
 
 @pytest.fixture
-def bundle(make_bundle: Callable[..., Path], key: Ed25519PrivateKey, r: type[Roles]) -> Bundle:
-    w = r.parameter("w")
-    programs = {
-        "predict": ("predict", PREDICT, {"x": r.example, "w": w, "y": r.output}),
-        "train": ("train", TRAIN, {"x": r.example, "w": w, "w_new": w}),
-    }
-    return open_bundle(make_bundle(programs, {"w": W}), [key.public_key().public_bytes_raw()])
+def bundle(of_two_programs: Callable[[str, str, np.ndarray], Bundle]) -> Bundle:
+    return of_two_programs(PREDICT, TRAIN, W)
 
 
 def feed() -> dict[str, np.ndarray]:

@@ -94,14 +94,19 @@ def test_where_no_round_can_begin_without_it_no_rest_grows(world: World) -> None
     assert taken(world, devices) == {device.id for device in devices}
 
 
-def test_it_is_needed_only_where_the_others_are_gone_and_not_where_they_are_late(world: World) -> None:
+def four_of_which_one_left_twice(world: World) -> list[Device]:
     plain(world, cohort=4, rounds=9)
     devices = world.add_devices(4)
     for _ in range(2):
-        assert devices[0].id in taken(world, devices)
+        assert taken(world, devices) == {device.id for device in devices}
         assert leave(devices[0])[0] == 200
         give(world, devices[1:])
         world.clock.now += world.settings.leave_seconds
+    return devices
+
+
+def test_it_is_needed_only_where_the_others_are_gone_and_not_where_they_are_late(world: World) -> None:
+    devices = four_of_which_one_left_twice(world)
     late, seen = devices[:3], world.clock.now - world.settings.leave_seconds
     assert taken(world, late) == set()
     with world.services.database.write() as session:
@@ -113,13 +118,7 @@ def test_it_is_needed_only_where_the_others_are_gone_and_not_where_they_are_late
 
 
 def test_a_revoked_device_is_no_other_one(world: World) -> None:
-    plain(world, cohort=4, rounds=9)
-    devices = world.add_devices(4)
-    for _ in range(2):
-        assert taken(world, devices) == {device.id for device in devices}
-        assert leave(devices[0])[0] == 200
-        give(world, devices[1:])
-        world.clock.now += world.settings.leave_seconds
+    devices = four_of_which_one_left_twice(world)
     assert taken(world, devices[:3]) == set()
     assert world.operator("POST", f"/v1/devices/{devices[3].id}/revoke")[0] == 200
     assert taken(world, devices[:3]) == {device.id for device in devices[:3]}
