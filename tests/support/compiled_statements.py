@@ -33,4 +33,4 @@ def _create_engine(url: URL, **options: Any) -> Engine:
 
 def share() -> None:
     """Databases that this process opens from now on compile each statement once."""
-    databases.create_engine = _create_engine  # type: ignore[attr-defined]
+    databases.create_engine = _create_engine  # type: ignore[attr-defined, assignment]
