@@ -36,9 +36,10 @@ def linearize(
     Returns two models. The first has the inputs of `model` and its outputs, followed by the residuals: outputs
     `<value>.residual`, each named after the value of the jvp's graph that it is. The second has an input
     `<name>.tangent` for each name in `wrt` and one for each residual, of the same name, shape and type, and an output
-    `<name>.tangent` for each name in `of`. It is linear in the tangents, and computes nothing that depends on the point
-    alone, but for zeros and masks that are smaller as residuals in another form. Weights that it multiplies tangents
-    with are its own parameters, under their names.
+    `<name>.tangent` for each name in `of`. It is linear in the tangents. What depends on the point alone it reads as
+    residuals; only zeros, and masks as floating-point numbers, it makes itself, from a shape or a boolean mask, since
+    these take less memory as residuals. Weights that it multiplies tangents with are its own parameters, under their
+    names.
 
     Raises the errors of `jvp`.
 
@@ -82,7 +83,8 @@ def _residuals(
 
 
 def _is_larger_than_its_input(node: ir.Node) -> bool:
-    """Whether the linear part rather makes the node's result again: filled tensors, and masks as real numbers."""
+    """Whether the linear part makes the node's result itself, from less memory: filled tensors, and boolean masks as
+    floating-point numbers."""
     if node.domain != "" or not node.inputs or node.inputs[0] is None:
         return False
     return node.op_type == "ConstantOfShape" or (

@@ -16,7 +16,7 @@ def infer_bodies(node: ir.Node) -> None:
     """Give the values in the bodies of an If, Loop or Scan the types and shapes that they lack, as far as ONNX's
     inference finds them; then the node's results, too.
 
-    A state of a Loop may change its shape from one iteration to the next, so ONNX says nothing about it. Here it has
+    A state of a Loop may change its shape from one iteration to the next, so ONNX declares no shape for it. Here it has
     the shape that it starts with if the body returns the same shape again; sizes that may change are unknown.
     """
     if not any(value.dtype is None or value.shape is None for value in _all_values(node)):

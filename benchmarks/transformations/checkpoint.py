@@ -23,7 +23,7 @@ from measure import Row
 from step_cases import CASES, Case, data, keep, kept_step, network, ours
 
 BATCH, THREADS, STEPS = 32, 2, 5
-NETWORKS, QUICK_NETWORKS = ("ResNet-8", "MobileNetV2", "Transformer", "LSTM"), ("ResNet-8", "Transformer")
+NETWORKS, QUICK_NETWORKS = ("ResNet-8", "MobileNetV2", "Transformer", "LSTM"), ("Transformer",)
 OURS, TORCH = "archipel", "PyTorch"
 
 

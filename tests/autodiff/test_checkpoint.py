@@ -106,7 +106,7 @@ def test_values_to_keep_by_name() -> None:
 def test_what_weights_alone_make_is_kept() -> None:
     text = """<ir_version: 10, opset_import: ["" : 21]>
     agraph (float[n, 2] x) => (float loss) <float[2, 2] w = {1, 2, 3, 4}> {
-        e = Exp (w)  p = MatMul (x, e)  h = Tanh (p)  q = MatMul (h, e)  y = Tanh (q)  r = MatMul (y, e)
+        e = Exp (w)  p = MatMul (x, e)  h = Tanh (p)  q = MatMul (h, e)  y = Tanh (q)  r = MatMul (y, w)
         loss = ReduceSum <keepdims = 0> (r)
     }"""
     marked = autodiff.checkpoint(Model.from_proto(onnx.parser.parse_model(text)), at=["y"])

@@ -461,6 +461,6 @@ banned = {"onnx", "onnx_ir", "torch", "flask", "sqlalchemy", "onnxruntime", "url
 found = sorted(banned & set(sys.modules))
 assert not found, found
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("archipel.")}
-assert rooms <= {"errors", "durable", "importer_registry", "bundle", "lite_runtime"}, rooms
+assert rooms <= {"errors", "durable", "importer_registry", "zips", "bundle", "lite_runtime"}, rooms
 """
     subprocess.run([sys.executable, "-c", code], check=True)

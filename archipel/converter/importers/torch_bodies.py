@@ -35,7 +35,7 @@ def one_version_of_bodies() -> Iterator[None]:
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Translations that the exporter has not: `map` is a scan that carries nothing."""
+    """Translations that the exporter lacks: `map` is a scan that carries nothing."""
     from torch.onnx._internal.exporter._torchlib.ops import hop
 
     operator = getattr(importlib.import_module("torch._higher_order_ops.map"), "map_impl", None)

@@ -34,7 +34,7 @@ def separate_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
 def forget_scalars(proto: onnx.ModelProto) -> bool:
     """Drop the shapes of scalars that bodies declare for their inputs and outputs. Changes `proto`, or returns False.
 
-    Paddle's exporter writes a tensor of one element as a scalar there. Runtimes do not mind, inference does.
+    Paddle's exporter writes a tensor of one element as a scalar there. Runtimes accept that, inference refuses it.
     """
     changed = False
     for node in proto_nodes(proto.graph.node):

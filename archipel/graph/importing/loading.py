@@ -90,6 +90,21 @@ def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -
 
 
 def _with_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
+    # ONNX's inference says nothing about the result of a GroupNormalization, which is as its input.
+    norms = {}
+    for node in standard_nodes(proto.graph.node):
+        if node.op_type == "GroupNormalization":
+            norms[node.output[0]] = node.SerializeToString()
+            node.op_type = "Identity"
+            del node.input[1:], node.attribute[:]
+    inferred = _infer_strictly(proto)
+    for node in standard_nodes(inferred.graph.node):
+        if node.output and node.output[0] in norms:
+            node.ParseFromString(norms[node.output[0]])
+    return inferred
+
+
+def _infer_strictly(proto: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError:

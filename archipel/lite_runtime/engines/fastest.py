@@ -69,12 +69,12 @@ class FastestSession(ProgramSession):
                     self._choose({name: call(name, each) for name, each in self._sessions.items()})
         return self._first.run(outputs, feed)
 
-    def bind(self, inputs: Arrays, outputs: Arrays) -> Callable[[], None]:
-        bound: dict[str, Callable[[], None]] = {}
+    def bind(self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None) -> Callable[[], None]:
+        runs: dict[str, Callable[[], None]] = {}
         with self._lock:
             for name, session in list(self._sessions.items()):
                 try:
-                    bound[name] = session.bind(inputs, outputs)
+                    runs[name] = session.bind(inputs, outputs, bound)
                 except RuntimeProgramError as error:
                     if session is self._first:
                         raise
@@ -82,7 +82,7 @@ class FastestSession(ProgramSession):
 
         def answer(name: str) -> Callable[[], list[np.ndarray]]:
             def run() -> list[np.ndarray]:
-                bound[name]()
+                runs[name]()
                 return list(outputs.values())
 
             return run
@@ -90,10 +90,10 @@ class FastestSession(ProgramSession):
         def run() -> None:
             with self._lock:
                 if self._chosen is None:
-                    self._choose({name: answer(name) for name in bound if name in self._sessions})
-            for name in set(bound) - set(self._sessions):
-                del bound[name]
-            [last] = bound.values()
+                    self._choose({name: answer(name) for name in runs if name in self._sessions})
+            for name in set(runs) - set(self._sessions):
+                del runs[name]
+            [last] = runs.values()
             last()
 
         return run

@@ -101,7 +101,7 @@ class OpenVINOSession(ProgramSession):
             except error_types() as error:
                 raise self._error(error) from None
 
-    def bind(self, inputs: Arrays, outputs: Arrays) -> Callable[[], None]:
+    def bind(self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None) -> Callable[[], None]:
         try:
             with self._lock:
                 request = self._new_request(_shapes(inputs))

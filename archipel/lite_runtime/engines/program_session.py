@@ -31,10 +31,12 @@ class ProgramSession(ABC):
         """
 
     @abstractmethod
-    def bind(self, inputs: Arrays, outputs: Arrays) -> Callable[[], None]:
+    def bind(self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None) -> Callable[[], None]:
         """A function that runs the graph on these buffers: it reads `inputs` and writes `outputs`, all C-contiguous.
 
-        It copies nothing but inputs that are read-only, and those once. Raises RuntimeProgramError.
+        `bound` keeps what an engine makes of an array, by the array's id, for further calls with the same arrays; who
+        gives it keeps the arrays as long. It copies nothing but inputs that are read-only, and those once. Raises
+        RuntimeProgramError.
         """
 
     @abstractmethod

@@ -33,7 +33,7 @@ from archipel.lite_runtime.engines.delegates import (
 from archipel.lite_runtime.engines.fastest import FastestSession
 from archipel.lite_runtime.engines.kernels import calls_kernels, kernel_pack
 from archipel.lite_runtime.engines.openvino import OpenVINOSession, Refusal, import_openvino
-from archipel.lite_runtime.engines.program_session import ProgramSession
+from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
 
 _FASTEST: dict[tuple[str, int], str] = {}
@@ -68,12 +68,16 @@ class Session(ProgramSession):
         except self._errors as error:
             raise _program_error(self.name, "cannot be run", error) from None
 
-    def bind(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Callable[[], None]:
+    def bind(self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None) -> Callable[[], None]:
         binding = self.native.io_binding()
+        values = {} if bound is None else bound
+        for array in (*inputs.values(), *outputs.values()):
+            if id(array) not in values:
+                values[id(array)] = bound_value(array)
         for name, array in inputs.items():
-            binding.bind_ortvalue_input(name, bound_value(array))
+            binding.bind_ortvalue_input(name, values[id(array)])
         for name, array in outputs.items():
-            binding.bind_ortvalue_output(name, bound_value(array))
+            binding.bind_ortvalue_output(name, values[id(array)])
         return partial(self.run_bound, binding)
 
     def value(self, array: np.ndarray) -> Any:
@@ -312,7 +316,7 @@ class Sessions:
             options.enable_mem_pattern = False
         if kind == "train":
             # A plan that gives a later value the memory of an earlier one holds that memory in between: a step then
-            # keeps for the way back what it has just freed. Without the plan it takes no longer.
+            # keeps for the way back what it has just freed. Without the plan it takes at most a microsecond longer.
             options.enable_mem_reuse = False
         if not fallback:
             options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -79,7 +79,9 @@ class TrainLoop:
         Returns the metrics of each. Raises NonFiniteLossError after going back to the last tensors with a finite loss,
         or with noise to the last finite ones.
         """
-        if len(batches) == 1 or self._repeated is None:
+        if len(batches) == 1:
+            return self._run(self._single, batches, rows)
+        if self._repeated is None:
             return [self._run(self._single, [indices], rows)[0] for indices in batches]
         return self._run(self._repeated, batches, rows)
 
@@ -116,8 +118,11 @@ class TrainLoop:
         """What is not finite in a run that has just been made; None: nothing."""
         if self._history is None:
             return self._infinite(self._sets[1 - self._current])
-        losses = [] if self._loss is None else [each[self._loss.name] for each in metrics]
-        return next((f"the loss is {loss} at" for loss in losses if not math.isfinite(loss)), None)
+        if self._loss is not None:
+            for each in metrics:
+                if not math.isfinite(loss := each[self._loss.name]):
+                    return f"the loss is {loss} at"
+        return None
 
     def _infinite(self, tensors: dict[str, np.ndarray]) -> str | None:
         """Which of the moving tensors is not finite; None: all are."""
@@ -206,6 +211,7 @@ class _Engine:
         self._fields = fields
         self._moving = moving
         self._sets = sets
+        self._bound: dict[int, Any] = {}
         metrics = [port for port in program.outputs if isinstance(port, Metric)]
         self._metrics = {port.name: np.zeros(fixed_shape(port), dtype=port.dtype) for port in metrics}
         self._inputs: dict[str, np.ndarray] = {}
@@ -250,7 +256,7 @@ class _Engine:
                 if _key(port) in read:
                     inputs[read[_key(port)]] = self._sets[index][port.name]
                 outputs[port.name] = self._sets[(index + 1) % len(self._sets)][port.name]
-            batch.runs.append(self._session.bind(inputs, outputs))
+            batch.runs.append(self._session.bind(inputs, outputs, self._bound))
         return batch
 
 

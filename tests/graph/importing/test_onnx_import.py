@@ -284,3 +284,17 @@ def test_outputs_that_are_no_tensors_are_refused(form: str, tmp_path: Path) -> N
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
     with pytest.raises(ModelImportError, match=f"output 'y' is not a tensor but {form}_type; give it as tensors"):
         Model.from_onnx(tmp_path / "m.onnx")
+
+
+def test_group_normalization_between_other_nodes(tmp_path: Path) -> None:
+    """ONNX's inference does not know its result; the file says nothing about it either."""
+    text = """<ir_version: 10, opset_import: ["" : 21]> agraph (float[n, 4, 3] x) => (float[n, 4, 3] y)
+        <float[4] scale = {1, 2, 3, 4}, float[4] b = {0.5, 0, -1, 2}> {
+        h = Neg (x)  g = GroupNormalization <num_groups = 2> (h, scale, b)  y = Tanh (g)
+    }"""
+    model = Model.from_onnx(saved(tmp_path, text))
+    check_model(model.ir)
+    x, weights = floats(2, 4, 3), [torch.tensor([1.0, 2, 3, 4]), torch.tensor([0.5, 0, -1, 2])]
+    expected = torch.tanh(functional.group_norm(-torch.from_numpy(x), 2, *weights))
+    np.testing.assert_allclose(run(model, x=x)[0], expected.numpy(), rtol=1e-4, atol=1e-5)
+    assert [port.name for port in autodiff.vjp(model, of=["y"], wrt=["scale"]).outputs] == ["y", "scale.grad"]

@@ -1,4 +1,4 @@
-"""Operators along one axis, which is one further: the softmax family, ArgMax, CumSum, TopK and their like."""
+"""Operators along one axis, one place further back with the lanes in front: softmax, ArgMax, CumSum, TopK."""
 
 from __future__ import annotations
 

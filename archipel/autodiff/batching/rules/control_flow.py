@@ -43,7 +43,7 @@ def if_(ctx: LaneContext) -> BatchedResults:
 
 
 def _both(ctx: LaneContext, branches: Sequence[ir.Graph]) -> BatchedResults:
-    """Both branches, in the graph of the If itself, and of each lane what its condition says."""
+    """Compute both branches in the graph around the If, and pick from them for each lane by its condition."""
     sweeps = []
     for branch in branches:
         sweep = ctx.sweep.inside(ctx.op)
@@ -194,7 +194,7 @@ def _until_the_last(ctx: LaneContext, body: ir.Graph) -> BatchedResults:
 
 
 def select(op: Builder, mask: ir.Value, yes: ir.Value, no: ir.Value) -> ir.Value:
-    """Lane by lane what `mask` ([lanes], bool) says."""
+    """Pick `yes` in the lanes where `mask` ([lanes], bool) holds, `no` in the others."""
     axes = list(range(1, len(dims(yes))))
     mask = op.Unsqueeze(mask, axes) if axes else mask
     dtype = dtype_of(yes)

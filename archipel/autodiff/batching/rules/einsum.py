@@ -1,4 +1,4 @@
-"""Einsum: a letter more."""
+"""Einsum: the lanes get a letter of their own in the equation."""
 
 from __future__ import annotations
 

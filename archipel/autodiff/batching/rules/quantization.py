@@ -46,7 +46,7 @@ def _widened(op: Builder, value: ir.Value) -> ir.Value:
 
 
 def _apply(ctx: LaneContext, inputs: dict[int, ir.Value], axis: int) -> ir.Value:
-    """The operator. Integers of eight bits give what those of four do; a zero point says to what to quantize."""
+    """Emit the operator, with the zero point in its own type again: the type says which integers to quantize to."""
     point = inputs.get(2)
     if ctx.node.op_type == "QuantizeLinear" and point is not None and point.dtype != ctx.input(2).dtype:
         inputs = {**inputs, 2: ctx.op.Cast(point, to=int(ctx.input(2).dtype or 0))}

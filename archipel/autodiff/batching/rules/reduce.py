@@ -1,4 +1,4 @@
-"""Reductions: their axes are one further."""
+"""Reductions: with the lanes in front, the axes that they reduce lie one place further back."""
 
 from __future__ import annotations
 

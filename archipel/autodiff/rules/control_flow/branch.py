@@ -87,8 +87,8 @@ class _Branch:
 
 
 def shaped(op: Builder, value: ir.Value, like: ir.Value) -> ir.Value:
-    """The value with the sizes of `like`, which a branch knows better than the graph outside, if a constant can say
-    them. A Reshape, as the sizes of what an Identity reads would be taken for the same."""
+    """Reshape the value to the sizes of `like`, where a branch knows more of them than the graph around it and at most
+    one is not a number. An Identity would not do: inference would take the sizes of what it reads."""
     sizes = dims(like)
     if len(sizes) != len(dims(value)):
         return op.reshape_like(value, like)  # exporters write a Squeeze in one branch and an Identity in the other
