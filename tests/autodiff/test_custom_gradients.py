@@ -12,8 +12,8 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from gradient_cases.marker_reference import Limited, Straight
 from gradient_cases.reference import evaluator
-from marker_reference import Limited, Straight
 
 from archipel import Model, autodiff
 from archipel.errors import AutodiffError, NotDifferentiableError

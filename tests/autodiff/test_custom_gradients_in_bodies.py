@@ -11,7 +11,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from marker_reference import Limited, Straight
+from gradient_cases.marker_reference import Limited, Straight
 
 from archipel import Model, autodiff
 from archipel.graph import check_model

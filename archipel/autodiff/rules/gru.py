@@ -53,7 +53,7 @@ class _Cell:
                 inner = op.Unsqueeze(of_new, [1])  # the addend of R before, inside the loop
                 recurrent = op.Pad(of_gates, [0, hidden])
             bias = op.Add(outside, recurrent)
-        inputs = op.emit("Split", d.project(bias), [2 * hidden, hidden], axis=1, outputs=2)
+        inputs = op.emit("Split", d.project(*d.factors(bias)), [2 * hidden, hidden], axis=1, outputs=2)
 
         def step(op: Builder, carried: Values, items: Values) -> tuple[Values, Values]:
             (h,), (x_gates, x_new) = carried, items

@@ -15,6 +15,7 @@ from archipel.autodiff.rules.recurrent import (
     Direction,
     Forward,
     Values,
+    batch_first,
     clip_argument,
     differentiate_layer,
     unclipped_mask,
@@ -44,21 +45,24 @@ class _Cell:
     states: int = 2
 
     def forward(self, d: Direction) -> Forward:
-        if not self._is_plain(d):
-            return self._forward(d, d.project(d.bias()))
+        if not self._has_kernel(d):
+            return self._forward(d, d.project(*d.factors(d.bias())))
 
         def body(op: Builder, x: ir.Value, w: ir.Value, r: ir.Value, *initial: ir.Value) -> Values:
-            run = self._forward(replace(d, op=op, r=r, initial=list(initial)), op.MatMul(w, x))
+            own = replace(d, op=op, r=r, initial=list(initial))
+            run = self._forward(own, own.project(batch_first(op, x), w))
             return [*run.states, *run.final, *run.kept]
 
-        w, x = d.factors(d.bias())
+        x, w = d.factors(d.bias())
+        x = batch_first(d.op, x)
         h, last_h, last_c, *kept = outline(d.op, "LSTM", [x, w, d.r, *d.initial], body, reverse=int(d.backwards))
         return Forward([h], [last_h, last_c], kept)
 
-    def _is_plain(self, d: Direction) -> bool:
-        """Whether the kernel pack has the cell's loops."""
+    def _has_kernel(self, d: Direction) -> bool:
+        """Whether the loops are to be functions that the kernel pack has operators for."""
         return (
-            (self.clip is None and not self.input_forget and d.peepholes is None and not d.ragged)
+            d.op.outlined is not None
+            and (self.clip is None and not self.input_forget and d.peepholes is None and not d.ragged)
             and d.activations == tuple(map(named, self.functions))
             and dtype_of(d.r) == ir.DataType.FLOAT
         )
@@ -113,19 +117,20 @@ class _Cell:
 
     def backward(self, d: Direction, run: Forward, cotangents: Cotangents) -> Backward:
         start, inputs = cotangents.start(d), None
-        if self._is_plain(d):
+        if self._has_kernel(d):
             # Without columns the weights make a gradient of x without rows.
             w = d.w if d.wants_inputs else d.op.constant(np.zeros((4 * d.hidden, 0), np.float32))
 
             def body(op: Builder, *inputs: ir.Value) -> Values:
                 kept, (r, w, dh, dc, *dy) = list(inputs[:6]), inputs[6:]
                 given = Cotangents([dy[0] if dy else None, None], [dh, dc])
-                own = replace(d, op=op, r=r, w=w)
-                gates, initial = self._backward(own, Forward([], [], kept), given, [dh, dc])
-                return [gates, *initial, own.to_inputs(gates)]
+                gates, initial = self._backward(replace(d, op=op, r=r), Forward([], [], kept), given, [dh, dc])
+                # A product for each step, as the kernel has it.
+                return [gates, *initial, op.MatMul(op.Einsum(w, equation="gx->xg"), gates)]
 
             given = [*run.kept, d.r, w, *start, *cotangents.given]
             gates, *initial, inputs = outline(d.op, "LSTMGrad", given, body, reverse=int(d.backwards))
+            inputs = batch_first(d.op, inputs)
         else:
             gates, initial = self._backward(d, run, cotangents, start)
         recurrent = [(d.columns(gates, 4 * d.hidden), d.previous(run.states[0]))]

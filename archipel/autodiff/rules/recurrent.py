@@ -51,26 +51,24 @@ class Direction:
     wants_inputs: bool
 
     def factors(self, bias: ir.Value | None) -> tuple[ir.Value, ir.Value]:
-        """Two factors whose product is w x + bias for all steps: [gates * hidden, n] and [time, n, batch]."""
-        op, w, x = self.op, self.w, batch_first(self.op, self.x)
-        if bias is not None:
-            # As one more column of w, beside a row of ones: an addition would read and write the whole result again.
-            w, x = (
-                op.Concat(w, op.Unsqueeze(bias, [1]), axis=1),
-                op.Pad(x, [0, 0, 0, 0, 1, 0], op.constant(1.0, dtype_of(x))),
-            )
-        return w, x
+        """x and w, with the bias as one more column of w, beside ones: [time, batch, n] and [gates * hidden, n]."""
+        op, w, x = self.op, self.w, self.x
+        if bias is None:
+            return x, w
+        # An addition would read and write the whole product again.
+        ones = op.constant(1.0, dtype_of(x))
+        return op.Pad(x, [0, 0, 0, 0, 0, 1], ones), op.Concat(w, op.Unsqueeze(bias, [1]), axis=1)
 
-    def project(self, bias: ir.Value | None) -> ir.Value:
-        """w x + bias for all steps, [time, gates * hidden, batch]."""
-        # A product for each step, the weights on the left: one product for all steps would have to be transposed.
-        return self.op.MatMul(*self.factors(bias))
+    def project(self, x: ir.Value, w: ir.Value) -> ir.Value:
+        """w x + bias for all steps, [time, gates * hidden, batch], from `factors`."""
+        # One product for all steps and examples; Einsum, as ONNX Runtime would make a Transpose part of the product,
+        # which then is one for each step. Those take less time at batch 32 and more at batch 10 and below.
+        return batch_first(self.op, self.op.MatMul(x, self.op.Einsum(w, equation="gx->xg")))
 
     def to_inputs(self, gates: ir.Value) -> ir.Value:
-        """The gradient of x, [time, features, batch], from that of w x + bias: w^T gates for each step."""
-        # Einsum instead of Transpose: ONNX Runtime makes a Transpose part of the product, which then takes 1.6 times as
-        # long, since it rearranges w again for each step.
-        return self.op.MatMul(self.op.Einsum(self.w, equation="gx->xg"), gates)
+        """The gradient of x, [time, batch, features], from that of w x + bias."""
+        op, (width, _) = self.op, fixed_sizes(dims(self.w))
+        return op.reshape_like(op.Gemm(self.columns(gates, width), self.w, transA=1), self.x)
 
     def loop(
         self, body: Body, carried: Sequence[ir.Value], sequences: Sequence[ir.Value], gradient: bool = False
@@ -135,7 +133,7 @@ class Backward:
 
     `gates`: of w x + bias, [time, gates * hidden, batch]. `recurrent`: pairs (gradients [n, time * batch], their
     factors [time * batch, hidden]) whose products, one below the other, are the gradient of r. `initial`: of the
-    initial states, [hidden, batch]. `peepholes`: [3 * hidden]. `inputs`: of x, [time, features, batch], where the cell
+    initial states, [hidden, batch]. `peepholes`: [3 * hidden]. `inputs`: of x, [time, batch, features], where the cell
     has it already.
     """
 
@@ -277,8 +275,8 @@ class _Layer:
         grad_x = None
         if ctx.wants(0):
             # Both directions read x and add to its gradient; weights, biases and states are stacked by direction.
-            to_x = [g.inputs or d.to_inputs(g.gates) for d, g in zip(directions, backward)]
-            grad_x = reduce(op.Add, [self._flip(batch_first(op, part), index) for index, part in enumerate(to_x)])
+            to_x = [d.to_inputs(g.gates) if g.inputs is None else g.inputs for d, g in zip(directions, backward)]
+            grad_x = reduce(op.Add, [self._flip(part, index) for index, part in enumerate(to_x)])
         grad_w = self._stack([op.MatMul(a, d.rows(d.x, size[1])) for d, a, size in zip(directions, flat, sizes)])
         grad_r = self._stack([self._join([op.MatMul(a, b) for a, b in g.recurrent]) for g in backward])
         grad_b = None

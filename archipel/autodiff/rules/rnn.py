@@ -39,7 +39,7 @@ class _Cell:
             h = d.activations[0](op, clip_argument(op, a, self.clip))
             return [h], [h, *([] if self.clip is None else [a])]
 
-        final, (h, *kept) = d.loop(step, d.initial, [d.project(d.bias())])
+        final, (h, *kept) = d.loop(step, d.initial, [d.project(*d.factors(d.bias()))])
         return Forward([h], final, kept)
 
     def backward(self, d: Direction, run: Forward, cotangents: Cotangents) -> Backward:
