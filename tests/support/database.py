@@ -7,6 +7,9 @@ import tempfile
 from pathlib import Path
 
 from archipel.server.database.engine import Database
+from tests.support import compiled_statements
+
+compiled_statements.share()
 
 
 @functools.cache

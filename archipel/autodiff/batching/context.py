@@ -113,7 +113,7 @@ class LaneContext(Described):
         if isinstance(dim, int):
             return dim
         start = axis % self.rank(index) + int(self.batched(index))
-        return self.op.Shape(self.value(index), start=start, end=start + 1)
+        return self.op.Shape(widened(self.op, self.value(index)), start=start, end=start + 1)
 
     def sizes(self, index: int, start: int = 0, end: int | None = None) -> list[Size]:
         """`size` of several axes in a row."""
@@ -165,3 +165,12 @@ class LaneContext(Described):
             return op.constant(np.arange(self.sweep.size).reshape(-1, *[1] * after))
         numbers = op.Range(np.array(0), op.Squeeze(self.count, [0]), np.array(1))
         return op.Unsqueeze(numbers, list(range(1, after + 1))) if after else numbers
+
+
+_WIDER = {ir.DataType.INT4: ir.DataType.INT8, ir.DataType.UINT4: ir.DataType.UINT8}
+
+
+def widened(op: Builder, value: ir.Value) -> ir.Value:
+    """Numbers of four bits as those of eight: ONNX Runtime moves none of four bits, and does not tell their shape."""
+    wider = None if value.dtype is None else _WIDER.get(value.dtype)
+    return value if wider is None else op.Cast(value, to=int(wider))

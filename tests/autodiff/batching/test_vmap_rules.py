@@ -146,3 +146,16 @@ def test_which_operators_run_lane_by_lane() -> None:
     names = {s.name for s in onnx.defs.get_all_schemas_with_history() if s.domain == "" and s.since_version <= 21}
     current = {name for name in names if not onnx.defs.get_schema(name, 21).deprecated}
     assert current - set(BATCH_RULES) - set(UNEVEN) == {*slow.split(), *never.split()}
+
+
+def test_numbers_of_four_bits_along_a_free_axis() -> None:
+    """ONNX Runtime does not tell the shape of numbers of four bits."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["" : 21]>
+    agraph (float[1, n] x, float[1] scale) => (float[1, n] y) {
+        q = QuantizeLinear <axis = 0, output_dtype = 22> (x, scale)
+        y = DequantizeLinear <axis = 0> (q, scale) }""")
+    mapped = vmap(Model.from_proto(model), over=["x", "scale"])
+    x, scale = np.array([[[-5.3, 4.9]], [[1.0, 2.6]]], np.float32), np.array([[0.7], [0.5]], np.float32)
+    (found,) = run(mapped.to_bytes(), ["y"], {"x": x, "scale": scale})
+    step = scale[..., None]
+    np.testing.assert_allclose(found, np.clip(np.rint(x / step), -8, 7) * step, rtol=1e-6)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from archipel.autodiff.batching.context import LaneContext
+from archipel.autodiff.batching.context import LaneContext, widened
 from archipel.autodiff.batching.rules.axes import behind
 from archipel.autodiff.batching.table import BatchedResults, batch_rule
-from archipel.graph.build import Builder
-
-_WIDER = {ir.DataType.INT4: ir.DataType.INT8, ir.DataType.UINT4: ir.DataType.UINT8}
 
 
 @batch_rule("QuantizeLinear", "DequantizeLinear")
@@ -31,18 +28,13 @@ def linear(ctx: LaneContext) -> BatchedResults:
     joined = {i: ctx.joined(value, ctx.sizes(i), 0 if i else axis) for i, value in lanes.items()}
     value = _apply(ctx, joined, axis)
     narrow = value.dtype
-    value = ctx.part(_widened(ctx.op, value), ctx.size(0, axis), axis)
+    value = ctx.part(widened(ctx.op, value), ctx.size(0, axis), axis)
     return [value if value.dtype == narrow else ctx.op.Cast(value, to=int(narrow))] if narrow else [value]
 
 
 def _wide(ctx: LaneContext, index: int) -> ir.Value:
-    value = _widened(ctx.op, ctx.value(index))
+    value = widened(ctx.op, ctx.value(index))
     return value if ctx.batched(index) else ctx.sweep.repeat(value)
-
-
-def _widened(op: Builder, value: ir.Value) -> ir.Value:
-    wider = None if value.dtype is None else _WIDER.get(value.dtype)
-    return value if wider is None else op.Cast(value, to=int(wider))
 
 
 def _apply(ctx: LaneContext, inputs: dict[int, ir.Value], axis: int) -> ir.Value:
