@@ -1,4 +1,4 @@
-"""Tangent, inverse and hyperbolic functions: dx = g f'(x), with g the cotangent of y = f(x), and with y where possible."""
+"""Tangent, inverse and hyperbolic functions: dx = g f'(x), with g the cotangent of y = f(x). The formulas are f'(x)."""
 
 from __future__ import annotations
 

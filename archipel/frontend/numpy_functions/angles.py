@@ -1,5 +1,5 @@
-"""Trigonometric and hyperbolic functions and their inverses: in float64 made of Sin, Cos, Exp and Log, since ONNX Runtime
-has the operators in float32 only."""
+"""Trigonometric and hyperbolic functions and their inverses: in float64 made of Sin, Cos, Exp and Log, since ONNX
+Runtime has the operators in float32 only."""
 
 from __future__ import annotations
 

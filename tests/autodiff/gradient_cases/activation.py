@@ -62,11 +62,16 @@ CASES = {
     ),
     ("", "PRelu"): prelu(),
     ("", "ThresholdedRelu"): activation(
-        "ThresholdedRelu", lambda x, alpha=1.0: torch.where(x > alpha, x, 0.0), single=True, alpha=[None, 3.0, -3.0, 0.0]
+        "ThresholdedRelu",
+        lambda x, alpha=1.0: torch.where(x > alpha, x, 0.0),
+        single=True,
+        alpha=[None, 3.0, -3.0, 0.0],
     ),
     ("", "Shrink"): activation(
-        "Shrink", lambda x, lambd=0.5, bias=0.0: torch.where(x > lambd, x - bias, torch.where(x < -lambd, x + bias, 0.0)),
-        lambd=[None, 3.0, 0.0], bias=[None, 0.3],
+        "Shrink",
+        lambda x, lambd=0.5, bias=0.0: torch.where(x > lambd, x - bias, torch.where(x < -lambd, x + bias, 0.0)),
+        lambd=[None, 3.0, 0.0],
+        bias=[None, 0.3],
     ),
     ("", "Elu"): activation("Elu", F.elu, alpha=[None, 0.5, 1.0, 2.0]),
     ("", "Selu"): activation("Selu", selu, alpha=[None, 0.5, 2.0], gamma=[None, 0.5, 1.0, 2.0]),
