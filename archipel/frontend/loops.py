@@ -147,6 +147,8 @@ class _Iteration(NamedTuple):
     forms: dict[str, Form]
     end: dict[str, Any]
     stacked: list[ir.Value]
+    whole: bool
+    """Whether all iterations take place, as none ends the loop."""
 
 
 def _emit(
@@ -201,9 +203,9 @@ def _settled(
             found = {n: _after(node, n, forms[n], end.get(n, _NEW), fresh=n in variables.fresh) for n in forms}
             more = at_next_iteration(begin, end, before, extra) if in_place else extra
             if (found, more) == (forms, extra):
-                _finish(r, node, end, forms)
+                whole = _finish(r, node, end, forms)
                 stacked = [op.name_output(r.e.value(value), op.unique("loop/item")) for value in frame.appends.values()]
-                return _Iteration(op.graph, forms, end, stacked)
+                return _Iteration(op.graph, forms, end, stacked, whole)
         forms, extra = found, more
     names = ", ".join(map(repr, variables.names))
     refuse(f"the types of {names} do not settle; give each one type before the loop")
@@ -244,8 +246,8 @@ def _after(node: ast.stmt, name: str, form: Form, value: Any, *, fresh: bool) ->
     return common_form(form, form_of(value), where)
 
 
-def _finish(r: Reader, node: ast.For | ast.While, end: dict[str, Any], forms: dict[str, Form]) -> None:
-    """The outputs of the body: whether to go on, then the carried values."""
+def _finish(r: Reader, node: ast.For | ast.While, end: dict[str, Any], forms: dict[str, Form]) -> bool:
+    """The outputs of the body: whether to go on, then the carried values. Returns whether it always goes on."""
     frame, op = r.frame, r.e.op
     stop = either(r, end[frame.flags()[1]], end[RETURNED])
     known = known_truth(stop)
@@ -261,6 +263,7 @@ def _finish(r: Reader, node: ast.For | ast.While, end: dict[str, Any], forms: di
     for n, form in forms.items():
         for value in flatten(r.e, end.get(n, _NEW), form):
             op.name_output(value, op.unique("loop/next"))
+    return known_truth(goes_on) is True
 
 
 def _results(
@@ -273,7 +276,7 @@ def _results(
     """Emit the node, set the variables, and return the lists that the loop filled."""
     frame = r.frame
     start = frame.names
-    body, forms, end, stacked = iteration
+    body, forms, end, stacked, whole = iteration
     surely = first is True if length is None else isinstance(length, int) and length > 0
     initial = [v for n, form in forms.items() for v in flatten(r.e, start.get(n, _NEW), form)]
     if not initial and not stacked:
@@ -295,8 +298,9 @@ def _results(
                 "before the loop"
             )
     rows = list(values)
+    count = length if isinstance(length, int) and whole else None
     for item, value in zip(stacked, rows):
-        value.dtype, value.shape = dtype_of(item), ir.Shape([length if isinstance(length, int) else None, *dims(item)])
+        value.dtype, value.shape = dtype_of(item), ir.Shape([count, *dims(item)])
     return [Rows(Tensor(value)) for value in rows]
 
 

@@ -204,6 +204,22 @@ def test_other_transformations(function: Any) -> None:
     np.testing.assert_allclose(together, [function(each, params) for each in lanes], rtol=1e-12)
 
 
+def test_gradient_of_a_list_that_a_break_leaves_shorter() -> None:
+    def mean(x: np.ndarray, most: float) -> np.ndarray:
+        rows = []
+        for j in range(3):
+            rows.append(x * (j + 1))
+            if j + 1 >= most:
+                break
+        return np.mean(rows, axis=0)
+
+    x = np.array([0.5, -1.5])
+    model = autodiff.vjp(archipel.function(mean, (x, 1.0)), of=["output"], wrt=["x"])
+    for most in (1, 2, 3):
+        found = _run(model, {"x": x, "most": np.array(float(most)), "output.cotangent": x})
+        np.testing.assert_allclose(found, [mean(x, most), x * (most + 1) / 2], rtol=1e-12)
+
+
 def gradient_of(model: Model, names: list[str]) -> Model:
     return autodiff.gradient(model, of="output", wrt=["x", *names])
 
