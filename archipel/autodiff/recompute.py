@@ -29,6 +29,21 @@ SEGMENT = "archipel.recompute"
 NOTHING = "archipel.nothing"
 """Metadata key of a node whose result is 0, whatever it reads: others only wait for it."""
 
+_COMPARED = frozenset(
+    {"Min", "Max", "Clip", "ReduceMin", "ReduceMax", "MaxPool", "GlobalMaxPool", "ScatterElements", "ScatterND"}
+)
+
+
+def is_compared(value: ir.Value) -> bool:
+    """Whether its maker's gradient looks for it, bit by bit, among what the way back computes again.
+
+    That may differ in the last bit, as ONNX Runtime's sums do with the place in memory. So it is computed again, too.
+    """
+    node = value.producer()
+    if node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        return is_compared(node.inputs[0])
+    return node is not None and node.op_type in _COMPARED
+
 
 def segment_of(node: ir.Node) -> str | None:
     """The segment that the node belongs to; None: its results are kept."""
@@ -88,7 +103,7 @@ class Twins:
         """Let the gradients read kept values instead of the twins' own, which then need not be computed."""
         for node, twin in self._twins.items():
             for value, again in zip(node.outputs, twin.outputs):
-                if value in self._kept and not again.is_graph_output():
+                if value in self._kept and not again.is_graph_output() and not is_compared(value):
                     again.replace_all_uses_with(value)
 
     def _emit(self, nodes: Sequence[ir.Node], before: Sequence[ir.Value]) -> None:

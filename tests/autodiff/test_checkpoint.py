@@ -269,6 +269,24 @@ def test_loops_that_only_their_condition_ends() -> None:
         autodiff.checkpoint(model, budget_bytes=1)
 
 
+def test_a_maximum_is_looked_for_among_the_values_that_it_is_of() -> None:
+    """Values may come out with another last bit the second time: a pool's gradient then divided by 0."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[n, 3, 8] x, float[3, 1] b) => (float loss) <float[4] w = {1, 2, 3, 4}> {
+        s = Add (x, b)  t = Tanh (s)  p = MaxPool <kernel_shape = [2], strides = [2]> (t)
+        q = Mul (p, w)  u = Tanh (q)  loss = ReduceSum <keepdims = 0> (u)
+    }"""
+    model = autodiff.checkpoint(Model.from_proto(onnx.parser.parse_model(text)), at=["p"])
+    graph = autodiff.gradient(model, wrt=["b", "w"]).ir.graph
+    [equal] = [node for node in graph if node.op_type == "Equal"]
+    values, spread = (value.producer() for value in equal.inputs)
+    assert (values.op_type, spread.op_type) == ("Tanh", "Resize")
+    pool = spread.inputs[0].producer()
+    assert pool.op_type == "MaxPool"
+    assert pool.inputs[0].producer() is values
+    assert "again" in values.name
+
+
 @pytest.mark.slow
 def test_recurrent_and_transformer() -> None:
     for network, tolerance in ((models.transformer(0), 0.0), (models.char_rnn(0, cell="lstm"), 2e-6)):

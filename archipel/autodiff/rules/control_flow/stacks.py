@@ -7,6 +7,7 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from archipel.autodiff.context import RuleContext
+from archipel.autodiff.recompute import is_compared
 from archipel.autodiff.rules.control_flow.form import Form, Series, State, WayBack
 from archipel.autodiff.rules.control_flow.kept import read_shapes_elsewhere, values_to_keep
 from archipel.graph.bodies import copy_body, remove_unneeded, widen
@@ -15,11 +16,6 @@ from archipel.graph.build import Builder
 from archipel.graph.control import Carried, Item, body_value
 from archipel.graph.shapes import dims, dtype_of, may_be_equal, with_axis
 from archipel.graph.walk import captured_values
-
-_COMPARED = frozenset(
-    {"Min", "Max", "Clip", "ReduceMin", "ReduceMax", "MaxPool", "GlobalMaxPool", "ScatterElements", "ScatterND"}
-)
-
 
 def read_kept(ctx: RuleContext, form: Form, back: WayBack, live: Collection[ir.Value]) -> None:
     """Have the forward loop stack what the body of `back` needs of it, and that body read it.
@@ -36,7 +32,7 @@ def read_kept(ctx: RuleContext, form: Form, back: WayBack, live: Collection[ir.V
     remove_unneeded(graph, back.results)
     ends = _ends(form, back)
     stacked = {value for each in form.stacked for value in (each.inside, _source(each.inside)) if value is not None}
-    free = {value for value in (*ends, *stacked) if not _is_compared(value)}
+    free = {value for value in (*ends, *stacked) if not is_compared(value)}
     for value in values_to_keep(ctx, copies, back.results, lambda v: _has_one_shape(ctx, form, v), free):
         item = body_value(back.op, f"{value.name}/kept", copies[value])
         if value in ends:
@@ -78,17 +74,6 @@ def _ends(form: Form, back: WayBack) -> dict[ir.Value, State]:
             if source is not None:
                 found[source] = state
     return found
-
-
-def _is_compared(value: ir.Value) -> bool:
-    """Whether its maker's gradient looks for it, bit by bit, among what the way back computes again.
-
-    That may differ in the last bit, as ONNX Runtime's sums do with the place in memory. So it is computed again, too.
-    """
-    node = value.producer()
-    if node is not None and node.op_type == "Identity" and (source := _source(value)) is not None:
-        return _is_compared(source)
-    return node is not None and node.op_type in _COMPARED
 
 
 def _stacked_item(ctx: RuleContext, form: Form, value: ir.Value, item: ir.Value) -> Item:
