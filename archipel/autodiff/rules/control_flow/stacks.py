@@ -17,6 +17,7 @@ from archipel.graph.control import Carried, Item, body_value
 from archipel.graph.shapes import dims, dtype_of, may_be_equal, with_axis
 from archipel.graph.walk import captured_values
 
+
 def read_kept(ctx: RuleContext, form: Form, back: WayBack, live: Collection[ir.Value]) -> None:
     """Have the forward loop stack what the body of `back` needs of it, and that body read it.
 
