@@ -93,7 +93,10 @@ def unsupported(function: Any, name: str, written: str) -> str:
         return f"{written}: a graph draws no random numbers of NumPy; pass them as an argument"
     if name == "print":
         return "print: a graph prints nothing; return the value"
-    known = sorted({name_of(f) for f in (*FUNCTIONS, *COMPOSED)})
-    near = difflib.get_close_matches(name, known, 3)
-    hint = f"; similar ones are supported: {', '.join(near)}" if near else ""
+    module, _, last = name.rpartition(".")
+    known = (name_of(f).rpartition(".") for f in (*FUNCTIONS, *COMPOSED))
+    # Of the last part alone: with the module, names that begin alike would be taken for similar ones.
+    near = difflib.get_close_matches(last, sorted({each for place, _, each in known if place == module}), 3)
+    similar = ", ".join(f"{module}.{each}" if module else each for each in near)
+    hint = f"; similar ones are supported: {similar}" if near else ""
     return f"{written} is not supported on what depends on the inputs or weights{hint}; see docs/python_functions.md"

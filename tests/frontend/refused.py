@@ -151,9 +151,9 @@ def unknown_function(x):
     return np.fft.fft(x)  # here
 
 
-@refused("np.cbrt is not supported on what depends on the inputs or weights; similar ones are supported: np.sqrt", V)
+@refused("np.nanmean is not supported on what depends on the inputs or weights; similar ones are supported: np.mean", V)
 def unknown_ufunc(x):
-    return np.cbrt(x)  # here
+    return np.nanmean(x)  # here
 
 
 @refused(".cumprod of an array is not supported; similar ones are supported: prod", V)
@@ -362,7 +362,7 @@ def _inner(x):
 
 
 @refused(
-    "np.linalg.svd is not supported on what depends on the inputs or weights; similar ones are supported: np.linal",
+    "np.linalg.svd is not supported on what depends on the inputs or weights; see docs",
     X,
 )
 def error_in_a_call(x):

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from archipel.autodiff.context import RuleContext
 from archipel.autodiff.registry import Gradients, rule
 from archipel.graph.build import Builder
+from archipel.graph.control import branch
 from archipel.graph.shapes import constant_array, dims, dtype_of, rank, static_size
 
 
@@ -51,6 +52,41 @@ def reduce_l2(ctx: RuleContext) -> Gradients:
     """y = sqrt(sum x^2): dx = g x / y; where y is 0, dx is 0, as in PyTorch."""
     op = ctx.op
     return [op.Mul(ctx.input(0), _restore_axes(ctx, op.Div(ctx.cotangent, replace_zeros(op, ctx.output))))]
+
+
+@rule("", "ReduceProd")
+def reduce_prod(ctx: RuleContext) -> Gradients:
+    """y = prod x: dx = g y / x. Where an element is 0, the product of the others, each multiplied out."""
+    op, x = ctx.op, ctx.input(0)
+    axes = _axes(ctx)
+    if axes is None:
+        ctx.refuse("axes that are computed at run time", "the products of all but one element are taken along them")
+    g = _restore_axes(ctx, ctx.cotangent)
+    if not axes:
+        return [g]
+    zeros = op.ReduceSum(op.Cast(op.Equal(x, 0.0), to=int(dtype_of(x))), keepdims=0)
+
+    def quotient(op: Builder) -> list[ir.Value]:
+        return [op.Mul(op.Div(_restore_axes(ctx, ctx.output), x), g)]
+
+    def products(op: Builder) -> list[ir.Value]:
+        return [op.Mul(_products_of_others(op, x, axes), g)]
+
+    return branch(op, op.Equal(zeros, 0.0), quotient, products, like=[x], name="prod")
+
+
+def _products_of_others(op: Builder, x: ir.Value, axes: list[int]) -> ir.Value:
+    """For each element the product of the others along the axes: n^2 numbers for n elements."""
+    kept = [axis for axis in range(rank(x)) if axis not in axes]
+    order = [*kept, *axes]
+    last = op.Transpose(x, perm=order)
+    flat = op.Reshape(last, [*[0] * len(kept), -1])
+    count = op.Squeeze(op.Shape(flat, start=-1), [0])
+    numbers = op.Range(op.constant(0), count, op.constant(1))
+    itself = op.Equal(op.Unsqueeze(numbers, [0]), op.Unsqueeze(numbers, [1]))
+    others = op.Where(itself, 1.0, op.Unsqueeze(flat, [-2]))
+    products = op.Reshape(op.ReduceProd(others, [-1], keepdims=0), op.shape_of(last))
+    return op.Transpose(products, perm=[order.index(axis) for axis in range(rank(x))])
 
 
 @rule("", "ReduceLogSum")

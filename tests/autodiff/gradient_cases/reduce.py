@@ -20,7 +20,11 @@ from hypothesis import strategies as st
 
 @st.composite
 def reduction(
-    draw: Draw, op_type: str, function: Callable[..., torch.Tensor], values: Callable[..., Array] = normal
+    draw: Draw,
+    op_type: str,
+    function: Callable[..., torch.Tensor],
+    values: Callable[..., Array] = normal,
+    computed_axes: bool = True,
 ) -> Case:
     shape = draw(shapes(0, 3))
     n = len(shape)
@@ -34,7 +38,7 @@ def reduction(
     if axes:
         inputs.append(np.array([axis - n * draw(st.booleans()) for axis in axes], np.int64))
         # Axes computed at run time are possible where the reduced ones stay.
-        constants = frozenset({1}) if not keep or draw(st.booleans()) else frozenset()
+        constants = frozenset({1}) if not (keep and computed_axes) or draw(st.booleans()) else frozenset()
         attributes["noop_with_empty_axes"] = draw(st.integers(0, 1))
     else:
         empty = draw(st.booleans())
@@ -55,7 +59,19 @@ def reduction(
     return Case(op_type, inputs, attributes, constants=constants, free=free, rank=rank, torch=lifted)
 
 
+def some_zeros(draw: Draw, *shape: int) -> Array:
+    x = away_from_zero(draw, *shape)
+    return np.asarray(np.where(np.abs(x) < draw(st.sampled_from([0.0, 0.5, 0.9])), 0.0, x))
+
+
+def product(x: torch.Tensor, dim: list[int], keepdim: bool) -> torch.Tensor:
+    for axis in sorted(dim, reverse=True):
+        x = x.prod(axis, keepdim=keepdim)
+    return x
+
+
 CASES = {
+    ("", "ReduceProd"): reduction("ReduceProd", product, some_zeros, computed_axes=False),
     ("", "ReduceSum"): reduction("ReduceSum", torch.sum),
     ("", "ReduceMean"): reduction("ReduceMean", torch.mean),
     ("", "ReduceMax"): reduction("ReduceMax", torch.amax, distinct),
