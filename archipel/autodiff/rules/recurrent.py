@@ -56,8 +56,9 @@ class Direction:
         if bias is None:
             return x, w
         # An addition would read and write the whole product again.
-        ones = op.constant(1.0, dtype_of(x))
-        return op.Pad(x, [0, 0, 0, 0, 0, 1], ones), op.Concat(w, op.Unsqueeze(bias, [1]), axis=1)
+        beside = op.Pad(x, [0, 0, 0, 0, 0, 1], op.constant(1.0, dtype_of(x)))
+        beside.shape = ir.Shape([*dims(x)[:2], fixed_sizes(dims(w))[1] + 1])  # which inference does not find
+        return beside, op.Concat(w, op.Unsqueeze(bias, [1]), axis=1)
 
     def project(self, x: ir.Value, w: ir.Value) -> ir.Value:
         """w x + bias for all steps, [time, gates * hidden, batch], from `factors`."""
