@@ -93,6 +93,8 @@ struct LstmForward : Lstm {
     require(r.shape == shape({4 * s.hidden, s.hidden}) && w.shape == shape({4 * s.hidden, s.features}) &&
                 h.shape == shape({s.hidden, s.batch}) && c.shape == h.shape,
             "w must be [4 hidden, features], r [4 hidden, hidden], h and c [hidden, batch]");
+    // Else inputs without elements could have more steps, and so results, than there is memory for.
+    require(s.hidden > 0 && s.features > 0, "x must have features, h units");
     const auto all = shape({s.steps, s.hidden, s.batch});
     float* states = output(context, all, 0);
     float *last_h = output(context, h.shape, 1), *last_c = output(context, h.shape, 2);
@@ -141,8 +143,9 @@ struct LstmGradient : Lstm {
     const Sizes s{size_t(all[0]), size_t(all[1]), size_t(all[2]), size_t(w.shape[1])};
     require(r.shape == shape({4 * s.hidden, s.hidden}) && w.shape == shape({4 * s.hidden, s.features}) &&
                 dh.shape == shape({s.hidden, s.batch}) && dc.shape == dh.shape &&
-                (dy.shape.empty() || dy.shape == all),
+                (dy.data == nullptr || dy.shape == all),
             "w must be [4 hidden, features], r [4 hidden, hidden], gradients of states [hidden, batch], dy as the gates");
+    require(s.hidden > 0, "h must have units");
     float* gates = output(context, shape({s.steps, 4 * s.hidden, s.batch}), 0);
     float *first_h = output(context, dh.shape, 1), *first_c = output(context, dh.shape, 2);
     float* dx = output(context, shape({s.steps, s.features, s.batch}), 3);
@@ -159,7 +162,7 @@ struct LstmGradient : Lstm {
         const LstmStep cell{s.hidden,         s.batch,          columns,          many,
                             kept[0] + offset, kept[1] + offset, kept[2] + offset, kept[3] + offset,
                             kept[4] + offset, kept[5] + offset, nullptr};
-        vector_loops().lstm_cell_gradient(dy.shape.empty() ? nullptr : dy.data + offset, cell, product.data(),
+        vector_loops().lstm_cell_gradient(dy.data == nullptr ? nullptr : dy.data + offset, cell, product.data(),
                                           own_c.data(), own_gates.data(), gates + 4 * at * s.plane() + first);
         weights.multiply(own_gates.data(), product.data());
         scatter(product.data() + s.hidden * width, s.features, s.batch, columns, width,
