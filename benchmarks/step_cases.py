@@ -77,7 +77,6 @@ def ours(
     options.log_severity_level = 3
     # As the Lite runtime sets them for training.
     options.enable_mem_pattern = options.enable_mem_reuse = False
-    options.add_session_config_entry("session.force_spinning_stop", "1")
     if kernels:
         kernel_pack().register(options, threads)
     if profile:

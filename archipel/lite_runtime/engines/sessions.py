@@ -300,9 +300,11 @@ class Sessions:
         options.add_session_config_entry(_RECORD_PLACEMENT, "1")
         # The inspection read the file as ONNX; its name or first bytes must not make ONNX Runtime read another format.
         options.add_session_config_entry("session.load_model_format", "ONNX")
-        # Threads wait for work in a busy loop during a run, but not on to the next one: a device that predicts now and
-        # then does not keep a core busy in between. Waking them makes each run a little longer.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        if kind != "train":
+            # Threads wait for work in a busy loop during a run, but not on to the next one: a device that predicts now
+            # and then does not keep a core busy in between. Waking them makes each run a little longer: a step of
+            # training, which the next one follows at once, by up to a fifth.
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         names = [delegate.name for delegate in delegates]
         if not names:
             # One arena for all sessions: programs run one after the other and can use the same memory.
