@@ -23,6 +23,7 @@ import numpy as np
 
 from archipel.durable import make_folder, sweep
 from archipel.errors import RuntimeInputError, RuntimeLimitError, StoreErasedError, StoreError, StoreQuotaError
+from archipel.lite_runtime import shuffle
 from archipel.lite_runtime.store.database import example_ids, open_database, translate_errors
 from archipel.lite_runtime.store.files import database_path, erase, finish_erasing, hold_lock, load_keys
 from archipel.lite_runtime.store.keys import KEY_FILE, StoreKeys, check_key, read_record
