@@ -27,7 +27,8 @@ PUBLIC = {
     "compress load_recipe parse_recipe write_recipe",
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
     "convert_variants export open_model variant_recipes",
-    "archipel.datasets": "DigitsByWriter HarByPerson HarWindows Labelled LabelledSplits WriterSplit cifar10 "
+    "archipel.datasets": "ArrayDataset Batches Dataset DigitsByWriter Field HarByPerson HarWindows Labelled "
+    "LabelledSplits Stream Subset WriterSplit as_dataset cifar10 "
     "digits_by_writer fashion_mnist har_by_person har_windows mnist split_by split_dirichlet split_iid "
     "split_own_digits split_writers",
     "archipel.frontend": "function",
