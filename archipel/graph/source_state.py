@@ -73,9 +73,7 @@ def source_state(model: Model, values: Mapping[str, np.ndarray] | None = None) -
             expected = f"has shape {list(tensors[name].shape)}" if name in tensors else "is no parameter of the model"
             raise GraphError(f"source_state: {name!r}, of shape {list(array.shape)}, {expected}")
         tensors[name] = array
-    entries = {
-        name: tensors.get(entry) if isinstance(entry, str) else entry for name, entry in _entries(model).items()
-    }
+    entries = {name: tensors.get(entry) if isinstance(entry, str) else entry for name, entry in _entries(model).items()}
     state: dict[str, np.ndarray] = {}
     for name, entry in entries.items():
         # In the source's order. A parameter that compression has replaced is missing, and so are its further names.

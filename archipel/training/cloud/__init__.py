@@ -13,7 +13,17 @@ from archipel.training.cloud.one_cycle import fit_one_cycle
 if TYPE_CHECKING:
     from archipel.training.cloud.torch_module import TorchModule
 
-__all__ = ["Epoch", "FitResult", "TorchModule", "fit", "fit_one_cycle", "in_turn", "random_flip", "random_scale", "random_shift"]
+__all__ = [
+    "Epoch",
+    "FitResult",
+    "TorchModule",
+    "fit",
+    "fit_one_cycle",
+    "in_turn",
+    "random_flip",
+    "random_scale",
+    "random_shift",
+]
 
 
 def __getattr__(name: str) -> object:

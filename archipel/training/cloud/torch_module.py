@@ -10,11 +10,9 @@ import onnx_ir as ir
 import torch
 from torch import fx, nn
 
-from archipel.errors import TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import parameter_names, statistics, trainable_names
 from archipel.graph.source_state import further_state
-from archipel.training.cloud.ops.normalization import BatchNormalization
 from archipel.training.cloud.ops.types import to_torch
 from archipel.training.cloud.tracing import Trace, forget_constants
 

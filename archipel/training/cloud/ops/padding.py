@@ -25,7 +25,9 @@ def same_padding(
     begins, ends = [], []
     for i in range(spatial):
         size, reach = ctx.size(0, 2 + i), dilations[i] * (kernel[i] - 1) + 1
-        total = _missing(size, strides[i], reach) if isinstance(size, int) else ctx.call(_missing, size, strides[i], reach)
+        total = (
+            _missing(size, strides[i], reach) if isinstance(size, int) else ctx.call(_missing, size, strides[i], reach)
+        )
         begins.append(total // 2 if mode == "SAME_UPPER" else total - total // 2)
         ends.append(total - begins[-1])
     return begins, ends
