@@ -181,10 +181,11 @@ def mean(ctx: NodeContext) -> torch.Tensor:
 
 @lowering("Clip")
 def clip(ctx: NodeContext) -> torch.Tensor:
-    x = ctx.tensor(0)
-    bounds = [ctx.operand(index) if ctx.has(index) else None for index in (1, 2)]
+    x: torch.Tensor = ctx.tensor(0)
+    bounds: list[Any] = [ctx.operand(index) if ctx.has(index) else None for index in (1, 2)]
     if not any(isinstance(bound, torch.Tensor | torch.fx.Proxy) for bound in bounds):
-        return x if bounds == [None, None] else torch.clamp(x, *bounds)
+        low, high = bounds
+        return x if bounds == [None, None] else x.clamp(low, high)
     # The minimum last: where the bounds cross, ONNX answers with the upper one.
     x = torch.maximum(x, ctx.tensor(1)) if ctx.has(1) else x
     return torch.minimum(x, ctx.tensor(2)) if ctx.has(2) else x
