@@ -176,7 +176,7 @@ def total(ctx: NodeContext) -> torch.Tensor:
 
 @lowering("Mean")
 def mean(ctx: NodeContext) -> torch.Tensor:
-    return total(ctx) / len(ctx.node.inputs)
+    return torch.div(total(ctx), len(ctx.node.inputs))
 
 
 @lowering("Clip")
