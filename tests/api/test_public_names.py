@@ -35,8 +35,8 @@ PUBLIC = {
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
     "Profile Progress Runtime Slots choose load running_slot",
-    "archipel.models": "autoencoder char_rnn cnn_1d digits_cnn ds_cnn fedavg_cnn lenet mlp mobilenet_v2 resnet8 "
-    "transformer unet",
+    "archipel.models": "autoencoder bc_resnet bert char_rnn cnn_1d deep_conv_lstm digits_cnn ds_cnn fedavg_cnn "
+    "gpt lenet mlp mobilenet_v2 resnet18 resnet50 resnet8 transformer unet",
     "archipel.operator": "AuditEntry AuditHead BundleInfo DeviceInfo Endorsement Evaluation FaultInfo Gate Health "
     "ModelInfo NewToken OperatorClient ParticipantInfo Piece Pieces PopulationInfo PromotionInfo "
     "QuarantineInfo RevokedTokenInfo RolloutInfo RolloutRequest RoundInfo RoundMetrics RoundResult "
