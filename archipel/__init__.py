@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Model", "__version__", "compress", "convert", "export", "function", "get_mode", "set_mode"]
 
-_HOMES = {"Model": "archipel.graph", "compress": "archipel.compression", "convert": "archipel.converter",
-          "export": "archipel.converter", "function": "archipel.frontend", "get_mode": "archipel.mode", "set_mode": "archipel.mode"}  # fmt: skip
+_HOMES = {
+    "Model": "archipel.graph", "compress": "archipel.compression", "convert": "archipel.converter",
+    "export": "archipel.converter", "function": "archipel.frontend",
+    "get_mode": "archipel.mode", "set_mode": "archipel.mode",
+}  # fmt: skip
 _ROOMS = (
     "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "frontend", "graph",
     "lite_runtime", "models", "operator", "protocol", "server", "strategies", "training",

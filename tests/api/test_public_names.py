@@ -48,7 +48,8 @@ PUBLIC = {
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
     "step_graph transforms",
-    "archipel.training.cloud": "Epoch FitResult TorchModule fit fit_one_cycle in_turn random_flip random_scale random_shift",
+    "archipel.training.cloud": "Epoch FitResult TorchModule fit fit_one_cycle in_turn random_flip random_scale "
+    "random_shift",
 }
 
 

@@ -104,7 +104,6 @@ class TorchModule(SteppedModule):
             value.const_value = ir.tensor(array, name=name)
         return result
 
-
     def __deepcopy__(self, memo: dict[int, Any]) -> TorchModule:
         result = TorchModule(self.source)
         memo[id(self)] = result

@@ -81,7 +81,9 @@ def test_the_first_nan_names_its_node(module: TorchModule) -> None:
         module.get_parameter("first.bias")[3] = float("nan")
     assert module(torch.ones(2, 4)).isnan().any()
     archipel.set_mode("eager")
-    with pytest.raises(NotANumberError, match=r"^Gemm 'node_linear' has computed NaN in 'linear', in 2 of 16 elements$"):
+    with pytest.raises(
+        NotANumberError, match=r"^Gemm 'node_linear' has computed NaN in 'linear', in 2 of 16 elements$"
+    ):
         module(torch.ones(2, 4))
 
 
