@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -55,14 +55,14 @@ class SteppedModule(fx.GraphModule):
                 return self._by_node(inputs)
             return whole(self, *inputs)
 
-        type(self).forward = forward  # type: ignore[method-assign]
+        type(self).forward = forward
         return code
 
     def in_order(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """All inputs in the graph's order, from those given in order and by name. Raises TypeError."""
         raise TypeError("a body takes its inputs in order")
 
-    def steps(self, *inputs: Any, **named: Any) -> Iterator[NodeRun]:
+    def steps(self, *inputs: Any, **named: Any) -> Generator[NodeRun, None, Any]:
         """Run the graph one node a step.
 
         Arguments: as the module is called with.
@@ -133,7 +133,7 @@ class SteppedModule(fx.GraphModule):
 def _watch_gradient(result: torch.Tensor, owner: ir.Node, name: str) -> None:
     if result.requires_grad:
         text = f"the gradient of {name!r}, which {owner.op_type} {owner.name!r} computes, has become NaN"
-        result.register_hook(lambda gradient: _refuse_nan(gradient, text))
+        result.register_hook(lambda gradient: _refuse_nan(gradient, text))  # type: ignore[no-untyped-call]
 
 
 def _refuse_nan(tensor: torch.Tensor, text: str) -> None:
