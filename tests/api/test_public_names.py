@@ -29,8 +29,8 @@ PUBLIC = {
     "convert_variants export open_model variant_recipes",
     "archipel.datasets": "ArrayDataset Batches Dataset DigitsByWriter Field HarByPerson HarWindows Labelled "
     "LabelledSplits Stream Subset WriterSplit as_dataset cifar10 "
-    "digits_by_writer fashion_mnist har_by_person har_windows mnist split_by split_dirichlet split_iid "
-    "split_own_digits split_writers",
+    "digits_by_writer fashion_mnist har_by_person har_windows mnist open_parquet split_by split_dirichlet split_iid "
+    "split_own_digits split_writers write_records",
     "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "

@@ -41,29 +41,30 @@ def from_end(ctx: NodeContext, index: int, size: Any) -> torch.Tensor:
 def slice_(ctx: NodeContext) -> torch.Tensor:
     x = ctx.tensor(0)
     starts, ends = ctx.sizes(1), ctx.sizes(2)
-    axes = ctx.fixed(3) if ctx.has(3) else list(range(len(starts)))
-    steps = ctx.fixed(4) if ctx.has(4) else [1] * len(starts)
+    axes = ctx.sizes(3) if ctx.has(3) else list(range(len(starts)))
+    steps = ctx.sizes(4) if ctx.has(4) else [1] * len(starts)
     for start, end, axis, step in zip(starts, ends, axes, steps):
-        axis = axis + ctx.rank() if axis < 0 else axis
-        if step > 0 and isinstance(start, int) and isinstance(end, int):
+        fixed = isinstance(axis, int) and isinstance(step, int) and step > 0
+        if fixed and isinstance(start, int) and isinstance(end, int):
+            axis = axis + ctx.rank() if axis < 0 else axis
             x = x[(*[slice(None)] * axis, slice(start, min(end, 2**63 - 1), step))]
-        elif step > 0:
-            x = ctx.call(_cut, x, axis, start, end, step)
         else:
-            x = ctx.call(_cut_backwards, x, axis, start, end, step)
+            x = ctx.call(_cut, x, axis, start, end, step)
     return x
 
 
 def _cut(x: torch.Tensor, axis: int, start: int, end: int, step: int) -> torch.Tensor:
+    axis = axis + x.ndim if axis < 0 else axis
+    if step < 0:
+        return _cut_backwards(x, axis, start, end, step)
     return x[(*[slice(None)] * axis, slice(start, end, step))]
 
 
 def _cut_backwards(x: torch.Tensor, axis: int, start: int, end: int, step: int) -> torch.Tensor:
     """PyTorch has no negative steps: forwards over the flipped axis."""
     size = x.size(axis)
-    first = min(start + size if start < 0 else start, size - 1)
-    last = max(end + size if end < 0 else end, -1)
-    if end < -size:
-        last = -1
+    # ONNX clamps a start to an element, and an end to what lies before the first one.
+    first = min(max(start + size if start < 0 else start, 0), size - 1)
+    last = min(max(end + size if end < 0 else end, -1), size - 1)
     flipped = x.flip(axis)
     return flipped[(*[slice(None)] * axis, slice(size - 1 - first, size - 1 - last, -step))]
