@@ -52,7 +52,8 @@ class _Windows:
         if not self.round_up:
             return y
         starts = [-(-(ctx.size(0, 2 + i) + self.before[i]) // self.strides[i]) for i in range(self.count)]
-        return y[(..., *[slice(None, end) for end in starts])]
+        kept: Any = (..., *[slice(None, end) for end in starts])
+        return y[kept]
 
 
 @lowering("MaxPool")
@@ -170,4 +171,4 @@ def global_max_pool(ctx: NodeContext) -> torch.Tensor:
 @lowering("GlobalLpPool")
 def global_lp_pool(ctx: NodeContext) -> torch.Tensor:
     axes = list(range(2, ctx.rank()))
-    return torch.linalg.vector_norm(ctx.tensor(0), ctx.integer("p", 2), axes, keepdim=True)
+    return torch.linalg.vector_norm(ctx.tensor(0), ctx.integer("p", 2), axes, keepdim=True)  # type: ignore[no-any-return]

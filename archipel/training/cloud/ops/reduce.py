@@ -34,7 +34,7 @@ def _sum_square(x: torch.Tensor, axes: Axes, keep: bool) -> torch.Tensor:
 
 def _l2(x: torch.Tensor, axes: Axes, keep: bool) -> torch.Tensor:
     # Its gradient at the zero vector is zero; that of a square root would be NaN.
-    return torch.linalg.vector_norm(x, 2, axes, keep)
+    return torch.linalg.vector_norm(x, 2, axes, keep)  # type: ignore[no-any-return]
 
 
 def _log_sum(x: torch.Tensor, axes: Axes, keep: bool) -> torch.Tensor:
