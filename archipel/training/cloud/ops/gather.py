@@ -1,7 +1,9 @@
-"""Looking up and slicing."""
+"""Looking up, slicing and reversing."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,6 +37,54 @@ def from_end(ctx: NodeContext, index: int, size: Any) -> torch.Tensor:
     if constant is not None and bool((constant >= 0).all()):
         return found
     return torch.where(found < 0, found + size, found)
+
+
+@lowering("GatherElements")
+def gather_elements(ctx: NodeContext) -> torch.Tensor:
+    axis = ctx.axis("axis", 0)
+    return ctx.tensor(0).gather(axis, from_end(ctx, 1, ctx.size(0, axis)))
+
+
+@lowering("GatherND")
+def gather_nd(ctx: NodeContext) -> torch.Tensor:
+    return ctx.call(_gather_nd, ctx.tensor(0), ctx.tensor(1), ctx.integer("batch_dims", 0))  # type: ignore[no-any-return]
+
+
+def _gather_nd(x: torch.Tensor, indices: torch.Tensor, batch: int) -> torch.Tensor:
+    depth = indices.shape[-1]
+    sizes = x.shape[: batch + depth]
+    rows = flat_rows(indices, sizes[batch:])
+    # Each batch looks only into its own part.
+    for axis in range(batch):
+        step = math.prod(sizes[axis + 1 :])
+        each = torch.arange(sizes[axis], device=x.device) * step
+        rows = rows + each.reshape([-1 if i == axis else 1 for i in range(rows.ndim)])
+    # Not x[rows]: its gradient adds up in any order on several threads.
+    picked = x.reshape([math.prod(sizes), *x.shape[batch + depth :]]).index_select(0, rows.reshape(-1))
+    return picked.reshape([*indices.shape[:-1], *x.shape[batch + depth :]])
+
+
+def flat_rows(indices: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """Indices `[..., axes]` of a tensor as positions `[...]` in it, were those axes one; negative ones from the end."""
+    indices = indices.to(torch.int64)
+    rows = torch.zeros(indices.shape[:-1], dtype=torch.int64, device=indices.device)
+    for axis, size in enumerate(sizes):
+        index = indices.select(-1, axis)
+        rows = rows * size + torch.where(index < 0, index + size, index)
+    return rows
+
+
+@lowering("ReverseSequence")
+def reverse_sequence(ctx: NodeContext) -> torch.Tensor:
+    axes = ctx.axis("batch_axis", 1), ctx.axis("time_axis", 0)
+    return ctx.call(_reverse_sequence, ctx.tensor(0), ctx.tensor(1), *axes)  # type: ignore[no-any-return]
+
+
+def _reverse_sequence(x: torch.Tensor, lengths: torch.Tensor, batch_axis: int, time_axis: int) -> torch.Tensor:
+    along = [[-1 if i == axis else 1 for i in range(x.ndim)] for axis in (batch_axis, time_axis)]
+    length = lengths.to(torch.int64).reshape(along[0])
+    time = torch.arange(x.size(time_axis), device=x.device).reshape(along[1])
+    return x.gather(time_axis, torch.where(time < length, length - 1 - time, time).expand(x.shape))
 
 
 @lowering("Slice")
