@@ -21,7 +21,7 @@ _HOMES = {"Model": "archipel.graph", "compress": "archipel.compression", "conver
           "export": "archipel.converter", "function": "archipel.frontend"}  # fmt: skip
 _ROOMS = (
     "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "frontend", "graph",
-    "lite_runtime", "models", "operator", "protocol", "server", "strategies", "training",
+    "lite_runtime", "models", "operator", "preprocessing", "protocol", "server", "strategies", "training",
 )  # fmt: skip
 
 
