@@ -32,6 +32,8 @@ ArchipelError
 │       ├── MissingRuleError      no gradient rule for an operator
 │       └── NotDifferentiableError  no gradient exists along the path asked for
 ├── TrainingError                 a training step cannot be built or run
+│   ├── MissingLoweringError      PyTorch has no form of an operator
+│   └── NotANumberError           a graph that runs node by node has computed NaN
 ├── CompressionError              a recipe cannot be applied
 ├── ConversionError               a bundle cannot be made
 ├── RuntimeInputError             the caller's array does not fit the program's input
@@ -209,6 +211,12 @@ class NotDifferentiableError(AutodiffError): ...
 
 
 class TrainingError(ArchipelError): ...
+
+
+class MissingLoweringError(TrainingError): ...
+
+
+class NotANumberError(TrainingError): ...
 
 
 class CompressionError(ArchipelError): ...
