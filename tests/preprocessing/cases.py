@@ -35,7 +35,7 @@ SOUND = (
 ).astype(np.int16)  # fmt: skip
 FREE_PICTURES = Raw("uint8", ("batch", "height", "width", 3))
 FREE_SOUND = Raw("int16", ("batch", "samples"))
-WINDOWS = dict(points=256, window=200, hop=80)
+WINDOWS = {"points": 256, "window": 200, "hop": 80}
 
 
 @dataclass(frozen=True)

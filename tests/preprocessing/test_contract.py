@@ -36,7 +36,8 @@ def test_engines_sizes_and_batches_agree(case: Case) -> None:
     np.testing.assert_allclose(run(fixed, case.examples), answer, rtol=1e-6, atol=1e-6)
     assert fixed.outputs[0].shape == answer.shape
     declared = free.outputs[0].shape
-    assert declared[0] == "batch" and len(declared) == answer.ndim
+    assert declared[0] == "batch"
+    assert len(declared) == answer.ndim
     assert all(not isinstance(d, int) or d == size for d, size in zip(declared, answer.shape))
     # An example alone.
     np.testing.assert_allclose(run(free, case.examples[1:2]), answer[1:2], rtol=1e-5, atol=1e-5)

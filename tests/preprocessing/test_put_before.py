@@ -43,7 +43,8 @@ def test_the_model_answers_as_to_prepared_examples(sizes: str, kind: str) -> Non
     again = Model.from_proto(onnx.load_from_string(joined.to_bytes()))
     assert again.parameter_names == ("kernel",)
     assert [table["kind"] for table in describe(again)] == ["raw", "resize", "scale", "normalize", "layout"]
-    assert [info.name for info in model.inputs] == ["image"] and model.inputs[0].dtype == floats  # not changed
+    assert [info.name for info in model.inputs] == ["image"]
+    assert model.inputs[0].dtype == floats
 
 
 def test_a_second_chain_goes_in_front_of_the_first() -> None:
@@ -88,7 +89,7 @@ def test_steps_train_on_raw_integers() -> None:
 
 
 @pytest.mark.parametrize(
-    "transforms, problem",
+    ("transforms", "problem"),
     [
         ([Scale()], "begin with a Raw"),
         ([FREE_PICTURES, Scale()], r"give \[batch, height, width, 3\], but the model takes \[batch, 3, 6, 6\]: axis 1"),

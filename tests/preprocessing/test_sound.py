@@ -36,7 +36,7 @@ def bands_of(power: np.ndarray, count: int, high: float) -> np.ndarray:
     return np.einsum("kb,nbf->nkf", np.array(weights), power)
 
 
-@pytest.mark.parametrize("points, window, hop", [(256, 200, 80), (256, 256, 128), (254, 201, 77)])
+@pytest.mark.parametrize(("points", "window", "hop"), [(256, 200, 80), (256, 256, 128), (254, 201, 77)])
 def test_a_second_implementation(points: int, window: int, hop: int) -> None:
     power = spectrum(points, window, hop)
     how: dict[str, Any] = {"points": points, "window": window, "hop": hop}
@@ -60,7 +60,7 @@ def test_pytorch_s_stft() -> None:
 
 
 @pytest.mark.parametrize(
-    "name, part",
+    ("name", "part"),
     [
         ("torchaudio/log_mel", LogMel(400, 0, 160, center=True, bands=24, log="db", floor=1e-10)),
         ("torchaudio/mfcc", Mfcc(400, 0, 160, center=True, bands=24, coefficients=12, floor=1e-6)),
