@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import torch
-from torch import fx, nn
+from torch import nn
 
 from archipel.graph.model import Model
 from archipel.graph.parameters import parameter_names, statistics, trainable_names

@@ -21,7 +21,9 @@ NAMES = [
 
 def renamed(name: str) -> Model:
     """x + w, where the parameter w has another name."""
-    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> {y = Add(x, w)}'
+    text = (
+        '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) <float[2] w = {1, 2}> {y = Add(x, w)}'
+    )
     proto = parser.parse_model(text)
     proto.graph.initializer[0].name = proto.graph.node[0].input[1] = name
     return Model.from_proto(onnx.load_from_string(proto.SerializeToString()), parameters=[name])
