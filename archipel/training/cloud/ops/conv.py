@@ -58,7 +58,12 @@ def conv_transpose(ctx: NodeContext) -> torch.Tensor:
     function = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[spatial - 1]
     group = ctx.integer("group", 1)
     known = all(isinstance(number, int) for number in (*begins, *ends))
-    if known and begins == ends and min(begins) >= 0 and all(e < max(s, d) for e, s, d in zip(extra, strides, dilations)):
+    if (
+        known
+        and begins == ends
+        and min(begins) >= 0
+        and all(e < max(s, d) for e, s, d in zip(extra, strides, dilations))
+    ):
         return function(x, w, bias, strides, begins, extra, group, dilations)
     # Everything first, with what output_padding adds at the end; then what the pads take off at both ends.
     y = function(x, w, None, strides, [0] * spatial, [0] * spatial, group, dilations)

@@ -98,9 +98,7 @@ def _direction(w: torch.Tensor, r: torch.Tensor, b: torch.Tensor | None, d: int,
     return [torch.cat([each[i] for i in order]) for each in blocks]
 
 
-def _run_layer(
-    kind: str, x: torch.Tensor, states: _Tensors, weights: list[_Tensors]
-) -> tuple[torch.Tensor, _Tensors]:
+def _run_layer(kind: str, x: torch.Tensor, states: _Tensors, weights: list[_Tensors]) -> tuple[torch.Tensor, _Tensors]:
     """One layer of PyTorch's, forwards or in both directions: y [time, batch, directions * hidden], final states."""
     flat = [weight for direction in weights for weight in direction]
     # cuDNN has a gradient only for what ran in training mode; there is no dropout, so it computes the same.
