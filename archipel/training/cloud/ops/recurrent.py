@@ -81,7 +81,7 @@ def _run_native(
         y = y.flip(0)
     else:
         y, ends = _run_layer(kind, x, states, weights)
-    y = y.unflatten(2, (directions, hidden))
+    y = y.reshape(y.size(0), y.size(1), directions, hidden)
     if layout:
         return y.transpose(0, 1), *[end.transpose(0, 1) for end in ends]
     return y.transpose(1, 2), *ends
