@@ -27,15 +27,16 @@ PUBLIC = {
     "compress load_recipe parse_recipe write_recipe",
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
     "convert_variants export open_model variant_recipes",
-    "archipel.datasets": "DigitsByWriter HarByPerson HarWindows Labelled LabelledSplits WriterSplit cifar10 "
+    "archipel.datasets": "ArrayDataset Batches Dataset DigitsByWriter Field HarByPerson HarWindows Labelled "
+    "LabelledSplits Stream Subset WriterSplit as_dataset cifar10 "
     "digits_by_writer fashion_mnist har_by_person har_windows mnist split_by split_dirichlet split_iid "
     "split_own_digits split_writers",
     "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
     "Profile Progress Runtime Slots choose load running_slot",
-    "archipel.models": "autoencoder char_rnn cnn_1d digits_cnn ds_cnn fedavg_cnn lenet mlp mobilenet_v2 resnet8 "
-    "transformer unet",
+    "archipel.models": "autoencoder bc_resnet bert char_rnn cnn_1d deep_conv_lstm digits_cnn ds_cnn fedavg_cnn "
+    "gpt lenet mlp mobilenet_v2 resnet18 resnet50 resnet8 transformer unet",
     "archipel.operator": "AuditEntry AuditHead BundleInfo DeviceInfo Endorsement Evaluation FaultInfo Gate Health "
     "ModelInfo NewToken OperatorClient ParticipantInfo Piece Pieces PopulationInfo PromotionInfo "
     "QuarantineInfo RevokedTokenInfo RolloutInfo RolloutRequest RoundInfo RoundMetrics RoundResult "
