@@ -31,6 +31,7 @@ ArchipelError
 │       ├── MissingRuleError      no gradient rule for an operator
 │       └── NotDifferentiableError  no gradient exists along the path asked for
 ├── TrainingError                 a training step cannot be built or run
+│   └── MissingLoweringError      PyTorch has no form of an operator
 ├── CompressionError              a recipe cannot be applied
 ├── ConversionError               a bundle cannot be made
 ├── RuntimeInputError             the caller's array does not fit the program's input
@@ -205,6 +206,9 @@ class NotDifferentiableError(AutodiffError): ...
 
 
 class TrainingError(ArchipelError): ...
+
+
+class MissingLoweringError(TrainingError): ...
 
 
 class CompressionError(ArchipelError): ...

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.errors import TrainingError
-from archipel.training.cloud.objective import NEXT_TOKEN
+from archipel.training.cloud.objective.objective import NEXT_TOKEN
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,9 @@ class Feed:
         self.layout = torch.contiguous_format
         self.used = (*self.inputs, *self.labels)
 
-    def tensors(self, batch: Mapping[str, NDArray[Any] | torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    def tensors(
+        self, batch: Mapping[str, NDArray[Any] | torch.Tensor], device: torch.device
+    ) -> dict[str, torch.Tensor]:
         """The inputs and labels of a batch on the device, with other fields for a loss that reads them."""
         tensors = {name: self._tensor(name, values, device) for name, values in batch.items()}
         if self.next_token:

@@ -15,13 +15,14 @@ from archipel.datasets.dataset import Dataset, Stream
 from archipel.errors import CheckpointError, TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import match
-from archipel.training.cloud.callbacks import Callback, Checkpoints, EarlyStopping, OnEpoch, checkpoint_file
+from archipel.training.cloud.callbacks.callback import Callback
+from archipel.training.cloud.callbacks.loggers import make_loggers
+from archipel.training.cloud.callbacks.standard import Checkpoints, EarlyStopping, OnEpoch, checkpoint_file
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.device import Autocast, choose_device, memory_format, require_torch, threads
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.generators import kept_generators, seed_generators
-from archipel.training.cloud.loggers import make_loggers
-from archipel.training.cloud.objective import Objective
+from archipel.training.cloud.objective.objective import Objective
 from archipel.training.cloud.optimizers import Rates, make_torch_optimizer
 from archipel.training.cloud.parts import make_augment, make_optimizer
 from archipel.training.cloud.result import Epoch, TrainResult
@@ -133,7 +134,7 @@ def prepare(
     made_with = {**_made_with(config, module, dataset), "optimizer": described}
     ema = None
     if config.ema is not None:
-        from archipel.training.cloud.ema import MovingAverage
+        from archipel.training.cloud.callbacks.ema import MovingAverage
 
         ema = MovingAverage(module, config.ema)
     # The average before the checkpoint, which has it; the checkpoint before other callbacks, one of which may raise.

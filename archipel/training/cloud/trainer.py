@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from archipel.datasets import Batches
 from archipel.errors import ArchipelError, NonFiniteLossError, TrainingError, one_line
 from archipel.training.cloud.augment import Augment
-from archipel.training.cloud.callbacks import Callback
+from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.checkpoint import damaged, read_checkpoint, write_checkpoint
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.device import Autocast, is_out_of_memory
 from archipel.training.cloud.faults import find_label, find_not_finite
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.generators import generator_states, set_generator_states
-from archipel.training.cloud.objective import Batch, Objective, Outputs
+from archipel.training.cloud.objective.objective import Objective, Outputs
 from archipel.training.cloud.optimizers import Rates
 from archipel.training.cloud.result import Epoch
 from archipel.training.cloud.validation import Validation
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from archipel.training.cloud.ema import MovingAverage
+    from archipel.training.cloud.callbacks.ema import MovingAverage
 
 Arrays = Mapping[str, NDArray[Any]]
 

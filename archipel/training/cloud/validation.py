@@ -10,8 +10,8 @@ from archipel.datasets import Batches, as_dataset
 from archipel.errors import TrainingError
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.feed import Feed
-from archipel.training.cloud.metrics import Metrics
-from archipel.training.cloud.objective import Objective
+from archipel.training.cloud.objective.metrics import Metrics
+from archipel.training.cloud.objective.objective import Objective
 from archipel.training.cloud.result import Epoch
 
 if TYPE_CHECKING:

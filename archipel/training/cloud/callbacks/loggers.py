@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from archipel.errors import MissingExtraError, TrainingError
-from archipel.training.cloud.callbacks import Callback
+from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.result import Epoch
 
 if TYPE_CHECKING:
-
     from archipel.training.cloud.trainer import Trainer
 
 
@@ -26,7 +25,7 @@ def make_loggers(config: TrainConfig) -> list[Callback]:
     if config.wandb is not None:
         made.append(Wandb(config.wandb))
     if config.progress:
-        from archipel.training.cloud.progress import ProgressBar
+        from archipel.training.cloud.callbacks.progress import ProgressBar
 
         made.append(ProgressBar())
     return made

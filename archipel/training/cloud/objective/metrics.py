@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from archipel.errors import MissingExtraError, TrainingError
-from archipel.training.cloud.objective import Term
+from archipel.training.cloud.objective.objective import Term
 from archipel.training.losses import BinaryCrossEntropy, CrossEntropy
 
 if TYPE_CHECKING:

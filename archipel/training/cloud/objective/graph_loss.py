@@ -135,7 +135,9 @@ class GraphLoss:
 
         dtype = {torch.float32: ir.DataType.FLOAT, torch.float64: ir.DataType.DOUBLE}.get(output.dtype)
         if dtype is None:
-            raise TrainingError(f"the loss of {self.name} needs an output of floating-point numbers, got {output.dtype}")
+            raise TrainingError(
+                f"the loss of {self.name} needs an output of floating-point numbers, got {output.dtype}"
+            )
         fixed = self._fixed(output.ndim)
         sizes = [size if axis in fixed else f"d{axis}" for axis, size in enumerate(output.shape)]
         step, label = _start(self.loss, dtype, sizes, self.name)

@@ -1,4 +1,4 @@
-"""An exponential moving average of the parameters, with which a training validates and ends (Polyak and Juditsky 1992)."""
+"""A moving average of the parameters, with which a training validates and ends (Polyak and Juditsky 1992)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from archipel.training.cloud.callbacks import Callback
+from archipel.training.cloud.callbacks.callback import Callback
 
 if TYPE_CHECKING:
     from torch import nn

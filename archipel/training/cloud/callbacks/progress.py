@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from archipel.errors import MissingExtraError
-from archipel.training.cloud.callbacks import Callback
+from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.result import Epoch
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ class ProgressBar(Callback):
             total: int | None = len(trainer.batches)
         except TypeError:  # a stream
             total = None
-        self._bar.update(
-            self._task, total=total, completed=trainer.batches.batch, description=f"epoch {trainer.epoch}"
-        )
+        self._bar.update(self._task, total=total, completed=trainer.batches.batch, description=f"epoch {trainer.epoch}")
 
     def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
         # The loss stays where it is: reading it would make a GPU wait.

@@ -10,7 +10,7 @@ from archipel.errors import TrainingError
 from archipel.graph.model import Model
 from archipel.training.arguments import number
 from archipel.training.cloud.config import TrainConfig
-from archipel.training.cloud.graph_loss import GraphLoss
+from archipel.training.cloud.objective.graph_loss import GraphLoss
 from archipel.training.cloud.parts import make_loss
 
 if TYPE_CHECKING:
