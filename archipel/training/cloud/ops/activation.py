@@ -21,7 +21,7 @@ def sigmoid(ctx: NodeContext) -> torch.Tensor:
 
 @lowering("LeakyRelu")
 def leaky_relu(ctx: NodeContext) -> torch.Tensor:
-    return functional.leaky_relu(ctx.tensor(0), ctx.float("alpha", 0.01))
+    return functional.leaky_relu(ctx.tensor(0), ctx.number("alpha", 0.01))
 
 
 @lowering("PRelu")
@@ -32,35 +32,35 @@ def prelu(ctx: NodeContext) -> torch.Tensor:
 
 @lowering("Elu")
 def elu(ctx: NodeContext) -> torch.Tensor:
-    return functional.elu(ctx.tensor(0), ctx.float("alpha", 1.0))
+    return functional.elu(ctx.tensor(0), ctx.number("alpha", 1.0))
 
 
 @lowering("Celu")
 def celu(ctx: NodeContext) -> torch.Tensor:
-    return functional.celu(ctx.tensor(0), ctx.float("alpha", 1.0))
+    return functional.celu(ctx.tensor(0), ctx.number("alpha", 1.0))
 
 
 @lowering("Selu")
 def selu(ctx: NodeContext) -> torch.Tensor:
-    alpha, gamma = ctx.float("alpha", 1.67326319217681884765625), ctx.float("gamma", 1.05070102214813232421875)
+    alpha, gamma = ctx.number("alpha", 1.67326319217681884765625), ctx.number("gamma", 1.05070102214813232421875)
     return gamma * functional.elu(ctx.tensor(0), alpha)
 
 
 @lowering("ThresholdedRelu")
 def thresholded_relu(ctx: NodeContext) -> torch.Tensor:
     x = ctx.tensor(0)
-    return torch.where(x > ctx.float("alpha", 1.0), x, 0.0)
+    return torch.where(x > ctx.number("alpha", 1.0), x, 0.0)
 
 
 @lowering("Shrink")
 def shrink(ctx: NodeContext) -> torch.Tensor:
-    x, limit, bias = ctx.tensor(0), ctx.float("lambd", 0.5), ctx.float("bias", 0.0)
+    x, limit, bias = ctx.tensor(0), ctx.number("lambd", 0.5), ctx.number("bias", 0.0)
     return torch.where(x < -limit, x + bias, torch.where(x > limit, x - bias, torch.zeros_like(x)))
 
 
 @lowering("HardSigmoid")
 def hard_sigmoid(ctx: NodeContext) -> torch.Tensor:
-    return torch.clamp(ctx.float("alpha", 0.2) * ctx.tensor(0) + ctx.float("beta", 0.5), 0.0, 1.0)
+    return torch.clamp(ctx.number("alpha", 0.2) * ctx.tensor(0) + ctx.number("beta", 0.5), 0.0, 1.0)
 
 
 @lowering("HardSwish")
@@ -70,7 +70,7 @@ def hard_swish(ctx: NodeContext) -> torch.Tensor:
 
 @lowering("Gelu")
 def gelu(ctx: NodeContext) -> torch.Tensor:
-    return functional.gelu(ctx.tensor(0), approximate=ctx.string("approximate", "none"))
+    return functional.gelu(ctx.tensor(0), approximate=ctx.text("approximate", "none"))
 
 
 @lowering("Mish")
@@ -92,9 +92,9 @@ def softsign(ctx: NodeContext) -> torch.Tensor:
 
 @lowering("Softmax")
 def softmax(ctx: NodeContext) -> torch.Tensor:
-    return torch.softmax(ctx.tensor(0), ctx.int("axis", -1))
+    return torch.softmax(ctx.tensor(0), ctx.integer("axis", -1))
 
 
 @lowering("LogSoftmax")
 def log_softmax(ctx: NodeContext) -> torch.Tensor:
-    return torch.log_softmax(ctx.tensor(0), ctx.int("axis", -1))
+    return torch.log_softmax(ctx.tensor(0), ctx.integer("axis", -1))

@@ -106,7 +106,7 @@ class NodeContext:
 
     def axis(self, name: str, default: int, index: int = 0) -> int:
         """An attribute that is an axis of an input, counted from the front."""
-        axis = self.int(name, default)
+        axis = self.integer(name, default)
         return axis + self.rank(index) if axis < 0 else axis
 
     def onnx_dtype(self, index: int = 0) -> ir.DataType:
@@ -136,19 +136,19 @@ class NodeContext:
     def has_attribute(self, name: str) -> bool:
         return name in self.node.attributes
 
-    def int(self, name: str, default: int) -> int:
+    def integer(self, name: str, default: int) -> int:
         return int(self.node.attributes.get_int(name, default))
 
-    def float(self, name: str, default: float) -> float:
+    def number(self, name: str, default: float) -> float:
         return float(self.node.attributes.get_float(name, default))
 
-    def string(self, name: str, default: str) -> str:
+    def text(self, name: str, default: str) -> str:
         return str(self.node.attributes.get_string(name, default))
 
-    def ints(self, name: str, default: Sequence[int]) -> list[int]:
+    def integers(self, name: str, default: Sequence[int]) -> list[int]:
         return [int(number) for number in self.node.attributes.get_ints(name, tuple(default))]
 
-    def strings(self, name: str, default: Sequence[str]) -> list[str]:
+    def texts(self, name: str, default: Sequence[str]) -> list[str]:
         return [str(text) for text in self.node.attributes.get_strings(name, tuple(default))]
 
     # What is added to the traced module
@@ -166,8 +166,10 @@ class NodeContext:
 
     def new_constant(self, array: np.ndarray) -> torch.Tensor:
         """A constant of the module, which moves with it from device to device."""
-        tensor = to_torch(array)
-        return tensor if self._constant else self._trace.add_constant(tensor)  # type: ignore[no-any-return]
+        tensor: Any = to_torch(array)
+        if not self._constant:
+            tensor = self._trace.add_constant(tensor)
+        return tensor  # type: ignore[no-any-return]
 
     def body(self, name: str) -> tuple[Any, list[Any]]:
         """A body of the node, as a module of its own, and the values that it captures.

@@ -99,7 +99,7 @@ def div(ctx: NodeContext) -> torch.Tensor:
 def mod(ctx: NodeContext) -> torch.Tensor:
     # fmod has the sign of the dividend, as C has it; Mod of integers that of the divisor, as Python has it.
     a, b = operands(ctx)
-    return torch.fmod(a, b) if ctx.int("fmod", 0) else torch.remainder(a, b)
+    return torch.fmod(a, b) if ctx.integer("fmod", 0) else torch.remainder(a, b)
 
 
 @lowering("Pow")
@@ -117,7 +117,7 @@ def power(ctx: NodeContext) -> torch.Tensor:
 @lowering("BitShift")
 def bit_shift(ctx: NodeContext) -> torch.Tensor:
     a, b = operands(ctx)
-    if ctx.string("direction", "") == "LEFT":
+    if ctx.text("direction", "") == "LEFT":
         return wrap(torch.bitwise_left_shift(a, b), ctx.output_type())
     if ctx.onnx_dtype() is ir.DataType.UINT64:
         # int64 holds these bits, and its shift would repeat the sign.
@@ -145,7 +145,7 @@ def cast_like(ctx: NodeContext) -> torch.Tensor:
 @lowering("IsInf")
 def is_inf(ctx: NodeContext) -> torch.Tensor:
     x = ctx.tensor(0)
-    positive, negative = ctx.int("detect_positive", 1), ctx.int("detect_negative", 1)
+    positive, negative = ctx.integer("detect_positive", 1), ctx.integer("detect_negative", 1)
     if positive and negative:
         return torch.isinf(x)
     if positive:
@@ -176,20 +176,16 @@ def total(ctx: NodeContext) -> torch.Tensor:
 
 @lowering("Mean")
 def mean(ctx: NodeContext) -> torch.Tensor:
-    return total(ctx) / len(ctx.node.inputs)
+    return torch.div(total(ctx), len(ctx.node.inputs))
 
 
 @lowering("Clip")
 def clip(ctx: NodeContext) -> torch.Tensor:
-    low = ctx.operand(1) if ctx.has(1) else None
-    high = ctx.operand(2) if ctx.has(2) else None
-    x = ctx.tensor(0)
-    if low is None and high is None:
-        return x
-    if any(isinstance(bound, torch.Tensor | torch.fx.Proxy) for bound in (low, high)):
-        # Minimum last: where the bounds cross, ONNX answers with the upper one.
-        low = None if low is None else ctx.tensor(1)
-        high = None if high is None else ctx.tensor(2)
-        x = x if low is None else torch.maximum(x, low)
-        return x if high is None else torch.minimum(x, high)
-    return torch.clamp(x, low, high)
+    x: torch.Tensor = ctx.tensor(0)
+    bounds: list[Any] = [ctx.operand(index) if ctx.has(index) else None for index in (1, 2)]
+    if not any(isinstance(bound, torch.Tensor | torch.fx.Proxy) for bound in bounds):
+        low, high = bounds
+        return torch.clamp(x, low, high) if ctx.has(1) or ctx.has(2) else x
+    # The minimum last: where the bounds cross, ONNX answers with the upper one.
+    x = torch.maximum(x, ctx.tensor(1)) if ctx.has(1) else x
+    return torch.minimum(x, ctx.tensor(2)) if ctx.has(2) else x

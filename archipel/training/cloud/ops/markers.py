@@ -24,7 +24,7 @@ def straight_through(ctx: NodeContext) -> torch.Tensor:
 
 @lowering(CLIP, domain=DOMAIN)
 def clip_gradient(ctx: NodeContext) -> torch.Tensor:
-    limit, by = ctx.float("limit", 1.0), ctx.string("by", "value")
+    limit, by = ctx.number("limit", 1.0), ctx.text("by", "value")
     return ctx.call(_ClipGradient.apply, ctx.tensor(0), limit, by == "value")  # type: ignore[no-any-return]
 
 

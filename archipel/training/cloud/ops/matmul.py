@@ -17,12 +17,12 @@ def matmul(ctx: NodeContext) -> torch.Tensor:
 @lowering("Gemm")
 def gemm(ctx: NodeContext) -> torch.Tensor:
     a, b = ctx.tensor(0), ctx.tensor(1)
-    alpha, beta = ctx.float("alpha", 1.0), ctx.float("beta", 1.0)
-    a = a.t() if ctx.int("transA", 0) else a
+    alpha, beta = ctx.number("alpha", 1.0), ctx.number("beta", 1.0)
+    a = a.t() if ctx.integer("transA", 0) else a
     has_bias = ctx.has(2)
-    if ctx.int("transB", 0) and alpha == 1.0 and (not has_bias or (beta == 1.0 and ctx.rank(2) == 1)):
+    if ctx.integer("transB", 0) and alpha == 1.0 and (not has_bias or (beta == 1.0 and ctx.rank(2) == 1)):
         return functional.linear(a, b, ctx.tensor(2) if has_bias else None)
-    b = b.t() if ctx.int("transB", 0) else b
+    b = b.t() if ctx.integer("transB", 0) else b
     if not has_bias:
         product = torch.mm(a, b)
         return product if alpha == 1.0 else product * alpha

@@ -43,9 +43,9 @@ class BatchNormalization(nn.Module):
 
 @lowering("BatchNormalization")
 def batch_normalization(ctx: NodeContext) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    momentum, epsilon = ctx.float("momentum", 0.9), ctx.float("epsilon", EPSILON)
+    momentum, epsilon = ctx.number("momentum", 0.9), ctx.number("epsilon", EPSILON)
     x, scale, bias, mean, variance = ctx.tensors()
-    if not ctx.int("training_mode", 0):
+    if not ctx.integer("training_mode", 0):
         return ctx.module(BatchNormalization(momentum, epsilon), x, scale, bias, mean, variance)  # type: ignore[no-any-return]
     # The operator's own training mode: running statistics are results, with the variance that divides by N.
     axes = [0, *range(2, ctx.rank())]
@@ -64,7 +64,7 @@ def batch_normalization(ctx: NodeContext) -> torch.Tensor | tuple[torch.Tensor, 
 def layer_normalization(ctx: NodeContext) -> torch.Tensor | tuple[torch.Tensor, ...]:
     x, scale = ctx.tensor(0), ctx.tensor(1)
     bias = ctx.tensor(2) if ctx.has(2) else None
-    axis, epsilon = ctx.axis("axis", -1), ctx.float("epsilon", EPSILON)
+    axis, epsilon = ctx.axis("axis", -1), ctx.number("epsilon", EPSILON)
     normalized = [ctx.size(0, i) for i in range(axis, ctx.rank())]
     whole = ctx.dims(1) == ctx.dims(0)[axis:] and (bias is None or ctx.dims(2) == ctx.dims(0)[axis:])
     if len(ctx.node.outputs) == 1 and whole:
@@ -84,7 +84,7 @@ def instance_normalization(ctx: NodeContext) -> torch.Tensor:
     axes = list(range(2, ctx.rank()))
     along = [1, -1, *[1] * (ctx.rank() - 2)]
     centred = x - x.mean(axes, keepdim=True)
-    inverse = torch.rsqrt((centred * centred).mean(axes, keepdim=True) + ctx.float("epsilon", EPSILON))
+    inverse = torch.rsqrt((centred * centred).mean(axes, keepdim=True) + ctx.number("epsilon", EPSILON))
     return centred * inverse * scale.reshape(along) + bias.reshape(along)
 
 
@@ -92,12 +92,12 @@ def instance_normalization(ctx: NodeContext) -> torch.Tensor:
 def group_normalization(ctx: NodeContext) -> torch.Tensor:
     # One scale for each channel, as from opset 21 on.
     x, scale, bias = ctx.tensors()
-    return functional.group_norm(x, ctx.int("num_groups", 1), scale, bias, ctx.float("epsilon", EPSILON))
+    return functional.group_norm(x, ctx.integer("num_groups", 1), scale, bias, ctx.number("epsilon", EPSILON))
 
 
 @lowering("LpNormalization")
 def lp_normalization(ctx: NodeContext) -> torch.Tensor:
-    x, axis = ctx.tensor(0), ctx.int("axis", -1)
-    norm = x.abs().sum(axis, keepdim=True) if ctx.int("p", 2) == 1 else (x * x).sum(axis, keepdim=True).sqrt()
+    x, axis = ctx.tensor(0), ctx.integer("axis", -1)
+    norm = x.abs().sum(axis, keepdim=True) if ctx.integer("p", 2) == 1 else (x * x).sum(axis, keepdim=True).sqrt()
     # A vector of zeros has no direction, and stays zeros.
     return torch.where(norm == 0, torch.zeros_like(x), x / torch.where(norm == 0, torch.ones_like(norm), norm))

@@ -16,11 +16,11 @@ def same_padding(
 ) -> tuple[list[Any], list[Any]]:
     """What `pads` or `auto_pad` adds before and after each spatial axis of input 0, with `kernel` in its taps."""
     spatial = len(kernel)
-    mode = ctx.string("auto_pad", "NOTSET")
+    mode = ctx.text("auto_pad", "NOTSET")
     if mode == "VALID":
         return [0] * spatial, [0] * spatial
     if mode == "NOTSET":
-        pads = ctx.ints("pads", [0] * 2 * spatial)
+        pads = ctx.integers("pads", [0] * 2 * spatial)
         return pads[:spatial], pads[spatial:]
     begins, ends = [], []
     for i in range(spatial):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ def identity(ctx: NodeContext) -> torch.Tensor:
 @lowering("Reshape")
 def reshape(ctx: NodeContext) -> torch.Tensor:
     sizes = list(ctx.sizes(1))
-    if not ctx.int("allowzero", 0):
+    if not ctx.integer("allowzero", 0):
         for axis, size in enumerate(sizes):
             if isinstance(size, int) and size == 0:
                 sizes[axis] = ctx.size(0, axis)  # 0 stands for the input's size
@@ -37,7 +38,7 @@ def flatten(ctx: NodeContext) -> torch.Tensor:
 @lowering("Transpose")
 def transpose(ctx: NodeContext) -> torch.Tensor:
     rank = ctx.rank()
-    order = ctx.ints("perm", list(reversed(range(rank))))
+    order = ctx.integers("perm", list(reversed(range(rank))))
     x = ctx.tensor(0)
     return x.t() if rank == 2 and order == [1, 0] else x.permute(order)
 
@@ -65,18 +66,19 @@ def expand(ctx: NodeContext) -> torch.Tensor:
     if all(isinstance(size, int) for size in (*sizes, *ctx.dims())):
         own = [1] * (len(sizes) - ctx.rank()) + list(ctx.dims())
         wide = [1] * (ctx.rank() - len(sizes)) + list(sizes)
-        return x.expand([a if b == 1 else b for a, b in zip([1] * (len(wide) - len(own)) + own, wide)])
+        both: list[Any] = [a if b == 1 else b for a, b in zip([1] * (len(wide) - len(own)) + own, wide)]
+        return x.expand(both)
     return ctx.call(_expand, x, sizes)  # type: ignore[no-any-return]
 
 
 def _expand(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
     """A 1 among the sizes leaves the input's own."""
-    return x.expand(torch.broadcast_shapes(x.shape, tuple(sizes)))
+    return x.expand(torch.broadcast_shapes(x.shape, tuple(sizes)))  # type: ignore[no-untyped-call]
 
 
 @lowering("Concat")
 def concat(ctx: NodeContext) -> torch.Tensor:
-    return torch.cat(ctx.tensors(), ctx.int("axis", 0))
+    return torch.cat(ctx.tensors(), ctx.integer("axis", 0))
 
 
 @lowering("Split")
