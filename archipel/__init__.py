@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from archipel.converter import export as export
     from archipel.frontend import function as function
     from archipel.graph import Model as Model
+    from archipel.training.cloud import TrainConfig as TrainConfig
+    from archipel.training.cloud import train as train
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__", "compress", "convert", "export", "function"]
+__all__ = ["Model", "TrainConfig", "__version__", "compress", "convert", "export", "function", "train"]
 
 _HOMES = {"Model": "archipel.graph", "compress": "archipel.compression", "convert": "archipel.converter",
-          "export": "archipel.converter", "function": "archipel.frontend"}  # fmt: skip
+          "export": "archipel.converter", "function": "archipel.frontend", "TrainConfig": "archipel.training.cloud",
+          "train": "archipel.training.cloud"}  # fmt: skip
 _ROOMS = (
     "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "frontend", "graph",
     "lite_runtime", "models", "operator", "protocol", "server", "strategies", "training",

@@ -80,18 +80,20 @@ def _parse(value: object) -> tuple[str, dict[str, Any]]:
 def _find(name: str) -> tuple[type[Any], type[Any]]:
     """(the class for a binary or continuous answer, the class to call) of a name."""
     try:
-        import torchmetrics
+        # By domain: the package itself has deprecated doubles of some of them.
+        from torchmetrics import classification, regression, text
     except ImportError as error:
         raise MissingExtraError("torchmetrics", "cloud") from error
-    plain = {each.replace("_", "").lower(): each for each in torchmetrics.__all__ if each[:1].isupper()}
-    known = plain.get(name.replace("_", "").lower())
-    if known is None:
-        near = get_close_matches(name.replace("_", "").lower(), plain, n=1)
-        hint = f"; did you mean {plain[near[0]]!r}?" if near else "; see the list in the pages of torchmetrics"
+    known: dict[str, Any] = {}
+    for domain in (text, regression, classification):
+        known |= {each.replace("_", "").lower(): getattr(domain, each) for each in domain.__all__}
+    called = known.get(name.replace("_", "").lower())
+    if called is None:
+        near = get_close_matches(name.replace("_", "").lower(), known, n=1)
+        hint = f"; did you mean {known[near[0]].__name__!r}?" if near else "; see the list in torchmetrics' pages"
         raise TrainingError(f"metrics: torchmetrics has no {name!r}{hint}")
-    called = getattr(torchmetrics, known)
     # A class of classification chooses one for its task when it is called, and knows itself nothing of what is better.
-    binary = getattr(torchmetrics.classification, f"Binary{known}", called)
+    binary = getattr(classification, f"Binary{called.__name__}", called)
     return binary, called
 
 
