@@ -12,6 +12,8 @@ from archipel.datasets.labelled import Labelled, LabelledSplits
 from archipel.datasets.mnist import fashion_mnist, mnist
 from archipel.datasets.opening import as_dataset
 from archipel.datasets.partitions import split_by, split_dirichlet, split_iid
+from archipel.datasets.readers.parquet import open_parquet
+from archipel.datasets.readers.records import write_records
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
 
 __all__ = [
@@ -34,9 +36,11 @@ __all__ = [
     "har_by_person",
     "har_windows",
     "mnist",
+    "open_parquet",
     "split_by",
     "split_dirichlet",
     "split_iid",
     "split_own_digits",
     "split_writers",
+    "write_records",
 ]

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from archipel.datasets.dataset import Arrays, Dataset, Stream, locate
+from archipel.datasets.dataset import Arrays, Dataset, Stream
 from archipel.datasets.opening import as_dataset
 from archipel.datasets.order import Order, count_of, in_pieces, shuffled_pieces
 from archipel.datasets.prefetch import run_ahead
+from archipel.datasets.taking import take
 from archipel.errors import ArchipelError, DatasetError, one_line
 
 _VERSION = 1
@@ -234,41 +234,6 @@ def _whole(state: dict[str, Any], name: str) -> int:
     if type(number) is not int or not 0 <= number < 2**32:
         raise DatasetError(f"a damaged state: {name} is {number!r}, expected a whole number from 0")
     return number
-
-
-def take(dataset: Dataset, rows: NDArray[np.intp]) -> Arrays:
-    """The examples of these numbers, checked against the fields of the data set.
-
-    Raises DatasetError: that of the data set, or one that names the first row that cannot be read.
-    """
-    if not len(rows):
-        return {name: np.zeros((0, *(size or 0 for size in f.shape)), f.dtype) for name, f in dataset.fields.items()}
-    try:
-        batch = dataset.take(rows)
-    except (ArchipelError, MemoryError):
-        raise
-    except Exception as error:
-        raise DatasetError(
-            f"{_first_unreadable(dataset, rows)}: {type(error).__name__}: {one_line(error)}; mend it or leave it out"
-        ) from error
-    for name, field in dataset.fields.items():
-        array = batch.get(name)
-        if array is None or len(array) != len(rows) or not field.fits(array):
-            got = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
-            raise DatasetError(
-                f"{locate(dataset, int(rows[0]))} and others: field {name!r} is {field} for each of {len(rows)} "
-                f"examples, but the data set gave {got}"
-            )
-    return batch
-
-
-def _first_unreadable(dataset: Dataset, rows: NDArray[np.intp]) -> str:
-    for row in rows:
-        try:
-            dataset.take(np.array([row], np.intp))
-        except Exception:  # noqa: BLE001  (the caller raises the error; this finds the row that it is about)
-            return locate(dataset, int(row))
-    return f"rows {', '.join(map(str, rows[:4]))} ... together"
 
 
 def _next_piece(steps: Iterator[Arrays]) -> Arrays | None:

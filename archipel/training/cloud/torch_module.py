@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import torch
 from torch import fx, nn
@@ -14,10 +15,11 @@ from archipel.graph.model import Model
 from archipel.graph.parameters import parameter_names, statistics, trainable_names
 from archipel.graph.source_state import further_state
 from archipel.training.cloud.ops.types import to_torch
+from archipel.training.cloud.stepping import SteppedModule
 from archipel.training.cloud.tracing import Trace, forget_constants
 
 
-class TorchModule(fx.GraphModule):
+class TorchModule(SteppedModule):
     """A graph as a module: its inputs are the graph's, in order or by name, and so are its outputs.
 
     Parameters and buffers have the names and shapes that they have in the graph; for a model of `Model.from_torch` that
@@ -72,7 +74,7 @@ class TorchModule(fx.GraphModule):
             _install(self, name, to_torch(array))
         forget_constants(self)
         self.source = model
-        self._model_paths = paths
+        self._paths = paths
         self.eval()
 
     @property
@@ -80,15 +82,65 @@ class TorchModule(fx.GraphModule):
         """The names of the graph's inputs, in order."""
         return tuple(info.name for info in self.source.inputs)
 
+    def in_order(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The inputs in the graph's order. Raises TypeError for a name that is missing, unknown or given twice."""
+        names = self.input_names
+        wrong = [name for name in named if name not in names[len(inputs) :]]
+        missing = [name for name in names[len(inputs) :] if name not in named]
+        if wrong or missing or len(inputs) > len(names):
+            raise TypeError(
+                f"the module takes {', '.join(names)}; "
+                + (f"{wrong[0]!r} is none of them, or given twice" if wrong else f"{', '.join(missing)} missing")
+            )
+        return (*inputs, *(named[name] for name in names[len(inputs) :]))
+
     def to_model(self) -> Model:
         """The model with the module's present weights. The module stays as it is."""
         result = self.source.copy()
         state = self.state_dict()
-        for name, path in self._model_paths.items():
+        for name, path in self._paths.items():
             array = np.array(state[path].detach().to("cpu").numpy())
             value = result.ir.graph.initializers[name]
             value.const_value = ir.tensor(array, name=name)
         return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchModule:
+        result = TorchModule(self.source)
+        memo[id(self)] = result
+        _take_over(result, _content(self))
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        source = self.source
+        return _restore, (source.to_bytes(), source.signature, source.initial, _content(self))
+
+
+def _content(module: nn.Module) -> dict[str, Any]:
+    """What training changes in a module: tensors by path, which of them learn, and which modules are in training."""
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {
+        "tensors": {path: tensor.detach() for path, tensor in tensors},
+        "learning": [path for path, tensor in tensors if tensor.requires_grad],
+        "training": [path for path, part in module.named_modules() if part.training],
+    }
+
+
+def _take_over(module: nn.Module, content: Mapping[str, Any]) -> None:
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for path, tensor in tensors:
+        tensor.data = content["tensors"][path].clone()
+        tensor.requires_grad_(path in content["learning"])
+    for path, part in module.named_modules():
+        part.training = path in content["training"]
+
+
+def _restore(data: bytes, signature: Any, initial: Any, content: Mapping[str, Any]) -> TorchModule:
+    """A module from its pickle."""
+    model = Model.from_proto(onnx.load_from_string(data))
+    model.signature, model.initial = signature, dict(initial)
+    module = TorchModule(model)
+    _take_over(module, content)
+    return module
 
 
 def _paths(model: Model) -> dict[str, str]:

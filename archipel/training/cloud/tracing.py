@@ -19,9 +19,7 @@ from archipel.graph.walk import bodies, captured_values
 from archipel.training.cloud.ops import NodeContext, find_lowering
 from archipel.training.cloud.ops.sizes import Sizes, compute_sizes, make_tensor
 from archipel.training.cloud.ops.types import to_torch, torch_dtype
-
-ONNX_NODE = "archipel.node"
-"""Key in the `meta` of a traced node: the ONNX node that it belongs to."""
+from archipel.training.cloud.stepping import ONNX_NODE, VALUES, SteppedModule
 
 NODES = "_nodes"
 """The attribute of a traced module below which its modules without parameters and its bodies lie."""
@@ -165,7 +163,7 @@ class Trace:
                 captured.append(self.tensor(value))
         inner._lower(body)
         inner.graph.output(tuple(_raw(inner.tensor(value)) for value in body.outputs))
-        module = fx.GraphModule(inner.contents, inner.graph, class_name="Body")
+        module = SteppedModule(inner.contents, inner.graph, class_name="Body")
         forget_constants(module)
         return self._attribute(self._add_module(node, module)), captured
 
@@ -186,6 +184,8 @@ class Trace:
             results = found if isinstance(found, tuple | list) else (found,)
             for value, result in zip(node.outputs, results):
                 self.values[value] = result
+                if isinstance(result, fx.Proxy):
+                    result.node.meta.setdefault(VALUES, []).append(str(value.name))
         self._tracer.current = None
 
     def _outputs(self, node: ir.Node) -> Any:

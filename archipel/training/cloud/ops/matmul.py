@@ -30,3 +30,9 @@ def gemm(ctx: NodeContext) -> torch.Tensor:
     if ctx.onnx_dtype().is_floating_point():
         return torch.addmm(ctx.tensor(2), a, b, beta=beta, alpha=alpha)
     return torch.mm(a, b) * int(alpha) + ctx.tensor(2) * int(beta)
+
+
+@lowering("Einsum")
+def einsum(ctx: NodeContext) -> torch.Tensor:
+    # ONNX's equations are PyTorch's.
+    return ctx.call(torch.einsum, ctx.text("equation", ""), *ctx.tensors())  # type: ignore[no-any-return]

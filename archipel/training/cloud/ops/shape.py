@@ -20,12 +20,18 @@ def identity(ctx: NodeContext) -> torch.Tensor:
 
 @lowering("Reshape")
 def reshape(ctx: NodeContext) -> torch.Tensor:
-    sizes = list(ctx.sizes(1))
-    if not ctx.integer("allowzero", 0):
-        for axis, size in enumerate(sizes):
-            if isinstance(size, int) and size == 0:
-                sizes[axis] = ctx.size(0, axis)  # 0 stands for the input's size
+    sizes, copies = list(ctx.sizes(1)), not ctx.integer("allowzero", 0)
+    for axis, size in enumerate(sizes):
+        if copies and isinstance(size, int) and size == 0:
+            sizes[axis] = ctx.size(0, axis)  # 0 stands for the input's size
+    if copies and any(not isinstance(size, int) for size in sizes):
+        return ctx.call(_reshape, ctx.tensor(0), sizes)  # type: ignore[no-any-return]
     return ctx.tensor(0).reshape(sizes)
+
+
+def _reshape(x: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    """A size that turns out as 0 stands for the input's, too."""
+    return x.reshape([x.size(axis) if size == 0 else size for axis, size in enumerate(sizes)])
 
 
 @lowering("Flatten")
@@ -128,3 +134,10 @@ def _arange(start: float, end: float, step: float, dtype: torch.dtype, device: t
     # PyTorch refuses an end before the start, where ONNX has an empty tensor.
     empty = (end - start) * step <= 0
     return torch.arange(start, start if empty else end, step, dtype=dtype, device=device)
+
+
+@lowering("Trilu")
+def trilu(ctx: NodeContext) -> torch.Tensor:
+    diagonal = ctx.sizes(1)[0] if ctx.has(1) else 0
+    keep = torch.triu if ctx.integer("upper", 1) else torch.tril
+    return keep(ctx.tensor(0), diagonal)

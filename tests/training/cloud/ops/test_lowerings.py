@@ -27,7 +27,6 @@ def test_lowering(key: tuple[str, str], times: int, gradient_cases: dict) -> Non
         max_examples=4 * times,
         derandomize=True,
         database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(data=st.data())
