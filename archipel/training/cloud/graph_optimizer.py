@@ -22,7 +22,9 @@ _TYPES = {torch.float32: ir.DataType.FLOAT, torch.float64: ir.DataType.DOUBLE}
 
 
 class GraphOptimizer(torch.optim.Optimizer):
-    """Runs `optimizer.update` for each parameter; the rate of its one group is the hyperparameter `lr`.
+    """Runs `optimizer.update` for each parameter, with its hyperparameters' defaults and its own schedule.
+
+    The `lr` of its group is for whoever asks for the present rate: nothing here reads it.
 
     Arguments:
         optimizer: of the protocol `training.optimizers.Optimizer`.
@@ -31,9 +33,8 @@ class GraphOptimizer(torch.optim.Optimizer):
 
     def __init__(self, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
         self._optimizer = optimizer
-        defaults = {spec.name: spec.default for spec in optimizer.hyperparameters}
         self._updates: dict[tuple[Any, ...], Callable[..., Any]] = {}
-        super().__init__(parameters, {"lr": 0.0, **defaults, "step": 0})
+        super().__init__(parameters, {"lr": 0.0, "step": 0})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -48,7 +49,7 @@ class GraphOptimizer(torch.optim.Optimizer):
                     if spec.name not in state:
                         state[spec.name] = torch.full_like(parameter, spec.init)
                 scalars = [
-                    torch.tensor(group[spec.name], dtype=torch.float32, device=parameter.device)
+                    torch.tensor(spec.default, dtype=torch.float32, device=parameter.device)
                     for spec in self._optimizer.hyperparameters
                 ]
                 step = torch.tensor(group["step"], device=parameter.device)

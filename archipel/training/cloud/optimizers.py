@@ -33,7 +33,8 @@ class Rates:
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        lr = optimizer.lr if isinstance(optimizer, Descent) else optimizer.hyperparameters[0].default
+        defaults = {spec.name: spec.default for spec in optimizer.hyperparameters}
+        lr = optimizer.lr if isinstance(optimizer, Descent) else defaults.get("lr", 0.0)
         self._schedule = lr if isinstance(lr, Schedule) else None
         self._base = np.float32(lr.base if isinstance(lr, Schedule) else lr)
         self._factors: dict[int, NDArray[np.float32]] = {}

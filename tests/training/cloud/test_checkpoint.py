@@ -88,7 +88,7 @@ def test_a_stopped_training_ends_as_if_it_had_not_been(kind: str, stop: int, tmp
 KILLED = """
 import sys
 sys.path[:0] = [sys.argv[1]]
-import d5_ops, test_checkpoint as t
+import test_checkpoint as t
 class Tell(t.Callback):
     def after_batch(self, trainer, loss):
         print(trainer.minibatches, flush=True)

@@ -65,9 +65,7 @@ def train(
         validation=(validation.inputs(), validation.targets()),
         on_epoch=on_epoch,
     )
-    rows = [
-        EpochRow(e.number, e.train_loss, e.metrics["loss"], e.metrics["accuracy"], e.best) for e in result.history
-    ]
+    rows = [EpochRow(e.number, e.train_loss, e.metrics["loss"], e.metrics["accuracy"], e.best) for e in result.history]
     return result.model, rows
 
 
