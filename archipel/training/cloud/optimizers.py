@@ -56,8 +56,8 @@ class Rates:
         assert self._schedule is not None
         if self._session is None:
             op = Builder(ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="schedule"))
-            steps = op.input("step", ir.DataType.INT64, ["steps"])
-            op.name_output(self._schedule.factor(op, steps), "factor")
+            time = op.input("step", ir.DataType.INT64, ["steps"])
+            op.name_output(self._schedule.factor(op, time), "factor")
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 4
             options.intra_op_num_threads = 1

@@ -85,7 +85,8 @@ def train(
         trainer.run()
         trainer.finish()
     # The caller gets the usual layout: other code need not expect channels-last weights.
-    module = trainer.module.to("cpu", memory_format=torch.contiguous_format).eval()
+    module = trainer.module.to("cpu").eval()
+    module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return TrainResult(module, tuple(trainer.history), not trainer.stop, _example(trainer))
 
 
@@ -127,7 +128,7 @@ def prepare(
     module.to(device)
     if graph is None:
         feed.layout = memory_format(module, device)
-        module.to(memory_format=feed.layout)
+        module.to(memory_format=feed.layout)  # type: ignore[call-overload]
     optimizer, rates, described = _optimizer(module, config, steps, device)
     autocast = Autocast(config.precision, device)
     check = Validation(module, config, device, feed, objective, validation, autocast)

@@ -23,7 +23,7 @@ class MovingAverage(Callback):
     def __init__(self, module: nn.Module, decay: float) -> None:
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._averages = [p.detach().clone() for p in self._parameters]
-        self._average = get_ema_multi_avg_fn(decay)
+        self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
         if trainer.updated:
