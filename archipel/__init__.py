@@ -13,15 +13,20 @@ if TYPE_CHECKING:
     from archipel.converter import export as export
     from archipel.frontend import function as function
     from archipel.graph import Model as Model
+    from archipel.mode import get_mode as get_mode
+    from archipel.mode import set_mode as set_mode
 
 __version__ = "0.1.0"
-__all__ = ["Model", "__version__", "compress", "convert", "export", "function"]
+__all__ = ["Model", "__version__", "compress", "convert", "export", "function", "get_mode", "set_mode"]
 
-_HOMES = {"Model": "archipel.graph", "compress": "archipel.compression", "convert": "archipel.converter",
-          "export": "archipel.converter", "function": "archipel.frontend"}  # fmt: skip
+_HOMES = {
+    "Model": "archipel.graph", "compress": "archipel.compression", "convert": "archipel.converter",
+    "export": "archipel.converter", "function": "archipel.frontend",
+    "get_mode": "archipel.mode", "set_mode": "archipel.mode",
+}  # fmt: skip
 _ROOMS = (
     "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "frontend", "graph",
-    "lite_runtime", "models", "operator", "protocol", "server", "strategies", "training",
+    "lite_runtime", "models", "operator", "preprocessing", "protocol", "server", "strategies", "training",
 )  # fmt: skip
 
 

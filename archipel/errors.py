@@ -27,10 +27,13 @@ ArchipelError
 ├── GraphError                    an ONNX graph is invalid or unsupported
 │   ├── ModelImportError          a source model cannot become a Model
 │   ├── FunctionError             a Python function cannot become a graph
+│   ├── PreprocessingError        transforms of raw inputs are wrong, or do not fit the model
 │   └── AutodiffError             a gradient cannot be built
 │       ├── MissingRuleError      no gradient rule for an operator
 │       └── NotDifferentiableError  no gradient exists along the path asked for
 ├── TrainingError                 a training step cannot be built or run
+│   ├── MissingLoweringError      PyTorch has no form of an operator
+│   └── NotANumberError           a graph that runs node by node has computed NaN
 ├── CompressionError              a recipe cannot be applied
 ├── ConversionError               a bundle cannot be made
 ├── RuntimeInputError             the caller's array does not fit the program's input
@@ -185,6 +188,9 @@ class GraphError(ArchipelError): ...
 class ModelImportError(GraphError): ...
 
 
+class PreprocessingError(GraphError): ...
+
+
 class FunctionError(GraphError):
     """`file`, `line` and `column` (both from 1) say where in the function's source; "" and 0 where nowhere in it."""
 
@@ -205,6 +211,12 @@ class NotDifferentiableError(AutodiffError): ...
 
 
 class TrainingError(ArchipelError): ...
+
+
+class MissingLoweringError(TrainingError): ...
+
+
+class NotANumberError(TrainingError): ...
 
 
 class CompressionError(ArchipelError): ...

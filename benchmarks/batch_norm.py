@@ -37,7 +37,7 @@ from archipel.bundle import Bundle, generate_key
 from archipel.converter import Signing, Training
 from archipel.datasets import digits_by_writer
 from archipel.lite_runtime import Runtime
-from archipel.lite_runtime.shuffle import permutation
+from archipel.permutations import permutation
 from archipel.protocol.vector import DecodedSum, Layout
 from archipel.strategies.running_statistics import combine_statistics, shared_statistics, split_statistics
 from archipel.training import losses, optimizers

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import step_cases as steps
+from jobs import write_values
 from lite_peers import DEFAULT_FOLDER, HERE, PeerError, clean_environment, install, python_of
 from measure import PAUSE, arguments, state_run
 
@@ -92,8 +93,6 @@ def batch_of(name: str, batch: int, rng: np.random.Generator) -> tuple[np.ndarra
 def write_job(name: str, batch: int, folder: Path) -> None:
     """The step graph as it is emitted, with plain Scans, and with the batch fixed, too; data and values."""
     from archipel import Model, training
-    from archipel.bundle.roles import Example, Hyperparameter, Label, Parameter, Personal, State
-    from archipel.training import StepRunner
 
     case, rng = CASES[name], np.random.default_rng(0)
     data = [batch_of(name, batch, rng) for _ in range(BATCHES)]
@@ -107,24 +106,7 @@ def write_job(name: str, batch: int, folder: Path) -> None:
     step.save(folder / "step.onnx")
     step.plain_scans().save(folder / "plain.onnx")
     Model.from_onnx(folder / "plain.onnx").fix(sizes={"batch": batch}).save(folder / "fixed.onnx")
-    assert step.signature is not None
-    inputs, outputs = step.signature.inputs, step.signature.outputs
-    kept = {port.tensor: port.name for port in inputs if isinstance(port, Parameter | Personal | State)}
-    first = StepRunner(step).tensors
-    initial = {port: first[tensor] for tensor, port in kept.items()}
-    initial |= {
-        p.name: np.asarray(0.005 if p.name == "lr" else p.default, p.dtype)
-        for p in inputs
-        if isinstance(p, Hyperparameter)
-    }
-    fields = [port for port in inputs if isinstance(port, Example | Label)]
-    np.savez(folder / "initial.npz", **initial)
-    for index, arrays in enumerate(data):
-        feed = {port.name: np.asarray(array, port.dtype) for port, array in zip(fields, arrays)}
-        np.savez(folder / f"feed{index}.npz", **feed)
-    carried = {p.name: kept[p.tensor] for p in outputs if isinstance(p, Parameter | Personal | State)}
-    told = {"inputs": [p.name for p in inputs], "outputs": [p.name for p in outputs]}
-    (folder / "job.json").write_text(json.dumps({"carried": carried, "steps": STEPS, **told}))
+    write_values(step, 0.005, data, folder, steps=STEPS)
 
 
 class Trainer:

@@ -96,6 +96,24 @@ def _version(name: str) -> str:
 KEPT_MEMORY = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(1 << 32))
 """Environment of a process whose C library keeps what is freed. By default it gives large tensors back to the system,
 which then clears their pages for the next step: PyTorch was up to a quarter slower so."""
+
+
+def keep_memory() -> None:
+    """Start this program again with KEPT_MEMORY, unless it has it already."""
+    if not KEPT_MEMORY.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEPT_MEMORY)
+
+
+def least_work(run: Callable[[], object], runs: int) -> float:
+    """Milliseconds of processor time of the fastest of several runs: other work on the machine only adds to it."""
+    times = []
+    for _ in range(runs):
+        started = time.process_time()
+        run()
+        times.append((time.process_time() - started) * 1e3)
+    return min(times)
+
+
 PAUSE = 0.1
 """Seconds between two engines' turns: the threads of an engine look for more work after a call, PyTorch's for up to 10
 ms, ONNX Runtime's by default for 2^20 turns of a busy loop (26 ms measured, more where a turn takes longer), and take

@@ -14,17 +14,14 @@ the faster memory layout with the fused optimizer, its processor time, of which 
 from __future__ import annotations
 
 import json
-import os
-import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from measure import KEPT_MEMORY, Row, arguments, print_alone, state_run
+from measure import Row, arguments, keep_memory, least_work, print_alone, state_run
 from step_cases import CASES, Case, data, keep, kept_step, network, ours, step_file, torch_step, ways
 
 CONVOLUTIONAL = ("LeNet", "FedAvg CNN", "ResNet-8", "DS-CNN", "MobileNetV2", "1D-CNN")
@@ -72,14 +69,8 @@ def traced(session: Any, run: Callable[[], None], steps: int, depthwise: set[str
 def torch_time(case: Case, steps: int) -> float:
     """Milliseconds of processor time of a step of eager PyTorch."""
     x, y = data(case, BATCH)
-    best = float("inf")
-    for way in {way.channels_last: way for way in reversed(ways(x))}.values():
-        run = torch_step(case, x, y, False, way, threads=1)
-        for _ in range(steps):
-            started = time.process_time()
-            run()
-            best = min(best, (time.process_time() - started) * 1e3)
-    return best
+    layouts = {way.channels_last: way for way in reversed(ways(x))}
+    return min(least_work(torch_step(case, x, y, False, way, threads=1), steps) for way in layouts.values())
 
 
 def main() -> None:
@@ -89,8 +80,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", action="append", choices=CASES, help="only this model; can be repeated")
     options = parser.parse_args()
-    if not KEPT_MEMORY.items() <= os.environ.items():  # PyTorch is faster so
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEPT_MEMORY)
+    keep_memory()  # PyTorch is faster so
     state_run(options.json, ("numpy", "onnxruntime", "torch"))
     if not options.json:
         print(f"{'':<26}" + "".join(f"{kind:>13}" for kind in CLASSES) + f"{'sum':>9}{'PyTorch':>9}")

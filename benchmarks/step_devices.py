@@ -15,7 +15,6 @@ second row has our step with it. Memory is the peak of a whole process, its libr
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import statistics
 import sys
@@ -30,6 +29,7 @@ from unittest import mock
 
 import numpy as np
 from engines import Trainer, difference
+from jobs import write_values
 from lite_peers import DEFAULT_FOLDER, PeerError, install, python_of
 from measure import Report, Row, arguments
 from step_cases import CASES, Case, data, network
@@ -74,8 +74,6 @@ def write_job(name: str, batch: int, momentum: float, folder: Path) -> None:
     import torch
 
     from archipel import Model, training
-    from archipel.bundle.roles import Example, Hyperparameter, Label, Parameter, Personal, State
-    from archipel.training import StepRunner
 
     case = CASES[name]
     model = Model.from_torch(network(case).train(), data(case, 2)[0])
@@ -83,28 +81,10 @@ def write_job(name: str, batch: int, momentum: float, folder: Path) -> None:
     for file, kernels in (("native", True), ("step", False)):
         step = training.step_graph(model, loss, training.optimizers.sgd(momentum=momentum), kernels=kernels)
         step.save(folder / f"{file}.onnx")
-    assert step.signature is not None
-    inputs, outputs = step.signature.inputs, step.signature.outputs
-    kept = {port.tensor: port.name for port in inputs if isinstance(port, Parameter | Personal | State)}
-    first = StepRunner(step).tensors
-    initial = {port: first[tensor] for tensor, port in kept.items()}
-    initial |= {
-        p.name: np.asarray(RATE if p.name == "lr" else p.default, p.dtype)
-        for p in inputs
-        if isinstance(p, Hyperparameter)
-    }
-    np.savez(folder / "initial.npz", **initial)
-    fields = [port for port in inputs if isinstance(port, Example | Label)]
-    for index in range(BATCHES):
-        arrays = data(case, batch, index)
-        feed = {port.name: np.asarray(array, port.dtype) for port, array in zip(fields, arrays)}
-        np.savez(folder / f"feed{index}.npz", **feed)
     values = {key: value.numpy() for key, value in network(case).state_dict().items() if value.dtype == torch.float32}
     np.savez(folder / "weights.npz", **values)
-    carried = {p.name: kept[p.tensor] for p in outputs if isinstance(p, Parameter | Personal | State)}
-    told = {"inputs": [p.name for p in inputs], "outputs": [p.name for p in outputs], "carried": carried}
-    told |= {"steps": STEPS, "network": case.make, "classes": case.classes, "rate": RATE, "momentum": momentum}
-    (folder / "job.json").write_text(json.dumps(told))
+    settings = {"steps": STEPS, "network": case.make, "classes": case.classes, "rate": RATE, "momentum": momentum}
+    write_values(step, RATE, (data(case, batch, index) for index in range(BATCHES)), folder, **settings)
     if not momentum:
         _export(network(case).train(), torch.from_numpy(data(case, batch)[0]), folder / "forward.onnx")
 

@@ -13,18 +13,16 @@ in the faster memory layout, the least of several as well.
 from __future__ import annotations
 
 import json
-import os
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime as ort
-from measure import KEPT_MEMORY, arguments, state_run
+from measure import Row, arguments, keep_memory, least_work, state_run
 from step_cases import CASES, data, keep, kept_step, ours, step_file
 from step_classes import BATCH, torch_time
 
@@ -39,16 +37,6 @@ def session_of(graph: onnx.GraphProto, like: onnx.ModelProto) -> ort.InferenceSe
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     model = onnx.helper.make_model(graph, opset_imports=like.opset_import, ir_version=10)
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def least(run: Callable[[], object], runs: int) -> float:
-    """Milliseconds of processor time of the fastest run."""
-    times = []
-    for _ in range(runs):
-        started = time.process_time()
-        run()
-        times.append((time.process_time() - started) * 1e3)
-    return min(times)
 
 
 def optimized(path: Path, folder: Path) -> onnx.ModelProto:
@@ -120,8 +108,8 @@ def alone(node: onnx.NodeProto, model: onnx.ModelProto, values: Values) -> float
         binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(np.array(values[name])))
     for name in results:
         binding.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(np.array(values[name])))
-    once = least(lambda: session.run_with_iobinding(binding), 2)
-    return min(once, least(lambda: session.run_with_iobinding(binding), 15 if once < 20 else 4))
+    once = least_work(lambda: session.run_with_iobinding(binding), 2)
+    return min(once, least_work(lambda: session.run_with_iobinding(binding), 15 if once < 20 else 4))
 
 
 def products_of(node: onnx.NodeProto, model: onnx.ModelProto, values: Values) -> float:
@@ -159,24 +147,27 @@ def measure(name: str, folder: Path) -> dict[str, float]:
         elif node.op_type == "Scan":
             products += products_of(node, model, values)
     run, _ = ours(step, path, x, y, threads=1)
-    return {"products": products, "all": total, "step": least(run, 15), "PyTorch": torch_time(case, 15)}
+    return {"products": products, "all": total, "step": least_work(run, 15), "PyTorch": torch_time(case, 15)}
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", action="append", choices=CASES, help="only this model; can be repeated")
     options = parser.parse_args()
-    if not KEPT_MEMORY.items() <= os.environ.items():  # PyTorch is faster so
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | KEPT_MEMORY)
+    keep_memory()  # PyTorch is faster so
     state_run(options.json, ("numpy", "onnxruntime", "torch"))
     for name in options.only or (("MLP", "LeNet") if options.quick else CASES):
         with tempfile.TemporaryDirectory() as folder:
             found = measure(name, Path(folder))
+        theirs = found["PyTorch"]
         if options.json:
-            print(json.dumps({"case": name, "unit": "ms", **found}), flush=True)
+            for kind in ("products", "all", "step"):
+                title = f"{name} batch {BATCH}: {kind}"
+                row = Row("step floor", title, found[kind], theirs, "eager PyTorch", found[kind] / theirs, "ms")
+                print(json.dumps(asdict(row)), flush=True)
         else:
             cells = "".join(f"  {kind} {spent:.2f}" for kind, spent in found.items())
-            ratios = "".join(f"  {kind}/PyTorch {found[kind] / found['PyTorch']:.2f}" for kind in ("products", "step"))
+            ratios = "".join(f"  {kind}/PyTorch {found[kind] / theirs:.2f}" for kind in ("products", "step"))
             print(f"{name:<12}{cells}{ratios}", flush=True)
 
 

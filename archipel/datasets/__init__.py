@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+from archipel.datasets.batches import Batches
 from archipel.datasets.cifar10 import cifar10
+from archipel.datasets.dataset import ArrayDataset, Dataset, Field, Stream, Subset
 from archipel.datasets.digits import DigitsByWriter
 from archipel.datasets.digits_file import digits_by_writer
 from archipel.datasets.har import HarByPerson, HarWindows, har_by_person, har_windows
 from archipel.datasets.labelled import Labelled, LabelledSplits
 from archipel.datasets.mnist import fashion_mnist, mnist
+from archipel.datasets.opening import as_dataset
 from archipel.datasets.partitions import split_by, split_dirichlet, split_iid
+from archipel.datasets.readers.parquet import open_parquet
+from archipel.datasets.readers.records import write_records
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
 
 __all__ = [
+    "ArrayDataset",
+    "Batches",
+    "Dataset",
     "DigitsByWriter",
+    "Field",
     "HarByPerson",
     "HarWindows",
     "Labelled",
     "LabelledSplits",
+    "Stream",
+    "Subset",
     "WriterSplit",
+    "as_dataset",
     "cifar10",
     "digits_by_writer",
     "fashion_mnist",
     "har_by_person",
     "har_windows",
     "mnist",
+    "open_parquet",
     "split_by",
     "split_dirichlet",
     "split_iid",
     "split_own_digits",
     "split_writers",
+    "write_records",
 ]

@@ -61,17 +61,11 @@ def lower_initializers(graph: onnx.GraphProto, fixed: Collection[str] = ()) -> N
     for body in below:
         for name in {name for node in proto_nodes(body.node) for name in node.input}:
             inside.setdefault(name, []).append(body)
-    kept = []
-    for tensor in graph.initializer:
+    for index, tensor in reversed(list(enumerate(graph.initializer))):
         readers = inside.get(tensor.name, [])
         if len(readers) == 1 and tensor.name not in read_here:
             readers[0].initializer.append(tensor)
-        else:
-            kept.append(tensor)
-    if len(kept) < len(graph.initializer):
-        rest = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
-        del graph.initializer[:]
-        graph.initializer.extend(rest)
+            del graph.initializer[index]
     for body in below:
         lower_initializers(body, fixed)
 

@@ -284,10 +284,8 @@ class Model:
         """Write plain ONNX that any runtime opens; weights of about 2 GiB or more go to `<file>.data` beside it."""
         size = sum(t.nbytes for v in self.ir.graph.initializers.values() if (t := v.const_value) is not None)
         # One file as long as a protobuf can hold it: external data is easily left behind.
-        if size < _EXTERNAL_DATA_FROM and any(True for _ in self.ir.graph.subgraphs()):
+        if size < _EXTERNAL_DATA_FROM:
             Path(path).write_bytes(self.to_bytes())
-        elif size < _EXTERNAL_DATA_FROM:
-            ir.save(self.ir, path, format="protobuf")
         else:
             ir.save(self.ir, path, format="protobuf", external_data=os.path.basename(path) + ".data")
 

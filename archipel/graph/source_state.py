@@ -73,13 +73,7 @@ def source_state(model: Model, values: Mapping[str, np.ndarray] | None = None) -
             expected = f"has shape {list(tensors[name].shape)}" if name in tensors else "is no parameter of the model"
             raise GraphError(f"source_state: {name!r}, of shape {list(array.shape)}, {expected}")
         tensors[name] = array
-    recorded = model.ir.metadata_props.get(STATE_KEY)
-    if recorded is None:
-        return tensors
-    try:
-        entries = {str(name): _decode(entry, tensors) for name, entry in json.loads(recorded).items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise GraphError(f"source_state: the record of the source's state is damaged ({error!r})") from None
+    entries = {name: tensors.get(entry) if isinstance(entry, str) else entry for name, entry in _entries(model).items()}
     state: dict[str, np.ndarray] = {}
     for name, entry in entries.items():
         # In the source's order. A parameter that compression has replaced is missing, and so are its further names.
@@ -89,9 +83,30 @@ def source_state(model: Model, values: Mapping[str, np.ndarray] | None = None) -
     return state | {name: array for name, array in tensors.items() if name not in state}
 
 
-def _decode(entry: Mapping[str, object], tensors: Mapping[str, np.ndarray]) -> np.ndarray | None:
+def further_state(model: Model) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """What the source's state has beside the parameters: further names of a parameter, and tensors that nothing reads.
+
+    Raises GraphError for a damaged record.
+    """
+    entries, parameters = _entries(model), set(model.parameter_names)
+    same = {name: entry for name, entry in entries.items() if isinstance(entry, str) and entry in parameters}
+    return same, {name: entry for name, entry in entries.items() if isinstance(entry, np.ndarray)}
+
+
+def _entries(model: Model) -> dict[str, np.ndarray | str | None]:
+    """The record: a tensor, the name of the parameter that is the same, or None for the parameter of that name."""
+    recorded = model.ir.metadata_props.get(STATE_KEY)
+    if recorded is None:
+        return {}
+    try:
+        return {str(name): _decode(entry) for name, entry in json.loads(recorded).items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise GraphError(f"source_state: the record of the source's state is damaged ({error!r})") from None
+
+
+def _decode(entry: Mapping[str, object]) -> np.ndarray | str | None:
     if "same" in entry:
-        return tensors.get(str(entry["same"]))
+        return str(entry["same"])
     if "data" not in entry:
         return None
     data = base64.b64decode(str(entry["data"]), validate=True)

@@ -1,10 +1,4 @@
-"""The order of the local data: a permutation that every runtime draws in the same way.
-
-NumPy may change its generators' streams between versions, and a browser has others. So the order comes from a
-counter-based hash on uint32 of seed, phase, epoch and position: position i of n gets a 32-bit key, and the order is
-the positions sorted by key. The mixing function is a bijection of 32-bit words, so keys never collide. The browser
-library has the same functions in TypeScript.
-"""
+"""The order of the local data in batches: the permutation of `archipel.permutations`, cut."""
 
 from __future__ import annotations
 
@@ -13,11 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_MASK = 0xFFFFFFFF
-_GOLDEN = 0x9E3779B9
-# The multipliers and shifts of lowbias32 (Wellons 2018, "Prospecting for Hash Functions").
-_M1 = 0x7FEB352D
-_M2 = 0x846CA68B
+from archipel.permutations import permutation
 
 
 class Batch(NamedTuple):
@@ -26,17 +16,6 @@ class Batch(NamedTuple):
     epoch: int
     indices: np.ndarray
     last_of_epoch: bool
-
-
-def permutation(count: int, seed: int, phase: int, epoch: int) -> np.ndarray:
-    """Positions 0 ... count - 1 in the order of (seed, phase, epoch), all below 2**32: int64 `[count]`."""
-    first = _fold(seed, phase, epoch, 0)
-    second = _fold(seed, phase, epoch, 1)
-    # Adding (mod 2**32), xor and mixing are bijections each, so equal keys would need equal positions.
-    keys = np.arange(count, dtype=np.uint32)
-    keys += np.uint32(first)
-    keys = _mix_array(_mix_array(keys) ^ np.uint32(second))
-    return np.argsort(keys, kind="stable")
 
 
 def batches(
@@ -87,28 +66,3 @@ def group_batches(source: Iterable[Batch], size: int, rows: int) -> Iterator[lis
             group = []
     # What is left where the source ended after a number of steps.
     yield from ([each] for each in group)
-
-
-def _fold(*words: int) -> int:
-    value = 0
-    for word in words:
-        value = _mix(((value ^ word) + _GOLDEN) & _MASK)
-    return value
-
-
-def _mix(word: int) -> int:
-    word ^= word >> 16
-    word = word * _M1 & _MASK
-    word ^= word >> 15
-    word = word * _M2 & _MASK
-    return word ^ word >> 16
-
-
-def _mix_array(words: np.ndarray) -> np.ndarray:
-    # As _mix; uint32 arithmetic wraps by itself. The first line makes a copy, the others work in place.
-    words = words ^ (words >> np.uint32(16))
-    words *= np.uint32(_M1)
-    words ^= words >> np.uint32(15)
-    words *= np.uint32(_M2)
-    words ^= words >> np.uint32(16)
-    return words

@@ -73,7 +73,7 @@ class Translation:
     def clip(self, node: Any, values: Any) -> Any:
         low, high = (float(self._constants[name]) for name in node.input[1:3])
         if (low, high) != (0, 6):
-            raise NotImplementedError(f"Clip({low}, {high})")
+            raise ValueError(f"a Clip from {low} to {high}; TensorFlow Lite has one from 0 to 6")
         return tf.nn.relu6(values[node.input[0]])
 
     def add(self, node: Any, values: Any) -> Any:

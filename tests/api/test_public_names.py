@@ -11,7 +11,7 @@ import pytest
 import archipel
 
 PUBLIC = {
-    "archipel": "Model __version__ compress convert export function",
+    "archipel": "Model __version__ compress convert export function get_mode set_mode",
     "archipel.autodiff": "FORWARD ForwardContext RULES RuleContext checkpoint clip_gradient differentiate forward_rule "
     "gradient hessian_vector jvp keep_function linearize rule stop_gradient straight_through vjp vmap",
     "archipel.bundle": "Bundle FORMAT_VERSION Limits Lineage MAX_ARCHIVE_BYTES Manifest Phase PrivacyPolicy Program "
@@ -27,27 +27,32 @@ PUBLIC = {
     "compress load_recipe parse_recipe write_recipe",
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
     "convert_variants export open_model variant_recipes",
-    "archipel.datasets": "DigitsByWriter HarByPerson HarWindows Labelled LabelledSplits WriterSplit cifar10 "
-    "digits_by_writer fashion_mnist har_by_person har_windows mnist split_by split_dirichlet split_iid "
-    "split_own_digits split_writers",
+    "archipel.datasets": "ArrayDataset Batches Dataset DigitsByWriter Field HarByPerson HarWindows Labelled "
+    "LabelledSplits Stream Subset WriterSplit as_dataset cifar10 "
+    "digits_by_writer fashion_mnist har_by_person har_windows mnist open_parquet split_by split_dirichlet split_iid "
+    "split_own_digits split_writers write_records",
     "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
     "Profile Progress Runtime Slots choose load running_slot",
-    "archipel.models": "autoencoder char_rnn cnn_1d digits_cnn ds_cnn fedavg_cnn lenet mlp mobilenet_v2 resnet8 "
-    "transformer unet",
+    "archipel.models": "autoencoder bc_resnet bert char_rnn cnn_1d deep_conv_lstm digits_cnn ds_cnn fedavg_cnn "
+    "gpt lenet mlp mobilenet_v2 resnet18 resnet50 resnet8 transformer unet",
     "archipel.operator": "AuditEntry AuditHead BundleInfo DeviceInfo Endorsement Evaluation FaultInfo Gate Health "
     "ModelInfo NewToken OperatorClient ParticipantInfo Piece Pieces PopulationInfo PromotionInfo "
     "QuarantineInfo RevokedTokenInfo RolloutInfo RolloutRequest RoundInfo RoundMetrics RoundResult "
     "RoundStatus Sealed SearchInfo ServerInfo Stage StageEvaluation StageInfo StatisticResult "
     "SuspicionInfo TaskInfo TaskRequest TokenInfo TokenRequest VersionDetail VersionInfo "
     "VersionRequest",
+    "archipel.preprocessing": "Cast Clip CropOrPad Frames Greyscale Layout LogMel Mfcc Normalize OneHot Raw Resize "
+    "Scale Spectrogram Standardize TRANSFORMS Transform chain describe fitted from_settings load_settings put_before "
+    "to_settings",
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
     "load_settings restore run_coordinator supervise",
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
     "step_graph transforms",
-    "archipel.training.cloud": "Epoch FitResult fit fit_one_cycle in_turn random_flip random_scale random_shift",
+    "archipel.training.cloud": "Epoch FitResult TorchModule fit fit_one_cycle in_turn random_flip random_scale "
+    "random_shift",
 }
 
 

@@ -316,22 +316,24 @@ def test_random_numbers_in_a_body_are_drawn_once() -> None:
     np.testing.assert_allclose(found["x.grad"], 2 * found["y"] / x)
 
 
+GROWING = (
+    r"^Loop 'node': the carried value 'h': it has the shape .* before the first iteration and .*; give it the largest "
+    "shape from the start and mask"
+)
 REFUSED = {
     "growing": (
         MissingRuleError,
         """y = Loop <body = b (int64 i, bool c, T[m, 3] h) => (bool co, T[p, 3] ho) { hs = Sin (h)
             ho = Concat <axis = 0> (hs, x) co = Identity (c) }> (k, true, fixed)
         s = ReduceSumSquare <keepdims = 0> (y)""",
-        r"^Loop 'node': the carried value 'h': it has the shape .* before the first iteration and .*; give it the "
-        "largest shape from the start and mask",
+        GROWING,
     ),
     "growing, and its content is not needed": (
         MissingRuleError,
         """y = Loop <body = b (int64 i, bool c, T[m, 3] h) => (bool co, T[p, 3] ho) {
             ho = Concat <axis = 0> (h, x) co = Identity (c) }> (k, true, fixed)
         s = ReduceSumSquare <keepdims = 0> (y)""",
-        r"^Loop 'node': the carried value 'h': it has the shape .* before the first iteration and .*; give it the "
-        "largest shape from the start and mask",
+        GROWING,
     ),
     "sequence": (
         MissingRuleError,

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from archipel.lite_runtime.shuffle import batches, permutation
+from archipel.lite_runtime.shuffle import batches
+from archipel.permutations import permutation
 
 U32 = 2**32
 

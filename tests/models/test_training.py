@@ -18,10 +18,10 @@ STEPS = 50
 
 @dataclass(frozen=True)
 class Task:
-    """`batch(i)` gives inputs and labels; `torch_loss` is what `loss` is called in PyTorch."""
+    """`batch(i)` gives inputs and, last, labels; `torch_loss` is what `loss` is called in PyTorch."""
 
     network: Callable[[], torch.nn.Module]
-    batch: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    batch: Callable[[int], tuple[np.ndarray, ...]]
     loss: Callable[[], training.losses.Loss]
     torch_loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     lr: float = 0.05
@@ -83,6 +83,20 @@ def strokes(i: int) -> tuple[np.ndarray, np.ndarray]:
     return noisy, (pictures[:, 0] > 0.5).astype(np.int64)
 
 
+def hidden_tokens(i: int) -> tuple[np.ndarray, ...]:
+    """Texts of different lengths in which some characters are hidden, for which the labels are."""
+    characters, _ = text(i)
+    rng = np.random.default_rng(100 + i % 8)
+    mask = (np.arange(characters.shape[1]) < rng.integers(12, 25, len(characters))[:, None]).astype(np.int64)
+    chosen = (rng.random(characters.shape) < 0.3) & (mask == 1)
+    return (
+        np.where(chosen, 80, characters),
+        mask,
+        (characters > 40).astype(np.int64),
+        np.where(chosen, characters, -100),
+    )
+
+
 TASKS = {
     "MLP": Task(
         lambda: models.mlp(0),
@@ -133,6 +147,50 @@ TASKS = {
         over_time,
         0.05,
     ),
+    "ResNet-18": Task(
+        lambda: models.resnet18(0, classes=10, stem="small", width=8),
+        noise(8, 3, 16, 16, classes=10),
+        cross_entropy,
+        functional.cross_entropy,
+        0.0005,
+    ),
+    "ResNet-50": Task(
+        lambda: models.resnet50(0, classes=10, width=4),
+        noise(4, 3, 32, 32, classes=10),
+        cross_entropy,
+        functional.cross_entropy,
+        0.0005,
+        batch_norm="frozen",  # as for MobileNetV2
+    ),
+    "BC-ResNet": Task(
+        lambda: models.bc_resnet(0, dropout=0.0),
+        noise(6, 1, 40, 21, classes=12),
+        cross_entropy,
+        functional.cross_entropy,
+        0.01,
+        batch_norm="frozen",
+    ),
+    "DeepConvLSTM": Task(
+        lambda: models.deep_conv_lstm(0, channels=3, filters=8, hidden=16, dropout=0.0),
+        noise(6, 3, 32, classes=6),
+        cross_entropy,
+        functional.cross_entropy,
+        0.2,
+    ),
+    "GPT": Task(
+        lambda: models.gpt(0, 80, 24, 32, 4, 2, dropout=0.0),
+        text,
+        lambda: training.losses.cross_entropy(axis=-1),
+        over_time,
+        0.05,
+    ),
+    "BERT": Task(
+        lambda: models.bert(0, "masked_tokens", 2, 81, 24, 32, 4, 1, dropout=0.0),
+        hidden_tokens,
+        lambda: training.losses.cross_entropy(axis=-1, ignore_index=-100),
+        over_time,
+        0.05,
+    ),
     "autoencoder": Task(
         lambda: models.autoencoder(0), reconstruction, lambda: training.losses.mse(), functional.mse_loss, 0.5
     ),
@@ -144,6 +202,7 @@ def test_every_network_has_a_task() -> None:
     assert set(models.__all__) == {
         *("mlp", "lenet", "fedavg_cnn", "digits_cnn", "resnet8", "ds_cnn", "mobilenet_v2", "cnn_1d"),
         *("char_rnn", "transformer", "autoencoder", "unet"),
+        *("resnet18", "resnet50", "bc_resnet", "deep_conv_lstm", "gpt", "bert"),
     }
 
 
@@ -152,7 +211,10 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-LONG = {"GRU", "LSTM", "ResNet-8", "DS-CNN", "MobileNetV2", "U-Net", "FedAvg CNN"}
+LONG = {
+    *("GRU", "LSTM", "ResNet-8", "DS-CNN", "MobileNetV2", "U-Net", "FedAvg CNN"),
+    *("ResNet-18", "ResNet-50", "BC-ResNet", "DeepConvLSTM"),
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in TASKS])
@@ -160,7 +222,7 @@ def test_fifty_steps(name: str) -> None:
     task = TASKS[name]
     batches = [task.batch(i) for i in range(STEPS)]
     module = task.network().train()
-    model = Model.from_torch(module, torch.from_numpy(batches[0][0]))
+    model = Model.from_torch(module, tuple(map(torch.from_numpy, batches[0][:-1])))
     optimizer = training.optimizers.sgd(momentum=0.9)
     step = training.step_graph(model, task.loss(), optimizer, batch_norm=task.batch_norm)
     found = training.run_steps(step, batches, {"lr": task.lr}, seed=0)
@@ -175,9 +237,10 @@ def torch_losses(module: torch.nn.Module, task: Task, batches: list) -> list[flo
         if isinstance(layer, torch.nn.BatchNorm2d):
             layer.train(task.batch_norm == "train")
     losses = []
-    for x, y in batches:
+    for batch in batches:
+        *inputs, labels = map(torch.from_numpy, batch)
         optimizer.zero_grad()
-        loss = task.torch_loss(module(torch.from_numpy(x)), torch.from_numpy(y))
+        loss = task.torch_loss(module(*inputs), labels)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

@@ -17,7 +17,7 @@ from archipel.bundle.roles import Update
 from archipel.graph import Model
 from archipel.lite_runtime import DeviceState, Runtime
 from archipel.lite_runtime.noise import Randomness
-from archipel.lite_runtime.shuffle import permutation
+from archipel.permutations import permutation
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies.running_statistics import combine_statistics, shared_statistics, split_statistics
 

@@ -30,6 +30,7 @@ from archipel.lite_runtime.store.keys import KEY_FILE, StoreKeys, check_key, rea
 from archipel.lite_runtime.store.layout import Field, Layout, batch_of
 from archipel.lite_runtime.store.quotas import Quotas, count_examples, recount
 from archipel.lite_runtime.store.records import Records, sealed_bytes
+from archipel.permutations import permutation
 
 MAX_TIME = 1 << 62
 
@@ -186,14 +187,14 @@ class ExampleStore:
         """`count` examples drawn without replacement, all equally likely, `[count, ...]` by field name.
 
         If the store (or `ids`) has fewer, all of them. The same ids and seed give the same examples in the same order:
-        the first of `shuffle.permutation(n, seed, 0, 0)`. Reads and decrypts only these.
+        the first of `permutation(n, seed, 0, 0)`. Reads and decrypts only these.
         """
         if count < 1:
             raise RuntimeInputError(f"example store: sample at least 1 example, got count={count}")
         _check_seed(seed)
         with self._reading() as database:
             given = example_ids(database) if ids is None else _id_array(ids)
-            chosen = given[shuffle.permutation(len(given), seed, 0, 0)[:count]]
+            chosen = given[permutation(len(given), seed, 0, 0)[:count]]
             return self._records.read(database, self._need_layout(database), chosen)
 
     def batches(

@@ -10,7 +10,7 @@ import pytest
 
 from archipel.bundle import Phase
 from archipel.lite_runtime import DeviceState, Progress, Runtime
-from archipel.lite_runtime.shuffle import permutation
+from archipel.permutations import permutation
 from tests.support.text_bundles import Role, Roles
 
 Make = Callable[..., Runtime]

@@ -1,0 +1,103 @@
+"""Normalizations."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from archipel.training.cloud.ops.context import NodeContext
+from archipel.training.cloud.ops.table import lowering
+
+EPSILON = 1e-5
+
+
+class BatchNormalization(nn.Module):
+    """Normalizes with running statistics, and in training with the batch's, which then move the running ones.
+
+    running' = momentum running + (1 - momentum) batch, with PyTorch's estimate of the variance, which divides by N - 1.
+    """
+
+    def __init__(self, momentum: float, epsilon: float) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.epsilon = epsilon
+        self.frozen = False  # whether running statistics are used in training, too
+
+    def forward(
+        self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
+    ) -> torch.Tensor:
+        training = self.training and not self.frozen
+        if training and x.numel() == x.size(1):
+            # One element has no variance: the running variance stays, as in archipel's training steps.
+            with torch.no_grad():
+                mean.mul_(self.momentum).add_(x.reshape(-1), alpha=1 - self.momentum)
+            return bias.reshape(1, -1, *[1] * (x.ndim - 2)) + 0.0 * x
+        if mean.requires_grad or variance.requires_grad:
+            # Statistics that are no buffers: PyTorch's own function has no gradient for them.
+            along = [1, -1, *[1] * (x.ndim - 2)]
+            inverse = torch.rsqrt(variance + self.epsilon)
+            return (x - mean.reshape(along)) * (inverse * scale).reshape(along) + bias.reshape(along)
+        return functional.batch_norm(x, mean, variance, scale, bias, training, 1 - self.momentum, self.epsilon)
+
+
+@lowering("BatchNormalization")
+def batch_normalization(ctx: NodeContext) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    momentum, epsilon = ctx.number("momentum", 0.9), ctx.number("epsilon", EPSILON)
+    x, scale, bias, mean, variance = ctx.tensors()
+    if not ctx.integer("training_mode", 0):
+        return ctx.module(BatchNormalization(momentum, epsilon), x, scale, bias, mean, variance)  # type: ignore[no-any-return]
+    # The operator's own training mode: running statistics are results, with the variance that divides by N.
+    axes = [0, *range(2, ctx.rank())]
+    along = [1, -1, *[1] * (ctx.rank() - 2)]
+    batch_mean = x.mean(axes)
+    centred = x - batch_mean.reshape(along)
+    batch_variance = (centred * centred).mean(axes)
+    y = centred * torch.rsqrt(batch_variance + epsilon).reshape(along) * scale.reshape(along) + bias.reshape(along)
+    moved = [
+        before * momentum + now * (1 - momentum) for before, now in ((mean, batch_mean), (variance, batch_variance))
+    ]
+    return y, *moved
+
+
+@lowering("LayerNormalization")
+def layer_normalization(ctx: NodeContext) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    x, scale = ctx.tensor(0), ctx.tensor(1)
+    bias = ctx.tensor(2) if ctx.has(2) else None
+    axis, epsilon = ctx.axis("axis", -1), ctx.number("epsilon", EPSILON)
+    normalized = [ctx.size(0, i) for i in range(axis, ctx.rank())]
+    whole = ctx.dims(1) == ctx.dims(0)[axis:] and (bias is None or ctx.dims(2) == ctx.dims(0)[axis:])
+    if len(ctx.node.outputs) == 1 and whole:
+        return functional.layer_norm(x, normalized, scale, bias, epsilon)
+    axes = list(range(axis, ctx.rank()))
+    mean = x.mean(axes, keepdim=True)
+    centred = x - mean
+    inverse = torch.rsqrt((centred * centred).mean(axes, keepdim=True) + epsilon)
+    y = centred * inverse * scale
+    y = y if bias is None else y + bias
+    return y if len(ctx.node.outputs) == 1 else (y, mean, inverse)
+
+
+@lowering("InstanceNormalization")
+def instance_normalization(ctx: NodeContext) -> torch.Tensor:
+    x, scale, bias = ctx.tensors()
+    axes = list(range(2, ctx.rank()))
+    along = [1, -1, *[1] * (ctx.rank() - 2)]
+    centred = x - x.mean(axes, keepdim=True)
+    inverse = torch.rsqrt((centred * centred).mean(axes, keepdim=True) + ctx.number("epsilon", EPSILON))
+    return centred * inverse * scale.reshape(along) + bias.reshape(along)
+
+
+@lowering("GroupNormalization")
+def group_normalization(ctx: NodeContext) -> torch.Tensor:
+    # One scale for each channel, as from opset 21 on.
+    x, scale, bias = ctx.tensors()
+    return functional.group_norm(x, ctx.integer("num_groups", 1), scale, bias, ctx.number("epsilon", EPSILON))
+
+
+@lowering("LpNormalization")
+def lp_normalization(ctx: NodeContext) -> torch.Tensor:
+    x, axis = ctx.tensor(0), ctx.integer("axis", -1)
+    norm = x.abs().sum(axis, keepdim=True) if ctx.integer("p", 2) == 1 else (x * x).sum(axis, keepdim=True).sqrt()
+    # A vector of zeros has no direction, and stays zeros.
+    return torch.where(norm == 0, torch.zeros_like(x), x / torch.where(norm == 0, torch.ones_like(norm), norm))

@@ -1,0 +1,193 @@
+"""`TorchModule`: a graph as a PyTorch module, for training on whatever PyTorch runs on. Needs PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import torch
+from torch import fx, nn
+
+from archipel.graph.model import Model
+from archipel.graph.parameters import parameter_names, statistics, trainable_names
+from archipel.graph.source_state import further_state
+from archipel.training.cloud.ops.types import to_torch
+from archipel.training.cloud.stepping import SteppedModule
+from archipel.training.cloud.tracing import Trace, forget_constants
+
+
+class TorchModule(SteppedModule):
+    """A graph as a module: its inputs are the graph's, in order or by name, and so are its outputs.
+
+    Parameters and buffers have the names and shapes that they have in the graph; for a model of `Model.from_torch` that
+    is the `state_dict` of its source, and `load_state_dict` of either takes the other's. In evaluation mode, in which a
+    new one is, it computes what the graph computes. In training mode Dropout drops, and BatchNormalization uses the
+    batch's statistics and keeps running ones.
+
+    Attributes:
+        source: the model, with the weights that it had.
+    """
+
+    source: Model
+
+    def __init__(self, model: Model, trainable: str | Sequence[str] = "*") -> None:
+        """Trace the graph.
+
+        Arguments:
+            model: any model whose operators have a lowering; a program too, whose inputs and outputs have roles. It is
+                not changed.
+            trainable: a glob over parameter names, or a list of globs. Others get no gradient.
+
+        Raises TrainingError for a graph that PyTorch cannot run (MissingLoweringError for an operator).
+
+        Example:
+            module = training.cloud.TorchModule(archipel.Model.from_onnx("lenet.onnx"))
+            logits = module(torch.zeros(8, 1, 28, 28))
+        """
+        graph = model.ir.graph
+        paths = _paths(model)
+        trace = Trace({graph.initializers[name]: path for name, path in paths.items()})
+        trace.run(graph)
+        averages = set(statistics(model.ir))
+        learned = set(parameter_names(model.ir)) - averages
+        chosen = learned if trainable == "*" else set(trainable_names(model.ir, trainable))
+        contents = dict(trace.contents)
+        for name, array in model.parameters.items():
+            tensor = to_torch(np.asarray(array))
+            is_buffer = name in averages or not tensor.is_floating_point()
+            contents[paths[name]] = tensor if is_buffer else nn.Parameter(tensor, requires_grad=name in chosen)
+        root = nn.Module()
+        for path, content in contents.items():
+            _install(root, path, content)
+        same, rest = further_state(model)
+        super().__init__(root, trace.graph, class_name="TorchModule")
+        # GraphModule takes over what its graph reads; the source's state may have more.
+        for path, content in contents.items():
+            if not _has(self, path):
+                _install(self, path, content)
+        for name, twin in same.items():
+            _install(self, name, self.get_parameter(paths[twin]))
+        for name, array in rest.items():
+            _install(self, name, to_torch(array))
+        forget_constants(self)
+        self.source = model
+        self._paths = paths
+        self.eval()
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the graph's inputs, in order."""
+        return tuple(info.name for info in self.source.inputs)
+
+    def in_order(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The inputs in the graph's order. Raises TypeError for a name that is missing, unknown or given twice."""
+        names = self.input_names
+        wrong = [name for name in named if name not in names[len(inputs) :]]
+        missing = [name for name in names[len(inputs) :] if name not in named]
+        if wrong or missing or len(inputs) > len(names):
+            raise TypeError(
+                f"the module takes {', '.join(names)}; "
+                + (f"{wrong[0]!r} is none of them, or given twice" if wrong else f"{', '.join(missing)} missing")
+            )
+        return (*inputs, *(named[name] for name in names[len(inputs) :]))
+
+    def to_model(self) -> Model:
+        """The model with the module's present weights. The module stays as it is."""
+        result = self.source.copy()
+        state = self.state_dict()
+        for name, path in self._paths.items():
+            array = np.array(state[path].detach().to("cpu").numpy())
+            value = result.ir.graph.initializers[name]
+            value.const_value = ir.tensor(array, name=name)
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchModule:
+        result = TorchModule(self.source)
+        memo[id(self)] = result
+        _take_over(result, _content(self))
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        source = self.source
+        return _restore, (source.to_bytes(), source.signature, source.initial, _content(self))
+
+
+def _content(module: nn.Module) -> dict[str, Any]:
+    """What training changes in a module: tensors by path, which of them learn, and which modules are in training."""
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {
+        "tensors": {path: tensor.detach() for path, tensor in tensors},
+        "learning": [path for path, tensor in tensors if tensor.requires_grad],
+        "training": [path for path, part in module.named_modules() if part.training],
+    }
+
+
+def _take_over(module: nn.Module, content: Mapping[str, Any]) -> None:
+    tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for path, tensor in tensors:
+        tensor.data = content["tensors"][path].clone()
+        tensor.requires_grad_(path in content["learning"])
+    for path, part in module.named_modules():
+        part.training = path in content["training"]
+
+
+def _restore(data: bytes, signature: Any, initial: Any, content: Mapping[str, Any]) -> TorchModule:
+    """A module from its pickle."""
+    model = Model.from_proto(onnx.load_from_string(data))
+    model.signature, model.initial = signature, dict(initial)
+    module = TorchModule(model)
+    _take_over(module, content)
+    return module
+
+
+def _paths(model: Model) -> dict[str, str]:
+    """Where in the module each parameter lies: below its own name, with a dot for each level."""
+    taken: dict[str, str] = {}
+    root = nn.Module()
+    for name in model.parameter_names:
+        path = ".".join(part or "_" for part in name.split("."))
+        while not _is_free(root, path):
+            path += "_"
+        _install(root, path, torch.empty(0))
+        taken[name] = path
+    return taken
+
+
+def _is_free(root: nn.Module, path: str) -> bool:
+    at: Any = root
+    *parents, last = path.split(".")
+    for part in parents:
+        if not hasattr(at, part):
+            return True
+        at = getattr(at, part)
+        if not isinstance(at, nn.Module):
+            return False
+    return not hasattr(at, last) and not (at is root and hasattr(fx.GraphModule, last))
+
+
+def _has(root: nn.Module, path: str) -> bool:
+    at: Any = root
+    for part in path.split("."):
+        if not hasattr(at, part):
+            return False
+        at = getattr(at, part)
+    return True
+
+
+def _install(root: nn.Module, path: str, content: Any) -> None:
+    """Give a module a parameter, buffer or module at a path, with modules on the way."""
+    *parents, last = path.split(".")
+    at = root
+    for part in parents:
+        if not hasattr(at, part):
+            at.add_module(part, nn.Module())
+        at = getattr(at, part)
+    if isinstance(content, nn.Parameter):
+        at.register_parameter(last, content)
+    elif isinstance(content, torch.Tensor):
+        at.register_buffer(last, content)
+    else:
+        at.add_module(last, content)

@@ -1,0 +1,251 @@
+"""From an ONNX graph to a torch.fx graph: every node is lowered once, in the graph's order.
+
+A value of the graph is, while it is traced, one of three things: a `torch.Tensor` (a constant), `Sizes` (numbers that
+follow from shapes), or a `torch.fx.Proxy` (a tensor that the module computes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import fx, nn
+
+from archipel.errors import TrainingError
+from archipel.graph.shapes import constant_array, dims, dtype_of, fixed_sizes, is_static
+from archipel.graph.walk import bodies, captured_values
+from archipel.training.cloud.ops import NodeContext, find_lowering
+from archipel.training.cloud.ops.sizes import Sizes, compute_sizes, make_tensor
+from archipel.training.cloud.ops.types import to_torch, torch_dtype
+from archipel.training.cloud.stepping import ONNX_NODE, VALUES, SteppedModule
+
+NODES = "_nodes"
+"""The attribute of a traced module below which its modules without parameters and its bodies lie."""
+
+CONSTANTS = "_constants"
+"""The attribute of a traced module below which its constants lie."""
+
+_MOST_CONSTANT = 2**22  # elements that are computed once, when the graph is traced, and kept
+
+
+class _Tracer(fx.proxy.GraphAppendingTracer):
+    """Notes for each traced node which ONNX node it belongs to."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__(graph)
+        self.current: ir.Node | None = None
+
+    def create_node(self, *arguments: Any, **named: Any) -> fx.Node:
+        node = super().create_node(*arguments, **named)
+        if self.current is not None:
+            node.meta[ONNX_NODE] = self.current
+        return node
+
+
+class Trace:
+    """The lowering of one graph, or of one body.
+
+    Attributes:
+        graph: what has been traced.
+        values: what each value of the ONNX graph is.
+        contents: what the traced module holds, by its path: constants, modules and bodies.
+    """
+
+    def __init__(self, stored: Mapping[ir.Value, str] | None = None) -> None:
+        """stored: initializers that are parameters or buffers of the module, with their paths in it."""
+        self.graph = fx.Graph()
+        self.values: dict[ir.Value, torch.Tensor | Sizes | fx.Proxy] = {}
+        self.contents: dict[str, Any] = {f"{CONSTANTS}.device": torch.empty(0)}
+        self._tracer = _Tracer(self.graph)
+        self._stored = dict(stored or {})
+        self._loaded: dict[int, fx.Proxy] = {}  # constants that are attributes already, by identity
+        self._device: fx.Proxy | None = None
+        self._kept: list[torch.Tensor] = []  # as long as their identities are keys
+
+    def run(self, graph: ir.Graph) -> None:
+        """Lower a main graph: placeholders for its inputs, one tensor or a tuple of its outputs."""
+        self._initializers(graph)
+        for value in graph.inputs:
+            self.values[value] = self.placeholder(str(value.name))
+        self._lower(graph)
+        outputs = [self.tensor(value) for value in graph.outputs]
+        self.graph.output(_raw(outputs[0]) if len(outputs) == 1 else tuple(map(_raw, outputs)))
+
+    def placeholder(self, name: str) -> fx.Proxy:
+        cleaned = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+        return self._proxy(self._tracer.create_node("placeholder", cleaned or "input", (), {}))
+
+    # What lowerings ask
+
+    def tensor(self, value: ir.Value, constant: bool = False) -> Any:
+        """The value as a tensor: a Proxy, or with `constant` the content of a constant."""
+        found = self.values.get(value)
+        if found is None:
+            if value not in self._stored:
+                raise TrainingError(f"the value {value.name!r} is read before it is computed")
+            # Loaded where it is first read, once.
+            found = self.values[value] = self._attribute(self._stored[value])
+        if isinstance(found, Sizes):
+            dtype = torch_dtype(dtype_of(value))
+            if found.fixed:
+                found = self.values[value] = found.as_constant(dtype)
+            else:
+                return self.call(make_tensor, (found.items, found.rank, dtype, self.device()))
+        if isinstance(found, torch.Tensor) and not constant:
+            return self.add_constant(found)
+        return found
+
+    def sizes(self, value: ir.Value, reader: ir.Node) -> Sizes:
+        """The value, of rank 0 or 1, as sizes. Raises TrainingError where not even its length is known."""
+        found = self.values.get(value)
+        if isinstance(found, Sizes):
+            return found
+        if isinstance(found, torch.Tensor):
+            return Sizes(found.reshape(-1).tolist(), found.ndim)
+        shape = dims(value)
+        if len(shape) > 1 or not is_static(shape):
+            raise TrainingError(
+                f"{reader.op_type} {reader.name!r}: the length of {value.name!r} is not known, which says how many "
+                "axes the result has; export the model with a fixed number of axes"
+            )
+        # Computed as a tensor: the module has to read it.
+        tensor = self.tensor(value)
+        if not shape:
+            return Sizes([tensor.item()], 0)
+        return Sizes([tensor[i].item() for i in range(*fixed_sizes(shape))], 1)
+
+    def size(self, value: ir.Value, axis: int) -> Any:
+        """The size of an axis: a number where the graph knows it, else read from the tensor."""
+        known = dims(value)[axis]
+        return known if isinstance(known, int) else self.tensor(value).size(axis)
+
+    def device(self) -> Any:
+        """The module's device, as a Proxy."""
+        if self._device is None:
+            self._device = self._attribute(f"{CONSTANTS}.device").device
+        return self._device
+
+    def call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        node = self._tracer.create_node("call_function", function, _raw(arguments), {})
+        return self._proxy(node)
+
+    def call_module(self, node: ir.Node, module: nn.Module, arguments: tuple[Any, ...]) -> Any:
+        return self._proxy(self._tracer.create_node("call_module", self._add_module(node, module), _raw(arguments), {}))
+
+    def add_constant(self, tensor: torch.Tensor) -> fx.Proxy:
+        """A constant as a buffer of the module; one that is added again is the same."""
+        if id(tensor) not in self._loaded:
+            path = f"{CONSTANTS}.c{len(self._loaded)}"
+            self.contents[path] = tensor
+            self._kept.append(tensor)
+            self._loaded[id(tensor)] = self._attribute(path)
+        return self._loaded[id(tensor)]
+
+    def body(self, node: ir.Node, name: str) -> tuple[Any, list[Any]]:
+        """A body of the node as a module, and what it captures."""
+        body = node.attributes[name].as_graph()
+        inner = Trace()
+        inner._initializers(body)
+        for value in body.inputs:
+            inner.values[value] = inner.placeholder(str(value.name))
+        captured: list[Any] = []
+        for value in dict.fromkeys(captured_values(body)):
+            found = self.values.get(value)
+            if isinstance(found, torch.Tensor) or (isinstance(found, Sizes) and found.fixed):
+                inner.values[value] = found
+            elif isinstance(found, Sizes):
+                inner.values[value] = Sizes([inner.placeholder("size") for _ in found.items], found.rank)
+                captured.extend(found.items)
+            else:
+                inner.values[value] = inner.placeholder(str(value.name))
+                captured.append(self.tensor(value))
+        inner._lower(body)
+        inner.graph.output(tuple(_raw(inner.tensor(value)) for value in body.outputs))
+        module = SteppedModule(inner.contents, inner.graph, class_name="Body")
+        forget_constants(module)
+        return self._attribute(self._add_module(node, module)), captured
+
+    # The sweep
+
+    def _initializers(self, graph: ir.Graph) -> None:
+        for value in graph.initializers.values():
+            if value not in self._stored and not value.is_graph_input():
+                content = constant_array(value)
+                if content is None:
+                    raise TrainingError(f"the initializer {value.name!r} has no value")
+                self.values[value] = to_torch(content)
+
+    def _lower(self, graph: ir.Graph) -> None:
+        for node in graph:
+            self._tracer.current = node
+            found = self._outputs(node)
+            results = found if isinstance(found, tuple | list) else (found,)
+            for value, result in zip(node.outputs, results):
+                self.values[value] = result
+                if isinstance(result, fx.Proxy):
+                    result.node.meta.setdefault(VALUES, []).append(str(value.name))
+        self._tracer.current = None
+
+    def _outputs(self, node: ir.Node) -> Any:
+        if node.op_type == "Constant" and node.domain == "":
+            content = constant_array(node.outputs[0])
+            if content is None:
+                raise TrainingError(f"Constant {node.name!r} holds no tensor")
+            return to_torch(content)
+        sizes = compute_sizes(self, node)
+        if sizes is not None:
+            return sizes
+        lower = find_lowering(node)
+        if self._is_constant(node):
+            with torch.no_grad():
+                return lower(NodeContext(self, node, constant=True))
+        return lower(NodeContext(self, node))
+
+    def _is_constant(self, node: ir.Node) -> bool:
+        """Whether the node computes the same each time, from constants alone, and not too much."""
+        if bodies(node) or node.op_type.startswith("Random") or node.op_type in ("Dropout", "Bernoulli", "Multinomial"):
+            return False
+        for value in node.inputs:
+            if value is None:
+                continue
+            found = self.values.get(value)
+            if not (isinstance(found, torch.Tensor) or (isinstance(found, Sizes) and found.fixed)):
+                return False
+        for value in node.outputs:
+            if value.shape is None or not is_static(dims(value)):
+                continue
+            size = 1
+            for number in fixed_sizes(dims(value)):
+                size *= number
+            if size > _MOST_CONSTANT:
+                return False
+        return True
+
+    def _add_module(self, node: ir.Node, module: nn.Module) -> str:
+        path = f"{NODES}.{node.op_type}_{sum(key.startswith(NODES) for key in self.contents)}"
+        self.contents[path] = module
+        return path
+
+    def _attribute(self, path: str) -> fx.Proxy:
+        return self._proxy(self._tracer.create_node("get_attr", path, (), {}))
+
+    def _proxy(self, node: fx.Node) -> fx.Proxy:
+        return fx.Proxy(node, self._tracer)
+
+
+def forget_constants(module: nn.Module) -> None:
+    """Leave the constants of a traced module out of its `state_dict`: the graph has them."""
+    holder = getattr(module, CONSTANTS, None)
+    if holder is not None:
+        holder._non_persistent_buffers_set.update(holder._buffers)
+
+
+def _raw(value: Any) -> Any:
+    """Nodes in place of their Proxies, in tuples and lists too."""
+    if isinstance(value, fx.Proxy):
+        return value.node
+    if isinstance(value, tuple | list):
+        return type(value)(map(_raw, value))
+    return value
