@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from archipel.training.cloud.parallel.group import Processes, processes, under_torchrun
 from archipel.training.cloud.parallel.placed import Placed
-from archipel.training.cloud.parallel.prepare import WAYS, prepare
+from archipel.training.cloud.parallel.placing import WAYS, prepare
 
 __all__ = ["WAYS", "Placed", "Processes", "prepare", "processes", "under_torchrun"]

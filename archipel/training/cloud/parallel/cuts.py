@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from archipel.errors import TrainingError
@@ -27,13 +28,15 @@ def cut(module: fx.GraphModule, starts: Sequence[str]) -> list[fx.GraphModule]:
     places = {node.name: index for index, node in enumerate(nodes)}
     unknown = [name for name in starts if places.get(name, 0) == 0]
     if unknown:
-        raise TrainingError(f"cannot cut the graph before {unknown[0]!r}: it is the first of its nodes, or none of them")
+        raise TrainingError(
+            f"cannot cut the graph before {unknown[0]!r}: it is the first of its nodes, or none of them"
+        )
     edges = [0, *sorted(places[name] for name in starts), len(nodes)]
     result = next(node for node in module.graph.nodes if node.op == "output")
-    stage_of = {node: stage for stage, (a, b) in enumerate(zip(edges, edges[1:])) for node in nodes[a:b]}
+    stage_of = {node: stage for stage, (a, b) in enumerate(pairwise(edges)) for node in nodes[a:b]}
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     # A graph input is at hand in the first stage alone; an attribute lies in each stage that reads it.
-    stage_of.update({node: 0 for node in placeholders})
+    stage_of.update(dict.fromkeys(placeholders, 0))
     last = len(edges) - 2
 
     def last_reader(node: fx.Node) -> int:

@@ -75,8 +75,8 @@ def processes(timeout_seconds: float = 300.0, device: str | None = None) -> Iter
     try:
         with told_clearly():
             yield Processes(dist.get_rank(), dist.get_world_size(), where)
-            # Whoever leaves early closes connections that another one may still send on. Of gloo's barriers the plain one
-            # is a collective, whose thread may ask Python for its tensors when Python is already gone.
+            # Whoever leaves early closes connections that another one may still send on. The plain barrier of gloo is a
+            # collective, whose thread may ask Python for its tensors when Python is already gone.
             (dist.monitored_barrier if backend == "gloo" else dist.barrier)()
     finally:
         dist.destroy_process_group()

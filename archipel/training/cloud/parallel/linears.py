@@ -74,7 +74,7 @@ def linear_plan(module: nn.Module, count: int) -> dict[str, Any]:
             elif not isinstance(child, elementwise):
                 first = None
     for name, part in module.named_modules():
-        if isinstance(part, nn.Linear) and name and name not in plan and id(part) not in unseen:
-            if part.out_features % count == 0:
-                plan[name] = ColwiseParallel(output_layouts=Replicate())
+        called = isinstance(part, nn.Linear) and id(part) not in unseen
+        if called and name and name not in plan and part.out_features % count == 0:
+            plan[name] = ColwiseParallel(output_layouts=Replicate())
     return plan

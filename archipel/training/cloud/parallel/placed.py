@@ -131,9 +131,9 @@ class Placed(ABC):
             squares.setdefault(id(getattr(gradient, "device_mesh", None)), []).append(gradient)
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         for group in squares.values():
-            norm = torch.nn.utils.get_total_norm(group)
-            total += (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).double() ** 2
-        norm = float(self._over_stages(total)) ** 0.5
+            part: Any = torch.nn.utils.get_total_norm(group)
+            total += (part.full_tensor() if hasattr(part, "full_tensor") else part).double() ** 2
+        norm = math.sqrt(self._over_stages(total).item())
         if norm > max_norm and math.isfinite(norm):
             for gradient in gradients:
                 gradient.mul_(max_norm / norm)
@@ -144,7 +144,7 @@ class Placed(ABC):
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        tensors = get_model_state_dict(self.module, options=options)
+        tensors: dict[str, Any] = get_model_state_dict(self.module, options=options)
         return {self.original_name(name): tensor for name, tensor in tensors.items()}
 
     def load_state_dict(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -167,11 +167,11 @@ class Placed(ABC):
         Write to a folder of its own each time and point to it when this returns: then a process that dies here leaves
         the checkpoint before whole. Raises CheckpointError if it cannot be written.
         """
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed import checkpoint
 
         try:
-            dcp.save(self._sharded(optimizer), checkpoint_id=str(folder))
-        except (OSError, dcp.api.CheckpointException) as error:
+            checkpoint.state_dict_saver.save(self._sharded(optimizer), checkpoint_id=str(folder))
+        except (OSError, checkpoint.api.CheckpointException) as error:
             raise CheckpointError(f"cannot write the checkpoint {folder}: {one_line(error)[:200]}") from error
 
     def load(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer) -> None:
@@ -179,14 +179,14 @@ class Placed(ABC):
 
         Raises CheckpointError if it cannot be read.
         """
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed import checkpoint
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
         if not (Path(folder) / ".metadata").is_file():
             raise CheckpointError(f"{folder} is no complete checkpoint: it has no .metadata; name another folder")
         state = self._sharded(optimizer)
         try:
-            dcp.load(state, checkpoint_id=str(folder))
+            checkpoint.state_dict_loader.load(state, checkpoint_id=str(folder))
             set_state_dict(
                 self.module,
                 optimizer,
@@ -194,7 +194,7 @@ class Placed(ABC):
                 optim_state_dict=state["optimizer"],
                 options=StateDictOptions(flatten_optimizer_state_dict=True),
             )
-        except (OSError, RuntimeError, ValueError, KeyError, dcp.api.CheckpointException) as error:
+        except (OSError, RuntimeError, ValueError, KeyError, checkpoint.api.CheckpointException) as error:
             raise CheckpointError(f"the checkpoint {folder} cannot be read: {one_line(error)[:200]}") from error
 
     @abstractmethod

@@ -91,7 +91,7 @@ class Stages(Placed):
         return loss(outputs, pytree.tree_map(lambda tensor: tensor[rows], targets)) * scale
 
     def _schedule(self, inputs: tuple[torch.Tensor, ...], microbatches: int, training: bool) -> tuple[Any, Any]:
-        """The schedule for batches of these shapes, and tensors of the meta device like the outputs of a whole batch."""
+        """The schedule for batches of these shapes, and the outputs of a whole batch as tensors without contents."""
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
         key = (training, microbatches, *((tuple(tensor.shape), tensor.dtype) for tensor in inputs))
@@ -114,7 +114,7 @@ class Stages(Placed):
     def _shapes(
         self, inputs: tuple[torch.Tensor, ...], microbatches: int, training: bool
     ) -> tuple[list[tuple[torch.Tensor, ...]], Any]:
-        """Tensors without contents: what enters each stage and leaves the last one, of a microbatch; the whole outputs."""
+        """What enters each stage and leaves the last one, of a microbatch, and the whole outputs: without contents."""
         import torch
         from torch.utils import _pytree as pytree
 

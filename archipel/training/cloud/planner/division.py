@@ -25,8 +25,8 @@ def divide(weights: Sequence[float], parts: int) -> list[int]:
     heavy = [index for index, weight in enumerate(weights) if weight > 0]
     if len(heavy) < parts:
         raise ValueError(f"{len(heavy)} items with a weight cannot make {parts} parts")
-    # The lightest heaviest part is a sum of consecutive items. Between bounds that close in, a walk that fills each part
-    # as far as it goes needs the fewest parts (Khanna, Muthukrishnan and Skiena 1997, section 2).
+    # The lightest heaviest part is a sum of consecutive items. Between bounds that close in, a walk that fills each
+    # part as far as it goes needs the fewest parts (Khanna, Muthukrishnan and Skiena 1997, section 2).
     low, high = max(weights), float(sum(weights))
     for _ in range(64):
         middle = (low + high) / 2

@@ -1,6 +1,6 @@
 """One of several processes: trains the three networks in each of the given ways and prints what came out, as JSON.
 
-Run by test_ways.py: ways.py FOLDER NETWORK,NETWORK WAY,WAY
+Run by test_ways.py: ways.py FOLDER NETWORK-WAY NETWORK-WAY ...
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def run(folder: str, name: str, way: str) -> dict[str, Any]:
 def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of PyTorch about its own functions
-    folder, names, ways = sys.argv[1], sys.argv[2].split(","), sys.argv[3].split(",")
+    folder, *cases = sys.argv[1:]
     with parallel.processes(timeout_seconds=60):
-        print(json.dumps({f"{name} {way}": run(folder, name, way) for name in names for way in ways}))
+        print(json.dumps({case: run(folder, *case.split("-")) for case in cases}))
 
 
 main()

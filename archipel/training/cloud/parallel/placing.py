@@ -86,7 +86,9 @@ def prepare(
         graph = traced(module)
         count = 4 * world if microbatches is None else microbatches
         return Stages(graph, even_starts(graph, world) if starts is None else starts, mesh, where, count)
-    raise TrainingError(f"parallel={way!r} needs a graph: give a TorchModule(model) in place of {type(module).__name__}")
+    raise TrainingError(
+        f"parallel={way!r} needs a graph: give a TorchModule(model) in place of {type(module).__name__}"
+    )
 
 
 def _current(kind: str) -> tuple[int, ...]:
@@ -116,7 +118,7 @@ def traced(module: nn.Module) -> fx.GraphModule:
     except (fx.proxy.TraceError, TypeError, RuntimeError, ValueError, AttributeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TrainingError(
-            f"parallel=\"pipeline\" needs a graph, and torch.fx cannot trace {type(module).__name__} ({reason}); give "
+            f'parallel="pipeline" needs a graph, and torch.fx cannot trace {type(module).__name__} ({reason}); give '
             "TorchModule(Model.from_torch(module, example))"
         ) from error
 
