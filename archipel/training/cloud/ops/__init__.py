@@ -4,6 +4,7 @@ from archipel.training.cloud.ops import activation as activation
 from archipel.training.cloud.ops import conv as conv
 from archipel.training.cloud.ops import elementwise as elementwise
 from archipel.training.cloud.ops import gather as gather
+from archipel.training.cloud.ops import image as image
 from archipel.training.cloud.ops import markers as markers
 from archipel.training.cloud.ops import matmul as matmul
 from archipel.training.cloud.ops import normalization as normalization
@@ -11,6 +12,7 @@ from archipel.training.cloud.ops import pad as pad
 from archipel.training.cloud.ops import pooling as pooling
 from archipel.training.cloud.ops import recurrent as recurrent
 from archipel.training.cloud.ops import reduce as reduce
+from archipel.training.cloud.ops import resize as resize
 from archipel.training.cloud.ops import scatter as scatter
 from archipel.training.cloud.ops import selection as selection
 from archipel.training.cloud.ops import shape as shape
