@@ -161,7 +161,7 @@ def _symbolic(ctx: NodeContext, form: Interpolation, axes: list[int], scales: di
     aligned = None if form.mode == "nearest" else align
     if ctx.has(3):
         sizes = dict(zip(axes, ctx.sizes(3)))
-        wanted = [sizes.get(axis, ctx.size(0, axis)) for axis in spatial]
+        wanted: list[Any] = [sizes.get(axis, ctx.size(0, axis)) for axis in spatial]
         return _interpolate(x, wanted, None, name, aligned, form.antialias)
     factors = [scales.get(axis, 1.0) for axis in spatial]
     return _interpolate(x, None, factors, name, aligned, form.antialias)
