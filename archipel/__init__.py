@@ -26,7 +26,7 @@ _HOMES = {
 }  # fmt: skip
 _ROOMS = (
     "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "frontend", "graph",
-    "lite_runtime", "models", "operator", "protocol", "server", "strategies", "training",
+    "lite_runtime", "models", "operator", "preprocessing", "protocol", "server", "strategies", "training",
 )  # fmt: skip
 
 

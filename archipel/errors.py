@@ -27,6 +27,7 @@ ArchipelError
 ├── GraphError                    an ONNX graph is invalid or unsupported
 │   ├── ModelImportError          a source model cannot become a Model
 │   ├── FunctionError             a Python function cannot become a graph
+│   ├── PreprocessingError        transforms of raw inputs are wrong, or do not fit the model
 │   └── AutodiffError             a gradient cannot be built
 │       ├── MissingRuleError      no gradient rule for an operator
 │       └── NotDifferentiableError  no gradient exists along the path asked for
@@ -185,6 +186,9 @@ class GraphError(ArchipelError): ...
 
 
 class ModelImportError(GraphError): ...
+
+
+class PreprocessingError(GraphError): ...
 
 
 class FunctionError(GraphError):

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from archipel.graph.parameters import NAMES_KEY, STATE_KEY
-from archipel.graph.passes.constants import UNPACK
+from archipel.graph.passes.constants import EXACT, UNPACK
 from archipel.graph.walk import proto_bodies
 
 _OWN = "archipel."
@@ -55,7 +55,7 @@ def _clean(graph: onnx.GraphProto) -> None:
 
 def _clean_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
     for node in nodes:
-        _keep_metadata(node, [UNPACK])
+        _keep_metadata(node, [UNPACK, EXACT])
         for attribute in node.attribute:
             for tensor in [attribute.t] if attribute.HasField("t") else attribute.tensors:
                 _keep_metadata(tensor)

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from archipel.errors import TrainingError
 from archipel.graph.build import Builder
+from archipel.graph.passes.constants import EXACT
 from archipel.graph.shapes import dtype_of
 from archipel.training.arguments import number, whole
 from archipel.training.assembly import Assembly
@@ -54,7 +55,12 @@ def autocast(work: Assembly) -> None:
     """
     op, narrowed = work.op, 0
     for node in list(work.graph):
-        if node.domain != "" or node.op_type not in PRODUCTS or node.outputs[0].dtype != ir.DataType.FLOAT:
+        if (
+            EXACT in node.metadata_props
+            or node.domain != ""
+            or node.op_type not in PRODUCTS
+            or node.outputs[0].dtype != ir.DataType.FLOAT
+        ):
             continue
         with op.after(node), op.scope(str(node.name)):
             # The casts are part of the graph, so the gradients of the parameters come back in float32.

@@ -20,7 +20,7 @@ from archipel.compression.quantize.simulation import float_form
 from archipel.errors import CompressionError
 from archipel.graph import Builder, Model
 from archipel.graph.opset import OPSET
-from archipel.graph.passes.constants import UNPACK
+from archipel.graph.passes.constants import EXACT, UNPACK
 from archipel.graph.shapes import rank
 from archipel.graph.walk import bodies, dependencies
 
@@ -124,6 +124,7 @@ def _compute(graph: ir.Graph, known: Collection[ir.Value]) -> None:
     # Nodes that read an input of the graph or nothing at all (random numbers), but no constants.
     nodes = [node for node in graph if not all(v in known for v in dependencies(node)) or not dependencies(node)]
     nodes = [node for node in nodes if not all(output in known for output in node.outputs)]
+    nodes = [node for node in nodes if EXACT not in node.metadata_props]
 
     def as_half(value: ir.Value, node: ir.Node) -> ir.Value:
         if value not in narrow:

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
+from archipel.graph.passes.constants import EXACT
 from archipel.graph.shapes import constant_array, dims, rank
 from archipel.graph.walk import bodies, only_reader, origins
 
@@ -139,6 +140,8 @@ def _activated(value: ir.Value, candidates: Collection[ir.Node]) -> ir.Value:
 def _layer(node: ir.Node, constants: Collection[ir.Value]) -> Layer | None:
     """The node as a layer; None where integer kernels cannot compute it."""
     if node.domain != "" or node.op_type not in ("Conv", "ConvTranspose", "Gemm", "MatMul"):
+        return None
+    if EXACT in node.metadata_props:
         return None
     data, weight = node.inputs[0], node.inputs[1]
     if data is None or weight is None or data.dtype != ir.DataType.FLOAT or data in constants:

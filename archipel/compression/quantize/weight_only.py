@@ -19,6 +19,7 @@ from archipel.compression.quantize.placement import source_name
 from archipel.compression.quantize.simulation import float_form
 from archipel.errors import CompressionError
 from archipel.graph import Builder, Model
+from archipel.graph.passes.constants import EXACT
 from archipel.graph.shapes import dims, is_static, rank
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def _flips(node: ir.Node) -> bool:
 
 def _slots(node: ir.Node) -> Iterator[tuple[int, int, int]]:
     """For each input of the node that is a weight: its index, the axis of the sum, the axis of the outputs."""
-    if node.domain != "" or len(node.inputs) < 2:
+    if node.domain != "" or len(node.inputs) < 2 or EXACT in node.metadata_props:
         return
     if node.op_type in ("Conv", "ConvTranspose"):
         yield (1, 1, 0)  # blocks lie in the rows of the first axis, for both

@@ -13,6 +13,10 @@ from archipel.graph.walk import bodies, computable_values
 UNPACK = "archipel.unpack"
 """Metadata key of nodes that unpack a compactly stored tensor: folding them would store the large one instead."""
 
+EXACT = "archipel.exact"
+"""Metadata key of nodes whose numbers keep their types: compression and mixed precision leave them as they are. The
+powers of a spectrogram, for one, lie further apart than 8 or 16 bits tell."""
+
 LAYOUTS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 """Operators that give their first input's elements, each once, in another order or shape."""
 

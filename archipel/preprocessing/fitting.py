@@ -1,0 +1,96 @@
+"""`fitted`: measures on data what transforms need of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from archipel.errors import PreprocessingError
+from archipel.lite_runtime.engines.sessions import error_types
+from archipel.preprocessing.assembling import chain
+from archipel.preprocessing.numbers import Normalize
+from archipel.preprocessing.raw import Raw
+from archipel.preprocessing.transform import Transform
+
+_ROWS = 64  # examples prepared at once
+
+
+def fitted(transforms: Sequence[Transform], data: NDArray[Any] | Iterable[NDArray[Any]]) -> list[Transform]:
+    """The transforms of one input with numbers for each `Normalize` that has none, measured on raw examples.
+
+    Arguments:
+        transforms: of one input; without a `Raw` at their head, the data say what is raw.
+        data: the raw examples as an array [examples, ...], or batches [batch, ...], which are read once for each
+            `Normalize` without numbers: a list, a memory map, anything that can be read again.
+
+    Returns the same transforms, with the mean and the standard deviation (of the population) along each `axis`,
+    computed in float64. A place whose numbers are all equal gets a deviation of 1.
+
+    Raises PreprocessingError for data that do not fit, are empty or not finite.
+
+    Example:
+        transforms = preprocessing.fitted([Raw("uint8", ("batch", 32, 32, 3)), Scale(), Normalize()], images)
+    """
+    batches = [data] if isinstance(data, np.ndarray) else data
+    result = list(transforms)
+    for index, part in enumerate(result):
+        if isinstance(part, Normalize) and not part.mean:
+            mean, std = _moments(result[:index], batches, part.axis)
+            result[index] = msgspec.structs.replace(part, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    return result
+
+
+def _moments(
+    before: Sequence[Transform], batches: Iterable[NDArray[Any]], axis: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    session: onnxruntime.InferenceSession | None = None
+    count, mean, squares = 0, np.zeros(1), np.zeros(1)
+    for batch in batches:
+        examples = np.asarray(batch)
+        for start in range(0, len(examples), _ROWS):
+            rows = examples[start : start + _ROWS]
+            if session is None:
+                session = _session(before, rows)
+            prepared = _prepared(session, rows, start)
+            if axis >= prepared.ndim or axis < -prepared.ndim or axis % prepared.ndim == 0:
+                raise PreprocessingError(f"normalize: axis {axis} is none of {list(prepared.shape)} behind the batch")
+            places = np.moveaxis(prepared, axis, -1).reshape(-1, prepared.shape[axis]).astype(np.float64)
+            # Chan et al. (1983): sums of squares around each part's own mean, which do not cancel.
+            part, shift = len(places), places.mean(axis=0) - mean
+            total = count + part
+            squares = squares + ((places - places.mean(axis=0)) ** 2).sum(axis=0) + shift**2 * count * part / total
+            mean, count = mean + shift * part / total, total
+    if not count:
+        raise PreprocessingError("normalize: no examples to measure mean and std on")
+    deviation = np.sqrt(squares / count)
+    return mean, np.where(deviation > 0, deviation, 1.0)
+
+
+def _session(before: Sequence[Transform], rows: np.ndarray) -> onnxruntime.InferenceSession:
+    parts = list(before)
+    if not parts or not isinstance(parts[0], Raw):
+        parts.insert(0, Raw.of(rows))
+    if any(isinstance(part, Raw) for part in parts[1:]):
+        raise PreprocessingError("fitted: give the transforms of one input at a time")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(chain(parts).to_bytes(), options, providers=["CPUExecutionProvider"])
+
+
+def _prepared(session: onnxruntime.InferenceSession, rows: np.ndarray, start: int) -> np.ndarray:
+    place = f"examples {start} to {start + len(rows) - 1}"
+    field = session.get_inputs()[0]
+    try:
+        (prepared,) = session.run(None, {field.name: rows})
+    except error_types() as error:
+        raise PreprocessingError(
+            f"normalize: {place} are {rows.dtype}{list(rows.shape)}, expected {field.type} {field.shape}: {error}"
+        ) from None
+    if not np.isfinite(prepared).all():
+        raise PreprocessingError(f"normalize: {place} have a number that is not finite; remove it from the data")
+    return np.asarray(prepared)

@@ -1,0 +1,150 @@
+"""Transforms of pictures: resize, crop or pad, greyscale."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from archipel.graph.build import Builder
+from archipel.graph.shapes import dims, is_float
+from archipel.preprocessing.layout import PICTURES, as_channels_first, from_channels_first
+from archipel.preprocessing.transform import Transform, floating, number_type, shape_text, with_shape
+
+PictureLayout = Literal["NHWC", "NCHW"]
+RGB = (0.299, 0.587, 0.114)
+"""The share of red, green and blue in luma: ITU-R BT.601, as in Pillow's and PyTorch's conversions."""
+_SINGLE = ir.DataType.FLOAT
+_SHORT = (ir.DataType.INT16, ir.DataType.UINT16)
+"""Types for which ONNX Runtime has no Pad."""
+
+
+class Resize(Transform, frozen=True):
+    """Pictures of any size to one size, in floating point.
+
+    Arguments:
+        size: height and width of the result.
+        mode: "bilinear" or "nearest" (PyTorch's "nearest-exact", Pillow's NEAREST).
+        antialias: widen the filter where an axis shrinks, as Pillow does and PyTorch with `antialias=True`; of
+            "bilinear" only. Without it bilinear reads two neighbours, PyTorch's and OpenCV's default.
+        layout: of the pictures.
+    """
+
+    size: tuple[int, int]
+    mode: Literal["bilinear", "nearest"] = "bilinear"
+    antialias: bool = False
+    layout: PictureLayout = "NHWC"
+
+    def check(self) -> None:
+        _check_picture(self, self.layout)
+        self.need(len(self.size) == 2 and min(self.size) > 0, "size is height and width, both above 0")
+        self.need(self.mode in ("bilinear", "nearest"), f"mode is bilinear or nearest, is {self.mode!r}")
+        self.need(not self.antialias or self.mode == "bilinear", "antialias goes with mode bilinear")
+
+    def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
+        self.need_rank(x, 4, f"pictures {self.layout}")
+        # In float32, whatever the floats are: ONNX Runtime has no Resize of float64.
+        y = as_channels_first(op, op.Cast(x, to=int(_SINGLE)) if x.dtype != _SINGLE else x, self.layout)
+        batch, channels, *_ = dims(y)
+        # exclude_outside: at the border the filter's weights in the picture are what counts, as in Pillow and PyTorch.
+        antialias = {"antialias": 1, "exclude_outside": 1} if self.antialias else {}
+        how = (
+            {"mode": "linear", "coordinate_transformation_mode": "half_pixel", **antialias}
+            if self.mode == "bilinear"
+            else {
+                "mode": "nearest",
+                "coordinate_transformation_mode": "half_pixel",
+                "nearest_mode": "round_prefer_ceil",
+            }
+        )
+        # All four sizes: ONNX Runtime (1.31) moves a Transpose through Resize and forgets that axes= names two of them.
+        first = 1 if isinstance(channels, int) else 2
+        rest = op.constant([*([channels] if first == 1 else []), *self.size])
+        y = op.Resize(y, None, None, op.Concat(op.Shape(y, start=0, end=first), rest, axis=0), **how)
+        y = from_channels_first(op, with_shape(y, [batch, channels, *self.size]), self.layout)
+        wanted = x.dtype if is_float(x) else floats
+        return y if wanted in (_SINGLE, None) else op.Cast(y, to=int(wanted))
+
+
+class CropOrPad(Transform, frozen=True):
+    """Cut from axes what is longer than `size`, and fill what is shorter; of any type.
+
+    Arguments:
+        size: of the axes in the result.
+        axes: which axes; (1, 2) are height and width of "NHWC" pictures, (1,) the samples of a sound.
+        at: "center" takes the middle and fills both sides, with the odd one behind (ONNX's CenterCropPad); "start"
+            takes the first ones and fills behind them.
+        value: what to fill with.
+    """
+
+    size: tuple[int, ...]
+    axes: tuple[int, ...] = (1, 2)
+    at: Literal["center", "start"] = "center"
+    value: float = 0.0
+
+    def check(self) -> None:
+        self.need(self.size and min(self.size) > 0, "size has numbers above 0")
+        self.need(len(self.size) == len(set(self.axes)) == len(self.axes), "size and axes are as many, axes different")
+        self.need(self.at in ("center", "start"), f"at is center or start, is {self.at!r}")
+
+    def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
+        for axis, wanted in zip(self.axes, self.size, strict=True):
+            place = self.axis_of(x, axis)
+            shape = dims(x)
+            size = shape[place]
+            x = self._fixed(op, x, place, size, wanted) if isinstance(size, int) else self._free(op, x, place, wanted)
+            if size != wanted:
+                with_shape(x, [*shape[:place], wanted, *shape[place + 1 :]])
+        return x
+
+    def _fixed(self, op: Builder, x: ir.Value, axis: int, size: int, wanted: int) -> ir.Value:
+        half = 2 if self.at == "center" else 0
+        if size > wanted:
+            start = (size - wanted) // half if half else 0
+            return op.Slice(x, [start], [start + wanted], [axis])
+        if size < wanted:
+            before = (wanted - size) // half if half else 0
+            return self._filled(op, x, op.constant([before, wanted - size - before]), axis)
+        return x
+
+    def _free(self, op: Builder, x: ir.Value, axis: int, wanted: int) -> ir.Value:
+        size = op.Shape(x, start=axis, end=axis + 1)
+        surplus = op.Max(op.Sub(size, [wanted]), [0])
+        start = op.Div(surplus, [2]) if self.at == "center" else op.Mul(surplus, [0])
+        x = op.Slice(x, start, op.Add(start, [wanted]), [axis])
+        missing = op.Max(op.Sub(op.constant([wanted]), size), [0])
+        before = op.Div(missing, [2]) if self.at == "center" else op.Mul(missing, [0])
+        return self._filled(op, x, op.Concat(before, op.Sub(missing, before), axis=0), axis)
+
+    def _filled(self, op: Builder, x: ir.Value, amounts: ir.Value, axis: int) -> ir.Value:
+        kind = x.dtype
+        if kind in _SHORT:
+            x = op.Cast(x, to=int(ir.DataType.INT32))
+        y = op.Pad(x, amounts, np.asarray(self.value).astype(number_type(x)), [axis])
+        return op.Cast(y, to=int(kind)) if kind in _SHORT and kind is not None else y
+
+
+class Greyscale(Transform, frozen=True):
+    """Pictures of red, green and blue to one channel of luma (ITU-R BT.601), in floating point.
+
+    Arguments:
+        layout: of the pictures; the channel axis stays, with size 1.
+    """
+
+    layout: PictureLayout = "NHWC"
+
+    def check(self) -> None:
+        _check_picture(self, self.layout)
+
+    def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
+        shape = self.need_rank(x, 4, f"pictures {self.layout}")
+        axis = self.layout.index("C")
+        self.need(shape[axis] == 3, f"expected 3 channels on axis {axis}, got {shape_text(shape)}")
+        y = floating(op, x, floats)
+        weights = np.array(RGB).reshape([3 if place == axis else 1 for place in range(4)]).astype(number_type(y))
+        return op.ReduceSum(op.Mul(y, weights), [axis], keepdims=1)
+
+
+def _check_picture(transform: Transform, layout: str) -> None:
+    transform.need(layout in PICTURES, f"layout is NHWC or NCHW, is {layout!r}")
