@@ -185,7 +185,7 @@ class Trace:
                 captured.append(self.tensor(value))
         inner._lower(body)
         inner.graph.output(tuple(_raw(inner.tensor(value)) for value in body.outputs))
-        module = fx.GraphModule(inner.contents, inner.graph, class_name="Body")
+        module = SteppedModule(inner.contents, inner.graph, class_name="Body")
         forget_constants(module)
         read_along = [(self.tensor(value), axis) for value, axis in sequences]
         return Body(self._attribute(self._add_module(node, module)), read_along, captured)

@@ -2,11 +2,19 @@
 
 A body is a module of its own, and the loop around it is a Python loop; gradients reach states, sequences and captured
 values as in any PyTorch code.
+
+torch.compile unrolls a loop whose number of iterations the graph fixes, up to `MOST_UNROLLED`: with 16 of a small
+recurrent cell a step takes 0.8 of the time of an uncompiled one, and compiling 3 s; with 64 it takes 0.3 to 0.6, and 10
+s. Another loop is one break in the compiled graph and runs as it does without torch.compile: compiled by itself, its
+body took three times as long, as each iteration asks anew whether the compiled code fits. PyTorch's own operators for
+loops (`while_loop`, `scan`) are not used: the first takes no gradients without a fixed number of iterations, and both
+run compiled only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import onnx_ir as ir
@@ -20,6 +28,14 @@ from archipel.training.cloud.ops.table import lowering
 from archipel.training.cloud.ops.types import torch_dtype
 
 Module = Callable[..., tuple[torch.Tensor, ...]]
+
+MOST_UNROLLED = 64
+
+
+@cache
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Not where the function is defined: this loads PyTorch's compiler.
+    return torch.compiler.disable(function)  # type: ignore[no-any-return]
 
 
 @lowering("If")
@@ -62,8 +78,18 @@ def loop(ctx: NodeContext) -> tuple[torch.Tensor, ...]:
         fixed = ctx.constant(1)
         condition = ctx.tensor(1) if fixed is None else bool(fixed)
     empty = [_empty(value) for value in graph.outputs[1 + len(states) :]]
+    once = isinstance(limit, int) and limit <= MOST_UNROLLED and always
     found = ctx.call(
-        _loop, body.module, limit, condition, always, states, body.sequences, body.captured, empty, ctx.device
+        _loop if once else _uncompiled(_loop),
+        body.module,
+        limit,
+        condition,
+        always,
+        states,
+        body.sequences,
+        body.captured,
+        empty,
+        ctx.device,
     )
     return tuple(found[i] for i in range(len(ctx.node.outputs)))
 
@@ -114,7 +140,9 @@ def scan(ctx: NodeContext) -> tuple[torch.Tensor, ...]:
         (axis, bool(backwards), _empty(value))
         for value, (axis, backwards) in zip(graph.outputs[len(states) :], _ways(ctx, "scan_output", results))
     ]
-    found = ctx.call(_scan, body.module, states, sequences, body.captured, ends, ctx.device)
+    length = ctx.dims(len(states))[_ways(ctx, "scan_input", count)[0][0]]
+    run = _scan if isinstance(length, int) and length <= MOST_UNROLLED else _uncompiled(_scan)
+    found = ctx.call(run, body.module, states, sequences, body.captured, ends, ctx.device)
     return tuple(found[i] for i in range(len(ctx.node.outputs)))
 
 
