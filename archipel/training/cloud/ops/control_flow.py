@@ -35,7 +35,7 @@ MOST_UNROLLED = 64
 @cache
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     # Not where the function is defined: this loads PyTorch's compiler.
-    return torch.compiler.disable(function)  # type: ignore[no-any-return]
+    return torch.compiler.disable(function)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @lowering("If")
