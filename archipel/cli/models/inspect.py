@@ -147,6 +147,7 @@ def onnx_facts(path: Path) -> dict[str, Any]:
     """
     from archipel.graph.parameters import trainable_names  # first: its error names the extra that is missing
     from archipel.compression.stored import read_stored  # isort: skip
+    from archipel.preprocessing import describe
 
     model = read_stored(path)
     parameters, trainable = model.parameters, set(trainable_names(model.ir, "*"))
@@ -164,6 +165,7 @@ def onnx_facts(path: Path) -> dict[str, Any]:
         "producer": " ".join(filter(None, (model.ir.producer_name, model.ir.producer_version))),
         **ports,
         **{name: value for name, value in graph.items() if name != "dtypes"},
+        "preprocessing": describe(model),
         "peak_bytes": _peak_bytes(model),
         "parameters": [
             {
@@ -185,7 +187,7 @@ def _made_by(bundle: BundleContents) -> dict[str, Any]:
     try:
         return made_by(bundle)
     except (ArchipelError, StopIteration):  # without the extra `convert`, or without `predict`
-        return {"import": None, "conversion": []}
+        return {"import": None, "conversion": [], "preprocessing": []}
 
 
 def _file_names(bundle: BundleContents) -> list[str]:

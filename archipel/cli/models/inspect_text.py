@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archipel.cli.input_output.tables import table
-from archipel.cli.models.convert.notes import note_lines
+from archipel.cli.models.convert.notes import note_lines, preparation_lines
 from archipel.cli.models.update_text import update_lines
 from archipel.lite_runtime.self_test import describe_vectors
 from archipel.protocol.moments import moment
@@ -63,7 +63,7 @@ def onnx_text(facts: Mapping[str, Any], layers: bool) -> str:
         lines.append(f"made by {facts['producer']}")
     if facts["peak_bytes"] is not None:
         lines.append(f"peak {facts['peak_bytes']:,} bytes of weights and values for one example")
-    lines += _graph(facts)
+    lines += [*preparation_lines(facts["preprocessing"]), *_graph(facts)]
     for arrow, side in (("<-", "inputs"), ("->", "outputs")):
         lines += [f"  {arrow} {_port(port)}" for port in facts[side]]
     return "\n".join([*lines, *_layers(facts, layers), "", *_weights(facts)])
