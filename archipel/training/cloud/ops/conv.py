@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -47,14 +49,30 @@ def conv_transpose(ctx: NodeContext) -> torch.Tensor:
     if ctx.has_attribute("output_shape") or mode in ("SAME_UPPER", "SAME_LOWER"):
         sizes = [ctx.size(0, 2 + i) for i in range(spatial)]
         wanted = ctx.integers("output_shape", [])[-spatial:] or [s * n for s, n in zip(strides, sizes)]
-        totals = [s * (n - 1) + e + r - o for s, n, e, r, o in zip(strides, sizes, extra, reach, wanted)]
+        whole = [s * (n - 1) + e + r for s, n, e, r in zip(strides, sizes, extra, reach)]
+        totals = [_positive(ctx, w - o) for w, o in zip(whole, wanted)]
         upper = mode == "SAME_UPPER"
         begins = [t // 2 if upper else t - t // 2 for t in totals]
-        ends = [t - b for t, b in zip(totals, begins)]
+        # A negative end adds zeros, where the output is to be larger than what the input reaches.
+        ends = [w - o - b for w, o, b in zip(whole, wanted, begins)]
     function = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[spatial - 1]
+    group = ctx.integer("group", 1)
+    known = all(isinstance(number, int) for number in (*begins, *ends))
+    if (
+        known
+        and begins == ends
+        and min(begins) >= 0
+        and all(e < max(s, d) for e, s, d in zip(extra, strides, dilations))
+    ):
+        return function(x, w, bias, strides, begins, extra, group, dilations)
     # Everything first, with what output_padding adds at the end; then what the pads take off at both ends.
-    y = function(x, w, bias, strides, [0] * spatial, [0] * spatial, ctx.integer("group", 1), dilations)
-    return pad_constant(y, [-b for b in begins], [e - end for e, end in zip(extra, ends)], 0.0)
+    y = function(x, w, None, strides, [0] * spatial, [0] * spatial, group, dilations)
+    y = pad_constant(y, [-b for b in begins], [e - end for e, end in zip(extra, ends)], 0.0)
+    return y if bias is None else y + bias.reshape([-1, *[1] * spatial])
+
+
+def _positive(ctx: NodeContext, number: Any) -> Any:
+    return max(number, 0) if isinstance(number, int) else ctx.call(max, number, 0)
 
 
 def kernel_shape(ctx: NodeContext, spatial: int) -> list[int]:
