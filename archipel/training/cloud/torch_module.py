@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import torch
-from torch import fx, nn
+from torch import nn
 
 from archipel.graph.model import Model
 from archipel.graph.parameters import parameter_names, statistics, trainable_names
 from archipel.graph.source_state import further_state
 from archipel.training.cloud.ops.types import to_torch
+from archipel.training.cloud.paths import has, install, module_paths
 from archipel.training.cloud.stepping import SteppedModule
-from archipel.training.cloud.tracing import Trace, forget_constants
+from archipel.training.cloud.tracing import CONSTANTS, NODES, Trace, forget_constants
 
 
 class TorchModule(SteppedModule):
@@ -48,7 +48,7 @@ class TorchModule(SteppedModule):
             logits = module(torch.zeros(8, 1, 28, 28))
         """
         graph = model.ir.graph
-        paths = _paths(model)
+        paths = module_paths(model.parameter_names, TorchModule, ("source", "_paths", NODES, CONSTANTS))
         trace = Trace({graph.initializers[name]: path for name, path in paths.items()})
         trace.run(graph)
         averages = set(statistics(model.ir))
@@ -61,17 +61,17 @@ class TorchModule(SteppedModule):
             contents[paths[name]] = tensor if is_buffer else nn.Parameter(tensor, requires_grad=name in chosen)
         root = nn.Module()
         for path, content in contents.items():
-            _install(root, path, content)
+            install(root, path, content)
         same, rest = further_state(model)
         super().__init__(root, trace.graph, class_name="TorchModule")
         # GraphModule takes over what its graph reads; the source's state may have more.
         for path, content in contents.items():
-            if not _has(self, path):
-                _install(self, path, content)
+            if not has(self, path):
+                install(self, path, content)
         for name, twin in same.items():
-            _install(self, name, self.get_parameter(paths[twin]))
+            install(self, name, self.get_parameter(paths[twin]))
         for name, array in rest.items():
-            _install(self, name, to_torch(array))
+            install(self, name, to_torch(array))
         forget_constants(self)
         self.source = model
         self._paths = paths
@@ -141,53 +141,3 @@ def _restore(data: bytes, signature: Any, initial: Any, content: Mapping[str, An
     module = TorchModule(model)
     _take_over(module, content)
     return module
-
-
-def _paths(model: Model) -> dict[str, str]:
-    """Where in the module each parameter lies: below its own name, with a dot for each level."""
-    taken: dict[str, str] = {}
-    root = nn.Module()
-    for name in model.parameter_names:
-        path = ".".join(part or "_" for part in name.split("."))
-        while not _is_free(root, path):
-            path += "_"
-        _install(root, path, torch.empty(0))
-        taken[name] = path
-    return taken
-
-
-def _is_free(root: nn.Module, path: str) -> bool:
-    at: Any = root
-    *parents, last = path.split(".")
-    for part in parents:
-        if not hasattr(at, part):
-            return True
-        at = getattr(at, part)
-        if not isinstance(at, nn.Module):
-            return False
-    return not hasattr(at, last) and not (at is root and hasattr(fx.GraphModule, last))
-
-
-def _has(root: nn.Module, path: str) -> bool:
-    at: Any = root
-    for part in path.split("."):
-        if not hasattr(at, part):
-            return False
-        at = getattr(at, part)
-    return True
-
-
-def _install(root: nn.Module, path: str, content: Any) -> None:
-    """Give a module a parameter, buffer or module at a path, with modules on the way."""
-    *parents, last = path.split(".")
-    at = root
-    for part in parents:
-        if not hasattr(at, part):
-            at.add_module(part, nn.Module())
-        at = getattr(at, part)
-    if isinstance(content, nn.Parameter):
-        at.register_parameter(last, content)
-    elif isinstance(content, torch.Tensor):
-        at.register_buffer(last, content)
-    else:
-        at.add_module(last, content)
