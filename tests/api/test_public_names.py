@@ -11,7 +11,7 @@ import pytest
 import archipel
 
 PUBLIC = {
-    "archipel": "Model __version__ compress convert export function get_mode set_mode",
+    "archipel": "Model TrainConfig __version__ compress convert export function get_mode set_mode train",
     "archipel.autodiff": "FORWARD ForwardContext RULES RuleContext checkpoint clip_gradient differentiate forward_rule "
     "gradient hessian_vector jvp keep_function linearize rule stop_gradient straight_through vjp vmap",
     "archipel.bundle": "Bundle FORMAT_VERSION Limits Lineage MAX_ARCHIVE_BYTES Manifest Phase PrivacyPolicy Program "
@@ -52,8 +52,8 @@ PUBLIC = {
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
     "step_graph transforms",
-    "archipel.training.cloud": "Epoch FitResult TorchModule fit fit_one_cycle in_turn random_flip random_scale "
-    "random_shift",
+    "archipel.training.cloud": "Callback Epoch TorchModule TrainConfig TrainResult Trainer in_turn prepare random_flip "
+    "random_scale random_shift train",
 }
 
 
