@@ -18,8 +18,8 @@ from archipel.errors import TrainingError
 from archipel.graph.shapes import constant_array, dims, dtype_of, fixed_sizes, is_static
 from archipel.graph.walk import bodies, captured_values
 from archipel.training.cloud.ops import NodeContext, find_lowering
-from archipel.training.cloud.ops.context import moves_only
 from archipel.training.cloud.ops.bodies import NUMBER, Body, Given
+from archipel.training.cloud.ops.context import moves_only
 from archipel.training.cloud.ops.sizes import Sizes, compute_sizes, make_tensor
 from archipel.training.cloud.ops.types import to_torch, torch_dtype
 from archipel.training.cloud.stepping import ONNX_NODE, VALUES, SteppedModule
