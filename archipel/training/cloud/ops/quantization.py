@@ -34,7 +34,7 @@ class _Rounding(torch.autograd.Function):
 
 
 def round_straight(x: torch.Tensor) -> torch.Tensor:
-    return _Rounding.apply(x)  # type: ignore[no-any-return]
+    return _Rounding.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @lowering("QuantizeLinear")
