@@ -6,6 +6,9 @@ follow from shapes), or a `torch.fx.Proxy` (a tensor that the module computes).
 
 from __future__ import annotations
 
+import builtins
+import keyword
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +23,7 @@ from archipel.graph.walk import bodies, captured_values
 from archipel.training.cloud.ops import NodeContext, find_lowering
 from archipel.training.cloud.ops.bodies import NUMBER, Body, Given
 from archipel.training.cloud.ops.sizes import Sizes, compute_sizes, make_tensor
-from archipel.training.cloud.ops.types import to_torch, torch_dtype
+from archipel.training.cloud.ops.types import OUTSIDE, hold, to_torch, torch_dtype
 from archipel.training.cloud.stepping import ONNX_NODE, VALUES, SteppedModule
 
 NODES = "_nodes"
@@ -30,6 +33,8 @@ CONSTANTS = "_constants"
 """The attribute of a traced module below which its constants lie."""
 
 _MOST_CONSTANT = 2**22  # elements that are computed once, when the graph is traced, and kept
+
+_READ = ("self", "torch", "math", "inf", "nan", "device")  # names that written code reads
 
 
 class _Tracer(fx.proxy.GraphAppendingTracer):
@@ -61,6 +66,7 @@ class Trace:
         self.values: dict[ir.Value, torch.Tensor | Sizes | fx.Proxy] = {}
         self.contents: dict[str, Any] = {f"{CONSTANTS}.device": torch.empty(0)}
         self._tracer = _Tracer(self.graph)
+        self._arguments: set[str] = set()
         self._stored = dict(stored or {})
         self._loaded: dict[int, fx.Proxy] = {}  # constants that are attributes already, by identity
         self._device: fx.Proxy | None = None
@@ -70,14 +76,29 @@ class Trace:
         """Lower a main graph: placeholders for its inputs, one tensor or a tuple of its outputs."""
         self._initializers(graph)
         for value in graph.inputs:
-            self.values[value] = self.placeholder(str(value.name))
+            self.values[value] = self._enter(value, self.placeholder(str(value.name)))
         self._lower(graph)
-        outputs = [self.tensor(value) for value in graph.outputs]
+        outputs = [self._leave(value, self.tensor(value)) for value in graph.outputs]
         self.graph.output(_raw(outputs[0]) if len(outputs) == 1 else tuple(map(_raw, outputs)))
 
+    def _enter(self, value: ir.Value, given: Any) -> Any:
+        """An input of an unsigned type in the type that holds it; callers may give either."""
+        dtype = dtype_of(value)
+        return self.call(hold, (given, dtype)) if dtype in OUTSIDE else given
+
+    def _leave(self, value: ir.Value, tensor: Any) -> Any:
+        dtype = dtype_of(value)
+        return tensor.to(OUTSIDE[dtype]) if dtype in OUTSIDE else tensor
+
     def placeholder(self, name: str) -> fx.Proxy:
-        cleaned = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-        return self._proxy(self._tracer.create_node("placeholder", cleaned or "input", (), {}))
+        # An argument's name in the code that torch.fx writes, which reads globals such as `torch`.
+        cleaned = re.sub(r"\W", "_", name, flags=re.ASCII)
+        if not cleaned.isidentifier() or keyword.iskeyword(cleaned) or hasattr(builtins, cleaned) or cleaned in _READ:
+            cleaned = f"input_{cleaned}"
+        while cleaned in self._arguments:
+            cleaned += "_"
+        self._arguments.add(cleaned)
+        return self._proxy(self._tracer.create_node("placeholder", cleaned, (), {}))
 
     # What lowerings ask
 
