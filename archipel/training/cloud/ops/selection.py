@@ -19,13 +19,13 @@ def top_k(ctx: NodeContext) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @lowering("ArgMax", "ArgMin")
-def extreme_index(ctx: NodeContext) -> torch.Tensor:
+def arg_extreme(ctx: NodeContext) -> torch.Tensor:
     axis, keep = ctx.axis("axis", 0), bool(ctx.integer("keepdims", 1))
     find = torch.argmax if ctx.node.op_type == "ArgMax" else torch.argmin
-    x = ctx.tensor(0)
-    if ctx.integer("select_last_index", 0):
-        return ctx.size(0, axis) - 1 - find(x.flip(axis), axis, keep)  # type: ignore[no-any-return]
-    return find(x, axis, keep)
+    if not ctx.integer("select_last_index", 0):
+        return find(ctx.tensor(0), axis, keep)
+    # Of equal elements the last: the first one from behind.
+    return ctx.size(0, axis) - 1 - find(ctx.tensor(0).flip(axis), axis, keep)  # type: ignore[no-any-return]
 
 
 @lowering("Hardmax")
