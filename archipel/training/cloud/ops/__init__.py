@@ -2,6 +2,7 @@
 
 from archipel.training.cloud.ops import activation as activation
 from archipel.training.cloud.ops import control_flow as control_flow
+from archipel.training.cloud.ops import clip as clip
 from archipel.training.cloud.ops import conv as conv
 from archipel.training.cloud.ops import elementwise as elementwise
 from archipel.training.cloud.ops import gather as gather

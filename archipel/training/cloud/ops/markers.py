@@ -18,20 +18,35 @@ def stop_gradient(ctx: NodeContext) -> torch.Tensor:
 
 @lowering(STRAIGHT, domain=DOMAIN)
 def straight_through(ctx: NodeContext) -> torch.Tensor:
-    x, y = ctx.tensor(0), ctx.tensor(1)
-    return ctx.call(_StraightThrough.apply, x, y)  # type: ignore[no-any-return]
+    return ctx.call(pass_straight, ctx.tensor(0), ctx.tensor(1))  # type: ignore[no-any-return]
 
 
 @lowering(CLIP, domain=DOMAIN)
 def clip_gradient(ctx: NodeContext) -> torch.Tensor:
-    limit, by = ctx.number("limit", 1.0), ctx.text("by", "value")
-    return ctx.call(_ClipGradient.apply, ctx.tensor(0), limit, by == "value")  # type: ignore[no-any-return]
+    limit, by_value = ctx.number("limit", 1.0), ctx.text("by", "value") == "value"
+    return ctx.call(limit_gradient, ctx.tensor(0), limit, by_value)  # type: ignore[no-any-return]
+
+
+def pass_straight(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """y, whose gradient goes to x as a whole."""
+    return _StraightThrough.apply(x, y)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def limit_gradient(x: torch.Tensor, limit: float, by_value: bool) -> torch.Tensor:
+    """x, whose gradient is clipped: each element, or the whole by its norm."""
+    return _ClipGradient.apply(x, limit, by_value)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _StraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return y.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -39,10 +54,15 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class _ClipGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, limit: float, by_value: bool) -> torch.Tensor:
-        ctx.limit, ctx.by_value = limit, by_value
+    def forward(x: torch.Tensor, limit: float, by_value: bool) -> torch.Tensor:
         return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, ctx.limit, ctx.by_value = inputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
