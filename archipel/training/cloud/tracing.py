@@ -20,6 +20,7 @@ from archipel.graph.walk import bodies, captured_values
 from archipel.training.cloud.fusing import find_fusions
 from archipel.training.cloud.ops import NodeContext, find_lowering
 from archipel.training.cloud.ops.bodies import NUMBER, Body, Given
+from archipel.training.cloud.ops.context import moves_only
 from archipel.training.cloud.ops.sizes import Sizes, compute_sizes, make_tensor
 from archipel.training.cloud.ops.types import to_torch, torch_dtype
 from archipel.training.cloud.stepping import ONNX_NODE, VALUES, SteppedModule
@@ -61,6 +62,8 @@ class Trace:
         self.graph = fx.Graph()
         self.values: dict[ir.Value, torch.Tensor | Sizes | fx.Proxy] = {}
         self.contents: dict[str, Any] = {f"{CONSTANTS}.device": torch.empty(0)}
+        # Integers that are held as floating-point numbers, so that their gradient passes straight through.
+        self.reals: set[ir.Value] = set()
         self._tracer = _Tracer(self.graph)
         self._stored = dict(stored or {})
         self._loaded: dict[int, fx.Proxy] = {}  # constants that are attributes already, by identity
@@ -84,8 +87,11 @@ class Trace:
 
     # What lowerings ask
 
-    def tensor(self, value: ir.Value, constant: bool = False) -> Any:
-        """The value as a tensor: a Proxy, or with `constant` the content of a constant."""
+    def tensor(self, value: ir.Value, constant: bool = False, real: bool = False) -> Any:
+        """The value as a tensor: a Proxy, or with `constant` the content of a constant.
+
+        With `real` integers stay floating-point numbers, if they are held as such.
+        """
         found = self.values.get(value)
         if found is None:
             if value not in self._stored:
@@ -100,7 +106,7 @@ class Trace:
                 return self.call(make_tensor, (found.items, found.rank, dtype, self.device()))
         if isinstance(found, torch.Tensor) and not constant:
             return self.add_constant(found)
-        return found
+        return found.to(torch_dtype(dtype_of(value))) if value in self.reals and not real else found
 
     def sizes(self, value: ir.Value, reader: ir.Node) -> Sizes:
         """The value, of rank 0 or 1, as sizes. Raises TrainingError where not even its length is known."""
@@ -124,7 +130,7 @@ class Trace:
     def size(self, value: ir.Value, axis: int) -> Any:
         """The size of an axis: a number where the graph knows it, else read from the tensor."""
         known = dims(value)[axis]
-        return known if isinstance(known, int) else self.tensor(value).size(axis)
+        return known if isinstance(known, int) else self.tensor(value, real=True).size(axis)
 
     def device(self) -> Any:
         """The module's device, as a Proxy."""
@@ -241,7 +247,10 @@ class Trace:
         if self._is_constant(node):
             with torch.no_grad():
                 return lower(NodeContext(self, node, constant=True))
-        return lower(NodeContext(self, node))
+        found = lower(NodeContext(self, node))
+        if moves_only(node) and node.inputs[0] in self.reals:
+            self.reals.update(node.outputs)
+        return found
 
     def _is_constant(self, node: ir.Node) -> bool:
         """Whether the node computes the same each time, from constants alone, and not too much."""

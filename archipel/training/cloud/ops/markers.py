@@ -18,22 +18,21 @@ def stop_gradient(ctx: NodeContext) -> torch.Tensor:
 
 @lowering(STRAIGHT, domain=DOMAIN)
 def straight_through(ctx: NodeContext) -> torch.Tensor:
-    return ctx.call(pass_straight, ctx.tensor(0), ctx.tensor(1))  # type: ignore[no-any-return]
+    return ctx.call(_pass_straight, ctx.tensor(0), ctx.tensor(1))  # type: ignore[no-any-return]
 
 
 @lowering(CLIP, domain=DOMAIN)
 def clip_gradient(ctx: NodeContext) -> torch.Tensor:
-    limit, by_value = ctx.number("limit", 1.0), ctx.text("by", "value") == "value"
-    return ctx.call(limit_gradient, ctx.tensor(0), limit, by_value)  # type: ignore[no-any-return]
+    limit, by = ctx.number("limit", 1.0), ctx.text("by", "value")
+    return ctx.call(_clip_gradient, ctx.tensor(0), limit, by == "value")  # type: ignore[no-any-return]
 
 
-def pass_straight(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """y, whose gradient goes to x as a whole."""
+# A traced graph calls functions by their names, which `apply` of a class has not.
+def _pass_straight(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return _StraightThrough.apply(x, y)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def limit_gradient(x: torch.Tensor, limit: float, by_value: bool) -> torch.Tensor:
-    """x, whose gradient is clipped: each element, or the whole by its norm."""
+def _clip_gradient(x: torch.Tensor, limit: float, by_value: bool) -> torch.Tensor:
     return _ClipGradient.apply(x, limit, by_value)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -45,8 +44,8 @@ class _StraightThrough(torch.autograd.Function):
         return y.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        pass
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+        """Nothing has to be kept."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -61,7 +60,7 @@ class _ClipGradient(torch.autograd.Function):
         return x.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, float, bool], output: torch.Tensor) -> None:
         _, ctx.limit, ctx.by_value = inputs
 
     @staticmethod
