@@ -1,7 +1,7 @@
 """Time of one training step in the cloud: a graph as `TorchModule` against the PyTorch module that it was made of.
 
-Forward, cross entropy, backward and SGD with momentum (fused) at batch 32 on the CPU, eager and with torch.compile. Both
-take the memory layout that is faster for the PyTorch module. They run in one process in turns, so that they share
+Forward, cross entropy, backward and SGD with momentum (fused) at batch 32 on the CPU, eager and with torch.compile.
+Both take the memory layout that is faster for the PyTorch module. They run in one process in turns, so that they share
 threads and the allocator.
 
     python benchmarks/cloud.py                    every network, eager and compiled (about 15 minutes)
@@ -54,9 +54,7 @@ def parsed() -> argparse.Namespace:
     return found
 
 
-def both(
-    case: Case, compiled: bool, seconds: float, clock: Callable[[], float]
-) -> dict[str, Callable[[], object]]:
+def both(case: Case, compiled: bool, seconds: float, clock: Callable[[], float]) -> dict[str, Callable[[], object]]:
     """A step of ours and one of PyTorch's, in the layout in which PyTorch's is faster."""
     import torch
 
@@ -65,9 +63,7 @@ def both(
 
     x, y = data(case, BATCH)
     layouts = [torch.contiguous_format] + ([torch.channels_last] if x.ndim == 4 else [])
-    tried = {
-        str(layout): step(network(case), x, y, layout, compiled) for layout in layouts
-    }
+    tried = {str(layout): step(network(case), x, y, layout, compiled) for layout in layouts}
     if len(layouts) > 1:
         times = interleave(tried, seconds / 4, clock=clock)
         layouts.sort(key=lambda layout: statistics.median(times[str(layout)]))
