@@ -20,6 +20,7 @@ from torch import fx, nn
 from archipel.errors import TrainingError
 from archipel.graph.shapes import constant_array, dims, dtype_of, fixed_sizes, is_static
 from archipel.graph.walk import bodies, captured_values
+from archipel.training.cloud.fusing import find_fusions
 from archipel.training.cloud.ops import NodeContext, find_lowering
 from archipel.training.cloud.ops.bodies import NUMBER, Body, Given
 from archipel.training.cloud.ops.context import moves_only
@@ -83,6 +84,8 @@ class Trace:
         self._lower(graph)
         outputs = [self._leave(value, self.tensor(value)) for value in graph.outputs]
         self.graph.output(_raw(outputs[0]) if len(outputs) == 1 else tuple(map(_raw, outputs)))
+        # Modules stay: BatchNormalization moves its statistics.
+        self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output", "call_module"))
 
     def _enter(self, value: ir.Value, given: Any) -> Any:
         """An input of an unsigned type in the type that holds it; callers may give either."""
@@ -236,11 +239,15 @@ class Trace:
                 self.values[value] = to_torch(content)
 
     def _lower(self, graph: ir.Graph) -> None:
+        fusions = find_fusions(graph)
+        covered = {node for fusion in fusions.values() for node in fusion.covered}
         for node in graph:
             if node.outputs and node.outputs[0] in self.values:
                 continue  # an item that the loop hands in
+            if node in covered:
+                continue
             self._tracer.current = node
-            found = self._outputs(node)
+            found = fusions[node].lower(self) if node in fusions else self._outputs(node)
             results = found if isinstance(found, tuple | list) else (found,)
             for value, result in zip(node.outputs, results):
                 self.values[value] = result
