@@ -10,15 +10,22 @@ from archipel.datasets.digits_file import digits_by_writer
 from archipel.datasets.har import HarByPerson, HarWindows, har_by_person, har_windows
 from archipel.datasets.labelled import Labelled, LabelledSplits
 from archipel.datasets.mnist import fashion_mnist, mnist
-from archipel.datasets.opening import as_dataset
+from archipel.datasets.opening import as_dataset, open_file
 from archipel.datasets.partitions import split_by, split_dirichlet, split_iid
+from archipel.datasets.readers.arrays import open_arrays
+from archipel.datasets.readers.arrow_files import open_arrow
+from archipel.datasets.readers.audio import open_audio
+from archipel.datasets.readers.csv_files import CsvStream, open_csv
+from archipel.datasets.readers.images import open_images
 from archipel.datasets.readers.parquet import open_parquet
 from archipel.datasets.readers.records import write_records
+from archipel.datasets.readers.text import open_lines, open_text
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
 
 __all__ = [
     "ArrayDataset",
     "Batches",
+    "CsvStream",
     "Dataset",
     "DigitsByWriter",
     "Field",
@@ -36,7 +43,15 @@ __all__ = [
     "har_by_person",
     "har_windows",
     "mnist",
+    "open_arrays",
+    "open_arrow",
+    "open_audio",
+    "open_csv",
+    "open_file",
+    "open_images",
+    "open_lines",
     "open_parquet",
+    "open_text",
     "split_by",
     "split_dirichlet",
     "split_iid",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +11,23 @@ import torch
 
 from archipel.errors import TrainingError
 from archipel.graph.shapes import Dim, dims, dtype_of
+from archipel.training.cloud.ops.bodies import Body, Given
 from archipel.training.cloud.ops.sizes import Size, Sizes
 from archipel.training.cloud.ops.types import to_torch, torch_dtype
 
 if TYPE_CHECKING:
     from archipel.training.cloud.tracing import Trace
+
+
+_MOVES = frozenset(
+    {"Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose"}
+    | {"Unsqueeze"}
+)
+
+
+def moves_only(node: ir.Node) -> bool:
+    """Whether the operator moves or copies elements, whatever their type."""
+    return node.domain == "" and node.op_type in _MOVES
 
 
 class NodeContext:
@@ -45,7 +57,12 @@ class NodeContext:
 
     def tensor(self, index: int) -> torch.Tensor:
         """The input as a tensor: while a graph is traced a `torch.fx.Proxy`, which lowerings treat as one."""
-        found = self._trace.tensor(self.value(index), self._constant)
+        found = self._trace.tensor(self.value(index), self._constant, moves_only(self.node))
+        return found  # type: ignore[no-any-return]
+
+    def real(self, index: int) -> torch.Tensor:
+        """As `tensor`; integers that are held as floating-point numbers are those, with their gradient."""
+        found = self._trace.tensor(self.value(index), self._constant, real=True)
         return found  # type: ignore[no-any-return]
 
     def tensors(self) -> list[torch.Tensor]:
@@ -83,6 +100,11 @@ class NodeContext:
         Raises TrainingError where not even its length is known.
         """
         return self._trace.sizes(self.value(index), self.node).items
+
+    def is_size(self, index: int) -> bool:
+        """Whether the input is a single integer that is known beside the tensors, such as a loop's counter."""
+        found = self._trace.values.get(self.value(index))
+        return isinstance(found, Sizes) and found.rank == 0
 
     def fixed(self, index: int) -> list[int]:
         """The input as integers. Raises TrainingError unless the graph fixes them."""
@@ -164,6 +186,16 @@ class NodeContext:
         """Call a module without parameters, which follows `train()` and `eval()`, when the traced module runs."""
         return module(*arguments) if self._constant else self._trace.call_module(self.node, module, arguments)
 
+    def as_integer(self, real: torch.Tensor, output: int = 0) -> torch.Tensor:
+        """An output of an integer type, of whole numbers in a floating-point type that have a gradient.
+
+        Operators that only move elements keep them so; to others the numbers are integers.
+        """
+        if self._constant:
+            return real.to(torch_dtype(self.output_type(output)))
+        self._trace.reals.add(self.node.outputs[output])
+        return real
+
     def new_constant(self, array: np.ndarray) -> torch.Tensor:
         """A constant of the module, which moves with it from device to device."""
         tensor: Any = to_torch(array)
@@ -171,10 +203,12 @@ class NodeContext:
             tensor = self._trace.add_constant(tensor)
         return tensor  # type: ignore[no-any-return]
 
-    def body(self, name: str) -> tuple[Any, list[Any]]:
-        """A body of the node, as a module of its own, and the values that it captures.
+    def body(self, name: str, given: Mapping[ir.Value, Given] | None = None) -> Body:
+        """A body of the node, as a module of its own, with the values that it reads from the graph around it.
 
-        Returns a module (as a Proxy, to be handed to `call`) that takes the body's inputs and then the captured values,
-        and returns a tuple of the body's outputs; and the captured values as they are here.
+        Arguments:
+            name: the attribute.
+            given: what inputs of the body are, if they are no tensors that the caller hands in: constants, or
+                `bodies.NUMBER` for the number of the iteration, which the caller hands in as an integer.
         """
-        return self._trace.body(self.node, name)
+        return self._trace.body(self.node, name, given or {})
