@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from archipel.datasets.batches import Batches
+from archipel.datasets.checks import checked
 from archipel.datasets.cifar10 import cifar10
 from archipel.datasets.dataset import ArrayDataset, Dataset, Field, Stream, Subset
 from archipel.datasets.digits import DigitsByWriter
@@ -22,6 +23,7 @@ from archipel.datasets.readers.parquet import open_parquet
 from archipel.datasets.readers.records import write_records
 from archipel.datasets.readers.text import open_lines, open_text
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
+from archipel.datasets.summary import Summary, summarize
 from archipel.datasets.text_splits import TextSplits, text_splits
 
 __all__ = [
@@ -38,9 +40,11 @@ __all__ = [
     "MaskedTokens",
     "Stream",
     "Subset",
+    "Summary",
     "TextSplits",
     "WriterSplit",
     "as_dataset",
+    "checked",
     "cifar10",
     "digits_by_writer",
     "fashion_mnist",
@@ -62,6 +66,7 @@ __all__ = [
     "split_iid",
     "split_own_digits",
     "split_writers",
+    "summarize",
     "text_splits",
     "write_records",
 ]
