@@ -85,4 +85,4 @@ def masked_text_splits(
         MaskedTokens(part, vocabulary, share, seed + place)
         for place, part in enumerate((parts.train, parts.validation, parts.test))
     ]
-    return TextSplits(*made, parts.alphabet)
+    return TextSplits(made[0], made[1], made[2], parts.alphabet)

@@ -56,4 +56,4 @@ def text_splits(
         )
     ends = np.cumsum([first, held_out, last])
     parts = [Subset(windows, np.arange(start, end - 1)) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-    return TextSplits(*parts, windows.alphabet)
+    return TextSplits(parts[0], parts[1], parts[2], windows.alphabet)
