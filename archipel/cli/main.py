@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("models.compare:compare", "Compare two forms of a model, value by value."),
     "compress": ("models.compress:compress_command", "Make an ONNX model small by a recipe, or search for one."),
     "convert": ("models.convert.command:convert_command", "Make a signed bundle from an ONNX model."),
+    "data": ("data.command:data", "Convert data for training, see what it has, and its statistics."),
     "demo": ("start.demo.command:demo", "Run a whole federation on real data and write report.html."),
     "device": ("devices.device:device", "Take part in a federation with this machine; see what it did."),
     "doctor": ("start.doctor:doctor", "Show what is installed and what is missing."),
@@ -28,7 +29,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("devices.fit:fit", "Train a bundle further on data in files."),
     "inspect": ("models.inspect:inspect", "Show the contents of a bundle or an ONNX file."),
     "keys": ("models.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
-    "model": ("federation.model:model", "Register, promote and roll back versions of models."),
+    "model": ("federation.model:model", "Register, promote and roll back a server's versions of models."),
+    "models": ("models.catalogue:models", "Show networks to begin with: size, recipe, results."),
     "new": ("start.new.command:new", "Make a folder to begin with: own data, own model, `archipel up`."),
     "population": ("operations.population:population", "List the devices of a server, release or revoke them."),
     "rollout": ("federation.rollout:rollout", "Bring a version to more and more devices, with health gates."),
@@ -47,7 +49,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     # Title in --help: its commands. Both are shown in this order, and every command is in one group, in whose folder
     # it lies.
     "Start": ("new", "up", "demo", "doctor", "version"),
-    "Models": ("keys", "convert", "compress", "compare", "export", "inspect", "verify"),
+    "Data": ("data",),
+    "Models": ("keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
     "Federation": ("task", "round", "model", "rollout"),
     "Operations": ("serve", "token", "population", "access", "audit"),
