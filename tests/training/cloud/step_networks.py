@@ -26,10 +26,8 @@ class Network:
     example: Callable[[np.random.Generator, int], np.ndarray]
     has_statistics: bool = False
 
-    @cache
     def model(self) -> Model:
-        torch.manual_seed(0)
-        return Model.from_torch(self.build().train(), torch.from_numpy(self.example(np.random.default_rng(0), 2)))
+        return _model(self.name)
 
     def batch(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(number)
@@ -76,3 +74,10 @@ NETWORKS = {
         Network("attention", Attention, lambda rng, n: rng.standard_normal((n, 5, 8), np.float32)),
     )
 }
+
+
+@cache
+def _model(name: str) -> Model:
+    network = NETWORKS[name]
+    torch.manual_seed(0)
+    return Model.from_torch(network.build().train(), torch.from_numpy(network.example(np.random.default_rng(0), 2)))
