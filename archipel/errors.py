@@ -13,7 +13,8 @@ ArchipelError
 │   ├── DigestError               bytes differ from their SHA-256
 │   ├── UnsafePathError           a path that leaves the bundle
 │   ├── UnsafeGraphError          a graph reads other files, uses other operators, or is not what ONNX writes
-│   └── TensorLayoutError         a tensor that is too large, misaligned, overlapping or missing
+│   ├── TensorLayoutError         a tensor that is too large, misaligned, overlapping or missing
+│   └── CardError                 the model card is not well formed
 ├── ProtocolError                 messages between server and devices
 │   ├── MessageError              a message cannot be decoded
 │   ├── CertificateError          an enrolment chain or a signature does not verify
@@ -145,6 +146,9 @@ class UnsafeGraphError(BundleError): ...
 
 
 class TensorLayoutError(BundleError): ...
+
+
+class CardError(BundleError): ...
 
 
 class ProtocolError(ArchipelError): ...

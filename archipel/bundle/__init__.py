@@ -1,6 +1,7 @@
 """The deployable: programs, weights and their meaning, in one signed folder or file."""
 
 from archipel.bundle.archive import MAX_ARCHIVE_BYTES, pack, unpack
+from archipel.bundle.card import CardData, CardMetric, ModelCard, decode_card, encode_card, parse_card
 from archipel.bundle.development import (
     development_key,
     development_key_file,
@@ -41,9 +42,12 @@ __all__ = [
     "MAX_ARCHIVE_BYTES",
     "WEIGHTS_FILE",
     "Bundle",
+    "CardData",
+    "CardMetric",
     "Limits",
     "Lineage",
     "Manifest",
+    "ModelCard",
     "Phase",
     "PrivacyPolicy",
     "Program",
@@ -54,10 +58,12 @@ __all__ = [
     "TensorPlace",
     "TensorSpec",
     "Variant",
+    "decode_card",
     "decode_manifest",
     "decode_private_key",
     "development_key",
     "development_key_file",
+    "encode_card",
     "encode_manifest",
     "encode_private_key",
     "generate_development_key",
@@ -69,6 +75,7 @@ __all__ = [
     "open_release",
     "pack",
     "parameter_specs",
+    "parse_card",
     "read_weights",
     "release_pages",
     "role_of",

@@ -17,6 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from archipel.bundle.archive import unpack
+from archipel.bundle.card import CARD_FILE, MAX_CARD_BYTES, ModelCard, decode_card
 from archipel.bundle.foreign import recognize
 from archipel.bundle.graphs import MAX_GRAPH_BYTES, inspect_graph
 from archipel.bundle.keys import is_development_key
@@ -34,6 +35,7 @@ from archipel.bundle.weights import read_weights, release_pages
 from archipel.durable import publish, sync_folder
 from archipel.errors import (
     BundleError,
+    CardError,
     DevelopmentKeyError,
     DigestError,
     ManifestError,
@@ -75,6 +77,19 @@ class BundleContents:
     def parameters(self) -> dict[str, np.ndarray]:
         """The published global model, in the manifest's order."""
         return {spec.name: self.tensor(spec.name) for spec in self.manifest.parameters}
+
+    @cached_property
+    def card(self) -> ModelCard | None:
+        """The model card, None without one. Raises CardError where it is not well formed, DigestError.
+
+        Opening a bundle does not decode it: no device may refuse a model for a text that it does not read.
+        """
+        if CARD_FILE not in self.manifest.files:
+            return None
+        data = _read(self.folder, CARD_FILE, MAX_CARD_BYTES)
+        if hashlib.sha256(data).hexdigest() != self.manifest.files[CARD_FILE]:
+            raise DigestError(f"{self.folder / CARD_FILE}: its SHA-256 is not the manifest's; fetch it again")
+        return decode_card(data)
 
     def program(self, name: str) -> Program:
         """The program of that name. Raises a BundleError that lists the bundle's programs."""
@@ -288,7 +303,9 @@ def _read(folder: Path, name: str, limit: int) -> bytes:
     except OSError as error:
         raise BundleError(f"{folder / name}: cannot be read ({error.strerror}); is {folder} a bundle?") from None
     if len(data) > limit:
-        kind = {SIGNATURE_FILE: SignatureError, MANIFEST_FILE: ManifestError}.get(name, UnsafeGraphError)
+        kind = {SIGNATURE_FILE: SignatureError, MANIFEST_FILE: ManifestError, CARD_FILE: CardError}.get(
+            name, UnsafeGraphError
+        )
         raise kind(f"{folder / name}: more than {limit} bytes")
     return data
 

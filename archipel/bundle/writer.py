@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from archipel.bundle.card import CARD_FILE, ModelCard, encode_card
 from archipel.bundle.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -65,6 +66,7 @@ def write_bundle(
     not_after: int = 0,
     populations: Sequence[str] = (),
     source: str = "",
+    card: ModelCard | None = None,
 ) -> Bundle:
     """Write and sign a new bundle folder, all or nothing, and read it back verified.
 
@@ -77,11 +79,13 @@ def write_bundle(
         weights: the contents of weights.safetensors, see `write_weights`.
         key: the publisher's private key.
         self_test: the manifest's entry, and the contents of its file.
+        card: the model card, which becomes the file card.json.
 
     Returns:
         The written bundle, verified.
 
     Raises:
+        CardError: the card is not well formed.
         BundleError: the folder exists or cannot be written, or validation refuses the manifest or a file.
     """
     folder = Path(folder)
@@ -90,6 +94,8 @@ def write_bundle(
     contents: dict[str, bytes] = {**graphs, WEIGHTS_FILE: weights}
     if self_test is not None:
         contents[self_test[0].file] = self_test[1]
+    if card is not None:
+        contents[CARD_FILE] = encode_card(card)
     manifest = Manifest(
         format=FORMAT_VERSION,
         name=name,

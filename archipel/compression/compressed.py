@@ -76,4 +76,4 @@ class CompressedModel(Model):
         if trainable:
             super().save(path)
         else:
-            onnx.save(slim(self.deployed().ir), path)
+            onnx.save(slim(self.deployed().ir, card=True), path)

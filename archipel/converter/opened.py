@@ -17,6 +17,7 @@ from archipel.errors import ConversionError, RuntimeProgramError
 from archipel.graph import Model
 from archipel.graph.importing.bundled import read_bundled
 from archipel.graph.importing.onnx_import import import_onnx
+from archipel.graph.model_card import set_card
 from archipel.graph.passes.constants import UNPACK
 from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.learned import is_model_file
@@ -75,11 +76,17 @@ def source_model(runtime: Runtime) -> Model:
     """The float model of a runtime's bundle, with the runtime's present parameters, personal tensors and statistics.
 
     Its parameters have the names and shapes of the model that was converted; adapters are merged into their weights.
-    Raises ConversionError for a bundle without float parameters.
+    Its card goes along in the metadata. Raises ConversionError for a bundle without float parameters, CardError.
     """
     bundle = runtime.bundle
-    if not bundle.manifest.source:
-        return _predicting(runtime)
+    model = _trained(runtime) if bundle.manifest.source else _predicting(runtime)
+    if bundle.card is not None:
+        set_card(model.ir, bundle.card)
+    return model
+
+
+def _trained(runtime: Runtime) -> Model:
+    bundle = runtime.bundle
     model = Model(import_onnx(read_bundled(bundle.folder, bundle.manifest.source)))
     # `refresh` reads everything that training moves, each under the name that it has in the source.
     refresh = bundle.program(need_program(bundle, "refresh", "be exported"))

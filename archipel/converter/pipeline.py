@@ -16,6 +16,7 @@ import numpy as np
 from archipel.bundle import (
     Bundle,
     Lineage,
+    ModelCard,
     PrivacyPolicy,
     Statistic,
     open_bundle,
@@ -43,6 +44,8 @@ from archipel.converter.statistics import PROGRAM, analyze_program
 from archipel.converter.validation import check_model, check_request, with_weighting
 from archipel.converter.weights import SOURCE, check_refresh, derived_tensors, share_weights
 from archipel.graph import Model
+from archipel.graph.model_card import card_of
+from archipel.graph.parameters import trainable_names
 from archipel.graph.report import record_conversion
 from archipel.lite_runtime.agreement import MIN_AGREEMENT, MIN_SNR
 from archipel.training.batch_norm import prepared
@@ -112,6 +115,7 @@ def make_bundle(request: Request) -> Bundle:
         not_after=signing.end,
         populations=signing.populations,
         source=files.get(SOURCE, ""),
+        card=_card(request.card or card_of(original.ir), model, bool(request.parts)),
     )
     path = Path(request.path)
     if path.suffix != SUFFIX:
@@ -138,6 +142,7 @@ def convert(
     self_test: Mapping[str, np.ndarray] | None = None,
     min_agreement: float = MIN_AGREEMENT,
     min_snr: float = MIN_SNR,
+    card: ModelCard | None = None,
 ) -> Bundle:
     """Make a signed bundle of a model.
 
@@ -164,6 +169,8 @@ def convert(
         min_snr: of a compressed model, in dB: the least ratio of signal to noise, where the loss is none of
             classification or all examples are in one class. The signal is how the float graph's answers vary over the
             examples, the noise how far those of `predict` are from them. -math.inf: any.
+        card: what the model is for, what it was trained on and how good it is; it becomes the bundle's `card.json`.
+            None: the card that the source has, if it comes from a bundle or from a file of `export`.
 
     Returns:
         The bundle, opened and verified. If the layers before the trained ones are frozen and costly enough, it has a
@@ -197,6 +204,7 @@ def convert(
             self_test,
             min_agreement,
             min_snr,
+            card,
         )
     )
 
@@ -213,6 +221,15 @@ def _compressed(model: Model, compression: Compression, training: Training | Non
         folder=compression.folder,
         on_progress=compression.on_progress,
     )
+
+
+def _card(card: ModelCard | None, model: Model, compressed: bool) -> ModelCard | None:
+    """The card with the number of parameters, where it has none or compression has just changed it."""
+    if card is None or (card.parameters and not compressed):
+        return card
+    parameters = model.parameters
+    count = sum(parameters[name].size for name in trainable_names(model.ir, "*"))
+    return msgspec.structs.replace(card, parameters=count)
 
 
 def _lineage(lineage: Lineage, agreement: dict[str, float]) -> Lineage:

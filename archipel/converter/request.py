@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from archipel.bundle import PrivacyPolicy
+from archipel.bundle import ModelCard, PrivacyPolicy
 from archipel.compression.part import Part
 from archipel.converter.options import BATCH_SIZE, Analysis, Compression, Signing, Training
 from archipel.lite_runtime.agreement import MIN_AGREEMENT, MIN_SNR
@@ -39,6 +39,7 @@ class Request:
     self_test: Mapping[str, np.ndarray] | None = None
     min_agreement: float = MIN_AGREEMENT
     min_snr: float = MIN_SNR
+    card: ModelCard | None = None
     batch_size: int = BATCH_SIZE
 
     @property

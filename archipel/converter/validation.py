@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from archipel.bundle import PrivacyPolicy
+from archipel.bundle import ModelCard, PrivacyPolicy, encode_card
 from archipel.bundle.roles import Example
 from archipel.bundle.validation import check_text, validate_policy
 from archipel.compression.compressed import CompressedModel
@@ -38,7 +38,7 @@ UNSIGNED = (
 def check_request(request: Request) -> None:
     """Refuse mistakes that show without the model. Reads nothing but whether there is something at the path.
 
-    Raises ConversionError, or ManifestError for a name or a privacy policy that no manifest may have.
+    Raises ConversionError, ManifestError for a name or a privacy policy that no manifest may have, or CardError.
     """
     if request.signing is None:
         raise ConversionError(UNSIGNED)
@@ -53,6 +53,9 @@ def check_request(request: Request) -> None:
     if request.name is not None:
         check_instance("name", request.name, str, "text")
     check_text("name", request.bundle_name)
+    if request.card is not None:
+        check_instance("card", request.card, ModelCard, "a bundle.ModelCard")
+        encode_card(request.card)
     check_whole("batch_size", request.batch_size, 1)
     check_number("min_agreement", request.min_agreement, 0, 1)
     check_number("min_snr", request.min_snr, -math.inf, math.inf)

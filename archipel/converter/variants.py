@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from archipel.bundle import Bundle, PrivacyPolicy, Release, SignedRelease, Variant, open_release, pack
+from archipel.bundle import Bundle, ModelCard, PrivacyPolicy, Release, SignedRelease, Variant, open_release, pack
 from archipel.bundle.release import MAX_VARIANTS, RELEASE_FORMAT, check_variant_name, write_release
 from archipel.compression import FineTune, PruneChannels, StaticInt8
 from archipel.compression.examples import Data
@@ -97,6 +97,7 @@ def convert_variants(
     self_test: Mapping[str, np.ndarray] | None = None,
     min_agreement: float = MIN_AGREEMENT,
     min_snr: float = MIN_SNR,
+    card: ModelCard | None = None,
 ) -> SignedRelease:
     """Make a bundle for each variant of a model, and one signed release of them all.
 
@@ -108,8 +109,8 @@ def convert_variants(
         path: the new folder of the release, with release.json, its signature, and NAME.bundle for each variant. It
             appears when all of it is there.
         variants: how each is compressed, by its name; None: not at all. `variant_recipes` makes the usual ones.
-        source, signing, training, analysis, example, name, privacy, self_test: as for `convert`; all bundles have them
-            alike, and one name.
+        source, signing, training, analysis, example, name, privacy, self_test, card: as for `convert`; all bundles have
+            them alike, and one name.
         min_agreement, min_snr: as for `convert`, of each variant.
 
     Returns:
@@ -121,7 +122,19 @@ def convert_variants(
     """
     return make_release(
         Request(
-            source, path, signing, training, analysis, None, example, name, privacy, self_test, min_agreement, min_snr
+            source,
+            path,
+            signing,
+            training,
+            analysis,
+            None,
+            example,
+            name,
+            privacy,
+            self_test,
+            min_agreement,
+            min_snr,
+            card,
         ),
         variants,
     )

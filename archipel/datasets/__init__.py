@@ -10,8 +10,11 @@ from archipel.datasets.digits_file import digits_by_writer
 from archipel.datasets.har import HarByPerson, HarWindows, har_by_person, har_windows
 from archipel.datasets.labelled import Labelled, LabelledSplits
 from archipel.datasets.mnist import fashion_mnist, mnist
-from archipel.datasets.opening import as_dataset
+from archipel.datasets.opening import as_dataset, open_file
 from archipel.datasets.partitions import split_by, split_dirichlet, split_iid
+from archipel.datasets.readers.arrays import open_arrays
+from archipel.datasets.readers.arrow_files import open_arrow
+from archipel.datasets.readers.csv_files import CsvStream, open_csv
 from archipel.datasets.readers.parquet import open_parquet
 from archipel.datasets.readers.records import write_records
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
@@ -19,6 +22,7 @@ from archipel.datasets.splits import WriterSplit, split_own_digits, split_writer
 __all__ = [
     "ArrayDataset",
     "Batches",
+    "CsvStream",
     "Dataset",
     "DigitsByWriter",
     "Field",
@@ -36,6 +40,10 @@ __all__ = [
     "har_by_person",
     "har_windows",
     "mnist",
+    "open_arrays",
+    "open_arrow",
+    "open_csv",
+    "open_file",
     "open_parquet",
     "split_by",
     "split_dirichlet",

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from archipel.datasets.dataset import INPUT, LABEL, ArrayDataset, Dataset, Stream
 from archipel.datasets.labelled import Labelled
 from archipel.errors import DatasetError
+
+_BY_SUFFIX = {
+    # What a file's name ends with: "module:function" in `archipel.datasets.readers`.
+    ".csv": "csv_files:open_csv",
+    ".csv.gz": "csv_files:open_csv",
+    ".tsv": "csv_files:open_csv",
+    ".tsv.gz": "csv_files:open_csv",
+    ".data.gz": "csv_files:open_csv",
+    ".parquet": "parquet:open_parquet",
+    ".arrow": "arrow_files:open_arrow",
+    ".feather": "arrow_files:open_arrow",
+    ".npy": "arrays:open_arrays",
+    ".npz": "arrays:open_arrays",
+}
+_BY_CONTENT = {
+    # What lies in a folder: the same.
+    "*.parquet": "parquet:open_parquet",
+    "*.npy": "arrays:open_arrays",
+}
 
 
 def as_dataset(data: object) -> Dataset | Stream:
@@ -18,6 +41,7 @@ def as_dataset(data: object) -> Dataset | Stream:
     - a dict of arrays `[examples, ...]`: its names are the fields
     - `(inputs, labels)`: the fields "input" and "label"
     - `Labelled`: the same
+    - a path: `open_file` opens it
 
     Raises DatasetError for anything else, and for arrays that do not fit each other.
 
@@ -29,6 +53,8 @@ def as_dataset(data: object) -> Dataset | Stream:
         return ArrayDataset({INPUT: data.inputs, LABEL: data.labels})
     if isinstance(data, Dataset | Stream):
         return data
+    if isinstance(data, str | os.PathLike):
+        return open_file(data)
     if isinstance(data, Mapping):
         return ArrayDataset(data)
     if isinstance(data, tuple) and len(data) == 2:
@@ -36,6 +62,37 @@ def as_dataset(data: object) -> Dataset | Stream:
     if isinstance(data, np.ndarray):
         return ArrayDataset({INPUT: data})
     raise DatasetError(
-        f"expected a data set, arrays by name or (inputs, labels), got {type(data).__name__}; "
+        f"expected a data set, a path, arrays by name or (inputs, labels), got {type(data).__name__}; "
         "see archipel.datasets.Dataset for what a data set has"
     )
+
+
+def open_file(path: str | os.PathLike[str], **options: Any) -> Dataset | Stream:
+    """The examples of a file or folder, by what its name ends with or what lies in it.
+
+    Arguments:
+        path: the file or folder.
+        options: what the reader of such files takes: `open_csv`, `open_parquet`, `open_arrow` or `open_arrays`.
+
+    Raises DatasetError for a file of another kind, an option that its reader does not have, and as its reader does.
+
+    Example:
+        data = open_file("adult.csv", on_bad="skip")
+    """
+    where = Path(path)
+    if where.is_dir():
+        found = [reader for pattern, reader in _BY_CONTENT.items() if next(where.glob(pattern), None)]
+        if not found:
+            raise DatasetError(f"{where}: nothing in this folder can be read as data ({', '.join(_BY_CONTENT)})")
+    else:
+        found = [reader for suffix, reader in _BY_SUFFIX.items() if where.name.lower().endswith(suffix)]
+        if not found:
+            kinds = ", ".join(_BY_SUFFIX)
+            raise DatasetError(f"{where}: expected a file that ends with one of {kinds}; name it so, or convert it")
+    module, _, function = found[0].partition(":")
+    opener = getattr(importlib.import_module(f"archipel.datasets.readers.{module}"), function)
+    known = opener.__kwdefaults__ or {}
+    if unknown := sorted(set(options) - set(known)):
+        raise DatasetError(f"{where}: {function} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
+    opened: Dataset | Stream = opener(where, **options)
+    return opened

@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from archipel.graph.model_card import CARD_KEY
 from archipel.graph.parameters import NAMES_KEY, STATE_KEY
 from archipel.graph.passes.constants import EXACT, UNPACK
 from archipel.graph.walk import proto_bodies
@@ -16,12 +17,13 @@ _OWN = "archipel."
 _LISTS = (NAMES_KEY, STATE_KEY)
 
 
-def slim(model: ir.Model, lists: bool = False) -> onnx.ModelProto:
-    """The model without shapes that inference can restore, the list of its parameters, and other tools' metadata.
+def slim(model: ir.Model, lists: bool = False, card: bool = False) -> onnx.ModelProto:
+    """The model without shapes that inference can restore, the list of its parameters, its card, and other tools'
+    metadata.
 
     In a small network these are a tenth of the file. Exporters' metadata contains paths of somebody's source code, and
     runtimes may act on it, so bundles have none. `lists`: keep the list of parameters, and what the source's state has
-    beside them.
+    beside them. `card`: keep the card, which a bundle has once, in a file of its own.
     """
     proto = ir.to_proto(model)
     graph = proto.graph
@@ -34,7 +36,8 @@ def slim(model: ir.Model, lists: bool = False) -> onnx.ModelProto:
     types = {value.name: value.type for value in inferred.graph.value_info}
     graph.value_info.extend(value for name, value in kept.items() if not _is_inferred(types.get(name), value.type))
     own = [key for entry in proto.metadata_props if (key := entry.key).startswith(_OWN)]
-    _keep_metadata(proto, own if lists else [key for key in own if key not in _LISTS])
+    dropped = (() if lists else _LISTS) + (() if card else (CARD_KEY,))
+    _keep_metadata(proto, [key for key in own if key not in dropped])
     _clean(graph)
     for function in proto.functions:
         _keep_metadata(function)

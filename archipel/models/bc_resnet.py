@@ -1,7 +1,7 @@
 """BC-ResNet for keyword spotting (Kim et al. 2021, "Broadcasted Residual Learning", section 2 and table 1).
 
-Beside `ds_cnn`, which takes MFCC, it takes a log-mel spectrogram. At less than half of the parameters the paper reports
-96.6 % on Google Speech Commands v1 and 96.9 % on v2, with 12 classes each.
+It takes a log-mel spectrogram, where `ds_cnn` takes MFCC, and has less than half of the parameters. For its largest
+network (`width=64`) the paper reports 98.0 % on Google Speech Commands v1 and 98.7 % on v2, with 12 classes each.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ PUBLIC = {
     "decode_manifest decode_private_key development_key development_key_file encode_manifest "
     "encode_private_key generate_development_key generate_key is_development_key load_private_key "
     "load_public_key open_bundle open_release pack parameter_specs read_weights release_pages role_of "
-    "save_private_key save_public_key unpack weights_layout write_bundle write_weights",
+    "CardData CardMetric ModelCard decode_card encode_card parse_card save_private_key save_public_key unpack "
+    " weights_layout write_bundle write_weights",
     "archipel.client": "Agent AgentConfig ConditionSettings Conditions Entry Event FileKeys KeyStore Outcome Probe "
     "data_key erase pause paused resume",
     "archipel.compression": "Comparison CompressedModel Distil DynamicInt8 Examples FineTune Float16 LowRank Measured "
@@ -27,10 +28,10 @@ PUBLIC = {
     "compress load_recipe parse_recipe write_recipe",
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
     "convert_variants export open_model variant_recipes",
-    "archipel.datasets": "ArrayDataset Batches Dataset DigitsByWriter Field HarByPerson HarWindows Labelled "
-    "LabelledSplits Stream Subset WriterSplit as_dataset cifar10 "
-    "digits_by_writer fashion_mnist har_by_person har_windows mnist open_parquet split_by split_dirichlet split_iid "
-    "split_own_digits split_writers write_records",
+    "archipel.datasets": "ArrayDataset Batches CsvStream Dataset DigitsByWriter Field HarByPerson HarWindows Labelled "
+    "LabelledSplits Stream Subset WriterSplit as_dataset cifar10 digits_by_writer fashion_mnist har_by_person "
+    "har_windows mnist open_arrays open_arrow open_csv open_file open_parquet split_by split_dirichlet "
+    "split_iid split_own_digits split_writers write_records",
     "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from archipel.bundle import parse_card
 from archipel.cli.models.convert.analysis_options import AnalysisOptions
 from archipel.compression.recipe import parse_recipe
 from archipel.operator import TaskRequest
@@ -26,6 +27,7 @@ RUN = {
     "docs/compression.md",
     "docs/device.md",
     "docs/importing.md",
+    "docs/models.md",
     "docs/operations.md",
     "docs/operator-api.md",
     "docs/python_functions.md",
@@ -37,6 +39,8 @@ RUN = {
 }
 TASKS = "docs/operations.md"
 """The page whose TOML is of tasks, rollouts and analyses; elsewhere it is of recipes."""
+CARDS = "docs/models.md"
+"""The page whose TOML is of model cards."""
 SHOWN = {"text", "mermaid", "json", "ts", "kotlin", "swift", "toml"}
 """Drawings, the manifests that test_design.py validates, other languages, recipes and tasks."""
 
@@ -73,6 +77,8 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
                 check_gate(gate)
             else:
                 msgspec.convert({**values, "bundle": "0" * 64}, TaskRequest)
+        elif page == CARDS:
+            assert parse_card(text)
         else:
             assert parse_recipe(text), page
 
@@ -111,7 +117,7 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
         "docs/transformations.md",
         *(
             pytest.param(page, marks=pytest.mark.slow)
-            for page in ("docs/python_functions.md", "docs/importing.md", "docs/strategies.md", TASKS)
+            for page in ("docs/python_functions.md", "docs/importing.md", CARDS, "docs/strategies.md", TASKS)
         ),
     ],
 )

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from archipel.bundle import (
     Limits,
     Lineage,
+    ModelCard,
     Phase,
     PrivacyPolicy,
     Program,
@@ -40,6 +41,7 @@ def make_bundle(
     lineage: Lineage | None = None,
     policy: dict[str, Any] | None = None,
     not_after: int = 0,
+    card: ModelCard | None = None,
 ) -> Path:
     """A bundle with parameters w [3, 2] and b [2], all zero. Its graphs have no nodes: the server runs none."""
     tensors = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
@@ -134,6 +136,7 @@ def make_bundle(
         strategy=strategy,
         lineage=lineage or Lineage(),
         not_after=not_after,
+        card=card,
     )
     file = folder / f"{name}.bundle"
     pack(folder / name, file)

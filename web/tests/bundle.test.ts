@@ -53,6 +53,11 @@ describe("a sound bundle", () => {
     expect([...opened.parameters().keys()]).toEqual(opened.manifest.parameters.map(({ name }) => name));
   });
 
+  test("may have a model card, which no browser reads", async () => {
+    const opened = await openBundle(await withFile(bundle, "card.json", new TextEncoder().encode("{}")), KEYS);
+    expect(opened.manifest.name).toBe("mlp");
+  });
+
   test("is laid out as the tests' own writer does", () => {
     expect(Buffer.compare(pack(FILES), bundle)).toBe(0);
   });

@@ -23,7 +23,7 @@ from archipel.cli.models.bundles import is_bundle, open_unverified, open_verifie
 from archipel.cli.models.convert.notes import made_by
 from archipel.cli.models.inspect_text import bundle_text, onnx_text
 from archipel.cli.models.releases import show_release
-from archipel.errors import ArchipelError, CommandError
+from archipel.errors import ArchipelError, BundleError, CommandError
 from archipel.lite_runtime.self_test import count_examples
 
 if TYPE_CHECKING:
@@ -120,6 +120,7 @@ def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
         **_made_by(bundle),
         "self_test": _self_test(bundle),
         "source": manifest.source or None,
+        **_card(bundle),
         "programs": [
             {
                 **program_facts(name, program, files.get(program.file, 0), _precision(bundle, program)),
@@ -140,6 +141,14 @@ def bundle_facts(bundle: BundleContents) -> dict[str, Any]:
     }
 
 
+def _card(bundle: BundleContents) -> dict[str, Any]:
+    """The card; None without one, and its error under "card_problem" where it cannot be read."""
+    try:
+        return {"card": None if bundle.card is None else msgspec.to_builtins(bundle.card)}
+    except BundleError as error:
+        return {"card": None, "card_problem": str(error)}
+
+
 def onnx_facts(path: Path) -> dict[str, Any]:
     """Everything that the command shows of an ONNX file, as values for JSON.
 
@@ -147,6 +156,7 @@ def onnx_facts(path: Path) -> dict[str, Any]:
     """
     from archipel.graph.parameters import trainable_names  # first: its error names the extra that is missing
     from archipel.compression.stored import read_stored  # isort: skip
+    from archipel.graph.model_card import card_of
 
     model = read_stored(path)
     parameters, trainable = model.parameters, set(trainable_names(model.ir, "*"))
@@ -154,7 +164,7 @@ def onnx_facts(path: Path) -> dict[str, Any]:
         side: [{"name": info.name, "dtype": info.dtype, "shape": list(info.shape)} for info in infos]
         for side, infos in (("inputs", model.inputs), ("outputs", model.outputs))
     }
-    graph = _graph(model)
+    graph, card = _graph(model), card_of(model.ir)
     return {
         "kind": "onnx",
         "name": path.name,
@@ -162,6 +172,7 @@ def onnx_facts(path: Path) -> dict[str, Any]:
         "ir_version": model.ir.ir_version,
         "opsets": dict(model.ir.graph.opset_imports),
         "producer": " ".join(filter(None, (model.ir.producer_name, model.ir.producer_version))),
+        "card": None if card is None else msgspec.to_builtins(card),
         **ports,
         **{name: value for name, value in graph.items() if name != "dtypes"},
         "peak_bytes": _peak_bytes(model),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from archipel.cli.input_output.tables import table
+from archipel.cli.models.card import card_lines
 from archipel.cli.models.convert.notes import note_lines
 from archipel.cli.models.update_text import update_lines
 from archipel.lite_runtime.self_test import describe_vectors
@@ -44,6 +45,9 @@ def bundle_text(facts: Mapping[str, Any], layers: bool) -> str:
     lines += [f"note: {note}" for note in note_lines(facts)]
     lines += [f"recipe: {part}" for part in lineage["recipe"]]
     lines += [f"metric: {name} {value:.6g}" for name, value in sorted(lineage["metrics"].items())]
+    if facts.get("card_problem"):
+        lines.append(f"card: cannot be shown: {facts['card_problem']}")
+    lines += card_lines(facts["card"]) if facts["card"] else []
     for program in facts["programs"]:
         repeated = f", {program['steps']} steps at once" if program["steps"] > 1 else ""
         form = f"; {program['form']}, {program['precision']}" if program["form"] else ""
@@ -63,6 +67,7 @@ def onnx_text(facts: Mapping[str, Any], layers: bool) -> str:
         lines.append(f"made by {facts['producer']}")
     if facts["peak_bytes"] is not None:
         lines.append(f"peak {facts['peak_bytes']:,} bytes of weights and values for one example")
+    lines += card_lines(facts["card"]) if facts["card"] else []
     lines += _graph(facts)
     for arrow, side in (("<-", "inputs"), ("->", "outputs")):
         lines += [f"  {arrow} {_port(port)}" for port in facts[side]]

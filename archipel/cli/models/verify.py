@@ -186,7 +186,7 @@ def check_opening(path: Path, key_files: Sequence[Path], folder: str) -> tuple[l
 def check_contents(bundle: Bundle, run: bool = True) -> list[Check]:
     """The checks of a bundle whose publisher is trusted: graphs, limits, and with `run` the self-test."""
     graphs = list(_check_programs(bundle))
-    checks = [*graphs, _check_limits(bundle)]
+    checks = [*graphs, _check_limits(bundle), *_check_card(bundle)]
     if not any(program.kind == "predict" for program in bundle.manifest.programs.values()):
         return [*checks, Check("self-test", None, "there is no predict program")]
     if not run:
@@ -209,6 +209,14 @@ def _check_programs(bundle: Bundle) -> Iterator[Check]:
             yield Check(f"program {name}", False, str(error))
         else:
             yield Check(f"program {name}", True, f"valid for ONNX Runtime {onnxruntime.__version__}")
+
+
+def _check_card(bundle: Bundle) -> list[Check]:
+    """Whether the model card can be read; no check where there is none."""
+    try:
+        return [] if bundle.card is None else [Check("card", True, bundle.card.name)]
+    except BundleError as error:
+        return [Check("card", False, str(error))]
 
 
 def _check_limits(bundle: Bundle) -> Check:

@@ -97,7 +97,7 @@ def save_point(
     content = {"point": number, "seed": seed, "seconds": seconds, "metrics": asdict(metrics)}
     with creating_folder(folder) as partial:
         (partial / RECIPE).write_text(command + write_recipe(recipe), encoding="utf-8")
-        onnx.save(slim(deployed.ir), partial / MODEL)
+        onnx.save(slim(deployed.ir, card=True), partial / MODEL)
         model.save(partial / TRAINABLE, trainable=True)
         (partial / METRICS).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return Point(number, folder, tuple(recipe), seed, metrics, seconds)

@@ -16,7 +16,6 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-
 from archipel.engine_registry import Refusal
 from archipel.errors import ArchipelError, RuntimeProgramError, one_line
 from archipel.graph.importing.bundled import read_bundled

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.bundle import Bundle, decode_manifest, generate_key, pack
+from archipel.bundle import Bundle, generate_key, pack
 from archipel.bundle.graphs import inspect_graph
-from archipel.graph.importing.bundled import read_bundled
 from archipel.converter import export
 from archipel.errors import BundleError, ModelImportError, UnsafeGraphError, UnsafePathError
+from archipel.graph.importing.bundled import read_bundled
 from archipel.lite_runtime import Runtime, load
 from archipel.lite_runtime.slots.model_slots import Slots
 from tests.attacks.sandbox_bundles import SECRET, device_key, external, public, signed, upload
@@ -110,6 +110,7 @@ def test_a_file_and_slots_take_it_no_more_than_a_folder(tmp_path: Path, key: Ed2
 def test_a_bundle_that_nobody_opened_is_not_run_either(tmp_path: Path, key: Ed25519PrivateKey) -> None:
     device_key(tmp_path)
     folder = signed(tmp_path / "bundle", key, upload(external("t", "../device.key")))
+    manifest = decode_manifest((folder / "manifest.json").read_bytes())
     with pytest.raises(UnsafeGraphError):
         Runtime(Bundle(folder, manifest, "0" * 64, public(key)[0]))
 

@@ -16,6 +16,7 @@ from archipel.cli.input_output.publisher_keys import read_signing_key, signing_k
 from archipel.cli.input_output.sources import has_bundle, learned_weights, open_source
 from archipel.cli.input_output.spelling import spells_options
 from archipel.cli.models.agreement import AgreementOptions, agreement_options
+from archipel.cli.models.card import card_option, read_card
 from archipel.cli.models.convert.analysis_options import AnalysisOptions, analysis_options
 from archipel.cli.models.convert.lists import ALL, LISTS, list_text
 from archipel.cli.models.convert.model_options import ModelOptions, model_options
@@ -57,6 +58,7 @@ def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 @training_options
 @model_options
 @click.option("--name", help="The bundle's name. Default: the output's.")
+@card_option
 @validity_options
 @policy_options
 @analysis_options
@@ -81,6 +83,7 @@ def convert_command(
     training: TrainingOptions,
     model_settings: ModelOptions,
     name: str | None,
+    card_file: Path | None,
     validity: ValidityOptions,
     policy: PolicyOptions,
     analysis: AnalysisOptions,
@@ -128,6 +131,7 @@ def convert_command(
         )
     trained, signing = training.training(), validity.signing(key)
     privacy, analysed = policy.privacy(), analysis.read()
+    card = read_card(card_file)
     with (
         tempfile.TemporaryDirectory() as folder,
         catch_ctrl_c(resume_hint(compression.work)) as check,
@@ -147,6 +151,7 @@ def convert_command(
             min_snr=agreement.min_snr,
             privacy=privacy,
             self_test=None if self_test is None else _examples(self_test),
+            card=card,
             batch_size=training.batch_size,
         )
         on_progress = progress_callback(check, show)

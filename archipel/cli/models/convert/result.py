@@ -31,6 +31,7 @@ def bundle_result(bundle: Bundle, output: Path) -> dict[str, Any]:
         "parameters": len(manifest.parameters),
         "self_test": vectors,
         "metrics": dict(manifest.lineage.metrics),
+        "card": None if bundle.card is None else bundle.card.name,
         "notes": _notes(bundle),
     }
 
@@ -74,6 +75,8 @@ def result_text(facts: Mapping[str, Any]) -> str:
     lines += agreement_lines(metrics)
     lines.append(f"self-test: {facts['self_test'] or 'without vectors; devices predict one example of zeros'}")
     lines.append(f"programs {', '.join(facts['programs'])}; {facts['parameters']} parameters")
+    if facts["card"] is not None:
+        lines.append(f"card: {facts['card']}")
     if not facts["trains"]:
         lines.append("it predicts only; with --loss devices can train it")
     return "\n".join([*lines, *(f"note: {note}" for note in facts["notes"])])

@@ -20,6 +20,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "analysis": "--analysis",
         "compression": "--recipe",
         "name": "--name",
+        "card": "--card",
         "privacy": "--policy",
         "self_test": "--self-test",
         "min_agreement": "--min-agreement",

@@ -9,6 +9,7 @@ from archipel.training.cloud.ops import matmul as matmul
 from archipel.training.cloud.ops import normalization as normalization
 from archipel.training.cloud.ops import pad as pad
 from archipel.training.cloud.ops import pooling as pooling
+from archipel.training.cloud.ops import recurrent as recurrent
 from archipel.training.cloud.ops import reduce as reduce
 from archipel.training.cloud.ops import scatter as scatter
 from archipel.training.cloud.ops import selection as selection

@@ -56,9 +56,19 @@ def conv_transpose(ctx: NodeContext) -> torch.Tensor:
         # A negative end adds zeros, where the output is to be larger than what the input reaches.
         ends = [w - o - b for w, o, b in zip(whole, wanted, begins)]
     function = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[spatial - 1]
+    group = ctx.integer("group", 1)
+    known = all(isinstance(number, int) for number in (*begins, *ends))
+    if (
+        known
+        and begins == ends
+        and min(begins) >= 0
+        and all(e < max(s, d) for e, s, d in zip(extra, strides, dilations))
+    ):
+        return function(x, w, bias, strides, begins, extra, group, dilations)
     # Everything first, with what output_padding adds at the end; then what the pads take off at both ends.
-    y = function(x, w, bias, strides, [0] * spatial, [0] * spatial, ctx.integer("group", 1), dilations)
-    return pad_constant(y, [-b for b in begins], [e - end for e, end in zip(extra, ends)], 0.0)
+    y = function(x, w, None, strides, [0] * spatial, [0] * spatial, group, dilations)
+    y = pad_constant(y, [-b for b in begins], [e - end for e, end in zip(extra, ends)], 0.0)
+    return y if bias is None else y + bias.reshape([-1, *[1] * spatial])
 
 
 def _positive(ctx: NodeContext, number: Any) -> Any:

@@ -27,6 +27,8 @@ class BatchNormalization(nn.Module):
     def forward(
         self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
     ) -> torch.Tensor:
+        if x.ndim == 1:  # of one channel
+            return self.forward(x.unsqueeze(1), scale, bias, mean, variance).squeeze(1)
         training = self.training and not self.frozen
         if training and x.numel() == x.size(1):
             # One element has no variance: the running variance stays, as in archipel's training steps.
