@@ -50,10 +50,10 @@ class ProgramSession(ABC):
     """Whether it holds what `bind` calls kept in memory of its own. Then sessions of other engines cannot go on with
     the arrays of `bound`."""
 
-    def fetch(self, arrays: Iterable[np.ndarray], bound: dict[int, Any]) -> None:
+    def fetch(self, arrays: Iterable[np.ndarray], bound: dict[int, Any]) -> None:  # noqa: B027
         """Write what runs have made of these kept arrays into them, where it is not in them already."""
 
-    def send(self, arrays: Iterable[np.ndarray], bound: dict[int, Any]) -> None:
+    def send(self, arrays: Iterable[np.ndarray], bound: dict[int, Any]) -> None:  # noqa: B027
         """Let the next run read the present content of these kept arrays."""
 
     @abstractmethod

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.bundle import Bundle, generate_key, pack
+from archipel.bundle import Bundle, decode_manifest, generate_key, pack
 from archipel.bundle.graphs import inspect_graph
 from archipel.converter import export
 from archipel.errors import BundleError, ModelImportError, UnsafeGraphError, UnsafePathError
