@@ -31,7 +31,7 @@ from archipel.datasets import DigitsByWriter, digits_by_writer
 from archipel.datasets.splits import seeded_order
 from archipel.models import digits_cnn
 from archipel.training import losses, optimizers
-from archipel.training.cloud import Epoch, fit, random_shift
+from archipel.training.cloud import Epoch, TrainConfig, random_shift, train
 
 HELD_OUT_WRITERS = 40
 REHEARSAL_PER_CLASS = 12
@@ -51,19 +51,16 @@ def main() -> int:
     digits = digits_by_writer()
     writers = seeded_order(np.unique(digits.writers).tolist(), "browser demo")
     held_out, known = digits.of(writers[:HELD_OUT_WRITERS]), digits.of(writers[HELD_OUT_WRITERS:])
-    result = fit(
+    result = train(
         digits_cnn(0),
-        known.inputs(),
-        known.targets(),
-        (held_out.inputs(), held_out.targets()),
-        seed=0,
-        batch_size=128,
-        learning_rate=4e-3,
-        max_epochs=EPOCHS,
-        augment=random_shift(1),
+        (known.inputs(), known.targets()),
+        TrainConfig(
+            optimizer=optimizers.adam(lr=4e-3), epochs=EPOCHS, batch_size=128, augment=random_shift(1), device="cpu"
+        ),
+        validation=(held_out.inputs(), held_out.targets()),
         on_epoch=show,
     )
-    accuracy = max(epoch.validation_accuracy for epoch in result.history)
+    accuracy = max(epoch.metrics["accuracy"] for epoch in result.history)
     if accuracy < WANTED_ACCURACY:
         print(f"the network is right on {accuracy:.1%} of the held-out digits, expected {WANTED_ACCURACY:.0%} or more")
         return 1
@@ -96,7 +93,7 @@ def main() -> int:
 
 
 def show(epoch: Epoch) -> None:
-    print(f"epoch {epoch.number} of {EPOCHS}: {epoch.validation_accuracy:.1%} on held-out people", flush=True)
+    print(f"epoch {epoch.number} of {EPOCHS}: {epoch.metrics['accuracy']:.1%} on held-out people", flush=True)
 
 
 def records(digits: DigitsByWriter, per_class: int) -> bytes:

@@ -14,9 +14,12 @@ from archipel.datasets.opening import as_dataset, open_file
 from archipel.datasets.partitions import split_by, split_dirichlet, split_iid
 from archipel.datasets.readers.arrays import open_arrays
 from archipel.datasets.readers.arrow_files import open_arrow
+from archipel.datasets.readers.audio import open_audio
 from archipel.datasets.readers.csv_files import CsvStream, open_csv
+from archipel.datasets.readers.images import open_images
 from archipel.datasets.readers.parquet import open_parquet
 from archipel.datasets.readers.records import write_records
+from archipel.datasets.readers.text import open_lines, open_text
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
 
 __all__ = [
@@ -42,9 +45,13 @@ __all__ = [
     "mnist",
     "open_arrays",
     "open_arrow",
+    "open_audio",
     "open_csv",
     "open_file",
+    "open_images",
+    "open_lines",
     "open_parquet",
+    "open_text",
     "split_by",
     "split_dirichlet",
     "split_iid",

@@ -26,11 +26,15 @@ _BY_SUFFIX = {
     ".feather": "arrow_files:open_arrow",
     ".npy": "arrays:open_arrays",
     ".npz": "arrays:open_arrays",
+    ".txt": "text:open_text",
+    ".txt.gz": "text:open_text",
 }
 _BY_CONTENT = {
     # What lies in a folder: the same.
     "*.parquet": "parquet:open_parquet",
     "*.npy": "arrays:open_arrays",
+    "*.txt": "text:open_text",
+    "*.txt.gz": "text:open_text",
 }
 
 
@@ -72,7 +76,8 @@ def open_file(path: str | os.PathLike[str], **options: Any) -> Dataset | Stream:
 
     Arguments:
         path: the file or folder.
-        options: what the reader of such files takes: `open_csv`, `open_parquet`, `open_arrow` or `open_arrays`.
+        options: what the reader of such files takes: `open_csv`, `open_parquet`, `open_arrow`, `open_arrays`,
+            `open_text`, `open_images` or `open_audio`.
 
     Raises DatasetError for a file of another kind, an option that its reader does not have, and as its reader does.
 
@@ -82,8 +87,12 @@ def open_file(path: str | os.PathLike[str], **options: Any) -> Dataset | Stream:
     where = Path(path)
     if where.is_dir():
         found = [reader for pattern, reader in _BY_CONTENT.items() if next(where.glob(pattern), None)]
+        found = found or [reader for suffixes, reader in _in_folders() if _has(where, suffixes)]
         if not found:
-            raise DatasetError(f"{where}: nothing in this folder can be read as data ({', '.join(_BY_CONTENT)})")
+            raise DatasetError(
+                f"{where}: nothing in this folder can be read as data ({', '.join(_BY_CONTENT)}, pictures or sounds, "
+                "alone or in a folder for each class)"
+            )
     else:
         found = [reader for suffix, reader in _BY_SUFFIX.items() if where.name.lower().endswith(suffix)]
         if not found:
@@ -96,3 +105,15 @@ def open_file(path: str | os.PathLike[str], **options: Any) -> Dataset | Stream:
         raise DatasetError(f"{where}: {function} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
     opened: Dataset | Stream = opener(where, **options)
     return opened
+
+
+def _in_folders() -> list[tuple[tuple[str, ...], str]]:
+    from archipel.datasets.readers import audio, images
+
+    return [(images.SUFFIXES, "images:open_images"), (audio.SUFFIXES, "audio:open_audio")]
+
+
+def _has(folder: Path, suffixes: tuple[str, ...]) -> bool:
+    return any(
+        name.lower().endswith(suffixes) for _, _, names in os.walk(folder) for name in names if not name.startswith(".")
+    )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import onnx
 import onnx_ir as ir
 
+from archipel.errors import ModelImportError
 from archipel.graph.model import Model
 from archipel.preprocessing.transform import Transform
 
 KEY = "archipel.preprocessing"
+_SHORT = 4  # numbers that a line shows
 
 
 def to_settings(transforms: Sequence[Transform]) -> list[dict[str, Any]]:
@@ -38,6 +42,28 @@ def describe(model: Model) -> list[dict[str, Any]]:
     The file may be anybody's, so this is for people: the graph is what is computed.
     """
     return _tables(model.ir.metadata_props.get(KEY))
+
+
+def describe_file(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """As `describe`, of an ONNX file, without reading its weights. Raises ModelImportError that names the file."""
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except Exception as error:  # the file may be anybody's: protobuf raises exceptions of its own
+        raise ModelImportError(f"{os.fspath(path)}: not a valid ONNX file ({type(error).__name__})") from error
+    return _tables({entry.key: entry.value for entry in proto.metadata_props}.get(KEY))
+
+
+def text_of(tables: Sequence[Mapping[str, Any]]) -> str:
+    """The transforms of `describe` in one line: "raw uint8 [batch, 32, 32, 3] -> scale -> normalize mean=3 numbers"."""
+    return " -> ".join(" ".join([str(table.get("kind")), *_field_texts(table)]) for table in tables)
+
+
+def _field_texts(table: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in table.items():
+        if isinstance(value, list):
+            value = f"{len(value)} numbers" if len(value) > _SHORT else f"[{', '.join(map(str, value))}]"
+        if name != "kind":
+            yield str(value) if table.get("kind") == "raw" and name in ("dtype", "shape") else f"{name}={value}"
 
 
 def _tables(text: str | None) -> list[dict[str, Any]]:

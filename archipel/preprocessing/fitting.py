@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,13 +20,16 @@ from archipel.preprocessing.transform import Transform
 _ROWS = 64  # examples prepared at once
 
 
-def fitted(transforms: Sequence[Transform], data: NDArray[Any] | Iterable[NDArray[Any]]) -> list[Transform]:
-    """The transforms of one input with numbers for each `Normalize` that has none, measured on raw examples.
+def fitted(
+    transforms: Sequence[Transform], data: NDArray[Any] | Iterable[NDArray[Any]] | Mapping[str, NDArray[Any]]
+) -> list[Transform]:
+    """The transforms with numbers for each `Normalize` that has none, measured on raw examples.
 
     Arguments:
-        transforms: of one input; without a `Raw` at their head, the data say what is raw.
+        transforms: without a `Raw` at their head, the data say what is raw.
         data: the raw examples as an array [examples, ...], or batches [batch, ...], which are read once for each
-            `Normalize` without numbers: a list, a memory map, anything that can be read again.
+            `Normalize` without numbers: a list, a memory map, anything that can be read again. Or arrays by name, for
+            transforms of several inputs: the names of the raw inputs.
 
     Returns the same transforms, with the mean and the standard deviation (of the population) along each `axis`,
     computed in float64. A place whose numbers are all equal gets a deviation of 1.
@@ -36,12 +39,34 @@ def fitted(transforms: Sequence[Transform], data: NDArray[Any] | Iterable[NDArra
     Example:
         transforms = preprocessing.fitted([Raw("uint8", ("batch", 32, 32, 3)), Scale(), Normalize()], images)
     """
+    if isinstance(data, Mapping):
+        return _fitted_by_name(transforms, data)
     batches = [data] if isinstance(data, np.ndarray) else data
     result = list(transforms)
     for index, part in enumerate(result):
         if isinstance(part, Normalize) and not part.mean:
             mean, std = _moments(result[:index], batches, part.axis)
             result[index] = msgspec.structs.replace(part, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
+    return result
+
+
+def _fitted_by_name(transforms: Sequence[Transform], data: Mapping[str, NDArray[Any]]) -> list[Transform]:
+    starts = [index for index, part in enumerate(transforms) if isinstance(part, Raw)] or [0]
+    result: list[Transform] = list(transforms[: starts[0]])
+    for start, end in zip(starts, [*starts[1:], len(transforms)]):
+        parts, head = transforms[start:end], transforms[start] if transforms else None
+        if not any(isinstance(part, Normalize) and not part.mean for part in parts):
+            result.extend(parts)
+            continue
+        name = (head.name or head.input) if isinstance(head, Raw) else ""
+        if not name and len(data) == 1:
+            name = next(iter(data))
+        if name not in data:
+            raise PreprocessingError(
+                f"normalize: no data for the raw input {name!r}, only for {', '.join(map(repr, data)) or 'none'}; its "
+                "Raw says its name"
+            )
+        result.extend(fitted(parts, data[name]))
     return result
 
 

@@ -11,6 +11,7 @@ from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, is_float
 from archipel.preprocessing.transform import Transform, along, finite, floating, number_type, shape_text, with_shape
 
+_MAX_CLASSES = 1 << 20
 Number = Literal["float32", "float64", "int32", "int64"]
 
 
@@ -118,7 +119,7 @@ class OneHot(Transform, frozen=True):
     classes: int
 
     def check(self) -> None:
-        self.need(isinstance(self.classes, int) and self.classes > 0, "classes is a whole number above 0")
+        self.need(0 < self.classes <= _MAX_CLASSES, f"classes is 1 to {_MAX_CLASSES}")
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
         self.need(not is_float(x), f"takes whole numbers, got {number_type(x)}; put it first")

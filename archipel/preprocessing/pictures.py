@@ -15,6 +15,7 @@ from archipel.preprocessing.transform import Transform, floating, number_type, s
 PictureLayout = Literal["NHWC", "NCHW"]
 RGB = (0.299, 0.587, 0.114)
 """The share of red, green and blue in luma: ITU-R BT.601, as in Pillow's and PyTorch's conversions."""
+_MAX_SIDE, _MAX_LENGTH = 1 << 14, 1 << 27
 _SINGLE = ir.DataType.FLOAT
 _SHORT = (ir.DataType.INT16, ir.DataType.UINT16)
 """Types for which ONNX Runtime has no Pad."""
@@ -38,7 +39,8 @@ class Resize(Transform, frozen=True):
 
     def check(self) -> None:
         _check_picture(self, self.layout)
-        self.need(len(self.size) == 2 and min(self.size) > 0, "size is height and width, both above 0")
+        right = len(self.size) == 2 and min(self.size) > 0 and max(self.size) <= _MAX_SIDE
+        self.need(right, f"size is height and width, both 1 to {_MAX_SIDE}")
         self.need(self.mode in ("bilinear", "nearest"), f"mode is bilinear or nearest, is {self.mode!r}")
         self.need(not self.antialias or self.mode == "bilinear", "antialias goes with mode bilinear")
 
@@ -84,7 +86,8 @@ class CropOrPad(Transform, frozen=True):
     value: float = 0.0
 
     def check(self) -> None:
-        self.need(self.size and min(self.size) > 0, "size has numbers above 0")
+        right = self.size and min(self.size) > 0 and max(self.size) <= _MAX_LENGTH
+        self.need(right, f"size has numbers from 1 to {_MAX_LENGTH}")
         self.need(len(self.size) == len(set(self.axes)) == len(self.axes), "size and axes are as many, axes different")
         self.need(self.at in ("center", "start"), f"at is center or start, is {self.at!r}")
 

@@ -11,6 +11,8 @@ from archipel.bundle.roles import Dim, DType
 from archipel.graph.build import Builder
 from archipel.preprocessing.transform import Transform
 
+_MAX_SIZE = 1 << 31
+
 
 class Raw(Transform, frozen=True):
     """The head of the transforms of one input: its type and sizes as devices and files have them.
@@ -33,11 +35,8 @@ class Raw(Transform, frozen=True):
         self.need(self.dtype in types, f"dtype is one of {', '.join(types)}, is {self.dtype!r}")
         self.need(self.shape, "shape has at least the batch")
         for size in self.shape:
-            whole = isinstance(size, int) and not isinstance(size, bool)
-            self.need(
-                size if isinstance(size, str) else whole and size > 0,
-                f"shape has sizes above 0 and names, not {size!r}",
-            )
+            right = size != "" if isinstance(size, str) else 0 < size <= _MAX_SIZE
+            self.need(right, f"shape has sizes from 1 to {_MAX_SIZE} and names, not {size!r}")
 
     @property
     def element(self) -> ir.DataType:

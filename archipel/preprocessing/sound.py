@@ -19,7 +19,7 @@ from archipel.preprocessing.mel import MelScale, cosine_transform, mel_filters
 from archipel.preprocessing.transform import Transform, floating, number_type, with_shape
 from archipel.preprocessing.windows import frames_of
 
-_MAX_POINTS = 1 << 16  # of a Fourier transform: its kernels have as many elements squared
+_MAX_POINTS = 1 << 13  # of a Fourier transform: its kernels have as many elements squared, here 268 MB
 
 
 class Spectrogram(Transform, frozen=True):
@@ -121,7 +121,8 @@ class LogMel(Spectrogram, frozen=True):
     def check(self) -> None:
         super().check()
         self.need(np.isfinite(self.sample_rate) and self.sample_rate > 0, "sample_rate is above 0 Hz")
-        self.need(self.bands > 0, "bands is above 0")
+        bins = self.points // 2 + 1
+        self.need(0 < self.bands <= bins, f"bands is 1 to {bins}, the bins of {self.points} points")
         self.need(0 <= self.low < self.top <= self.sample_rate / 2, "0 <= low < high <= half the sample rate")
         self.need(self.scale in ("htk", "slaney"), f"scale is htk or slaney, is {self.scale!r}")
         self.need(self.norm in ("area", "none"), f"norm is area or none, is {self.norm!r}")

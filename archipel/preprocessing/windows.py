@@ -9,6 +9,8 @@ from archipel.graph.build import Builder
 from archipel.graph.shapes import dims
 from archipel.preprocessing.transform import Transform, with_shape
 
+_MAX_PLACES = 1 << 24
+
 
 class Frames(Transform, frozen=True):
     """Windows of a recording: [batch, samples, ...] -> [batch, frames, length, ...], of any type.
@@ -23,13 +25,16 @@ class Frames(Transform, frozen=True):
     hop: int = 0
 
     def check(self) -> None:
-        self.need(self.length > 0 and self.hop >= 0, "length and hop are above 0")
+        self.need(0 < self.length <= _MAX_PLACES and self.hop >= 0, f"length is 1 to {_MAX_PLACES}, hop above 0")
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
         shape = dims(x)
         self.need(len(shape) > 1, "needs an axis of samples behind the batch")
         if isinstance(shape[1], int):
             self.need(shape[1] >= self.length, f"needs {self.length} samples or more, got {shape[1]}")
+            # The graph stores the place of each element of each window.
+            places = (1 + (shape[1] - self.length) // (self.hop or self.length)) * self.length
+            self.need(places <= _MAX_PLACES, f"{places} elements in all windows, more than {_MAX_PLACES}")
         return frames_of(op, x, self.length, self.hop or self.length)
 
 

@@ -120,23 +120,27 @@ def accuracy(model: Model, examples: Labelled) -> float:
 
 def _train(case: Case, name: str, seed: int, splits: LabelledSplits, checkpoints: Path) -> tuple[Any, float, int]:
     """(the network in evaluation mode, seconds of all its epochs, their number)."""
-    from archipel.training.cloud import fit_one_cycle
+    from archipel.training import optimizers, schedules
+    from archipel.training.cloud import TrainConfig, train
 
     network, seconds, epochs = case.network(seed), 0.0, 0
     for index, phase in enumerate(case.phases):
-        x, y = _fields(splits.train, phase)
-        result = fit_one_cycle(
+        examples = _fields(splits.train, phase)
+        steps = phase.epochs * -(-len(splits.train) // phase.batch_size)
+        rate = schedules.one_cycle(phase.learning_rate, steps, pct_start=0.25, anneal="linear")
+        result = train(
             network,
-            x,
-            y,
-            _fields(splits.validation, phase),
-            seed=seed + 1000 * index,
-            epochs=phase.epochs,
-            batch_size=phase.batch_size,
-            learning_rate=phase.learning_rate,
-            weight_decay=phase.weight_decay,
-            augment=case.augment(),
-            checkpoint=checkpoints.with_name(f"{checkpoints.name}-{index}.pt"),
+            examples,
+            TrainConfig(
+                optimizer=optimizers.sgd(momentum=0.9, nesterov=True, weight_decay=phase.weight_decay, lr=rate),
+                decay="matrices",
+                epochs=phase.epochs,
+                batch_size=phase.batch_size,
+                seed=seed + 1000 * index,
+                augment=case.augment(),
+                checkpoint=str(checkpoints.with_name(f"{checkpoints.name}-{index}")),
+            ),
+            validation=_fields(splits.validation, phase),
             on_epoch=lambda epoch, of=phase.epochs: _say_epoch(f"{name}-{seed}", epoch, of),
         )
         network = result.module
@@ -163,7 +167,7 @@ def _threads() -> int:
 def _say_epoch(name: str, epoch: Epoch, of: int) -> None:
     _say(
         f"{name}: epoch {epoch.number}/{of}, training loss {epoch.train_loss:.4f}, validation loss "
-        f"{epoch.validation_loss:.4f}, accuracy {epoch.validation_accuracy:.2%}, {epoch.seconds:.0f} s"
+        f"{epoch.metrics['loss']:.4f}, accuracy {epoch.metrics['accuracy']:.2%}, {epoch.seconds:.0f} s"
     )
 
 

@@ -16,7 +16,8 @@ from archipel.bundle import PrivacyPolicy
 from archipel.converter import Signing, Training, convert
 from archipel.datasets import HarByPerson
 from archipel.training import losses, optimizers
-from archipel.training.cloud import fit, random_scale
+from archipel.training.cloud import TrainConfig, random_scale
+from archipel.training.cloud import train as train_network
 
 CLASSES = 6
 WIDTH = 32
@@ -70,15 +71,12 @@ def train(windows: HarByPerson, volunteers: Sequence[int], seed: int) -> nn.Modu
     def standard(values: np.ndarray) -> np.ndarray:
         return standardize.forward(torch.tensor(values)).numpy()
 
-    # So small a network is slower on several threads.
-    torch.set_num_threads(1)
-    trained = fit(
+    trained = train_network(
         network(seed),
-        standard(inputs),
-        labels,
-        (standard(parts[0].inputs), parts[0].labels),
-        seed=seed,
-        augment=random_scale(0.2),
+        (standard(inputs), labels),
+        # So small a network is slower on several threads.
+        TrainConfig(epochs=60, patience=6, augment=random_scale(0.2), seed=seed, threads=1),
+        validation=(standard(parts[0].inputs), parts[0].labels),
     )
     return nn.Sequential(OrderedDict(standardize=standardize, network=trained.module)).eval()
 

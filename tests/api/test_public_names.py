@@ -11,7 +11,7 @@ import pytest
 import archipel
 
 PUBLIC = {
-    "archipel": "Model __version__ compress convert export function get_mode set_mode",
+    "archipel": "Model TrainConfig __version__ compress convert export function get_mode set_mode train",
     "archipel.autodiff": "FORWARD ForwardContext RULES RuleContext checkpoint clip_gradient differentiate forward_rule "
     "gradient hessian_vector jvp keep_function linearize rule stop_gradient straight_through vjp vmap",
     "archipel.bundle": "Bundle FORMAT_VERSION Limits Lineage MAX_ARCHIVE_BYTES Manifest Phase PrivacyPolicy Program "
@@ -29,9 +29,10 @@ PUBLIC = {
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
     "convert_variants export open_model variant_recipes",
     "archipel.datasets": "ArrayDataset Batches CsvStream Dataset DigitsByWriter Field HarByPerson HarWindows Labelled "
-    "LabelledSplits Stream Subset WriterSplit as_dataset cifar10 digits_by_writer fashion_mnist har_by_person "
-    "har_windows mnist open_arrays open_arrow open_csv open_file open_parquet split_by split_dirichlet "
-    "split_iid split_own_digits split_writers write_records",
+    "LabelledSplits Stream Subset WriterSplit as_dataset cifar10 digits_by_writer fashion_mnist "
+    "har_by_person har_windows mnist open_arrays open_arrow open_audio open_csv open_file open_images "
+    "open_lines open_parquet open_text split_by split_dirichlet split_iid split_own_digits split_writers "
+    "write_records",
     "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
@@ -52,8 +53,8 @@ PUBLIC = {
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
     "step_graph transforms",
-    "archipel.training.cloud": "Epoch FitResult TorchModule fit fit_one_cycle in_turn random_flip random_scale "
-    "random_shift",
+    "archipel.training.cloud": "Callback Epoch TorchModule TrainConfig TrainResult Trainer in_turn prepare random_flip "
+    "random_scale random_shift train",
 }
 
 

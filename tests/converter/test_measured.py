@@ -18,7 +18,7 @@ from archipel.lite_runtime import Runtime, load
 from archipel.lite_runtime.agreement import measure_agreement
 from archipel.models import digits_cnn
 from archipel.training import losses, optimizers
-from archipel.training.cloud import fit
+from archipel.training.cloud import TrainConfig, train
 
 KEY = generate_key()
 TRUSTED = [KEY.public_key().public_bytes_raw()]
@@ -34,8 +34,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 @pytest.fixture(scope="module")
 def model(digits: tuple[np.ndarray, np.ndarray]) -> Model:
     x, y = digits
-    result = fit(digits_cnn(0), x[400:], y[400:], (x[:400], y[:400]), seed=0, max_epochs=4)
-    return Model.from_torch(result.module, np.zeros((2, 1, 28, 28), np.float32))
+    return train(digits_cnn(0), (x[400:], y[400:]), TrainConfig(epochs=4), validation=(x[:400], y[:400])).model
 
 
 def bundle(model: Model, folder: Path, calibration: np.ndarray) -> Bundle:

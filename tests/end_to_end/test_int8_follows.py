@@ -14,7 +14,7 @@ from archipel.datasets import DigitsByWriter, digits_by_writer, split_writers
 from archipel.lite_runtime import Runtime
 from archipel.models import digits_cnn
 from archipel.training import losses, optimizers
-from archipel.training.cloud import fit
+from archipel.training.cloud import TrainConfig, train
 
 FITS = 8
 
@@ -29,9 +29,9 @@ def runtimes(digits: DigitsByWriter, tmp_path_factory: pytest.TempPathFactory) -
     """The same trained model with an int8 and with a float `predict`."""
     split = split_writers(digits, devices=FITS, seed=0)
     staff, validation = digits.of(split.cloud_train), digits.of(split.cloud_validation)
-    trained = fit(
-        digits_cnn(seed=0), staff.inputs(), staff.targets(), (validation.inputs(), validation.targets()),
-        seed=0, max_epochs=4,
+    trained = train(
+        digits_cnn(seed=0), (staff.inputs(), staff.targets()), TrainConfig(epochs=4),
+        validation=(validation.inputs(), validation.targets()),
     ).module  # fmt: skip
     folder: Path = tmp_path_factory.mktemp("bundles")
     key = generate_key()

@@ -157,6 +157,7 @@ def onnx_facts(path: Path) -> dict[str, Any]:
     from archipel.graph.parameters import trainable_names  # first: its error names the extra that is missing
     from archipel.compression.stored import read_stored  # isort: skip
     from archipel.graph.model_card import card_of
+    from archipel.preprocessing import describe
 
     model = read_stored(path)
     parameters, trainable = model.parameters, set(trainable_names(model.ir, "*"))
@@ -175,6 +176,7 @@ def onnx_facts(path: Path) -> dict[str, Any]:
         "card": None if card is None else msgspec.to_builtins(card),
         **ports,
         **{name: value for name, value in graph.items() if name != "dtypes"},
+        "preprocessing": describe(model),
         "peak_bytes": _peak_bytes(model),
         "parameters": [
             {
@@ -196,7 +198,7 @@ def _made_by(bundle: BundleContents) -> dict[str, Any]:
     try:
         return made_by(bundle)
     except (ArchipelError, StopIteration):  # without the extra `convert`, or without `predict`
-        return {"import": None, "conversion": []}
+        return {"import": None, "conversion": [], "preprocessing": []}
 
 
 def _file_names(bundle: BundleContents) -> list[str]:

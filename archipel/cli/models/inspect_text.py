@@ -8,7 +8,7 @@ from typing import Any
 
 from archipel.cli.input_output.tables import table
 from archipel.cli.models.card import card_lines
-from archipel.cli.models.convert.notes import note_lines
+from archipel.cli.models.convert.notes import note_lines, preparation_lines
 from archipel.cli.models.update_text import update_lines
 from archipel.lite_runtime.self_test import describe_vectors
 from archipel.protocol.moments import moment
@@ -68,7 +68,7 @@ def onnx_text(facts: Mapping[str, Any], layers: bool) -> str:
     if facts["peak_bytes"] is not None:
         lines.append(f"peak {facts['peak_bytes']:,} bytes of weights and values for one example")
     lines += card_lines(facts["card"]) if facts["card"] else []
-    lines += _graph(facts)
+    lines += [*preparation_lines(facts["preprocessing"]), *_graph(facts)]
     for arrow, side in (("<-", "inputs"), ("->", "outputs")):
         lines += [f"  {arrow} {_port(port)}" for port in facts[side]]
     return "\n".join([*lines, *_layers(facts, layers), "", *_weights(facts)])

@@ -1,4 +1,4 @@
-"""Training with PyTorch, for data that may be collected in one place. PyTorch is imported when a fit begins."""
+"""Training with PyTorch, for data that may be collected in one place. PyTorch is imported when a training begins."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ from typing import TYPE_CHECKING
 
 from archipel.errors import MissingExtraError
 from archipel.training.cloud.augment import in_turn, random_flip, random_scale, random_shift
-from archipel.training.cloud.fit import fit
-from archipel.training.cloud.loop import Epoch, FitResult
-from archipel.training.cloud.one_cycle import fit_one_cycle
+from archipel.training.cloud.callbacks.callback import Callback
+from archipel.training.cloud.config import TrainConfig
+from archipel.training.cloud.result import Epoch, TrainResult
+from archipel.training.cloud.train import prepare, train
+from archipel.training.cloud.trainer import Trainer
 
 if TYPE_CHECKING:
     from archipel.training.cloud.torch_module import TorchModule
 
 __all__ = [
+    "Callback",
     "Epoch",
-    "FitResult",
     "TorchModule",
-    "fit",
-    "fit_one_cycle",
+    "TrainConfig",
+    "TrainResult",
+    "Trainer",
     "in_turn",
+    "prepare",
     "random_flip",
     "random_scale",
     "random_shift",
+    "train",
 ]
 
 

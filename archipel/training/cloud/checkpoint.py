@@ -1,4 +1,4 @@
-"""The checkpoint of a fit: one file, from which a killed fit continues to the results of one that was not killed.
+"""The checkpoint of a training: one file, from which a killed training continues to the results of one that was not.
 
 A write replaces the file as a whole or not at all. The file holds tensors, numbers and strings only, and is read with
 PyTorch's unpickler for these ("weights_only"), since a general one would run code from the file.
@@ -9,23 +9,17 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from archipel.durable import write_durably
 from archipel.errors import CheckpointError
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-FORMAT = "archipel cloud fit 1"
+FORMAT = "archipel cloud training 1"
 
 # The errors that PyTorch's unpickler raises for damaged bytes.
-UNREADABLE = (
+_UNREADABLE = (
     OSError,
     EOFError,
     RuntimeError,
@@ -36,40 +30,24 @@ UNREADABLE = (
     AssertionError,
     pickle.UnpicklingError,
 )
+_REMEDY = "delete it to begin again, or name another folder"
 
 
-@dataclass
-class Progress:
-    """The results so far: `history` has the fields of every Epoch, in order; `best_weights` are the best epoch's."""
+def write_checkpoint(path: Path, made_with: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+    """Replace the file.
 
-    best_weights: dict[str, torch.Tensor]
-    history: list[dict[str, Any]] = field(default_factory=list)
+    Arguments:
+        path: the file; its folder is made.
+        made_with: the facts that must be equal for a training to continue from it.
+        content: tensors, numbers and texts in dicts and lists.
 
-
-def write_checkpoint(
-    path: Path,
-    made_with: Mapping[str, Any],
-    progress: Progress,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    generator: torch.Generator,
-) -> None:
-    """Replace the file. Raises CheckpointError if it cannot be written."""
+    Raises CheckpointError if it cannot be written.
+    """
     import torch
 
     buffer = io.BytesIO()
-    content = {
-        "format": FORMAT,
-        "made_with": dict(made_with),
-        "history": progress.history,
-        "best_weights": progress.best_weights,
-        "module": module.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "generator": generator.get_state(),
-        # Dropout draws from PyTorch's global generator, which must continue where it stopped.
-        "dropout": torch.get_rng_state(),
-    }
-    torch.save(content, buffer)  # in memory, so that the file is replaced by complete bytes
+    # In memory, so that the file is replaced by complete bytes.
+    torch.save({"format": FORMAT, "made_with": dict(made_with), **content}, buffer)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, buffer.getvalue())
@@ -78,48 +56,36 @@ def write_checkpoint(
         raise CheckpointError(f"cannot write the checkpoint {path}: {reason}; choose another folder") from error
 
 
-def read_checkpoint(
-    path: Path,
-    made_with: Mapping[str, Any],
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    generator: torch.Generator,
-) -> Progress:
-    """Restore module, optimizer and generators from the file, and return the results so far.
+def read_checkpoint(path: Path, made_with: Mapping[str, Any]) -> dict[str, Any]:
+    """What was written, with tensors on the CPU.
 
-    Raises CheckpointError if the file cannot be read or belongs to another fit.
+    Raises CheckpointError if the file cannot be read or belongs to another training.
     """
     import torch
 
-    remedy = "delete it to begin again, or name another file"
     # Before `torch.load`, which would try an older format for a file that is no zip.
     if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"{path} is not a checkpoint of a cloud fit (no zip file); {remedy}")
+        raise CheckpointError(f"{path} is not a checkpoint of a training (no zip file); {_REMEDY}")
     try:
-        content = torch.load(path, map_location=next(module.parameters()).device, weights_only=True)
-    except UNREADABLE as error:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except _UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"the checkpoint {path} cannot be read ({reason}); {remedy}") from error
+        raise CheckpointError(f"the checkpoint {path} cannot be read ({reason}); {_REMEDY}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not a checkpoint of a cloud fit ({FORMAT!r}); {remedy}")
-    # Before any state is restored: the checkpoint of another fit must leave the module unchanged.
-    written_with = content["made_with"]
+        raise CheckpointError(f"{path} is not a checkpoint of a training ({FORMAT!r}); {_REMEDY}")
+    written_with = content.get("made_with")
+    if not isinstance(written_with, dict):
+        raise damaged(path, "made_with is missing")
+    # Before any state is restored: the checkpoint of another training must leave the module unchanged.
     for name in sorted({*made_with, *written_with}):
         if made_with.get(name) != written_with.get(name):
             raise CheckpointError(
-                f"the checkpoint {path} is of another fit: {name} was {written_with.get(name)} there, "
-                f"is {made_with.get(name)} here; {remedy}"
+                f"the checkpoint {path} is of another training: {name} was {written_with.get(name)} there, "
+                f"is {made_with.get(name)} here; {_REMEDY}"
             )
-    try:
-        module.load_state_dict(content["module"])
-        optimizer.load_state_dict(content["optimizer"])
-        generator.set_state(content["generator"].cpu())
-        torch.set_rng_state(content["dropout"].cpu())
-        return Progress(content["best_weights"], list(content["history"]))
-    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise CheckpointError(f"the checkpoint {path} is damaged ({error}); {remedy}") from error
+    return content
 
 
-def crc32(data: bytes) -> int:
-    """CRC-32: enough to notice another data set, and no protection against an attacker."""
-    return zlib.crc32(data)
+def damaged(path: Path, reason: object) -> CheckpointError:
+    """The error for a file that lacks something."""
+    return CheckpointError(f"the checkpoint {path} is damaged ({reason}); {_REMEDY}")

@@ -6,6 +6,7 @@ follow from shapes), or a `torch.fx.Proxy` (a tensor that the module computes).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from archipel.errors import TrainingError
 from archipel.graph.shapes import constant_array, dims, dtype_of, fixed_sizes, is_static
 from archipel.graph.walk import bodies, captured_values
 from archipel.training.cloud.ops import NodeContext, find_lowering
+from archipel.training.cloud.ops.bodies import NUMBER, Body, Given
 from archipel.training.cloud.ops.sizes import Sizes, compute_sizes, make_tensor
 from archipel.training.cloud.ops.types import to_torch, torch_dtype
 from archipel.training.cloud.stepping import ONNX_NODE, VALUES, SteppedModule
@@ -143,15 +145,35 @@ class Trace:
             self._loaded[id(tensor)] = self._attribute(path)
         return self._loaded[id(tensor)]
 
-    def body(self, node: ir.Node, name: str) -> tuple[Any, list[Any]]:
-        """A body of the node as a module, and what it captures."""
+    def body(self, node: ir.Node, name: str, given: Mapping[ir.Value, Given]) -> Body:
+        """A body of the node as a module; `given` says what inputs of the body are, other than tensors."""
         body = node.attributes[name].as_graph()
         inner = Trace()
         inner._initializers(body)
+        number = None
         for value in body.inputs:
+            fixed = given.get(value)
+            if isinstance(fixed, torch.Tensor):
+                inner.values[value] = fixed
+                continue
             inner.values[value] = inner.placeholder(str(value.name))
+            if fixed is NUMBER:
+                number = value
+                inner.values[value] = Sizes([inner.values[value]], len(value.shape or ()))
+        read = Counter(captured_values(body))
+        sequences: dict[tuple[ir.Value, int], Any] = {}
+        for reader in body:
+            if number is None or not self._reads_item(reader, number, read):
+                continue
+            data = reader.inputs[0]
+            assert data is not None
+            key = data, reader.attributes.get_int("axis", 0) % len(dims(data))
+            if key not in sequences:
+                sequences[key] = inner.placeholder("item")
+            inner.values[reader.outputs[0]] = sequences[key]
+            read[data] -= 1
         captured: list[Any] = []
-        for value in dict.fromkeys(captured_values(body)):
+        for value in (value for value, times in read.items() if times):
             found = self.values.get(value)
             if isinstance(found, torch.Tensor) or (isinstance(found, Sizes) and found.fixed):
                 inner.values[value] = found
@@ -165,7 +187,16 @@ class Trace:
         inner.graph.output(tuple(_raw(inner.tensor(value)) for value in body.outputs))
         module = SteppedModule(inner.contents, inner.graph, class_name="Body")
         forget_constants(module)
-        return self._attribute(self._add_module(node, module)), captured
+        read_along = [(self.tensor(value), axis) for value, axis in sequences]
+        return Body(self._attribute(self._add_module(node, module)), read_along, captured)
+
+    def _reads_item(self, node: ir.Node, number: ir.Value, captured: Mapping[ir.Value, int]) -> bool:
+        """Whether a node of a loop's body reads one item of a tensor around the loop, in each iteration the next."""
+        if (node.domain, node.op_type) != ("", "Gather") or node.inputs[1] is not number or number.shape:
+            return False
+        data = node.inputs[0]
+        assert data is not None
+        return captured.get(data, 0) > 0 and not isinstance(self.values.get(data), torch.Tensor | Sizes)
 
     # The sweep
 
@@ -179,6 +210,8 @@ class Trace:
 
     def _lower(self, graph: ir.Graph) -> None:
         for node in graph:
+            if node.outputs and node.outputs[0] in self.values:
+                continue  # an item that the loop hands in
             self._tracer.current = node
             found = self._outputs(node)
             results = found if isinstance(found, tuple | list) else (found,)

@@ -1,9 +1,11 @@
+"""A training that is interrupted, at whatever point, ends as if it had not been."""
+
 from __future__ import annotations
 
 import pickle
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,23 @@ import pytest
 import torch
 from torch import nn
 
-from archipel.errors import CheckpointError
-from archipel.training.cloud import Epoch, FitResult, fit, fit_one_cycle
+from archipel.errors import CheckpointError, NonFiniteLossError
+from archipel.training import optimizers
+from archipel.training.cloud import Callback, Epoch, TrainConfig, Trainer, TrainResult, train
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 5)).astype(np.float32)
 Y = (X[:, 0] + 0.3 * RNG.normal(size=90) > 0).astype(np.int64)
-HELD = (X[60:], Y[60:])
+BATCHES = 4  # of an epoch
+
+
+class Noise(nn.Module):
+    """Draws from NumPy's and Python's generators, as the code of a user may."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        import random
+
+        return x * (1 + 0.1 * np.random.rand() + 0.1 * random.random()) if self.training else x
 
 
 def network(width: int = 8) -> nn.Module:
@@ -27,84 +39,111 @@ def network(width: int = 8) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(
-            nn.Linear(5, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 2)
+            nn.Linear(5, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.3), Noise(), nn.Linear(width, 2)
         )
 
 
-def noise(batch: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return batch + 0.1 * torch.randn(batch.shape, generator=generator)
+SETTINGS: dict[str, Any] = {"seed": 3, "batch_size": 16, "epochs": 4, "threads": 1}
+KINDS: dict[str, dict[str, Any]] = {
+    "adam": {},
+    "momentum": {"optimizer": {"name": "sgd", "momentum": 0.9, "lr": 0.05}, "schedule": "cosine", "ema": 0.9},
+    "fp16": {"precision": "fp16", "accumulate": 3, "clip": 1.0, "augment": {"name": "random_scale", "most": 0.1}},
+}
 
 
-def plateau(**options: Any) -> FitResult:
-    arguments = {"seed": 3, "batch_size": 16, "max_epochs": 7, "augment": noise} | options
-    return fit(network(), X[:60], Y[:60], HELD, **arguments)
+def run(module: nn.Module | None = None, callbacks: Any = (), data: Any = None, **changes: Any) -> TrainResult:
+    config = TrainConfig(**{**SETTINGS, **changes})
+    return train(
+        module or network(), data or (X[:60], Y[:60]), config, validation=(X[60:], Y[60:]), callbacks=callbacks
+    )
 
 
-def cycle(**options: Any) -> FitResult:
-    arguments = {"seed": 3, "batch_size": 16, "epochs": 7, "augment": noise} | options
-    return fit_one_cycle(network(), X[:60], Y[:60], HELD, **arguments)
-
-
-def stop_after(number: int) -> Callable[[Epoch], None]:
-    def stop(epoch: Epoch) -> None:
-        if epoch.number == number:
-            raise KeyboardInterrupt
-
-    return stop
-
-
-def facts(result: FitResult) -> list[tuple[float, ...]]:
+def facts(result: TrainResult) -> list[tuple[Any, ...]]:
     """All of the history but what a clock says."""
-    return [(e.number, e.train_loss, e.validation_loss, e.validation_accuracy, e.best) for e in result.history]
+    return [(e.number, e.updates, e.train_loss, dict(e.metrics), e.best, e.rate) for e in result.history]
 
 
-@pytest.mark.parametrize("run", [plateau, cycle])
-@pytest.mark.parametrize("stop", [1, 4, 7])
-def test_an_interrupted_fit_ends_as_if_it_had_not_been(
-    run: Callable[..., FitResult], stop: int, tmp_path: Path
-) -> None:
-    torch.manual_seed(11)
-    whole = run()
-    torch.manual_seed(11)
-    with pytest.raises(KeyboardInterrupt):
-        run(checkpoint=tmp_path / "fit.pt", on_epoch=stop_after(stop))
-    torch.manual_seed(12)  # what dropout draws is in the checkpoint
-    seen: list[int] = []
-    resumed = run(checkpoint=tmp_path / "fit.pt", on_epoch=lambda epoch: seen.append(epoch.number))
-    assert seen == list(range(stop + 1, 8))
+class StopAfter(Callback):
+    def __init__(self, minibatches: int) -> None:
+        self.minibatches = minibatches
+
+    def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
+        trainer.stop = trainer.minibatches == self.minibatches
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stop", [2, BATCHES, 2 * BATCHES + 1])
+def test_a_stopped_training_ends_as_if_it_had_not_been(kind: str, stop: int, tmp_path: Path) -> None:
+    whole = run(**KINDS[kind])
+    stopped = run(**KINDS[kind], checkpoint=str(tmp_path), callbacks=[StopAfter(stop)])
+    assert not stopped.finished
+    assert len(stopped.history) == (stop - 1) // BATCHES
+    resumed = run(**KINDS[kind], checkpoint=str(tmp_path))
+    assert resumed.finished
     assert facts(resumed) == facts(whole)
     for name, tensor in whole.module.state_dict().items():
         assert torch.equal(resumed.module.state_dict()[name], tensor), name
 
 
-def test_a_killed_process_goes_on_from_its_last_epoch(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "deep" / "fit.pt"
-    code = (
-        "import sys, time; sys.path.insert(0, sys.argv[1])\n"
-        "import test_checkpoint as t; t.torch.set_num_threads(int(sys.argv[3])); t.torch.manual_seed(11)\n"
-        "def told(epoch): print(epoch.number, flush=True); epoch.number == 3 and time.sleep(60)\n"
-        "t.cycle(checkpoint=sys.argv[2], on_epoch=told)"
-    )
-    # Sums differ in their last bits between numbers of threads, and another test may have changed this process's.
-    threads = str(torch.get_num_threads())
-    arguments = [sys.executable, "-c", code, str(Path(__file__).parent), str(checkpoint), threads]
+KILLED = """
+import sys
+sys.path[:0] = [sys.argv[1]]
+import test_checkpoint as t
+class Tell(t.Callback):
+    def after_batch(self, trainer, loss):
+        print(trainer.minibatches, flush=True)
+        if trainer.minibatches == 7:
+            import time
+            time.sleep(60)
+t.run(checkpoint=sys.argv[2], checkpoint_every=2, callbacks=[Tell()])
+"""
+
+
+def test_a_training_killed_in_the_middle_of_an_epoch_goes_on_to_the_same_losses(tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path / "deep")]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert [process.stdout.readline().strip() for _ in range(3)] == ["1", "2", "3"]
-        process.kill()
-    torch.manual_seed(11)
-    whole = cycle()
-    assert facts(cycle(checkpoint=checkpoint)) == facts(whole)
-    assert [path.name for path in checkpoint.parent.iterdir()] == ["fit.pt"]
+        assert [int(process.stdout.readline()) for _ in range(7)] == list(range(1, 8))
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    seen: list[int] = []
+
+    class Note(Callback):
+        def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
+            seen.append(trainer.minibatches)
+
+    resumed = run(checkpoint=str(tmp_path / "deep"), checkpoint_every=2, callbacks=[Note()])
+    assert seen[0] == 7  # the last checkpoint was after update 6, in the middle of the second epoch
+    assert facts(resumed) == facts(run())
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["last.pt"]
 
 
-def test_a_finished_fit_is_not_trained_again(tmp_path: Path) -> None:
-    first = cycle(checkpoint=tmp_path / "fit.pt")
-    started = time.perf_counter()
-    again = cycle(checkpoint=tmp_path / "fit.pt", on_batch=lambda *at: pytest.fail(f"trained batch {at}"))
-    assert time.perf_counter() - started < 5
-    assert again.history == first.history
-    assert plateau(checkpoint=tmp_path / "other.pt", patience=1).history  # stopped by its plateau, not by max_epochs
+def test_an_exception_loses_no_epoch(tmp_path: Path) -> None:
+    def stop(epoch: Epoch) -> None:
+        if epoch.number == 2:
+            raise KeyboardInterrupt
+
+    config = TrainConfig(**SETTINGS, checkpoint=str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        train(network(), (X[:60], Y[:60]), config, validation=(X[60:], Y[60:]), on_epoch=stop)
+    seen: list[int] = []
+    resumed = train(
+        network(), (X[:60], Y[:60]), config, validation=(X[60:], Y[60:]), on_epoch=lambda e: seen.append(e.number)
+    )
+    assert seen == [3, 4]
+    assert facts(resumed) == facts(run())
+
+
+def test_a_finished_training_is_not_trained_again_but_may_be_longer(tmp_path: Path) -> None:
+    first = run(checkpoint=str(tmp_path))
+
+    class Fail(Callback):
+        def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
+            pytest.fail("trained again")
+
+    again = run(checkpoint=str(tmp_path), callbacks=[Fail()])
+    assert facts(again) == facts(first)
+    assert facts(run(checkpoint=str(tmp_path), epochs=6)) == facts(run(epochs=6))
 
 
 @pytest.mark.parametrize(
@@ -112,25 +151,26 @@ def test_a_finished_fit_is_not_trained_again(tmp_path: Path) -> None:
     [
         ({"batch_size": 8}, "batch_size was 16 there, is 8 here"),
         ({"seed": 4}, "seed was 3 there, is 4 here"),
-        ({"epochs": 8}, "epochs was 7 there, is 8 here"),
-        ({"weight_decay": 0.0}, "weight_decay was 0.0005 there, is 0.0 here"),
+        ({"optimizer": optimizers.adam(lr=0.5)}, r"optimizer was Adam\(lr=0.001.* is Adam\(lr=0.5"),
+        ({"loss": {"name": "cross_entropy", "label_smoothing": 0.1}}, "loss was 'cross_entropy' there"),
+        ({"module": network(9)}, r"network \(CRC-32\) was"),
+        ({"data": (X[:60], 1 - Y[:60])}, r"examples \(CRC-32\) was"),
+        ({"data": (X[:59], Y[:59])}, "examples was 60 there, is 59 here"),
     ],
 )
-def test_a_checkpoint_of_another_fit_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    cycle(checkpoint=tmp_path / "fit.pt")
-    with pytest.raises(CheckpointError, match=rf"fit\.pt is of another fit: {message}; delete it to begin again"):
-        cycle(checkpoint=tmp_path / "fit.pt", **change)
+def test_a_checkpoint_of_another_training_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    run(epochs=1, checkpoint=str(tmp_path))
+    module = change.pop("module", None) or network(8)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with pytest.raises(CheckpointError, match=rf"last\.pt is of another training: {message}.*; delete it to begin"):
+        run(module, epochs=1, checkpoint=str(tmp_path), **change)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
 
-def test_other_data_networks_and_optimizers_are_other_fits(tmp_path: Path) -> None:
-    path = tmp_path / "fit.pt"
-    cycle(checkpoint=path)
-    with pytest.raises(CheckpointError, match=r"network .* was"):
-        fit_one_cycle(network(9), X[:60], Y[:60], HELD, seed=3, batch_size=16, epochs=7, checkpoint=path)
-    with pytest.raises(CheckpointError, match="training targets"):
-        fit_one_cycle(network(), X[:60], 1 - Y[:60], HELD, seed=3, batch_size=16, epochs=7, checkpoint=path)
-    with pytest.raises(CheckpointError, match="another fit"):
-        plateau(checkpoint=path)
+def test_a_checkpoint_is_continued_only_if_wanted(tmp_path: Path) -> None:
+    run(epochs=1, checkpoint=str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"last\.pt is the checkpoint of an earlier training; set resume"):
+        run(epochs=1, checkpoint=str(tmp_path), resume=False)
 
 
 class Harmful:
@@ -139,32 +179,45 @@ class Harmful:
 
 
 def test_a_file_that_is_no_checkpoint_is_refused_and_never_executed(tmp_path: Path) -> None:
-    path = tmp_path / "fit.pt"
-    cycle(checkpoint=path)
+    path = tmp_path / "last.pt"
+    run(epochs=1, checkpoint=str(tmp_path))
     sound = path.read_bytes()
     torch.save({"format": "another"}, path)
-    with pytest.raises(CheckpointError, match="is not a checkpoint of a cloud fit"):
-        cycle(checkpoint=path)
+    with pytest.raises(CheckpointError, match="is not a checkpoint of a training"):
+        run(epochs=1, checkpoint=str(tmp_path))
     torch.save({"format": Harmful()}, path)
     with pytest.raises(CheckpointError, match="cannot be read"):
-        cycle(checkpoint=path)
+        run(epochs=1, checkpoint=str(tmp_path))
     for content in (b"", b"text", pickle.dumps([1]), sound[: len(sound) // 2]):
         path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"fit\.pt (cannot be read|is not a checkpoint)"):
-            cycle(checkpoint=path)
-
-
-def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "fit.pt"
-    cycle(checkpoint=path)
-    content = torch.load(path, weights_only=True)
-    del content["module"]["0.weight"]
-    torch.save(content, path)
-    with pytest.raises(CheckpointError, match="is damaged"):
-        cycle(checkpoint=path)
+        with pytest.raises(CheckpointError, match=r"last\.pt (cannot be read|is not a checkpoint)"):
+            run(epochs=1, checkpoint=str(tmp_path))
+    path.write_bytes(sound)
+    for missing in ("module", "generators", "place", "made_with"):
+        content = torch.load(path, weights_only=True)
+        del content[missing]
+        torch.save(content, path)
+        with pytest.raises(CheckpointError, match="is damaged"):
+            run(epochs=1, checkpoint=str(tmp_path))
+        path.write_bytes(sound)
 
 
 def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*; choose another folder"):
-        cycle(checkpoint=tmp_path / "file" / "fit.pt")
+        run(checkpoint=str(tmp_path / "file" / "folder"))
+
+
+def test_a_diverged_training_leaves_the_last_checkpoint_as_it_was(tmp_path: Path) -> None:
+    sound: list[bytes] = []
+
+    class Break(Callback):
+        def before_batch(self, trainer: Trainer, batch: Any) -> None:
+            if trainer.epoch == 3:
+                sound.append((tmp_path / "last.pt").read_bytes())
+                with torch.no_grad():
+                    next(trainer.module.parameters()).fill_(torch.nan)
+
+    with pytest.raises(NonFiniteLossError, match="the loss is no longer finite in epoch 3"):
+        run(checkpoint=str(tmp_path), checkpoint_every=1, callbacks=[Break()])
+    assert (tmp_path / "last.pt").read_bytes() == sound[0]

@@ -1,4 +1,5 @@
-"""The options of `archipel convert` for what is settled of the model before anything else: fixed inputs, loops."""
+"""The options of `archipel convert` for what is settled of the model before anything else: fixed inputs, loops, and the
+transforms of raw inputs in front of it."""
 
 from __future__ import annotations
 
@@ -7,24 +8,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import numpy as np
 
+from archipel.cli.input_output.arrays import read_arrays
 from archipel.cli.input_output.option_group import option_group
 from archipel.converter.sources import read_model
+from archipel.datasets.entry_names import name_entries
 from archipel.errors import CommandError
 from archipel.graph import Model
+from archipel.preprocessing import Normalize, describe, fitted, load_settings, put_before
+from archipel.preprocessing.description import text_of
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """`fixed`: NAME=NUMBER texts of inputs and free sizes; `limit_loops`: the most iterations of loops without a
-    bound."""
+    bound; `preprocess`: a file of transforms, `preprocess_data`: one of raw examples to measure on."""
 
     fixed: tuple[str, ...]
     limit_loops: int | None
+    preprocess: Path | None
+    preprocess_data: Path | None
 
     def settle(self, source: Path | Model) -> Path | Model:
         """The source as it is if nothing is given, else its model with all of this. Raises ArchipelError."""
-        if not self.fixed and self.limit_loops is None:
+        if self.preprocess_data is not None and self.preprocess is None:
+            raise CommandError("--preprocess-data goes with --preprocess")
+        if not self.fixed and self.limit_loops is None and self.preprocess is None:
             return source
         model = source if isinstance(source, Model) else read_model(source, None)
         names = {port.name for port in model.inputs}
@@ -33,7 +43,28 @@ class ModelOptions:
         sizes = {name: _whole(name, number) for name, number in given.items() if name not in names}
         if given:
             model = model.fix(values, sizes)
-        return model if self.limit_loops is None else model.limit_loops(self.limit_loops)
+        model = model if self.limit_loops is None else model.limit_loops(self.limit_loops)
+        return model if self.preprocess is None else self._prepared(model, self.preprocess)
+
+    def _prepared(self, model: Model, file: Path) -> Model:
+        if described := describe(model):
+            raise CommandError(
+                f"--preprocess {file}: the model prepares raw inputs already ({text_of(described)}); leave it out"
+            )
+        transforms = load_settings(file)
+        if self.preprocess_data is not None:
+            arrays = read_arrays(self.preprocess_data)
+            names = [info.name for info in model.inputs]
+            if not isinstance(arrays, np.ndarray):
+                entries = name_entries(arrays, names, [])
+                arrays = {name: entries[name] for name in names if name in entries}
+            transforms = fitted(transforms, arrays)
+        elif any(isinstance(part, Normalize) and not part.mean for part in transforms):
+            raise CommandError(
+                f"--preprocess {file}: normalize has no mean and std; write them into the file, or give raw "
+                "examples to measure them on, --preprocess-data FILE.npy"
+            )
+        return put_before(model, transforms)
 
 
 def _number(text: str) -> tuple[str, int | float]:
@@ -61,4 +92,9 @@ model_options = option_group(
                  "number; may be given several times. Branches that this decides go."),
     click.option("--limit-loops", type=click.IntRange(1), metavar="N",
                  help="Stop loops that only their condition ends after N iterations."),
+    click.option("--preprocess", type=click.Path(path_type=Path), metavar="FILE.toml",
+                 help="Put transforms of raw inputs (bytes of pictures, 16-bit sound) in front of the model, so that "
+                 "devices take these: [[preprocess]] tables, see docs/preprocessing.md."),
+    click.option("--preprocess-data", type=click.Path(path_type=Path), metavar="FILE.npy",
+                 help="Raw examples on which normalize without mean and std is measured."),
 )  # fmt: skip

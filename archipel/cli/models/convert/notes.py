@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from archipel.bundle.reader import BundleContents
@@ -15,15 +15,21 @@ if TYPE_CHECKING:
 def made_by(bundle: BundleContents) -> dict[str, Any]:
     """The report of the import and the notes of the conversion, which `predict` carries, as values for JSON.
 
-    "import" is None for a model that no importer made. Raises MissingExtraError.
+    "import" is None for a model that no importer made, "preprocessing" empty where there is none. Raises
+    MissingExtraError.
     """
     from archipel.graph.report import read_reports  # first: its error names the missing extra
     from archipel.cli.models.convert.spelling import RULES  # isort: skip
+    from archipel.preprocessing.description import describe_file
 
     program = next(name for name, each in bundle.manifest.programs.items() if each.kind == "predict")
     report, conversion = read_reports(bundle.program_path(program))
     notes = [spelled(note, RULES) for note in conversion]
-    return {"import": None if report is None else _facts(report), "conversion": notes}
+    return {
+        "import": None if report is None else _facts(report),
+        "conversion": notes,
+        "preprocessing": describe_file(bundle.program_path(program)),
+    }
 
 
 def note_lines(made: Mapping[str, Any]) -> list[str]:
@@ -38,6 +44,7 @@ def _one_line(text: str) -> str:
 
 def _texts(made: Mapping[str, Any]) -> list[str]:
     report, lines = made["import"], list(made["conversion"])
+    lines += preparation_lines(made["preprocessing"])
     if report is None:
         return lines
     opset = "" if report["opset"] is None else f", opset {report['opset']}"
@@ -51,6 +58,15 @@ def _texts(made: Mapping[str, Any]) -> list[str]:
             f"{report['deviation']:.2g} of the largest"
         )
     return [f"read from {report['source']}{opset}; {apart}", *report["notes"], *lines]
+
+
+def preparation_lines(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The transforms in front of a model in one line; none where there are none."""
+    if not tables:
+        return []
+    from archipel.preprocessing.description import text_of
+
+    return [_one_line(f"prepares raw inputs: {text_of(tables)}")]
 
 
 def _facts(report: ImportReport) -> dict[str, Any]:

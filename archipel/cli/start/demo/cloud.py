@@ -18,7 +18,8 @@ from archipel.datasets import DigitsByWriter, WriterSplit
 from archipel.graph import Model
 from archipel.models import digits_cnn
 from archipel.training import losses, optimizers
-from archipel.training.cloud import Epoch, fit, random_shift
+from archipel.training.cloud import Epoch, TrainConfig, random_shift
+from archipel.training.cloud import train as train_network
 
 MIN_COHORT = 10
 THRESHOLD = 0.67  # above two thirds, as the paper asks against an active server (section 6.2)
@@ -49,20 +50,23 @@ def train(
     Returns the network of the best epoch as a Model, and a row for each epoch.
     """
     staff, validation = digits.of(split.cloud_train), digits.of(split.cloud_validation)
-    result = fit(
+    result = train_network(
         digits_cnn(seed),
-        staff.inputs(),
-        staff.targets(),
-        (validation.inputs(), validation.targets()),
-        seed=seed,
-        # Shifted digits make the cloud's model stronger, so that the devices have something real to beat.
-        augment=random_shift(2),
-        # The steps are so small that several threads would mostly wait for each other.
-        threads=1,
+        (staff.inputs(), staff.targets()),
+        TrainConfig(
+            epochs=60,
+            patience=6,
+            # Shifted digits make the cloud's model stronger, so that the devices have something real to beat.
+            augment=random_shift(2),
+            seed=seed,
+            # The steps are so small that several threads would mostly wait for each other.
+            threads=1,
+        ),
+        validation=(validation.inputs(), validation.targets()),
         on_epoch=on_epoch,
     )
-    rows = [EpochRow(e.number, e.train_loss, e.validation_loss, e.validation_accuracy, e.best) for e in result.history]
-    return Model.from_torch(result.module, np.zeros((2, 1, 28, 28), np.float32)), rows
+    rows = [EpochRow(e.number, e.train_loss, e.metrics["loss"], e.metrics["accuracy"], e.best) for e in result.history]
+    return result.model, rows
 
 
 def publish(

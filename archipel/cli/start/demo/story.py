@@ -90,7 +90,7 @@ class Story:
         with self._stage("train in the cloud", None) as (bar, _):
 
             def on_epoch(epoch: Epoch) -> None:
-                text = f"epoch {epoch.number}, validation {100 * epoch.validation_accuracy:.2f}%"
+                text = f"epoch {epoch.number}, validation {100 * epoch.metrics['accuracy']:.2f}%"
                 self._progress.update(bar, description=f"train in the cloud: {text}")
 
             model, self.results.epochs = cloud.train(self._digits, self._split, self.options.seed, on_epoch)

@@ -1,9 +1,11 @@
 """What each ONNX operator is in PyTorch: one file for each family, as in `autodiff/rules/`. Needs PyTorch."""
 
 from archipel.training.cloud.ops import activation as activation
+from archipel.training.cloud.ops import control_flow as control_flow
 from archipel.training.cloud.ops import conv as conv
 from archipel.training.cloud.ops import elementwise as elementwise
 from archipel.training.cloud.ops import gather as gather
+from archipel.training.cloud.ops import image as image
 from archipel.training.cloud.ops import markers as markers
 from archipel.training.cloud.ops import matmul as matmul
 from archipel.training.cloud.ops import normalization as normalization
@@ -11,6 +13,7 @@ from archipel.training.cloud.ops import pad as pad
 from archipel.training.cloud.ops import pooling as pooling
 from archipel.training.cloud.ops import recurrent as recurrent
 from archipel.training.cloud.ops import reduce as reduce
+from archipel.training.cloud.ops import resize as resize
 from archipel.training.cloud.ops import scatter as scatter
 from archipel.training.cloud.ops import selection as selection
 from archipel.training.cloud.ops import shape as shape

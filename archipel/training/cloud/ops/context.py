@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 
 from archipel.errors import TrainingError
 from archipel.graph.shapes import Dim, dims, dtype_of
+from archipel.training.cloud.ops.bodies import Body, Given
 from archipel.training.cloud.ops.sizes import Size, Sizes
 from archipel.training.cloud.ops.types import to_torch, torch_dtype
 
@@ -83,6 +84,11 @@ class NodeContext:
         Raises TrainingError where not even its length is known.
         """
         return self._trace.sizes(self.value(index), self.node).items
+
+    def is_size(self, index: int) -> bool:
+        """Whether the input is a single integer that is known beside the tensors, such as a loop's counter."""
+        found = self._trace.values.get(self.value(index))
+        return isinstance(found, Sizes) and found.rank == 0
 
     def fixed(self, index: int) -> list[int]:
         """The input as integers. Raises TrainingError unless the graph fixes them."""
@@ -171,10 +177,12 @@ class NodeContext:
             tensor = self._trace.add_constant(tensor)
         return tensor  # type: ignore[no-any-return]
 
-    def body(self, name: str) -> tuple[Any, list[Any]]:
-        """A body of the node, as a module of its own, and the values that it captures.
+    def body(self, name: str, given: Mapping[ir.Value, Given] | None = None) -> Body:
+        """A body of the node, as a module of its own, with the values that it reads from the graph around it.
 
-        Returns a module (as a Proxy, to be handed to `call`) that takes the body's inputs and then the captured values,
-        and returns a tuple of the body's outputs; and the captured values as they are here.
+        Arguments:
+            name: the attribute.
+            given: what inputs of the body are, if they are no tensors that the caller hands in: constants, or
+                `bodies.NUMBER` for the number of the iteration, which the caller hands in as an integer.
         """
-        return self._trace.body(self.node, name)
+        return self._trace.body(self.node, name, given or {})

@@ -19,6 +19,8 @@ def gather(ctx: NodeContext) -> torch.Tensor:
     indices = ctx.constant(1)
     if indices is not None and indices.numel() == 1 and ctx.rank(1) == 0:
         return data.select(axis, int(indices.item()))
+    if ctx.is_size(1):
+        return data.select(axis, ctx.sizes(1)[0])
     index = from_end(ctx, 1, ctx.size(0, axis))
     if axis == 0 and ctx.rank() == 2:
         return functional.embedding(index, data)

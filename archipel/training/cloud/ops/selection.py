@@ -18,6 +18,16 @@ def top_k(ctx: NodeContext) -> tuple[torch.Tensor, torch.Tensor]:
     return values.narrow(axis, 0, count), indices.narrow(axis, 0, count)
 
 
+@lowering("ArgMax", "ArgMin")
+def arg_extreme(ctx: NodeContext) -> torch.Tensor:
+    axis, keep = ctx.axis("axis", 0), bool(ctx.integer("keepdims", 1))
+    find = torch.argmax if ctx.node.op_type == "ArgMax" else torch.argmin
+    if not ctx.integer("select_last_index", 0):
+        return find(ctx.tensor(0), axis, keep)
+    # Of equal elements the last: the first one from behind.
+    return ctx.size(0, axis) - 1 - find(ctx.tensor(0).flip(axis), axis, keep)  # type: ignore[no-any-return]
+
+
 @lowering("OneHot")
 def one_hot(ctx: NodeContext) -> torch.Tensor:
     axis = ctx.integer("axis", -1)

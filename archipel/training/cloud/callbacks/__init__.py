@@ -1,0 +1,1 @@
+"""What happens around epochs and batches: hooks, and those that every training has."""

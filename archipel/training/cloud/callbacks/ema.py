@@ -1,0 +1,57 @@
+"""A moving average of the parameters, with which a training validates and ends (Polyak and Juditsky 1992)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from archipel.training.cloud.callbacks.callback import Callback
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from archipel.training.cloud.trainer import Trainer
+
+
+class MovingAverage(Callback):
+    """Averages the parameters after every update: a' = decay a + (1 - decay) p, from the first parameters on."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._averages = [p.detach().clone() for p in self._parameters]
+        self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+
+    def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
+        if trainer.updated:
+            self._average(self._averages, [p.detach() for p in self._parameters], trainer.updates)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """A context in which the module has the averages."""
+        kept = [p.detach().clone() for p in self._parameters]
+        with torch.no_grad():
+            for parameter, average in zip(self._parameters, self._averages):
+                parameter.copy_(average)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, value in zip(self._parameters, kept):
+                    parameter.copy_(value)
+
+    def state(self) -> dict[str, Any]:
+        return {"averages": self._averages}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for average, value in zip(self._averages, state["averages"], strict=True):
+            average.copy_(value)
+
+    def take_over(self) -> None:
+        """Give the module the averages for good."""
+        with torch.no_grad():
+            for parameter, average in zip(self._parameters, self._averages):
+                parameter.copy_(average)

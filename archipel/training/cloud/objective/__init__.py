@@ -1,0 +1,1 @@
+"""What a training minimizes, and what it measures."""

@@ -1,0 +1,75 @@
+"""A torch.fx graph cut into stages that run one after the other, each a module with the parameters that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from archipel.errors import TrainingError
+
+if TYPE_CHECKING:
+    from torch import fx
+
+
+def cut(module: fx.GraphModule, starts: Sequence[str]) -> list[fx.GraphModule]:
+    """Cut a graph before each of the nodes named in `starts`.
+
+    Stage i takes what stage i - 1 returns, the first one the graph's inputs; the last one returns the graph's outputs.
+    A stage hands on what later stages read, in the order of the graph. Attributes keep their names, and parameters stay
+    the same objects.
+
+    Raises TrainingError if a name is no node, or two stages would read one parameter.
+    """
+    import torch
+    from torch import fx
+
+    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    places = {node.name: index for index, node in enumerate(nodes)}
+    unknown = [name for name in starts if places.get(name, 0) == 0]
+    if unknown:
+        raise TrainingError(
+            f"cannot cut the graph before {unknown[0]!r}: it is the first of its nodes, or none of them"
+        )
+    edges = [0, *sorted(places[name] for name in starts), len(nodes)]
+    result = next(node for node in module.graph.nodes if node.op == "output")
+    stage_of = {node: stage for stage, (a, b) in enumerate(pairwise(edges)) for node in nodes[a:b]}
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    # A graph input is at hand in the first stage alone; an attribute lies in each stage that reads it.
+    stage_of.update(dict.fromkeys(placeholders, 0))
+    last = len(edges) - 2
+
+    def last_reader(node: fx.Node) -> int:
+        return max((last if user is result else stage_of[user] for user in node.users if user is result
+                    or user in stage_of), default=0)  # fmt: skip
+
+    stages: list[fx.GraphModule] = []
+    arriving: list[fx.Node] = placeholders
+    for stage in range(last + 1):
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in arriving}
+
+        def copy(node: fx.Node, graph: fx.Graph = graph, copies: dict[fx.Node, fx.Node] = copies) -> fx.Node:
+            if node not in copies:
+                copies[node] = graph.node_copy(node, copy)
+            return copies[node]
+
+        for node in nodes[edges[stage] : edges[stage + 1]]:
+            copies[node] = graph.node_copy(node, copy)
+        if stage == last:
+            graph.output(fx.map_arg(result.args[0], copy))
+        else:
+            held = [*arriving, *nodes[edges[stage] : edges[stage + 1]]]
+            arriving = [node for node in held if last_reader(node) > stage]
+            leaving = tuple(copies[node] for node in arriving)
+            graph.output(leaving[0] if len(leaving) == 1 else leaving)
+        stages.append(fx.GraphModule(module, graph))
+    owners: dict[int, int] = {}
+    for stage, part in enumerate(stages):
+        for name, parameter in part.named_parameters():
+            if isinstance(parameter, torch.nn.Parameter) and owners.setdefault(id(parameter), stage) != stage:
+                raise TrainingError(
+                    f"stages {owners[id(parameter)]} and {stage} of the pipeline both read parameter {name!r}; use "
+                    "fewer stages, or another way"
+                )
+    return stages

@@ -1,0 +1,109 @@
+"""What a training gives back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from archipel.errors import MissingExtraError, TrainingError
+from archipel.graph.model import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The results of one pass over the training data.
+
+    number      from 1
+    updates     of the parameters since the beginning
+    train_loss  mean over the minibatches, each with the weights before its step
+    metrics     of the validation data after the epoch: `loss`, `accuracy` for a classification, and those of the
+                config; empty without validation data
+    best        whether the monitored metric is better than in every epoch before
+    rate        the learning rate of the last update
+    seconds     wall time, validation included
+    """
+
+    number: int
+    updates: int
+    train_loss: float
+    metrics: Mapping[str, float]
+    best: bool
+    rate: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The trained module, on the CPU, in evaluation mode, with the weights of its best epoch.
+
+    Attributes:
+        module: what was trained.
+        history: an Epoch for each.
+        finished: False where a callback stopped the training, which can go on from its checkpoint.
+    """
+
+    module: nn.Module
+    history: tuple[Epoch, ...]
+    finished: bool = True
+    example: tuple[Any, ...] = field(default=(), repr=False)
+
+    @property
+    def best(self) -> Epoch:
+        """The epoch with the best monitored metric. Raises TrainingError before the first epoch has ended."""
+        for epoch in reversed(self.history):
+            if epoch.best:
+                return epoch
+        raise TrainingError("the training stopped before its first epoch ended, so no epoch is the best")
+
+    @property
+    def model(self) -> Model:
+        """The trained network as a Model.
+
+        A graph has its weights written back, without a new export; a module of PyTorch is exported here.
+        Raises ModelImportError for a module that cannot be exported.
+        """
+        to_model = getattr(self.module, "to_model", None)
+        if callable(to_model):
+            model: Model = to_model()
+            return model
+        return Model.from_torch(self.module, self.example)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw the losses, and beside them the other metrics, over the epochs.
+
+        Arguments:
+            path: a file for the picture; its ending says which format (.png, .svg, .pdf).
+
+        Returns matplotlib's Figure. Raises MissingExtraError without matplotlib.
+        """
+        return plot(self.history, path)
+
+
+def plot(history: Sequence[Epoch], path: str | os.PathLike[str] | None = None) -> Any:
+    """See `TrainResult.plot`."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "curves") from error
+    numbers = [epoch.number for epoch in history]
+    names = dict.fromkeys(name for epoch in history for name in epoch.metrics)
+    losses = [name for name in names if name.rpartition(".")[2] == "loss"]
+    others = [name for name in names if name not in losses]
+    figure = Figure(figsize=(5.0 * (1 + bool(others)), 3.5), layout="constrained")
+    axes = figure.subplots(1, 1 + bool(others), squeeze=False)[0]
+    axes[0].plot(numbers, [epoch.train_loss for epoch in history], label="training loss")
+    for place, group in ((axes[0], losses), (axes[-1], others)):
+        for name in group:
+            place.plot(numbers, [epoch.metrics.get(name) for epoch in history], label=f"validation {name}")
+    for place in axes:
+        place.set_xlabel("epoch")
+        place.legend()
+        place.grid(alpha=0.3)
+    if path is not None:
+        figure.savefig(path)
+    return figure

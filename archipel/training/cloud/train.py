@@ -1,0 +1,269 @@
+"""`train` and `prepare`: a model, data and a config become a training."""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from archipel.datasets import Batches, as_dataset
+from archipel.datasets.dataset import Dataset, Stream
+from archipel.errors import CheckpointError, TrainingError
+from archipel.graph.model import Model
+from archipel.graph.parameters import match
+from archipel.training.cloud.callbacks.callback import Callback
+from archipel.training.cloud.callbacks.loggers import make_loggers
+from archipel.training.cloud.callbacks.standard import Checkpoints, EarlyStopping, OnEpoch, checkpoint_file
+from archipel.training.cloud.config import TrainConfig
+from archipel.training.cloud.device import Autocast, choose_device, memory_format, require_torch, threads
+from archipel.training.cloud.feed import Feed
+from archipel.training.cloud.generators import kept_generators, seed_generators
+from archipel.training.cloud.objective.objective import Objective
+from archipel.training.cloud.optimizers import Rates, make_torch_optimizer
+from archipel.training.cloud.parts import make_augment, make_optimizer
+from archipel.training.cloud.result import Epoch, TrainResult
+from archipel.training.cloud.trainer import Trainer
+from archipel.training.cloud.validation import Validation
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_EXAMPLES = 2
+_SAMPLED = 256
+
+
+def train(
+    model: Model | nn.Module,
+    data: object,
+    config: TrainConfig | None = None,
+    *,
+    validation: object = None,
+    callbacks: Sequence[Callback] = (),
+    on_epoch: Callable[[Epoch], None] | None = None,
+) -> TrainResult:
+    """Train a network with PyTorch on one device.
+
+    Arguments:
+        model: a module of PyTorch, which is trained in place, or a Model, whose graph PyTorch runs (TorchModule).
+        data: the training data, anything that `archipel.datasets.as_dataset` takes: `(inputs, labels)`, a dict of
+            arrays, a path, a data set.
+        config: what to minimize, how, and how long.
+        validation: data like these, which choose the best epoch; without them the training loss does.
+        callbacks: what else happens around epochs and batches.
+        on_epoch: called with every Epoch.
+
+    With the same seed, machine and number of threads the results are equal, also of a training that was killed and
+    continued from its checkpoint. The generators of PyTorch, NumPy and Python are afterwards where they were before.
+
+    Returns:
+        The module on the CPU, in evaluation mode, with the weights of its best epoch, the history, and the Model.
+
+    Raises:
+        TrainingError: data, labels, settings or the device are wrong, or there is too little memory.
+        NonFiniteLossError: NaN in the data, or training diverged.
+        DatasetError: examples cannot be read.
+        CheckpointError: the checkpoint cannot be read or written, or is of another training.
+        MissingExtraError: PyTorch, torchmetrics or a logger is not installed.
+
+    Example:
+        result = archipel.train(network, (x, y), TrainConfig(epochs=20, patience=5), validation=(x_val, y_val))
+        print(result.best.metrics["accuracy"])
+        result.model.save("network.onnx")
+    """
+    require_torch()
+    import torch
+
+    config = TrainConfig() if config is None else config
+    own = [*callbacks, *([] if on_epoch is None else [OnEpoch(on_epoch)])]
+    with threads(config.threads), kept_generators():
+        trainer = prepare(model, data, config, validation=validation, callbacks=own)
+        trainer.run()
+        trainer.finish()
+    # The caller gets the usual layout: other code need not expect channels-last weights.
+    module = trainer.module.to("cpu").eval()
+    module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return TrainResult(module, tuple(trainer.history), not trainer.stop, _example(trainer))
+
+
+def prepare(
+    model: Model | nn.Module,
+    data: object,
+    config: TrainConfig | None = None,
+    *,
+    validation: object = None,
+    callbacks: Sequence[Callback] = (),
+) -> Trainer:
+    """The pieces of a training, for a loop of one's own: `step`, `evaluate`, `save`, `load`.
+
+    Arguments as for `train`. It seeds all generators and moves the module to its device; if the config has a checkpoint
+    that is there, it reads it.
+
+    Raises what `train` raises for wrong arguments.
+    """
+    require_torch()
+    config = TrainConfig() if config is None else config
+    if not isinstance(config, TrainConfig):
+        raise TrainingError(f"train: config must be a TrainConfig, is {type(config).__name__}")
+    if config.parallel != "none":
+        raise TrainingError(f"parallel: {config.parallel!r} is not there yet; leave it out to train in one process")
+    seed_generators(config.seed)
+    module = _as_module(model)
+    device = choose_device(config.device)
+    dataset = as_dataset(data)
+    graph = getattr(module, "source", None)
+    graph_inputs = list(getattr(module, "input_names", ()))
+    objective = Objective(config, list(dataset.fields), [each.name for each in graph.outputs] if graph else [])
+    if graph is not None:
+        objective.check(graph)
+    feed = Feed(module, list(dataset.fields), objective.labels, config.inputs, graph_inputs, config.next_token)
+    batches = _batches(dataset, config)
+    steps = _updates(batches, config)
+    _choose_trainable(module, config.trainable)
+    # Before the optimizer is made and the checkpoint read: their tensors take the parameters' device and layout.
+    module.to(device)
+    if graph is None:
+        feed.layout = memory_format(module, device)
+        module.to(memory_format=feed.layout)  # type: ignore[call-overload]
+    optimizer, rates, described = _optimizer(module, config, steps, device)
+    autocast = Autocast(config.precision, device)
+    check = Validation(module, config, device, feed, objective, validation, autocast)
+    made_with = {**_made_with(config, module, dataset), "optimizer": described}
+    ema = None
+    if config.ema is not None:
+        from archipel.training.cloud.callbacks.ema import MovingAverage
+
+        ema = MovingAverage(module, config.ema)
+    # The average before the checkpoint, which has it; the checkpoint before other callbacks, one of which may raise.
+    standard: list[Callback] = [] if ema is None else [ema]
+    if config.patience is not None:
+        standard.append(EarlyStopping(config.patience))
+    if config.checkpoint is not None:
+        standard.append(Checkpoints(Path(config.checkpoint), config.checkpoint_every))
+    trainer = Trainer(
+        module, config, device, feed, objective, batches, optimizer, rates, make_augment(config.augment), check, ema,
+        [*standard, *make_loggers(config), *callbacks], made_with,
+    )  # fmt: skip
+    _resume(trainer, config)
+    return trainer
+
+
+def _as_module(model: object) -> nn.Module:
+    import torch
+
+    if isinstance(model, Model):
+        from archipel.training.cloud.torch_module import TorchModule
+
+        return TorchModule(model)
+    if not isinstance(model, torch.nn.Module):
+        kind = type(model)
+        raise TrainingError(
+            f"train expects a torch.nn.Module or an archipel.Model, got {kind.__module__}.{kind.__qualname__}; give "
+            "the network itself, not a class, a path or its state_dict"
+        )
+    if not any(True for _ in model.parameters()):
+        raise TrainingError("train: the module has no parameters; nothing can be trained")
+    return model
+
+
+def _batches(dataset: Dataset | Stream, config: TrainConfig) -> Batches:
+    return Batches(
+        dataset, config.batch_size, seed=config.seed % 2**32, prefetch=2 if config.workers else 0,
+        workers=config.workers or 1,
+    )  # fmt: skip
+
+
+def _updates(batches: Batches, config: TrainConfig) -> int | None:
+    """The updates of the whole training; None where the data have no known length."""
+    if config.steps is not None:
+        return config.steps
+    if not isinstance(batches.dataset, Dataset) or config.most_epochs is None:
+        return None
+    return max(len(batches) * config.most_epochs // config.accumulate, 1)
+
+
+def _choose_trainable(module: nn.Module, patterns: str | Sequence[str]) -> None:
+    if patterns == "*":
+        return
+    named = dict(module.named_parameters())
+    chosen = set(match(list(named), patterns))
+    for name, parameter in named.items():
+        parameter.requires_grad_(name in chosen)
+
+
+def _optimizer(
+    module: nn.Module, config: TrainConfig, steps: int | None, device: torch.device
+) -> tuple[torch.optim.Optimizer, Rates | None, str]:
+    """The optimizer, its rates, and what it is in words."""
+    import torch
+
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if not parameters:
+        raise TrainingError("train: all parameters are frozen; name some with trainable")
+    if callable(config.optimizer):
+        if config.schedule is not None:
+            raise TrainingError("schedule: goes with an optimizer of training.optimizers, not with a function")
+        made = config.optimizer(parameters)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise TrainingError(f"optimizer: the function must return a torch.optim.Optimizer, got {made!r}")
+        return made, None, describe(config.optimizer)
+    optimizer = make_optimizer(config.optimizer, config.schedule, steps)
+    return make_torch_optimizer(optimizer, parameters, config.decay, device), Rates(optimizer), repr(optimizer)
+
+
+def _made_with(config: TrainConfig, module: nn.Module, dataset: Dataset | Stream) -> dict[str, Any]:
+    """What must be equal for a training to continue: settings, data (shapes, some examples), the tensors' shapes."""
+    names = ("seed", "batch_size", "accumulate", "clip", "ema", "precision", "decay", "next_token", "trainable")
+    facts: dict[str, Any] = {name: describe(getattr(config, name)) for name in names}
+    facts |= {"loss": describe(config.loss), "augment": describe(config.augment)}
+    tensors = repr([(name, list(tensor.shape)) for name, tensor in module.state_dict().items()])
+    facts["network (CRC-32)"] = zlib.crc32(tensors.encode())
+    facts["fields"] = ", ".join(f"{name}: {field}" for name, field in dataset.fields.items())
+    if isinstance(dataset, Dataset):
+        facts["examples"] = len(dataset)
+        # Some of both ends: enough to notice another data set, without reading all of it.
+        rows = np.unique(np.r_[: min(_SAMPLED, len(dataset)), max(len(dataset) - _SAMPLED, 0) : len(dataset)])
+        content = dataset.take(rows.astype(np.intp))
+        facts["examples (CRC-32)"] = zlib.crc32(b"".join(content[name].tobytes() for name in sorted(content)))
+    return facts
+
+
+def describe(value: object) -> str:
+    """A setting in words that are the same in every process."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {describe(each)}" for key, each in sorted(value.items())) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(describe, value)) + "]"
+    if inspect.isroutine(value) or isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    text = repr(value)
+    return type(value).__name__ if " at 0x" in text else text
+
+
+def _resume(trainer: Trainer, config: TrainConfig) -> None:
+    if config.checkpoint is None:
+        return
+    path = checkpoint_file(Path(config.checkpoint))
+    if not path.exists():
+        return
+    if not config.resume:
+        raise CheckpointError(
+            f"{path} is the checkpoint of an earlier training; set resume (--resume) to go on from it, delete it, or "
+            "name another folder"
+        )
+    trainer.load(path)
+
+
+def _example(trainer: Trainer) -> tuple[Any, ...]:
+    """Two examples as the module takes them, for an export."""
+    dataset = trainer.batches.dataset
+    if isinstance(dataset, Dataset):
+        batch = dataset.take(np.arange(min(_EXAMPLES, len(dataset))).astype(np.intp))
+    else:
+        piece = next(iter(dataset.read()))
+        batch = {name: values[:_EXAMPLES] for name, values in piece.items()}
+    return trainer.inputs(batch)

@@ -1,0 +1,359 @@
+"""The pieces of a training: one step, one validation, a checkpoint; `run` is the loop that puts them together."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from archipel.datasets import Batches
+from archipel.errors import ArchipelError, NonFiniteLossError, TrainingError, one_line
+from archipel.training.cloud.augment import Augment
+from archipel.training.cloud.callbacks.callback import Callback
+from archipel.training.cloud.checkpoint import damaged, read_checkpoint, write_checkpoint
+from archipel.training.cloud.config import TrainConfig
+from archipel.training.cloud.device import Autocast, is_out_of_memory
+from archipel.training.cloud.faults import find_label, find_not_finite
+from archipel.training.cloud.feed import Feed
+from archipel.training.cloud.generators import generator_states, set_generator_states
+from archipel.training.cloud.objective.objective import Objective, Outputs
+from archipel.training.cloud.optimizers import Rates
+from archipel.training.cloud.result import Epoch
+from archipel.training.cloud.validation import Validation
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from archipel.training.cloud.callbacks.ema import MovingAverage
+
+Arrays = Mapping[str, NDArray[Any]]
+
+_LOOK_EVERY = 32
+"""Minibatches after which a loss on a GPU is read: reading makes the program wait for the device."""
+
+
+class Trainer:
+    """One training: what `prepare` makes, and `train` runs. Its pieces make a loop of one's own.
+
+    Attributes:
+        module: the module, on its device.
+        config: the settings.
+        batches: the training data; iterating gives the rest of an epoch as arrays by field.
+        epoch: the number of the present epoch, from 1.
+        minibatches, updates: how many were made since the beginning.
+        updated: whether the last minibatch made an update.
+        history: the epochs so far.
+        stop: set it to end the training after the present batch.
+
+    Example:
+        trainer = training.cloud.prepare(network, (x, y), TrainConfig(optimizer="adamw"), validation=(x_val, y_val))
+        for _ in range(10):
+            for batch in trainer.batches:
+                loss = trainer.step(batch)
+            print(trainer.evaluate())
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: TrainConfig,
+        device: torch.device,
+        feed: Feed,
+        objective: Objective,
+        batches: Batches,
+        optimizer: torch.optim.Optimizer,
+        rates: Rates | None,
+        augment: Augment | None,
+        validation: Validation,
+        ema: MovingAverage | None,
+        callbacks: Sequence[Callback],
+        made_with: Mapping[str, Any],
+    ) -> None:
+        import torch
+
+        self.module, self.config, self.device = module, config, device
+        self.batches, self.optimizer, self.callbacks = batches, optimizer, list(callbacks)
+        self.epoch, self.minibatches, self.updates = 1, 0, 0
+        self.updated = self.stop = self.done = False
+        self.history: list[Epoch] = []
+        self.autocast = Autocast(config.precision, device)
+        self._feed, self._objective, self._rates, self._augment = feed, objective, rates, augment
+        self._validation, self._ema, self._made_with = validation, ema, made_with
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._run = torch.compile(module) if config.compile else module
+        self._generator = torch.Generator().manual_seed(config.seed)
+        self._sum, self._weight = self._zeros()
+        self._best: dict[str, torch.Tensor] = {}
+        self._looked = 0
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the present update."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def step(self, batch: Arrays) -> torch.Tensor:
+        """Compute one minibatch and, with the last of `accumulate` of them, update the parameters.
+
+        Arguments:
+            batch: arrays or tensors by field.
+
+        Returns the loss before the update, a scalar on the device.
+
+        Raises TrainingError for labels that are no classes and for too little memory, NonFiniteLossError.
+        """
+        if not self.module.training:
+            self.module.train()
+        try:
+            loss = self._minibatch(batch)
+        except ArchipelError:
+            raise
+        except (RuntimeError, MemoryError, IndexError, TypeError, ValueError) as error:
+            raise self._explained(error, batch) from error
+        self._look()
+        return loss
+
+    def evaluate(self, data: object = None) -> dict[str, float]:
+        """The metrics of the validation data, or of others: `loss`, `accuracy` and those of the config, by name."""
+        with self._ema.swapped_in() if self._ema is not None else nullcontext():
+            return self._validation.run(data)
+
+    def run(self) -> None:
+        """Train until the epochs or updates are done, `patience` is used up, or `stop` is set."""
+        try:
+            for callback in self.callbacks:
+                callback.before_training(self)
+            while not self._is_over():
+                self._run_epoch()
+        finally:
+            for callback in self.callbacks:
+                callback.after_training(self)
+
+    def finish(self) -> None:
+        """Give the module the weights of the best epoch, or the averages where no epoch has ended."""
+        if self._best:
+            self.module.load_state_dict(self._best)
+        elif self._ema is not None:
+            self._ema.take_over()
+
+    def save(self, path: Path) -> None:
+        """Write everything that a training needs to go on exactly here. Raises CheckpointError, NonFiniteLossError."""
+        import torch
+
+        self._look(now=True)
+        # A checkpoint with damaged weights would take the place of a sound one.
+        if not all(bool(torch.isfinite(p).all()) for p in self._parameters):
+            raise self._not_finite("a parameter")
+        pending = {}
+        if self.minibatches % self.config.accumulate:
+            pending = {str(i): p.grad for i, p in enumerate(self._parameters) if p.grad is not None}
+        content = {
+            "module": self.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.autocast.scaler.state_dict(),
+            "pending": pending,
+            "callbacks": [callback.state() for callback in self.callbacks],
+            "generators": generator_states(),
+            "augment": self._generator.get_state(),
+            "batches": json.dumps(self.batches.state()),
+            "place": [self.epoch, self.minibatches, self.updates],
+            "sums": [self._sum, self._weight],
+            "history": [_plain(epoch) for epoch in self.history],
+            "best": self._best,
+        }
+        write_checkpoint(path, self._made_with, content)
+
+    def load(self, path: Path) -> None:
+        """Go on from what `save` wrote. Raises CheckpointError."""
+        content = read_checkpoint(path, self._made_with)
+        try:
+            self.module.load_state_dict(content["module"])
+            self.optimizer.load_state_dict(content["optimizer"])
+            self.autocast.scaler.load_state_dict(content["scaler"])
+            for index, gradient in content["pending"].items():
+                self._parameters[int(index)].grad = gradient.to(self.device)
+            for callback, state in zip(self.callbacks, content["callbacks"], strict=False):
+                callback.restore(state)
+            self._generator.set_state(content["augment"])
+            self.batches.restore(json.loads(content["batches"]))
+            self.epoch, self.minibatches, self.updates = content["place"]
+            self._sum, self._weight = (each.to(self.device) for each in content["sums"])
+            self.history = [Epoch(**facts) for facts in content["history"]]
+            self._best = {name: tensor.to(self.device) for name, tensor in content["best"].items()}
+            # Last: building other parts above may draw numbers.
+            set_generator_states(content["generators"])
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+            raise damaged(path, one_line(error)) from error
+
+    def inputs(self, batch: Arrays) -> tuple[torch.Tensor, ...]:
+        """What the module would get of a batch, on the CPU."""
+        import torch
+
+        tensors = self._feed.tensors(batch, torch.device("cpu"))
+        return tuple(tensors[name] for name in self._feed.inputs)
+
+    def _is_over(self) -> bool:
+        most_updates, most_epochs = self.config.steps, self.config.most_epochs
+        return (
+            self.stop
+            or self.done
+            or (most_epochs is not None and len(self.history) >= most_epochs)
+            or (most_updates is not None and self.updates >= most_updates)
+        )
+
+    def _run_epoch(self) -> None:
+        started = time.perf_counter()
+        for callback in self.callbacks:
+            callback.before_epoch(self)
+        seen = 0
+        for batch in self.batches:
+            for callback in self.callbacks:
+                callback.before_batch(self, batch)
+            loss = self.step(batch)
+            seen += 1
+            for callback in self.callbacks:
+                callback.after_batch(self, loss)
+            if self.stop:
+                return
+            if self.config.steps is not None and self.updates >= self.config.steps:
+                break
+        if not seen and not self._weight_is_there():
+            raise TrainingError("the data have no examples; give at least one")
+        self._end_epoch(time.perf_counter() - started)
+
+    def _end_epoch(self, seconds: float) -> None:
+        self._look(now=True)
+        started = time.perf_counter()
+        metrics = self.evaluate() if self._validation.data is not None else {}
+        train_loss = float(self._sum / self._weight)
+        best = self._validation.is_better(metrics, train_loss, self.history)
+        if not math.isfinite(metrics.get("loss", 0.0)):
+            raise self._not_finite("the validation loss")
+        epoch = Epoch(
+            len(self.history) + 1, self.updates, train_loss, metrics, best, self.rate,
+            seconds + time.perf_counter() - started,
+        )  # fmt: skip
+        if best:
+            with self._ema.swapped_in() if self._ema is not None else nullcontext():
+                # Clones: the tensors of `state_dict` share their memory with the module, which trains on.
+                self._best = {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
+        self.history.append(epoch)
+        self.epoch = len(self.history) + 1
+        self._sum, self._weight = self._zeros()
+        for callback in self.callbacks:
+            callback.after_epoch(self, epoch)
+
+    def _minibatch(self, batch: Arrays) -> torch.Tensor:
+        import torch
+
+        every = self.config.accumulate
+        if self._augment is not None:
+            batch = self._augmented(batch)
+        tensors = self._feed.tensors(batch, self.device)
+        with self.autocast():
+            outputs = self._feed.call(self._run, tensors)
+        self._check_labels(outputs, batch)
+        loss, weight = self._objective.loss(outputs, tensors)
+        torch.autograd.backward(self.autocast.scaler.scale(loss / every if every > 1 else loss))
+        self.minibatches += 1
+        self.updated = self.minibatches % every == 0
+        if self.updated:
+            self._update()
+        loss = loss.detach()
+        self._sum += loss * weight
+        self._weight += weight
+        return loss
+
+    def _update(self) -> None:
+        import torch
+
+        scaler = self.autocast.scaler
+        if self._rates is not None:
+            rate = self._rates.at(self.updates)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+        if self.config.clip is not None:
+            scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self._parameters, self.config.clip)
+        scale = scaler.get_scale()
+        scaler.step(self.optimizer)
+        scaler.update()
+        self.optimizer.zero_grad()
+        # A skipped update does not count, so that schedules stand still, as in a step graph.
+        if not scaler.is_enabled() or scaler.get_scale() >= scale:
+            self.updates += 1
+        else:
+            self.updated = False
+
+    def _augmented(self, batch: Arrays) -> Arrays:
+        import torch
+
+        assert self._augment is not None
+        name = self._feed.inputs[0]
+        return {**batch, name: self._augment(torch.as_tensor(batch[name]), self._generator)}  # type: ignore[dict-item]
+
+    def _check_labels(self, outputs: Outputs, batch: Arrays) -> None:
+        """Before the loss, which on a GPU would end the process for a label that is no class."""
+        for term in self._objective.terms:
+            labels = batch.get(term.label)
+            if labels is None or not hasattr(labels, "dtype") or not hasattr(labels.dtype, "kind"):
+                continue
+            output = self._objective.output(outputs, term)
+            wrong = term.loss.wrong_label(output, labels)
+            if wrong is not None:
+                classes = term.loss.classes(output) or 0
+                place = find_label(self.batches.dataset, term.label, 0, classes, term.loss.ignored)
+                raise TrainingError(
+                    f"{place or 'the data'}: field {term.label!r} has the label {wrong}, and the model has {classes} "
+                    f"classes, 0 to {classes - 1}; correct the label, give the model more classes, or set the "
+                    "loss's ignore_index"
+                )
+
+    def _look(self, now: bool = False) -> None:
+        """Raise NonFiniteLossError if a loss was not finite; on a GPU only every few minibatches."""
+        if now or self.device.type == "cpu" or self.minibatches - self._looked >= _LOOK_EVERY:
+            self._looked = self.minibatches
+            if not math.isfinite(float(self._sum)):
+                raise self._not_finite("the loss")
+
+    def _not_finite(self, what: str) -> NonFiniteLossError:
+        place = None if self._feed.next_token else find_not_finite(self.batches.dataset, self._feed.used)
+        if place is not None:
+            return NonFiniteLossError(f"{place}; correct the value or leave the example out")
+        return NonFiniteLossError(
+            f"{what} is no longer finite in epoch {self.epoch}, update {self.updates}; lower the learning rate of "
+            f"{self.rate:g}, set clip, or check the inputs' range"
+        )
+
+    def _explained(self, error: Exception, batch: Arrays) -> Exception:
+        size = len(next(iter(batch.values())))
+        if is_out_of_memory(error):
+            half = max(size // 2, 1)
+            return TrainingError(
+                f"out of memory on {self.device} with a batch of {size}; set batch_size={half} with accumulate="
+                f"{self.config.accumulate * 2}, or precision='bf16'; the last checkpoint is as it was"
+            )
+        shapes = ", ".join(f"{name} {list(batch[name].shape)}" for name in self._feed.inputs)
+        hint = "; an index is beyond its table, such as a token beyond the vocabulary" if isinstance(
+            error, IndexError) else ""  # fmt: skip
+        return TrainingError(f"the model cannot compute a batch of {shapes}: {one_line(error)}{hint}")
+
+    def _zeros(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """On the device: reading a loss would make each step wait for it."""
+        import torch
+
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        return torch.zeros((), dtype=dtype, device=self.device), torch.zeros((), dtype=dtype, device=self.device)
+
+    def _weight_is_there(self) -> bool:
+        return bool(self._weight > 0)
+
+
+def _plain(epoch: Epoch) -> dict[str, Any]:
+    return {**vars(epoch), "metrics": dict(epoch.metrics)}
