@@ -61,6 +61,7 @@ class Trace:
         self.values: dict[ir.Value, torch.Tensor | Sizes | fx.Proxy] = {}
         self.contents: dict[str, Any] = {f"{CONSTANTS}.device": torch.empty(0)}
         self._tracer = _Tracer(self.graph)
+        self._arguments = fx.graph._Namespace()
         self._stored = dict(stored or {})
         self._loaded: dict[int, fx.Proxy] = {}  # constants that are attributes already, by identity
         self._device: fx.Proxy | None = None
@@ -76,8 +77,9 @@ class Trace:
         self.graph.output(_raw(outputs[0]) if len(outputs) == 1 else tuple(map(_raw, outputs)))
 
     def placeholder(self, name: str) -> fx.Proxy:
-        cleaned = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-        return self._proxy(self._tracer.create_node("placeholder", cleaned or "input", (), {}))
+        # Names come from files, and an argument of the code that PyTorch writes must be a name of its own there.
+        cleaned = self._arguments.create_name("self_" if name == "self" else name, None)
+        return self._proxy(self._tracer.create_node("placeholder", cleaned, (), {}))
 
     # What lowerings ask
 
