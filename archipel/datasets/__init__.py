@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from archipel.datasets.batches import Batches
+from archipel.datasets.checks import checked
 from archipel.datasets.cifar10 import cifar10
 from archipel.datasets.dataset import ArrayDataset, Dataset, Field, Stream, Subset
 from archipel.datasets.digits import DigitsByWriter
@@ -21,6 +22,7 @@ from archipel.datasets.readers.parquet import open_parquet
 from archipel.datasets.readers.records import write_records
 from archipel.datasets.readers.text import open_lines, open_text
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
+from archipel.datasets.summary import Summary, summarize
 
 __all__ = [
     "ArrayDataset",
@@ -35,8 +37,10 @@ __all__ = [
     "LabelledSplits",
     "Stream",
     "Subset",
+    "Summary",
     "WriterSplit",
     "as_dataset",
+    "checked",
     "cifar10",
     "digits_by_writer",
     "fashion_mnist",
@@ -57,5 +61,6 @@ __all__ = [
     "split_iid",
     "split_own_digits",
     "split_writers",
+    "summarize",
     "write_records",
 ]

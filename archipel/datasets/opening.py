@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 
 from archipel.datasets.dataset import INPUT, LABEL, ArrayDataset, Dataset, Stream
 from archipel.datasets.labelled import Labelled
+from archipel.datasets.readers.examples import IndexedExamples, IteratedExamples, is_indexed
+from archipel.datasets.readers.hugging_face import HuggingFaceDataset, is_hugging_face
 from archipel.errors import DatasetError
 
 _BY_SUFFIX = {
@@ -46,6 +48,8 @@ def as_dataset(data: object) -> Dataset | Stream:
     - `(inputs, labels)`: the fields "input" and "label"
     - `Labelled`: the same
     - a path: `open_file` opens it
+    - a data set of Hugging Face's `datasets` or of PyTorch (map-style or iterable), a list of examples, or anything
+      else whose examples are indexed or iterated
 
     Raises DatasetError for anything else, and for arrays that do not fit each other.
 
@@ -65,6 +69,12 @@ def as_dataset(data: object) -> Dataset | Stream:
         return ArrayDataset({INPUT: data[0], LABEL: data[1]})
     if isinstance(data, np.ndarray):
         return ArrayDataset({INPUT: data})
+    if is_hugging_face(data):
+        return HuggingFaceDataset(data)
+    if is_indexed(data):
+        return IndexedExamples(data)
+    if isinstance(data, Iterable):
+        return IteratedExamples(data)
     raise DatasetError(
         f"expected a data set, a path, arrays by name or (inputs, labels), got {type(data).__name__}; "
         "see archipel.datasets.Dataset for what a data set has"

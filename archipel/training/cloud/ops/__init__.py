@@ -1,6 +1,7 @@
 """What each ONNX operator is in PyTorch: one file for each family, as in `autodiff/rules/`. Needs PyTorch."""
 
 from archipel.training.cloud.ops import activation as activation
+from archipel.training.cloud.ops import clip as clip
 from archipel.training.cloud.ops import control_flow as control_flow
 from archipel.training.cloud.ops import conv as conv
 from archipel.training.cloud.ops import dropout as dropout

@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch.nn import functional
 
 from archipel.training.cloud.ops.context import NodeContext
 from archipel.training.cloud.ops.table import LOWERINGS, lowering
@@ -178,22 +177,3 @@ def total(ctx: NodeContext) -> torch.Tensor:
 @lowering("Mean")
 def mean(ctx: NodeContext) -> torch.Tensor:
     return torch.div(total(ctx), len(ctx.node.inputs))
-
-
-# The bounds of nn.ReLU6 and nn.Hardtanh. On a bound these have gradient 0, where clamp and archipel's own rule pass it
-# on; and on a CPU the gradient of clamp takes ten times as long.
-_HARDTANH = ((0.0, 6.0), (-1.0, 1.0))
-
-
-@lowering("Clip")
-def clip(ctx: NodeContext) -> torch.Tensor:
-    x: torch.Tensor = ctx.tensor(0)
-    bounds: list[Any] = [ctx.operand(index) if ctx.has(index) else None for index in (1, 2)]
-    if not any(isinstance(bound, torch.Tensor | torch.fx.Proxy) for bound in bounds):
-        low, high = bounds
-        if (low, high) in _HARDTANH and ctx.onnx_dtype().is_floating_point():
-            return functional.hardtanh(x, low, high)
-        return torch.clamp(x, low, high) if ctx.has(1) or ctx.has(2) else x
-    # The minimum last: where the bounds cross, ONNX answers with the upper one.
-    x = torch.maximum(x, ctx.tensor(1)) if ctx.has(1) else x
-    return torch.minimum(x, ctx.tensor(2)) if ctx.has(2) else x
