@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from archipel import datasets, models, training
+from archipel.training.cloud.ops.normalization import BatchNormalization
 
 STEPS = 50
 
@@ -202,17 +203,20 @@ LONG = {
 }
 
 
-def torch_losses(module: torch.nn.Module, task: Task, batches: list) -> list[float]:
+def torch_losses(module: torch.nn.Module, task: Task, batches: list[tuple[np.ndarray, ...]]) -> list[float]:
+    """What a module of the network loses in each step, native or a TorchModule; it is trained."""
     optimizer = torch.optim.SGD(module.parameters(), lr=task.lr, momentum=0.9)
     for layer in module.modules():
-        if isinstance(layer, torch.nn.BatchNorm2d):
+        if isinstance(layer, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d):
             layer.train(task.batch_norm == "train")
+        elif isinstance(layer, BatchNormalization):
+            layer.frozen = task.batch_norm != "train"
     losses = []
     for batch in batches:
         *inputs, labels = map(torch.from_numpy, batch)
         optimizer.zero_grad()
         loss = task.torch_loss(module(*inputs), labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.item())
     return losses
