@@ -33,7 +33,9 @@ def make(task: Task) -> tuple[torch.nn.Module, Model]:
     return native, Model.from_torch(native, tuple(map(torch.from_numpy, task.batch(0)[:-1])))
 
 
-@pytest.mark.parametrize("name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in TASKS])
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in TASKS]
+)
 def test_fifty_steps(name: str) -> None:
     task = TASKS[name]
     batches = [task.batch(i) for i in range(STEPS)]
@@ -83,7 +85,9 @@ def saved(module: TorchModule) -> TorchModule:
 
 
 @pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), saved], ids=["deepcopy", "pickle", "save"]
+    "copied",
+    [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), saved],
+    ids=["deepcopy", "pickle", "save"],
 )
 def test_copies(copied: Callable[[TorchModule], TorchModule], small: Small) -> None:
     module = TorchModule(small[1]).train()
