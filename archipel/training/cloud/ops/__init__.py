@@ -7,7 +7,9 @@ from archipel.training.cloud.ops import conv as conv
 from archipel.training.cloud.ops import dropout as dropout
 from archipel.training.cloud.ops import elementwise as elementwise
 from archipel.training.cloud.ops import gather as gather
+from archipel.training.cloud.ops import generating as generating
 from archipel.training.cloud.ops import image as image
+from archipel.training.cloud.ops import integer as integer
 from archipel.training.cloud.ops import loss as loss
 from archipel.training.cloud.ops import markers as markers
 from archipel.training.cloud.ops import matmul as matmul
@@ -21,6 +23,7 @@ from archipel.training.cloud.ops import resize as resize
 from archipel.training.cloud.ops import scatter as scatter
 from archipel.training.cloud.ops import selection as selection
 from archipel.training.cloud.ops import shape as shape
+from archipel.training.cloud.ops import spectrum as spectrum
 from archipel.training.cloud.ops.context import NodeContext as NodeContext
 from archipel.training.cloud.ops.table import LOWERINGS as LOWERINGS
 from archipel.training.cloud.ops.table import find_lowering as find_lowering
