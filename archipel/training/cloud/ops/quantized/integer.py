@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from archipel.training.cloud.ops.context import NodeContext
-from archipel.training.cloud.ops.conv import convolve
+from archipel.training.cloud.ops.spatial.conv import convolve
 from archipel.training.cloud.ops.table import lowering
 from archipel.training.cloud.ops.types import torch_dtype
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from archipel.errors import TrainingError
 from archipel.training.cloud.ops.context import NodeContext
-from archipel.training.cloud.ops.padding import pad_constant, same_padding
+from archipel.training.cloud.ops.spatial.padding import pad_constant, same_padding
 from archipel.training.cloud.ops.table import lowering
 
 
