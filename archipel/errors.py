@@ -4,6 +4,7 @@ ArchipelError
 ├── MissingExtraError             an optional dependency is not installed
 ├── LockedError                   another process holds the lock on a file
 ├── DatasetError                  a data file cannot be read
+├── CatalogueError                no network of that name
 ├── BundleError                   a bundle is damaged, unsigned, or contradicts its manifest
 │   ├── ArchiveError              the .bundle file is not a plain, uncompressed zip of known members
 │   ├── ManifestError             the manifest cannot be decoded or contradicts itself
@@ -112,6 +113,9 @@ class LockedError(ArchipelError): ...
 
 
 class DatasetError(ArchipelError): ...
+
+
+class CatalogueError(ArchipelError): ...
 
 
 class BundleError(ArchipelError): ...

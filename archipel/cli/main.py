@@ -28,7 +28,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fit": ("devices.fit:fit", "Train a bundle further on data in files."),
     "inspect": ("models.inspect:inspect", "Show the contents of a bundle or an ONNX file."),
     "keys": ("models.keys:keys", "Make an Ed25519 key pair for signing or enrolment."),
-    "model": ("federation.model:model", "Register, promote and roll back versions of models."),
+    "model": ("federation.model:model", "Register, promote and roll back a server's versions of models."),
+    "models": ("models.catalogue:models", "Show networks to begin with: size, recipe, results."),
     "new": ("start.new.command:new", "Make a folder to begin with: own data, own model, `archipel up`."),
     "population": ("operations.population:population", "List the devices of a server, release or revoke them."),
     "rollout": ("federation.rollout:rollout", "Bring a version to more and more devices, with health gates."),
@@ -48,7 +49,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     # Title in --help: its commands. Both are shown in this order, and every command is in one group, in whose folder
     # it lies.
     "Start": ("new", "up", "demo", "doctor", "version"),
-    "Models": ("train", "keys", "convert", "compress", "compare", "export", "inspect", "verify"),
+    "Models": ("train", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
     "Federation": ("task", "round", "model", "rollout"),
     "Operations": ("serve", "token", "population", "access", "audit"),
@@ -56,8 +57,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 # Package that commands import: the extra that installs it, for the error where it is missing.
 EXTRAS = {"onnx": "convert", "onnx_ir": "convert", "onnxscript": "convert", "torch": "cloud", "flask": "server",
-          "sqlalchemy": "server", "alembic": "server", "gunicorn": "server", "fsspec": "server", "rich": "cloud", "torchmetrics": "cloud",
-          "matplotlib": "demo", "psutil": "demo", "jinja2": "demo",
+          "sqlalchemy": "server", "alembic": "server", "gunicorn": "server", "fsspec": "server", "rich": "demo",
+          "torchmetrics": "cloud", "matplotlib": "demo", "psutil": "demo", "jinja2": "demo",
           "optuna": "search", "tomli_w": "convert", "sklearn": "sklearn", "skl2onnx": "sklearn"}  # fmt: skip
 
 

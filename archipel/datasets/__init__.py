@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from archipel.datasets.batches import Batches
+from archipel.datasets.checks import checked
 from archipel.datasets.cifar10 import cifar10
 from archipel.datasets.dataset import ArrayDataset, Dataset, Field, Stream, Subset
 from archipel.datasets.digits import DigitsByWriter
@@ -14,10 +15,14 @@ from archipel.datasets.opening import as_dataset, open_file
 from archipel.datasets.partitions import split_by, split_dirichlet, split_iid
 from archipel.datasets.readers.arrays import open_arrays
 from archipel.datasets.readers.arrow_files import open_arrow
+from archipel.datasets.readers.audio import open_audio
 from archipel.datasets.readers.csv_files import CsvStream, open_csv
+from archipel.datasets.readers.images import open_images
 from archipel.datasets.readers.parquet import open_parquet
 from archipel.datasets.readers.records import write_records
+from archipel.datasets.readers.text import open_lines, open_text
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
+from archipel.datasets.summary import Summary, summarize
 
 __all__ = [
     "ArrayDataset",
@@ -32,8 +37,10 @@ __all__ = [
     "LabelledSplits",
     "Stream",
     "Subset",
+    "Summary",
     "WriterSplit",
     "as_dataset",
+    "checked",
     "cifar10",
     "digits_by_writer",
     "fashion_mnist",
@@ -42,13 +49,18 @@ __all__ = [
     "mnist",
     "open_arrays",
     "open_arrow",
+    "open_audio",
     "open_csv",
     "open_file",
+    "open_images",
+    "open_lines",
     "open_parquet",
+    "open_text",
     "split_by",
     "split_dirichlet",
     "split_iid",
     "split_own_digits",
     "split_writers",
+    "summarize",
     "write_records",
 ]

@@ -167,6 +167,11 @@ class Subset:
             raise DatasetError(f"rows {chosen.min()}..{chosen.max()} of a data set of {len(dataset)} examples")
         self.dataset, self.rows = dataset, chosen.astype(np.intp)
         self.fields = dataset.fields
+        blocks = getattr(dataset, "blocks", None)
+        # Where the order is kept, the chosen rows of a block follow each other.
+        ascends = blocks is not None and bool((np.diff(self.rows) >= 0).all())
+        self.blocks = np.searchsorted(self.rows, blocks) if ascends and blocks is not None else None
+        self.window = getattr(dataset, "window", 0)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ import numpy as np
 
 from archipel.datasets.dataset import INPUT, LABEL, ArrayDataset, Dataset, Stream
 from archipel.datasets.labelled import Labelled
+from archipel.datasets.readers.examples import IndexedExamples, IteratedExamples, is_indexed
+from archipel.datasets.readers.hugging_face import HuggingFaceDataset, is_hugging_face
 from archipel.errors import DatasetError
 
 _BY_SUFFIX = {
@@ -26,11 +28,15 @@ _BY_SUFFIX = {
     ".feather": "arrow_files:open_arrow",
     ".npy": "arrays:open_arrays",
     ".npz": "arrays:open_arrays",
+    ".txt": "text:open_text",
+    ".txt.gz": "text:open_text",
 }
 _BY_CONTENT = {
     # What lies in a folder: the same.
     "*.parquet": "parquet:open_parquet",
     "*.npy": "arrays:open_arrays",
+    "*.txt": "text:open_text",
+    "*.txt.gz": "text:open_text",
 }
 
 
@@ -42,6 +48,8 @@ def as_dataset(data: object) -> Dataset | Stream:
     - `(inputs, labels)`: the fields "input" and "label"
     - `Labelled`: the same
     - a path: `open_file` opens it
+    - a data set of Hugging Face's `datasets` or of PyTorch (map-style or iterable), a list of examples, or anything
+      else whose examples are indexed or iterated
 
     Raises DatasetError for anything else, and for arrays that do not fit each other.
 
@@ -61,6 +69,12 @@ def as_dataset(data: object) -> Dataset | Stream:
         return ArrayDataset({INPUT: data[0], LABEL: data[1]})
     if isinstance(data, np.ndarray):
         return ArrayDataset({INPUT: data})
+    if is_hugging_face(data):
+        return HuggingFaceDataset(data)
+    if is_indexed(data):
+        return IndexedExamples(data)
+    if isinstance(data, Iterable):
+        return IteratedExamples(data)
     raise DatasetError(
         f"expected a data set, a path, arrays by name or (inputs, labels), got {type(data).__name__}; "
         "see archipel.datasets.Dataset for what a data set has"
@@ -72,7 +86,8 @@ def open_file(path: str | os.PathLike[str], **options: Any) -> Dataset | Stream:
 
     Arguments:
         path: the file or folder.
-        options: what the reader of such files takes: `open_csv`, `open_parquet`, `open_arrow` or `open_arrays`.
+        options: what the reader of such files takes: `open_csv`, `open_parquet`, `open_arrow`, `open_arrays`,
+            `open_text`, `open_images` or `open_audio`.
 
     Raises DatasetError for a file of another kind, an option that its reader does not have, and as its reader does.
 
@@ -82,8 +97,12 @@ def open_file(path: str | os.PathLike[str], **options: Any) -> Dataset | Stream:
     where = Path(path)
     if where.is_dir():
         found = [reader for pattern, reader in _BY_CONTENT.items() if next(where.glob(pattern), None)]
+        found = found or [reader for suffixes, reader in _in_folders() if _has(where, suffixes)]
         if not found:
-            raise DatasetError(f"{where}: nothing in this folder can be read as data ({', '.join(_BY_CONTENT)})")
+            raise DatasetError(
+                f"{where}: nothing in this folder can be read as data ({', '.join(_BY_CONTENT)}, pictures or sounds, "
+                "alone or in a folder for each class)"
+            )
     else:
         found = [reader for suffix, reader in _BY_SUFFIX.items() if where.name.lower().endswith(suffix)]
         if not found:
@@ -96,3 +115,15 @@ def open_file(path: str | os.PathLike[str], **options: Any) -> Dataset | Stream:
         raise DatasetError(f"{where}: {function} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
     opened: Dataset | Stream = opener(where, **options)
     return opened
+
+
+def _in_folders() -> list[tuple[tuple[str, ...], str]]:
+    from archipel.datasets.readers import audio, images
+
+    return [(images.SUFFIXES, "images:open_images"), (audio.SUFFIXES, "audio:open_audio")]
+
+
+def _has(folder: Path, suffixes: tuple[str, ...]) -> bool:
+    return any(
+        name.lower().endswith(suffixes) for _, _, names in os.walk(folder) for name in names if not name.startswith(".")
+    )

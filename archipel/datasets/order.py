@@ -30,7 +30,7 @@ class Order:
         self._count, self._shuffle, self._seed = len(dataset), shuffle, seed
         self._blocks = _blocks(dataset) if shuffle else None
         # Half of what it can hold: batches that are prefetched may lie in the next window already.
-        self._held = max(1, int(getattr(dataset, "window", WINDOW)) // 2)
+        self._held = max(1, int(getattr(dataset, "window", 0) or WINDOW) // 2)
         self._drawn: tuple[object, NDArray[np.intp]] = (None, np.empty(0, np.intp))
 
     def rows(self, epoch: int, start: int, stop: int) -> NDArray[np.intp]:

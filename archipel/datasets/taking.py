@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.datasets.dataset import Arrays, Dataset, Stream, locate
+from archipel.datasets.dataset import Arrays, Dataset, Field, Stream, locate
 from archipel.datasets.order import in_pieces
 from archipel.errors import ArchipelError, DatasetError, one_line
+
+_PIECE_ELEMENTS = 1 << 20
+
+
+def rows_a_piece(fields: Mapping[str, Field]) -> int:
+    """How many examples make a piece of about a million numbers, 4096 at most."""
+    elements = sum(math.prod(size or 1024 for size in field.shape) for field in fields.values())
+    return max(1, min(4096, _PIECE_ELEMENTS // max(elements, 1)))
 
 
 def pieces_of(data: Dataset | Stream, rows: int) -> Iterator[Arrays]:

@@ -15,6 +15,7 @@ from archipel.bundle import parse_card
 from archipel.cli.models.convert.analysis_options import AnalysisOptions
 from archipel.compression.recipe import parse_recipe
 from archipel.operator import TaskRequest
+from archipel.preprocessing import from_settings
 from archipel.protocol.operator.registry import RolloutRequest
 from archipel.server.registry.gates import check_gate
 from tests.support.pages import ROOT, blocks
@@ -30,6 +31,7 @@ RUN = {
     "docs/models.md",
     "docs/operations.md",
     "docs/operator-api.md",
+    "docs/preprocessing.md",
     "docs/python_functions.md",
     "docs/quickstart.md",
     "docs/store.md",
@@ -37,6 +39,7 @@ RUN = {
     "docs/training.md",
     "docs/transformations.md",
 }
+PREPROCESSING = "docs/preprocessing.md"
 TASKS = "docs/operations.md"
 """The page whose TOML is of tasks, rollouts and analyses; elsewhere it is of recipes."""
 CARDS = "docs/models.md"
@@ -79,6 +82,8 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
                 msgspec.convert({**values, "bundle": "0" * 64}, TaskRequest)
         elif page == CARDS:
             assert parse_card(text)
+        elif page == PREPROCESSING:
+            assert from_settings(tomllib.loads(text)["preprocess"])
         else:
             assert parse_recipe(text), page
 
@@ -117,7 +122,14 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
         "docs/transformations.md",
         *(
             pytest.param(page, marks=pytest.mark.slow)
-            for page in ("docs/python_functions.md", "docs/importing.md", CARDS, "docs/strategies.md", TASKS)
+            for page in (
+                "docs/python_functions.md",
+                "docs/importing.md",
+                CARDS,
+                PREPROCESSING,
+                "docs/strategies.md",
+                TASKS,
+            )
         ),
     ],
 )

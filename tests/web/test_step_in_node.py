@@ -18,7 +18,7 @@ import onnx.parser
 import pytest
 import torch
 
-from archipel import Model, models, training
+from archipel import Model, models, preprocessing, training
 from archipel.bundle.roles import Example, Hyperparameter, Label, Parameter, Personal, Seed, State, Step
 from tests.support.voice_activity import voice_activity
 
@@ -120,6 +120,21 @@ def test_loops_and_branches(kind: str, node: str, tmp_path: Path) -> None:
     expected = training.run_steps(step, batches, {"lr": 0.1}, seed=3)
     assert expected[-1] != expected[0]
     np.testing.assert_allclose(run_in_node(node, step, batches, {"lr": 0.1}, 3, tmp_path), expected, rtol=1e-4)
+
+
+def test_raw_sound(node: str, tmp_path: Path) -> None:
+    """A step that reads 16-bit sound: its graph begins with a log-mel spectrogram."""
+    rng = np.random.default_rng(0)
+    batches = [(rng.integers(-9000, 9000, (4, 2000), np.int16), rng.integers(0, 6, 4)) for _ in range(4)]
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(11 * 20, 6))
+    mel = preprocessing.LogMel(points=256, window=200, hop=170, bands=20)
+    transforms = [preprocessing.Raw("int16", ("batch", 2000)), preprocessing.Scale(32768), mel]
+    model = preprocessing.put_before(Model.from_torch(network, torch.zeros(4, 20, 11)), transforms)
+    step = training.step_graph(model, training.losses.cross_entropy(), training.optimizers.sgd())
+    expected = training.run_steps(step, batches, {"lr": 0.01})
+    assert expected[-1] != expected[0]
+    np.testing.assert_allclose(run_in_node(node, step, batches, {"lr": 0.01}, 0, tmp_path), expected, rtol=1e-4)
 
 
 def run_in_node(node: str, step: Model, batches: list, hyperparameters: dict, seed: int, folder: Path) -> list[float]:

@@ -7,6 +7,7 @@ import * as ort from "onnxruntime-web";
 const ARRAYS = {
   float32: Float32Array,
   float64: Float64Array,
+  int16: Int16Array,
   int32: Int32Array,
   int64: BigInt64Array,
   uint32: Uint32Array,

@@ -20,7 +20,9 @@ DIGITS = frozenset("0123456789abcdef")
 
 @click.group()
 def model() -> None:
-    """Register versions of models, promote them for all devices, and roll back.
+    """Register versions of models on a server, promote them for all devices, and roll back.
+
+    Networks to begin with are in `archipel models`, which needs no server.
 
     \b
     archipel model create digits --population pupils

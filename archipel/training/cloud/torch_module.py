@@ -10,9 +10,11 @@ import onnx
 import onnx_ir as ir
 from torch import nn
 
+from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
 from archipel.graph.parameters import parameter_names, statistics, trainable_names
 from archipel.graph.source_state import further_state
+from archipel.training.cloud.ops import LOWERINGS
 from archipel.training.cloud.ops.types import to_torch
 from archipel.training.cloud.paths import has, install, module_paths
 from archipel.training.cloud.stepping import SteppedModule
@@ -47,7 +49,7 @@ class TorchModule(SteppedModule):
             module = training.cloud.TorchModule(archipel.Model.from_onnx("lenet.onnx"))
             logits = module(torch.zeros(8, 1, 28, 28))
         """
-        graph = model.ir.graph
+        graph = _without_functions(model)
         paths = module_paths(model.parameter_names, TorchModule, ("source", "_paths", NODES, CONSTANTS))
         trace = Trace({graph.initializers[name]: path for name, path in paths.items()})
         trace.run(graph)
@@ -113,6 +115,15 @@ class TorchModule(SteppedModule):
     def __reduce__(self) -> tuple[Any, ...]:
         source = self.source
         return _restore, (source.to_bytes(), source.signature, source.initial, _content(self))
+
+
+def _without_functions(model: Model) -> ir.Graph:
+    """The graph, with the bodies of functions that have no lowering in their place."""
+    if all((domain, name) in LOWERINGS for domain, name, _ in model.ir.functions):
+        return model.ir.graph
+    inlined = model.copy().ir
+    inline_functions(inlined, keep=LOWERINGS)
+    return inlined.graph
 
 
 def _content(module: nn.Module) -> dict[str, Any]:

@@ -6,6 +6,9 @@ follow from shapes), or a `torch.fx.Proxy` (a tensor that the module computes).
 
 from __future__ import annotations
 
+import builtins
+import keyword
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,10 +20,12 @@ from torch import fx, nn
 from archipel.errors import TrainingError
 from archipel.graph.shapes import constant_array, dims, dtype_of, fixed_sizes, is_static
 from archipel.graph.walk import bodies, captured_values
+from archipel.training.cloud.fusing import find_fusions
 from archipel.training.cloud.ops import NodeContext, find_lowering
 from archipel.training.cloud.ops.bodies import NUMBER, Body, Given
+from archipel.training.cloud.ops.context import moves_only
 from archipel.training.cloud.ops.sizes import Sizes, compute_sizes, make_tensor
-from archipel.training.cloud.ops.types import to_torch, torch_dtype
+from archipel.training.cloud.ops.types import OUTSIDE, hold, to_torch, torch_dtype
 from archipel.training.cloud.stepping import ONNX_NODE, VALUES, SteppedModule
 
 NODES = "_nodes"
@@ -30,6 +35,8 @@ CONSTANTS = "_constants"
 """The attribute of a traced module below which its constants lie."""
 
 _MOST_CONSTANT = 2**22  # elements that are computed once, when the graph is traced, and kept
+
+_READ = ("self", "torch", "math", "inf", "nan", "device")  # names that written code reads
 
 
 class _Tracer(fx.proxy.GraphAppendingTracer):
@@ -60,7 +67,10 @@ class Trace:
         self.graph = fx.Graph()
         self.values: dict[ir.Value, torch.Tensor | Sizes | fx.Proxy] = {}
         self.contents: dict[str, Any] = {f"{CONSTANTS}.device": torch.empty(0)}
+        # Integers that are held as floating-point numbers, so that their gradient passes straight through.
+        self.reals: set[ir.Value] = set()
         self._tracer = _Tracer(self.graph)
+        self._arguments: set[str] = set()
         self._stored = dict(stored or {})
         self._loaded: dict[int, fx.Proxy] = {}  # constants that are attributes already, by identity
         self._device: fx.Proxy | None = None
@@ -70,19 +80,39 @@ class Trace:
         """Lower a main graph: placeholders for its inputs, one tensor or a tuple of its outputs."""
         self._initializers(graph)
         for value in graph.inputs:
-            self.values[value] = self.placeholder(str(value.name))
+            self.values[value] = self._enter(value, self.placeholder(str(value.name)))
         self._lower(graph)
-        outputs = [self.tensor(value) for value in graph.outputs]
+        outputs = [self._leave(value, self.tensor(value)) for value in graph.outputs]
         self.graph.output(_raw(outputs[0]) if len(outputs) == 1 else tuple(map(_raw, outputs)))
+        # Modules stay: BatchNormalization moves its statistics.
+        self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output", "call_module"))
+
+    def _enter(self, value: ir.Value, given: Any) -> Any:
+        """An input of an unsigned type in the type that holds it; callers may give either."""
+        dtype = dtype_of(value)
+        return self.call(hold, (given, dtype)) if dtype in OUTSIDE else given
+
+    def _leave(self, value: ir.Value, tensor: Any) -> Any:
+        dtype = dtype_of(value)
+        return tensor.to(OUTSIDE[dtype]) if dtype in OUTSIDE else tensor
 
     def placeholder(self, name: str) -> fx.Proxy:
-        cleaned = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-        return self._proxy(self._tracer.create_node("placeholder", cleaned or "input", (), {}))
+        # An argument's name in the code that torch.fx writes, which reads globals such as `torch`.
+        cleaned = re.sub(r"\W", "_", name, flags=re.ASCII)
+        if not cleaned.isidentifier() or keyword.iskeyword(cleaned) or hasattr(builtins, cleaned) or cleaned in _READ:
+            cleaned = f"input_{cleaned}"
+        while cleaned in self._arguments:
+            cleaned += "_"
+        self._arguments.add(cleaned)
+        return self._proxy(self._tracer.create_node("placeholder", cleaned, (), {}))
 
     # What lowerings ask
 
-    def tensor(self, value: ir.Value, constant: bool = False) -> Any:
-        """The value as a tensor: a Proxy, or with `constant` the content of a constant."""
+    def tensor(self, value: ir.Value, constant: bool = False, real: bool = False) -> Any:
+        """The value as a tensor: a Proxy, or with `constant` the content of a constant.
+
+        With `real` integers stay floating-point numbers, if they are held as such.
+        """
         found = self.values.get(value)
         if found is None:
             if value not in self._stored:
@@ -97,7 +127,7 @@ class Trace:
                 return self.call(make_tensor, (found.items, found.rank, dtype, self.device()))
         if isinstance(found, torch.Tensor) and not constant:
             return self.add_constant(found)
-        return found
+        return found.to(torch_dtype(dtype_of(value))) if value in self.reals and not real else found
 
     def sizes(self, value: ir.Value, reader: ir.Node) -> Sizes:
         """The value, of rank 0 or 1, as sizes. Raises TrainingError where not even its length is known."""
@@ -121,7 +151,7 @@ class Trace:
     def size(self, value: ir.Value, axis: int) -> Any:
         """The size of an axis: a number where the graph knows it, else read from the tensor."""
         known = dims(value)[axis]
-        return known if isinstance(known, int) else self.tensor(value).size(axis)
+        return known if isinstance(known, int) else self.tensor(value, real=True).size(axis)
 
     def device(self) -> Any:
         """The module's device, as a Proxy."""
@@ -209,11 +239,15 @@ class Trace:
                 self.values[value] = to_torch(content)
 
     def _lower(self, graph: ir.Graph) -> None:
+        fusions = find_fusions(graph)
+        covered = {node for fusion in fusions.values() for node in fusion.covered}
         for node in graph:
             if node.outputs and node.outputs[0] in self.values:
                 continue  # an item that the loop hands in
+            if node in covered:
+                continue
             self._tracer.current = node
-            found = self._outputs(node)
+            found = fusions[node].lower(self) if node in fusions else self._outputs(node)
             results = found if isinstance(found, tuple | list) else (found,)
             for value, result in zip(node.outputs, results):
                 self.values[value] = result
@@ -234,7 +268,10 @@ class Trace:
         if self._is_constant(node):
             with torch.no_grad():
                 return lower(NodeContext(self, node, constant=True))
-        return lower(NodeContext(self, node))
+        found = lower(NodeContext(self, node))
+        if moves_only(node) and node.inputs[0] in self.reals:
+            self.reals.update(node.outputs)
+        return found
 
     def _is_constant(self, node: ir.Node) -> bool:
         """Whether the node computes the same each time, from constants alone, and not too much."""

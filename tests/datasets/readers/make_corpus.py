@@ -1,4 +1,4 @@
-"""Writes tests/datasets/readers/corpus: sound and damaged schemas of record files, by hand and without archipel.
+"""Writes tests/datasets/readers/corpus, by hand and without archipel: schemas of record files, damaged pictures.
 
 python tests/datasets/readers/make_corpus.py
 """
@@ -6,6 +6,8 @@ python tests/datasets/readers/make_corpus.py
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +56,49 @@ def files() -> dict[str, bytes]:
     }
 
 
+def png(width: int, height: int, rows: bytes, *, depth: int = 8, color: int = 2, more: bytes = b"") -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+    data = chunk(b"IHDR", head) + more + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + data
+
+
+def pictures() -> dict[str, bytes]:
+    rows = (b"\0" + bytes(range(15))) * 6
+    sound = png(5, 6, rows)
+    bmp = b"BM" + struct.pack("<IHHI", 70, 0, 0, 54)
+    flipped = bytearray(sound)
+    flipped[20] ^= 1
+    return {
+        "empty.png": b"",
+        "cut-head.png": sound[:20],
+        "cut-pixels.png": sound[:-30],
+        "wrong-crc.png": bytes(flipped),
+        "fewer-rows.png": png(5, 6, rows[:40]),
+        "bomb.png": png(20_000, 20_000, bytes(100_000)),
+        "wide.png": png(2**31 - 1, 1, bytes(1000)),
+        "no-width.png": png(0, 6, b""),
+        "unknown-color.png": png(5, 6, rows, color=5),
+        "bad-filter.png": png(5, 6, b"\x09" + rows[1:]),
+        "text.png": b"no picture at all",
+        "html.jpg": b"<!doctype html><title>404</title>",
+        "start-only.jpg": b"\xff\xd8\xff\xe0\x00\x10JFIF\x00",
+        "postscript.png": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n",
+        "short.bmp": bmp + struct.pack("<IiiHHIIiiII", 40, 4, 4, 1, 24, *[0] * 6),
+        "huge.bmp": bmp + struct.pack("<IiiHHIIiiII", 40, 2**31 - 1, 2**31 - 1, 1, 24, *[0] * 6),
+        "huge.ppm": b"P6 999999 999999 255\n" + bytes(30),
+        "negative.ppm": b"P6 -5 6 255\n" + bytes(90),
+        "long-number.ppm": b"P6 " + b"9" * 400 + b" 1 255\n",
+        "short.webp": b"RIFF\x1a\0\0\0WEBPVP8L\x0d\0\0\0\x2f" + bytes(12),
+    }  # fmt: skip
+
+
 if __name__ == "__main__":
     CORPUS.mkdir(exist_ok=True)
     for name, content in files().items():
         (CORPUS / f"schema-{name}.json").write_bytes(content)
+    (CORPUS / "pictures").mkdir(exist_ok=True)
+    for name, content in pictures().items():
+        (CORPUS / "pictures" / name).write_bytes(content)

@@ -1,16 +1,20 @@
 """What each ONNX operator is in PyTorch: one file for each family, as in `autodiff/rules/`. Needs PyTorch."""
 
 from archipel.training.cloud.ops import activation as activation
+from archipel.training.cloud.ops import clip as clip
 from archipel.training.cloud.ops import control_flow as control_flow
 from archipel.training.cloud.ops import conv as conv
+from archipel.training.cloud.ops import dropout as dropout
 from archipel.training.cloud.ops import elementwise as elementwise
 from archipel.training.cloud.ops import gather as gather
 from archipel.training.cloud.ops import image as image
+from archipel.training.cloud.ops import loss as loss
 from archipel.training.cloud.ops import markers as markers
 from archipel.training.cloud.ops import matmul as matmul
 from archipel.training.cloud.ops import normalization as normalization
 from archipel.training.cloud.ops import pad as pad
 from archipel.training.cloud.ops import pooling as pooling
+from archipel.training.cloud.ops import quantization as quantization
 from archipel.training.cloud.ops import recurrent as recurrent
 from archipel.training.cloud.ops import reduce as reduce
 from archipel.training.cloud.ops import resize as resize

@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from archipel.training.cloud.tracing import Trace
 
 
+_MOVES = frozenset(
+    {"Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose"}
+    | {"Unsqueeze"}
+)
+
+
+def moves_only(node: ir.Node) -> bool:
+    """Whether the operator moves or copies elements, whatever their type."""
+    return node.domain == "" and node.op_type in _MOVES
+
+
 class NodeContext:
     """One node while it is lowered.
 
@@ -46,7 +57,12 @@ class NodeContext:
 
     def tensor(self, index: int) -> torch.Tensor:
         """The input as a tensor: while a graph is traced a `torch.fx.Proxy`, which lowerings treat as one."""
-        found = self._trace.tensor(self.value(index), self._constant)
+        found = self._trace.tensor(self.value(index), self._constant, moves_only(self.node))
+        return found  # type: ignore[no-any-return]
+
+    def real(self, index: int) -> torch.Tensor:
+        """As `tensor`; integers that are held as floating-point numbers are those, with their gradient."""
+        found = self._trace.tensor(self.value(index), self._constant, real=True)
         return found  # type: ignore[no-any-return]
 
     def tensors(self) -> list[torch.Tensor]:
@@ -169,6 +185,16 @@ class NodeContext:
     def module(self, module: torch.nn.Module, *arguments: Any) -> Any:
         """Call a module without parameters, which follows `train()` and `eval()`, when the traced module runs."""
         return module(*arguments) if self._constant else self._trace.call_module(self.node, module, arguments)
+
+    def as_integer(self, real: torch.Tensor, output: int = 0) -> torch.Tensor:
+        """An output of an integer type, of whole numbers in a floating-point type that have a gradient.
+
+        Operators that only move elements keep them so; to others the numbers are integers.
+        """
+        if self._constant:
+            return real.to(torch_dtype(self.output_type(output)))
+        self._trace.reals.add(self.node.outputs[output])
+        return real
 
     def new_constant(self, array: np.ndarray) -> torch.Tensor:
         """A constant of the module, which moves with it from device to device."""

@@ -177,15 +177,3 @@ def total(ctx: NodeContext) -> torch.Tensor:
 @lowering("Mean")
 def mean(ctx: NodeContext) -> torch.Tensor:
     return torch.div(total(ctx), len(ctx.node.inputs))
-
-
-@lowering("Clip")
-def clip(ctx: NodeContext) -> torch.Tensor:
-    x: torch.Tensor = ctx.tensor(0)
-    bounds: list[Any] = [ctx.operand(index) if ctx.has(index) else None for index in (1, 2)]
-    if not any(isinstance(bound, torch.Tensor | torch.fx.Proxy) for bound in bounds):
-        low, high = bounds
-        return torch.clamp(x, low, high) if ctx.has(1) or ctx.has(2) else x
-    # The minimum last: where the bounds cross, ONNX answers with the upper one.
-    x = torch.maximum(x, ctx.tensor(1)) if ctx.has(1) else x
-    return torch.minimum(x, ctx.tensor(2)) if ctx.has(2) else x

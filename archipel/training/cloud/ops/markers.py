@@ -18,20 +18,34 @@ def stop_gradient(ctx: NodeContext) -> torch.Tensor:
 
 @lowering(STRAIGHT, domain=DOMAIN)
 def straight_through(ctx: NodeContext) -> torch.Tensor:
-    x, y = ctx.tensor(0), ctx.tensor(1)
-    return ctx.call(_StraightThrough.apply, x, y)  # type: ignore[no-any-return]
+    return ctx.call(_pass_straight, ctx.tensor(0), ctx.tensor(1))  # type: ignore[no-any-return]
 
 
 @lowering(CLIP, domain=DOMAIN)
 def clip_gradient(ctx: NodeContext) -> torch.Tensor:
     limit, by = ctx.number("limit", 1.0), ctx.text("by", "value")
-    return ctx.call(_ClipGradient.apply, ctx.tensor(0), limit, by == "value")  # type: ignore[no-any-return]
+    return ctx.call(_clip_gradient, ctx.tensor(0), limit, by == "value")  # type: ignore[no-any-return]
+
+
+# A traced graph calls functions by their names, which `apply` of a class has not.
+def _pass_straight(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _StraightThrough.apply(x, y)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _clip_gradient(x: torch.Tensor, limit: float, by_value: bool) -> torch.Tensor:
+    return _ClipGradient.apply(x, limit, by_value)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _StraightThrough(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return y.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: torch.Tensor) -> None:
+        """Nothing has to be kept."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -39,10 +53,15 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class _ClipGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, limit: float, by_value: bool) -> torch.Tensor:
-        ctx.limit, ctx.by_value = limit, by_value
+    def forward(x: torch.Tensor, limit: float, by_value: bool) -> torch.Tensor:
         return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, float, bool], output: torch.Tensor) -> None:
+        _, ctx.limit, ctx.by_value = inputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:

@@ -28,6 +28,12 @@ def arg_extreme(ctx: NodeContext) -> torch.Tensor:
     return ctx.size(0, axis) - 1 - find(ctx.tensor(0).flip(axis), axis, keep)  # type: ignore[no-any-return]
 
 
+@lowering("Hardmax")
+def hardmax(ctx: NodeContext) -> torch.Tensor:
+    x, axis = ctx.tensor(0), ctx.axis("axis", -1)
+    return torch.zeros_like(x).scatter(axis, x.argmax(axis, True), 1.0)
+
+
 @lowering("OneHot")
 def one_hot(ctx: NodeContext) -> torch.Tensor:
     axis = ctx.integer("axis", -1)

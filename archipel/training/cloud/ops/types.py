@@ -50,6 +50,11 @@ def wrap(tensor: torch.Tensor, dtype: ir.DataType) -> torch.Tensor:
     return tensor if bits is None else tensor & (2**bits - 1)
 
 
+def hold(tensor: torch.Tensor, dtype: ir.DataType) -> torch.Tensor:
+    """A tensor of an unsigned type, or one that has its values already, in the type that holds them."""
+    return wrap(tensor.to(torch_dtype(dtype)), dtype)
+
+
 def to_torch(array: np.ndarray) -> torch.Tensor:
     """A tensor with its own copy of the array's content. Raises TrainingError for types that PyTorch cannot hold."""
     if array.dtype.name == "bfloat16":
