@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("models.compare:compare", "Compare two forms of a model, value by value."),
     "compress": ("models.compress:compress_command", "Make an ONNX model small by a recipe, or search for one."),
     "convert": ("models.convert.command:convert_command", "Make a signed bundle from an ONNX model."),
+    "data": ("data.command:data", "Convert data for training, see what it has, and its statistics."),
     "demo": ("start.demo.command:demo", "Run a whole federation on real data and write report.html."),
     "device": ("devices.device:device", "Take part in a federation with this machine; see what it did."),
     "doctor": ("start.doctor:doctor", "Show what is installed and what is missing."),
@@ -49,6 +50,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     # Title in --help: its commands. Both are shown in this order, and every command is in one group, in whose folder
     # it lies.
     "Start": ("new", "up", "demo", "doctor", "version"),
+    "Data": ("data",),
     "Models": ("train", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
     "Federation": ("task", "round", "model", "rollout"),
