@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from archipel.datasets.batches import take
 from archipel.datasets.dataset import Arrays, Dataset, Stream, locate
+from archipel.datasets.taking import take
 
 _PIECE = 1024
 _MOST = 4_000_000  # examples; a longer search would take longer than it helps

@@ -91,7 +91,11 @@ class TrainResult:
         place.mkdir(parents=True, exist_ok=True)
         state = io.BytesIO()
         torch.save(self.module.state_dict(), state)
-        facts = {"finished": self.finished, "best": None, "history": [_plain(epoch) for epoch in self.history]}
+        facts: dict[str, Any] = {
+            "finished": self.finished,
+            "best": None,
+            "history": [_plain(epoch) for epoch in self.history],
+        }
         if self.history:
             facts["best"] = self.best.number
         files = {

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archipel.datasets import Batches, as_dataset
-from archipel.datasets.batches import take
 from archipel.datasets.dataset import Dataset, Stream
+from archipel.datasets.taking import take
 from archipel.errors import CheckpointError, GraphError, TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import match
