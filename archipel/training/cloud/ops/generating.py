@@ -1,4 +1,4 @@
-"""Operators that make tensors: identities, marks of the largest, windows, random numbers."""
+"""Operators that make tensors: identities, windows, random numbers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,6 @@ def eye_like(ctx: NodeContext) -> torch.Tensor:
 def _eye(rows: int, columns: int, offset: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     down, along = torch.arange(rows, device=device), torch.arange(columns, device=device)
     return (down[:, None] + offset == along).to(dtype)
-
-
-@lowering("Hardmax")
-def hardmax(ctx: NodeContext) -> torch.Tensor:
-    x, axis = ctx.tensor(0), ctx.integer("axis", -1)
-    return torch.zeros_like(x).scatter(axis, x.argmax(axis, keepdim=True), 1)
 
 
 @lowering("Bernoulli")
