@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ import numpy as np
 
 from archipel.datasets import Batches, as_dataset
 from archipel.datasets.dataset import Dataset, Stream
-from archipel.errors import CheckpointError, TrainingError
+from archipel.datasets.taking import take
+from archipel.errors import CheckpointError, GraphError, TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import match
 from archipel.training.cloud.callbacks.callback import Callback
@@ -132,7 +134,8 @@ def prepare(
     optimizer, rates, described = _optimizer(module, config, steps, device)
     autocast = Autocast(config.precision, device)
     check = Validation(module, config, device, feed, objective, validation, autocast)
-    made_with = {**_made_with(config, module, dataset), "optimizer": described}
+    # When a checkpoint is read or written, not before: it reads some of the data.
+    made_with = cache(lambda: {**_made_with(config, module, dataset), "optimizer": described})
     ema = None
     if config.ema is not None:
         from archipel.training.cloud.callbacks.ema import MovingAverage
@@ -190,7 +193,10 @@ def _choose_trainable(module: nn.Module, patterns: str | Sequence[str]) -> None:
     if patterns == "*":
         return
     named = dict(module.named_parameters())
-    chosen = set(match(list(named), patterns))
+    try:
+        chosen = set(match(list(named), patterns))
+    except GraphError as error:
+        raise TrainingError(f"trainable: {error}") from None
     for name, parameter in named.items():
         parameter.requires_grad_(name in chosen)
 
@@ -227,7 +233,7 @@ def _made_with(config: TrainConfig, module: nn.Module, dataset: Dataset | Stream
         facts["examples"] = len(dataset)
         # Some of both ends: enough to notice another data set, without reading all of it.
         rows = np.unique(np.r_[: min(_SAMPLED, len(dataset)), max(len(dataset) - _SAMPLED, 0) : len(dataset)])
-        content = dataset.take(rows.astype(np.intp))
+        content = take(dataset, rows.astype(np.intp))
         facts["examples (CRC-32)"] = zlib.crc32(b"".join(content[name].tobytes() for name in sorted(content)))
     return facts
 
@@ -262,7 +268,7 @@ def _example(trainer: Trainer) -> tuple[Any, ...]:
     """Two examples as the module takes them, for an export."""
     dataset = trainer.batches.dataset
     if isinstance(dataset, Dataset):
-        batch = dataset.take(np.arange(min(_EXAMPLES, len(dataset))).astype(np.intp))
+        batch = take(dataset, np.arange(min(_EXAMPLES, len(dataset)), dtype=np.intp))
     else:
         piece = next(iter(dataset.read()))
         batch = {name: values[:_EXAMPLES] for name, values in piece.items()}
