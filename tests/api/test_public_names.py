@@ -29,7 +29,8 @@ PUBLIC = {
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
     "convert_variants export open_model variant_recipes",
     "archipel.datasets": "ArrayDataset Batches CsvStream Dataset DigitsByWriter Field HarByPerson HarWindows Labelled "
-    "LabelledSplits Stream Subset Summary WriterSplit as_dataset checked cifar10 digits_by_writer "
+    "LabelledSplits Stream Subset Summary TextSplits MaskedTokens "
+    "text_splits masked_text_splits WriterSplit as_dataset checked cifar10 digits_by_writer "
     "fashion_mnist har_by_person har_windows mnist open_arrays open_arrow open_audio open_csv open_file "
     "open_images open_lines open_parquet open_text split_by split_dirichlet split_iid split_own_digits "
     "split_writers summarize write_records",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from archipel.datasets.dataset import INPUT, LABEL, ArrayDataset, Arrays, Field
 from archipel.datasets.entry_names import LABELS
-from archipel.datasets.left_out import LeftOut, OnBad, check_on_bad
+from archipel.datasets.left_out import NAMED, LeftOut, OnBad, check_on_bad
 from archipel.datasets.order import count_of, join
 from archipel.datasets.readers.arrow_columns import MAX_CLASSES
 from archipel.datasets.readers.csv_cells import MISSING, Cells, ColumnFacts, CsvFile
@@ -28,7 +28,7 @@ Columns = Mapping[str, str | Sequence[str]]
 def open_csv(
     path: str | os.PathLike[str],
     *,
-    fields: Columns | None = None,
+    fields: Columns | Literal["columns"] | None = None,
     classes: Mapping[str, Sequence[str]] | None = None,
     dtype: str = "float32",
     delimiter: str | None = None,
@@ -48,7 +48,7 @@ def open_csv(
         path: the file, in UTF-8; `.gz` is unpacked.
         fields: for each field a column, or a list of columns of numbers that become one array `[columns]` of `dtype`.
             By default "label" is the column of that name (or y, labels, target; else the last one), and "input" all
-            others together.
+            others together. "columns" makes each column a field.
         classes: the texts of the labels 0, 1, ... of a column; by default all of them, sorted. Give them where several
             files must agree.
         dtype: the dtype of numbers that are not whole.
@@ -110,7 +110,7 @@ class CsvStream:
         self,
         path: str | os.PathLike[str],
         *,
-        fields: Columns | None = None,
+        fields: Columns | Literal["columns"] | None = None,
         classes: Mapping[str, Sequence[str]] | None = None,
         dtype: str = "float32",
         delimiter: str | None = None,
@@ -149,11 +149,12 @@ class CsvStream:
         self.left_out = LeftOut()
         damaged: list[int] = []
         gone: list[int] = []
+        uneven = f"expected {len(self.file.read_names())} cells, one for each column"
         # Records are counted from 1, and the head is one of them.
         number, counted, row = 1 + (not self.file.names), 0, 0
         for block in self.file.read(self._used(), damaged):
             gone.extend(damaged[counted:])
-            self._note("as many cells as columns are expected", damaged[counted:])
+            self._note(uneven, damaged[counted:])
             counted = len(damaged)
             numbers = _without(number, len(block), damaged)
             number = int(numbers[-1]) + 1 if len(numbers) else number
@@ -166,7 +167,7 @@ class CsvStream:
             if row + count > start:
                 yield {name: array[max(start - row, 0) :] for name, array in kept.items()}
             row += count
-        self._note("as many cells as columns are expected", damaged[counted:])
+        self._note(uneven, damaged[counted:])
 
     def locate(self, row: int) -> str:
         """The file and the line in it, from 1, of a row that was read."""
@@ -209,14 +210,14 @@ class CsvStream:
         """Raise for damaged records, or count them."""
         if not numbers:
             return
-        line = self.file.lines(numbers[:1]).get(numbers[0], numbers[0]) if len(self.left_out.first) < 10 else numbers[0]
+        lines = self.file.lines(numbers[: NAMED - len(self.left_out.first)])
+        where = [f"{self.file.path}, line {lines.get(number, number)}: {what}" for number in numbers[: len(lines)]]
         if self._on_bad == "error":
             more = f" (and {len(numbers) - 1} more near it)" if len(numbers) > 1 else ""
-            raise DatasetError(
-                f"{self.file.path}, line {line}: {what}{more}; correct the file, or leave such rows out with "
-                "on_bad='skip'"
-            )
-        self.left_out.add(f"{self.file.path}, line {line}: {what}", len(numbers))
+            raise DatasetError(f"{where[0]}{more}; correct the file, or leave such rows out with on_bad='skip'")
+        for each in where:
+            self.left_out.add(each)
+        self.left_out.count += len(numbers) - len(where)
 
     def _used(self) -> list[str]:
         names: dict[str, None] = {}
@@ -250,10 +251,14 @@ class CsvStream:
         return Field(self._dtype, (len(columns),))
 
 
-def _assign(path: Path, there: list[str], fields: Columns | None) -> dict[str, str | tuple[str, ...]]:
+def _assign(
+    path: Path, there: list[str], fields: Columns | Literal["columns"] | None
+) -> dict[str, str | tuple[str, ...]]:
     if len(set(there)) != len(there):
         twice = next(name for name in there if there.count(name) > 1)
         raise DatasetError(f"{path}: two columns are called {twice!r}; give each a name: names=[...], skip=1")
+    if fields == "columns":
+        return {name: name for name in there}
     if fields is None:
         label = next((name for name in LABELS if name in there), there[-1])
         others = tuple(name for name in there if name != label)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from archipel.bundle import Bundle
+from archipel.engine_registry import ENGINES, Refusal
 from archipel.errors import DelegateError, RuntimeProgramError, one_line
 from archipel.lite_runtime.engines.delegates import (
     Delegate,
@@ -32,7 +33,6 @@ from archipel.lite_runtime.engines.delegates import (
 )
 from archipel.lite_runtime.engines.fastest import FastestSession
 from archipel.lite_runtime.engines.kernels import calls_kernels, kernel_pack
-from archipel.lite_runtime.engines.openvino import OpenVINOSession, Refusal, import_openvino
 from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
 
@@ -68,7 +68,9 @@ class Session(ProgramSession):
         except self._errors as error:
             raise _program_error(self.name, "cannot be run", error) from None
 
-    def bind(self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None) -> Callable[[], None]:
+    def bind(
+        self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None, kept: Collection[str] = ()
+    ) -> Callable[[], None]:
         binding = self.native.io_binding()
         values = {} if bound is None else bound
         for array in (*inputs.values(), *outputs.values()):
@@ -290,7 +292,9 @@ class Sessions:
                 "load with delegates='cpu'"
             )
         path = self._bundle.program_path(name)
-        return OpenVINOSession(name, path, self.threads, delegate.options, initializers)
+        open_program = ENGINES[delegate.name].load()
+        session: ProgramSession = open_program(name, path, self.threads, delegate.options, initializers)
+        return session
 
     def _options(self, ort: Any, kind: str, delegates: Sequence[Delegate], fallback: bool) -> Any:
         options = ort.SessionOptions()
@@ -378,9 +382,9 @@ def _shared_arena() -> None:
 def import_engines(delegates: Delegates) -> None:
     """Import what would run graphs for these delegates now, and not with the first session."""
     error_types()
-    if engines(delegates):
+    for name in engines(delegates):
         with suppress(Refusal):  # the session of each program says why
-            import_openvino()
+            ENGINES[name].load()
 
 
 @cache
