@@ -39,7 +39,7 @@ def cases(tiny: bool) -> list[Case]:
     from archipel import models
 
     if tiny:
-        small = dict(vocabulary=100, length=32, width=32, heads=2, layers=2, dropout=0.0)
+        small: dict[str, Any] = {"vocabulary": 100, "length": 32, "width": 32, "heads": 2, "layers": 2, "dropout": 0.0}
         return [
             Case("ResNet-50", lambda: models.resnet50(0, classes=10, width=8), 4, (3, 64, 64), 10),
             Case("GPT-2 small", lambda: models.gpt(0, **small), 2, (32,), 100, tokens=True),

@@ -76,9 +76,7 @@ def test_the_step_program_of_a_device_runs_on_the_gpu() -> None:
     model = Model.from_torch(models.mlp(0), torch.zeros(2, 784))
     step = step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1, momentum=0.9))
     rng = np.random.default_rng(0)
-    batches = [
-        {"input": rng.standard_normal((8, 784), np.float32), "label": rng.integers(0, 10, 8)} for _ in range(5)
-    ]
+    batches = [{"input": rng.standard_normal((8, 784), np.float32), "label": rng.integers(0, 10, 8)} for _ in range(5)]
     history = run_steps(step, batches)
     module = TorchModule(step).cuda()
     values = {name: torch.from_numpy(np.array(array)).cuda() for name, array in step.initial.items()}
