@@ -15,6 +15,7 @@ from archipel.cli.input_output.sources import open_source
 from archipel.cli.models.progress import catch_ctrl_c
 from archipel.cli.models.train.data import Data, read_data
 from archipel.cli.models.train.job import EXAMPLE, Job, check_arguments, load_function, read_job
+from archipel.cli.models.train.preparing import prepared
 from archipel.errors import CommandError, TrainingError
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def train_command(config: Path, resume: bool, dry_run: bool, settings: tuple[str
 
         seed_generators(settings_of.seed)
         model, data = _model(job, settings_of.seed, work), read_data(job)
+        if job.preprocess:
+            model = prepared(model, job.preprocess, data.train)
         if dry_run:
             _try(model, data, settings_of)
             return
