@@ -29,6 +29,7 @@ RUN = {
     "docs/by-hand.md",
     "docs/cloud.md",
     "docs/compression.md",
+    "docs/data.md",
     "docs/device.md",
     "docs/importing.md",
     "docs/models.md",
@@ -184,6 +185,26 @@ def test_device(tmp_path: Path, shell: dict[str, str]) -> None:
     assert "nodes on cpu" in outputs[0]
     assert "6 steps on 96 examples" in outputs[1]
     assert "cold start" in outputs[1]
+
+
+@pytest.mark.slow
+def test_data(tmp_path: Path, shell: dict[str, str]) -> None:
+    """Python first: it makes the files that the commands take."""
+    page = blocks("docs/data.md")
+    code = "\n".join(text for language, _, text in page if language == "python")
+    commands = "\n".join(text for language, _, text in page if language == "sh")
+    outputs = []
+    for command in ([sys.executable, "-c", code], ["bash", "-e", "-c", commands]):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    # What the comments on the page say is printed.
+    assert "people.csv, line 5: '4O' in column 'hours' is no number; correct the file" in outputs[0]
+    assert "2 left out: people.csv, line 3: no value in column 'job'; people.csv, line 5: '4O' in" in outputs[0]
+    assert "the arrays, row 17: field 'input' is nan; correct it or leave the example out" in outputs[0]
+    assert '"left_out": 2' in outputs[1]
 
 
 @pytest.mark.slow
