@@ -364,7 +364,7 @@ def _program_error(name: str, what: str, error: Exception) -> RuntimeProgramErro
 
 def _available(preference: Preference) -> Sequence[str]:
     """ONNX Runtime's providers, where the preference names any: an agent that waits does not import it."""
-    return _onnxruntime().get_available_providers() if preference.names_providers else ()  # type: ignore[no-any-return]
+    return _onnxruntime().get_available_providers() if preference.names_providers else ()
 
 
 @cache
