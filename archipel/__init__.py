@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from archipel import importer_registry
+from archipel import engine_registry, importer_registry
 
 if TYPE_CHECKING:
     from archipel.compression import compress as compress
@@ -41,7 +41,25 @@ def _load_importers() -> None:
     from archipel.converter import importers  # noqa: F401  (registers them)
 
 
+def _load_openvino() -> Any:
+    from archipel.lite_runtime.engines.openvino import OpenVINOSession, import_openvino
+
+    import_openvino()
+    return OpenVINOSession
+
+
+def _load_torch() -> Any:
+    from archipel.training.cloud.engine import open_program
+
+    return open_program
+
+
 importer_registry.IMPORTERS.load_with(_load_importers)
+# OpenVINO makes two plans for a session, each with code of its own and arenas.
+engine_registry.ENGINES["openvino"] = engine_registry.Engine(
+    "openvino", "openvino", _load_openvino, session_bytes=96 << 20
+)
+engine_registry.ENGINES["torch"] = engine_registry.Engine("torch", "cloud", _load_torch, fixed_bytes=256 << 20)
 
 
 def __getattr__(name: str) -> Any:

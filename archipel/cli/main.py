@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("models.compare:compare", "Compare two forms of a model, value by value."),
     "compress": ("models.compress:compress_command", "Make an ONNX model small by a recipe, or search for one."),
     "convert": ("models.convert.command:convert_command", "Make a signed bundle from an ONNX model."),
+    "data": ("data.command:data", "Convert data for training, see what it has, and its statistics."),
     "demo": ("start.demo.command:demo", "Run a whole federation on real data and write report.html."),
     "device": ("devices.device:device", "Take part in a federation with this machine; see what it did."),
     "doctor": ("start.doctor:doctor", "Show what is installed and what is missing."),
@@ -39,6 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "slots": ("devices.slots:slots", "Keep two models on a device: install, test, switch, go back."),
     "task": ("federation.task:task", "Start, watch and stop the tasks of a server."),
     "token": ("operations.token:token", "Make one-time enrolment tokens for devices."),
+    "train": ("models.train.command:train_command", "Train a network with PyTorch, as a TOML file says."),
     "up": ("start.up.command:up", "Train a model on own data as a federation of this machine."),
     "verify": ("models.verify:verify", "Check a bundle: signature, digests, limits, graphs, self-test."),
     "version": ("start.version:version", "Print the version of archipel."),
@@ -48,7 +50,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     # Title in --help: its commands. Both are shown in this order, and every command is in one group, in whose folder
     # it lies.
     "Start": ("new", "up", "demo", "doctor", "version"),
-    "Models": ("keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"),
+    "Data": ("data",),
+    "Models": ("train", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
     "Federation": ("task", "round", "model", "rollout"),
     "Operations": ("serve", "token", "population", "access", "audit"),
@@ -57,7 +60,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 # Package that commands import: the extra that installs it, for the error where it is missing.
 EXTRAS = {"onnx": "convert", "onnx_ir": "convert", "onnxscript": "convert", "torch": "cloud", "flask": "server",
           "sqlalchemy": "server", "alembic": "server", "gunicorn": "server", "fsspec": "server", "rich": "demo",
-          "matplotlib": "demo", "psutil": "demo", "jinja2": "demo",
+          "torchmetrics": "cloud", "matplotlib": "demo", "psutil": "demo", "jinja2": "demo",
           "optuna": "search", "tomli_w": "convert", "sklearn": "sklearn", "skl2onnx": "sklearn"}  # fmt: skip
 
 

@@ -11,15 +11,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
-from onnx.external_data_helper import ExternalDataInfo
 
-from archipel.bundle import WEIGHTS_FILE
 from archipel.bundle.foreign import recognize
 from archipel.bundle.reader import BundleContents
 from archipel.errors import ModelImportError, one_line
 from archipel.graph import Model
+from archipel.graph.importing.bundled import read_bundled
 from archipel.graph.importing.loading import with_output_shapes
-from archipel.graph.importing.sources import tensors
 
 MAX_BYTES = 2**31 - 1
 
@@ -42,28 +40,9 @@ def read_program(bundle: BundleContents, name: str) -> Model:
     """As `read_stored` for a program of a bundle, with its signature. Raises ModelImportError that names the file."""
     path = bundle.program_path(name)
     with _naming(path):
-        model = _as_stored(read_bundled(bundle, path.name))
+        model = _as_stored(read_bundled(bundle.folder, path.name))
     model.signature = bundle.program(name)
     return model
-
-
-def read_bundled(bundle: BundleContents, file: str) -> onnx.ModelProto:
-    """A graph in a bundle, with the tensors that it refers to. Raises ModelImportError, what onnx raises, and OSError.
-
-    onnx itself refuses weights whose file has a second name (a hard link), as in the folders that devices learn in.
-    """
-    proto = onnx.load(bundle.folder / file, format="protobuf", load_external_data=False)
-    external = [tensor for tensor in tensors(proto) if tensor.data_location == onnx.TensorProto.EXTERNAL]
-    stored = np.memmap(bundle.folder / WEIGHTS_FILE, np.uint8, "r") if external else np.zeros(0, np.uint8)
-    for tensor in external:
-        place = ExternalDataInfo(tensor)
-        start, length = place.offset or 0, place.length or 0
-        if place.location != WEIGHTS_FILE or not 0 <= start <= start + length <= len(stored):
-            raise ModelImportError(f"the place of tensor {tensor.name!r} is not within {WEIGHTS_FILE}")
-        tensor.raw_data = stored[start : start + length].tobytes()
-        tensor.data_location = onnx.TensorProto.DEFAULT
-        del tensor.external_data[:]
-    return proto
 
 
 def _as_stored(proto: onnx.ModelProto) -> Model:

@@ -10,11 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.bundle.roles import Example, Parameter, Personal, State
-from archipel.compression.stored import fix_inputs, read_bundled, read_program
+from archipel.compression.stored import fix_inputs, read_program
 from archipel.converter.adapters import merge_adapters
 from archipel.converter.sources import read_model
 from archipel.errors import ConversionError, RuntimeProgramError
 from archipel.graph import Model
+from archipel.graph.importing.bundled import read_bundled
 from archipel.graph.importing.onnx_import import import_onnx
 from archipel.graph.model_card import set_card
 from archipel.graph.passes.constants import UNPACK
@@ -86,7 +87,7 @@ def source_model(runtime: Runtime) -> Model:
 
 def _trained(runtime: Runtime) -> Model:
     bundle = runtime.bundle
-    model = Model(import_onnx(read_bundled(bundle, bundle.manifest.source)))
+    model = Model(import_onnx(read_bundled(bundle.folder, bundle.manifest.source)))
     # `refresh` reads everything that training moves, each under the name that it has in the source.
     refresh = bundle.program(need_program(bundle, "refresh", "be exported"))
     values = Values(bundle, runtime.parameters(), runtime.state)

@@ -10,6 +10,7 @@ from archipel.datasets.digits import DigitsByWriter
 from archipel.datasets.digits_file import digits_by_writer
 from archipel.datasets.har import HarByPerson, HarWindows, har_by_person, har_windows
 from archipel.datasets.labelled import Labelled, LabelledSplits
+from archipel.datasets.masked_tokens import MaskedTokens, masked_text_splits
 from archipel.datasets.mnist import fashion_mnist, mnist
 from archipel.datasets.opening import as_dataset, open_file
 from archipel.datasets.partitions import split_by, split_dirichlet, split_iid
@@ -23,6 +24,7 @@ from archipel.datasets.readers.records import write_records
 from archipel.datasets.readers.text import open_lines, open_text
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
 from archipel.datasets.summary import Summary, summarize
+from archipel.datasets.text_splits import TextSplits, text_splits
 
 __all__ = [
     "ArrayDataset",
@@ -35,9 +37,11 @@ __all__ = [
     "HarWindows",
     "Labelled",
     "LabelledSplits",
+    "MaskedTokens",
     "Stream",
     "Subset",
     "Summary",
+    "TextSplits",
     "WriterSplit",
     "as_dataset",
     "checked",
@@ -46,6 +50,7 @@ __all__ = [
     "fashion_mnist",
     "har_by_person",
     "har_windows",
+    "masked_text_splits",
     "mnist",
     "open_arrays",
     "open_arrow",
@@ -62,5 +67,6 @@ __all__ = [
     "split_own_digits",
     "split_writers",
     "summarize",
+    "text_splits",
     "write_records",
 ]

@@ -18,9 +18,9 @@ class LeftOut:
     count: int = 0
     first: list[str] = field(default_factory=list)
 
-    def add(self, what: str, count: int = 1) -> None:
-        """Count an example, or several of which `what` names the first."""
-        self.count += count
+    def add(self, what: str) -> None:
+        """Count an example, and note what it was if it is among the first."""
+        self.count += 1
         if len(self.first) < NAMED:
             self.first.append(what)
 

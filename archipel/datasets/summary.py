@@ -35,8 +35,8 @@ class FieldSummary(msgspec.Struct, frozen=True):
     low, high         the smallest and the largest finite one
     means, stds       the same for each feature (`[features]` of floats) or channel (the last of several axes, at most
                       64); empty elsewhere
-    classes           how often each label comes, by its name or number, for whole numbers without axes; empty where
-                      there are more than 1000
+    classes           how often each label comes, by its name or number, for fields with names of classes and for whole
+                      numbers without axes; empty where there are more than 1000 without names
     histogram         how many finite numbers lie in each of equal parts of low ... high; empty if not asked for
     """
 
@@ -104,7 +104,9 @@ class _Running:
         self.means, self.squares = np.zeros(self.columns), np.zeros(self.columns)
         self.low, self.high = np.inf, -np.inf
         self.values = self.missing = self.infinite = 0
-        self.classes: dict[int, int] | None = {} if field.dtype.kind in "iub" and not field.shape else None
+        self.classes: dict[int, int] | None = (
+            {} if field.dtype.kind in "iub" and (field.classes or not field.shape) else None
+        )
         self.histogram: NDArray[np.int64] = np.zeros(0, np.int64)
 
     def add(self, array: NDArray[Any], lengths: NDArray[np.int64] | None) -> int:
@@ -128,7 +130,7 @@ class _Running:
             labels, times = np.unique(given, return_counts=True)
             for label, count in zip(labels.tolist(), times.tolist()):
                 self.classes[int(label)] = self.classes.get(int(label), 0) + count
-            if len(self.classes) > MOST_CLASSES:
+            if len(self.classes) > max(MOST_CLASSES, len(self.field.classes)):
                 self.classes = None
         return given.nbytes
 

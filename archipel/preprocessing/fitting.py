@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from archipel.datasets.dataset import INPUT, Dataset, Stream
 from archipel.errors import PreprocessingError
 from archipel.lite_runtime.engines.sessions import error_types
 from archipel.preprocessing.assembling import chain
@@ -20,16 +21,21 @@ from archipel.preprocessing.transform import Transform
 _ROWS = 64  # examples prepared at once
 
 
+Examples = NDArray[Any] | Iterable[NDArray[Any]]
+"""An array [examples, ...], or batches of such that can be read several times."""
+
+
 def fitted(
-    transforms: Sequence[Transform], data: NDArray[Any] | Iterable[NDArray[Any]] | Mapping[str, NDArray[Any]]
+    transforms: Sequence[Transform], data: Examples | Mapping[str, Examples] | Dataset | Stream
 ) -> list[Transform]:
     """The transforms with numbers for each `Normalize` that has none, measured on raw examples.
 
     Arguments:
         transforms: without a `Raw` at their head, the data say what is raw.
         data: the raw examples as an array [examples, ...], or batches [batch, ...], which are read once for each
-            `Normalize` without numbers: a list, a memory map, anything that can be read again. Or arrays by name, for
-            transforms of several inputs: the names of the raw inputs.
+            `Normalize` without numbers: a list, a memory map, anything that can be read again. Or these by name, or a
+            data set (archipel.datasets): a `Raw` reads what it has the name of. One without a name reads the only
+            field, or "input".
 
     Returns the same transforms, with the mean and the standard deviation (of the population) along each `axis`,
     computed in float64. A place whose numbers are all equal gets a deviation of 1.
@@ -39,6 +45,8 @@ def fitted(
     Example:
         transforms = preprocessing.fitted([Raw("uint8", ("batch", 32, 32, 3)), Scale(), Normalize()], images)
     """
+    if isinstance(data, Dataset | Stream):
+        data = {name: _Column(data, name) for name in data.fields}
     if isinstance(data, Mapping):
         return _fitted_by_name(transforms, data)
     batches = [data] if isinstance(data, np.ndarray) else data
@@ -50,7 +58,21 @@ def fitted(
     return result
 
 
-def _fitted_by_name(transforms: Sequence[Transform], data: Mapping[str, NDArray[Any]]) -> list[Transform]:
+class _Column:
+    """The examples of one field of a data set, in batches."""
+
+    def __init__(self, data: Dataset | Stream, name: str) -> None:
+        self._data, self._name = data, name
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        if isinstance(self._data, Dataset):
+            for start in range(0, len(self._data), _ROWS):
+                yield self._data.take(np.arange(start, min(start + _ROWS, len(self._data))))[self._name]
+        else:
+            yield from (piece[self._name] for piece in self._data.read())
+
+
+def _fitted_by_name(transforms: Sequence[Transform], data: Mapping[str, Examples]) -> list[Transform]:
     starts = [index for index, part in enumerate(transforms) if isinstance(part, Raw)] or [0]
     result: list[Transform] = list(transforms[: starts[0]])
     for start, end in zip(starts, [*starts[1:], len(transforms)]):
@@ -59,8 +81,8 @@ def _fitted_by_name(transforms: Sequence[Transform], data: Mapping[str, NDArray[
             result.extend(parts)
             continue
         name = (head.name or head.input) if isinstance(head, Raw) else ""
-        if not name and len(data) == 1:
-            name = next(iter(data))
+        if not name:
+            name = next(iter(data)) if len(data) == 1 else INPUT
         if name not in data:
             raise PreprocessingError(
                 f"normalize: no data for the raw input {name!r}, only for {', '.join(map(repr, data)) or 'none'}; its "

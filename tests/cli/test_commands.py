@@ -42,7 +42,8 @@ def test_help_shows_the_commands_in_groups() -> None:
     sections = re.findall(r"^(\w+):\n((?:  \w.*\n)+)", out[out.index("Start:") :], re.M)
     assert [(title, re.findall(r"^  (\w+)", text, re.M)) for title, text in sections] == [
         ("Start", ["new", "up", "demo", "doctor", "version"]),
-        ("Models", ["keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"]),
+        ("Data", ["data"]),
+        ("Models", ["train", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"]),
         ("Devices", ["run", "fit", "bench", "slots", "device"]),
         ("Federation", ["task", "round", "model", "rollout"]),
         ("Operations", ["serve", "token", "population", "access", "audit"]),

@@ -60,6 +60,8 @@ def test_a_small_deviation_far_from_zero() -> None:
 def test_classes_lengths_and_progress(tmp_path: Path) -> None:
     data = ArrayDataset({"label": np.array([2, 0, 2])}, classes={"label": ("cat", "dog", "ant")})
     assert summarize(data).fields["label"].classes == {"cat": 1, "dog": 0, "ant": 2}
+    tokens = ArrayDataset({"x": np.array([[0, 1], [1, 1]])}, classes={"x": "ab"})
+    assert summarize(tokens).fields["x"].classes == {"a": 1, "b": 3}
     assert summarize({"x": np.arange(1001)}).fields["x"].classes == {}
     write_records(Words(), tmp_path / "words.parquet")
     seen: list[int] = []

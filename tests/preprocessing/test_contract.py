@@ -5,10 +5,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+import torch
 from onnx.reference import ReferenceEvaluator
 
 from archipel.graph import check_model
 from archipel.preprocessing import TRANSFORMS, Raw, chain, from_settings, to_settings
+from archipel.training.cloud import TorchModule
 from tests.preprocessing.cases import CASES, Case, run
 
 each_case = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
@@ -41,6 +43,15 @@ def test_engines_sizes_and_batches_agree(case: Case) -> None:
     assert all(not isinstance(d, int) or d == size for d, size in zip(declared, answer.shape))
     # An example alone.
     np.testing.assert_allclose(run(free, case.examples[1:2]), answer[1:2], rtol=1e-5, atol=1e-5)
+
+
+@each_case
+def test_pytorch_gives_the_same(case: Case) -> None:
+    """The cloud's engine, with sizes that are known and a batch that is not."""
+    model = chain([Raw(case.raw.dtype, ("batch", *case.examples.shape[1:])), *case.transforms])
+    answer, other = run(model, case.examples), TorchModule(model)(torch.tensor(case.examples)).numpy()
+    assert other.dtype == answer.dtype
+    assert np.abs(answer - other).max() <= 1e-5 * max(1.0, np.abs(answer).max())
 
 
 @each_case

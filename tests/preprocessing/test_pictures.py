@@ -9,6 +9,7 @@ from onnx.reference.ops.op_center_crop_pad import CenterCropPad
 from PIL import Image
 from torch.nn import functional
 
+from archipel.datasets import ArrayDataset
 from archipel.errors import PreprocessingError
 from archipel.preprocessing import (
     Clip,
@@ -96,13 +97,16 @@ def test_one_hot_and_clip() -> None:
 def test_fitted_measures_behind_the_transforms_before() -> None:
     parts = [FREE_PICTURES, Scale(), Normalize(), Layout("NHWC", "NCHW")]
     batches = [PICTURES[:1], PICTURES[1:]]
+    named = ArrayDataset({"input": PICTURES, "label": np.arange(3)})
     scaled = PICTURES.astype(np.float64) / 255
-    for data in (PICTURES, batches):
+    for data in (PICTURES, batches, named, {"anything": PICTURES}):
         measured = fitted(parts, data)[2]
         assert isinstance(measured, Normalize)
         np.testing.assert_allclose(measured.mean, scaled.mean(axis=(0, 1, 2)), rtol=1e-6)
         np.testing.assert_allclose(measured.std, scaled.std(axis=(0, 1, 2)), rtol=1e-6)
     assert fitted([Normalize()], np.full((4, 2), 3.0, np.float32))[0] == Normalize((3.0, 3.0), (1.0, 1.0))
+    with pytest.raises(PreprocessingError, match="no data for the raw input 'input', only for 'a', 'b'"):
+        fitted(parts, {"a": PICTURES, "b": PICTURES})
     with pytest.raises(PreprocessingError, match="not finite"):
         fitted([Normalize()], np.array([[1.0], [np.nan]], np.float32))
     with pytest.raises(PreprocessingError, match="no examples"):

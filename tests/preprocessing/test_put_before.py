@@ -8,6 +8,7 @@ import pytest
 
 from archipel.errors import PreprocessingError
 from archipel.graph import Model, check_model
+from archipel.graph.parameters import NAMES_KEY
 from archipel.preprocessing import Layout, Normalize, OneHot, Raw, Resize, Scale, chain, describe, put_before
 from archipel.training import losses, optimizers, step_graph
 from tests.preprocessing.cases import FREE_PICTURES, PICTURES, run
@@ -45,6 +46,16 @@ def test_the_model_answers_as_to_prepared_examples(sizes: str, kind: str) -> Non
     assert [table["kind"] for table in describe(again)] == ["raw", "resize", "scale", "normalize", "layout"]
     assert [info.name for info in model.inputs] == ["image"]
     assert model.inputs[0].dtype == floats
+
+
+def test_constants_of_transforms_are_no_parameters() -> None:
+    """Nor of a model whose file does not list its own."""
+    model = network()
+    del model.ir.metadata_props[NAMES_KEY]
+    assert put_before(model, [FREE_PICTURES, *TRANSFORMS]).parameter_names == ("kernel",)
+    many = Normalize((0.1, 0.2, 0.3), (0.2, 0.3, 0.4))
+    parts = [FREE_PICTURES, Resize((6, 6)), many, Layout("NHWC", "NCHW")]
+    assert put_before(model, parts).parameter_names == ("kernel",)
 
 
 def test_a_second_chain_goes_in_front_of_the_first() -> None:

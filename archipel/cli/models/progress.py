@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,24 +48,6 @@ def catch_ctrl_c(hint: str) -> Iterator[Callable[[], None]]:
         raise click.Abort from None
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def progress_line() -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes one line on stderr anew, ten times a second at most; in a terminal only."""
-    shown = 0.0
-
-    def show(text: str) -> None:
-        nonlocal shown
-        now = time.monotonic()
-        if sys.stderr.isatty() and now - shown >= 0.1:
-            shown = now
-            # Padded, so that a shorter text leaves nothing of a longer one behind.
-            click.echo(f"\r{text[:76]:<76}", nl=False, err=True)
-
-    yield show
-    if shown:
-        click.echo(f"\r{'':<76}\r", nl=False, err=True)
 
 
 def progress_callback(check: Callable[[], None], show: Callable[[str], None]) -> Callable[[Progress], None]:

@@ -93,6 +93,8 @@ class CsvFile:
     def lines(self, numbers: list[int]) -> dict[int, int]:
         """The lines, from 1, of these records, which are counted from 1 with the head and without empty lines."""
         wanted, found = set(numbers), dict[int, int]()
+        if not wanted:
+            return found
         for number, (line, _) in enumerate(self._records(), 1):
             if number in wanted:
                 found[number] = line

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import archipel
-from archipel.lite_runtime.engines.delegates import AUTO
+from archipel.lite_runtime.engines.delegates import AUTO, split_device
 
-PACKAGES = ("numpy", "onnxruntime", "msgspec", "cryptography", "safetensors", "archipel_kernels", "openvino")
+PACKAGES = (
+    "numpy", "onnxruntime", "msgspec", "cryptography", "safetensors", "archipel_kernels", "openvino",
+    "torch", "onnx", "onnx_ir", "onnxscript",
+)  # fmt: skip
 
 _SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store", "/gnu/store",
@@ -52,6 +55,8 @@ NEEDS: dict[str, Needs] = {
     "cann": Needs(read=(*_GPU, "/usr/local/Ascend"), devices=("/dev/davinci0",), environment=_LIBRARIES),
 }
 NEEDS["tensorrt"] = NEEDS["cuda"]
+NEEDS["torch"] = Needs(*(tuple(dict.fromkeys((*a, *b))) for a, b in zip(NEEDS["cuda"], NEEDS["migraphx"])))
+NEEDS["torch:cpu"] = Needs()
 """For delegates that need more than the processor, from their documentation; docs/device.md says which were tried."""
 
 
@@ -72,10 +77,17 @@ def asked_for(delegates: Any) -> tuple[str, ...]:
     """The names of the delegates that a runtime may use: those named, and for "auto" those with a library installed."""
     choices = list(delegates.values()) if isinstance(delegates, Mapping) else [delegates]
     # In a mapping, program kinds that are not named are "auto".
-    names = {each if isinstance(each, str) else each[0] for choice in choices for each in _as_list(choice)}
+    names = {_needing(each) for choice in choices for each in _as_list(choice)}
     if "auto" in names or isinstance(delegates, Mapping):
         names |= {name for name in AUTO.get(sys.platform, ()) if _has_library(name)}
     return tuple(sorted(names - {"auto", "cpu"}))
+
+
+def _needing(choice: Any) -> str:
+    """The name in NEEDS."""
+    named, options = (choice, {}) if isinstance(choice, str) else choice
+    name, device = split_device(named)
+    return f"{name}:cpu" if name == "torch" and (device or options.get("device")) == "cpu" else name
 
 
 def option_paths(delegates: Any) -> list[str]:

@@ -6,7 +6,8 @@
     ["coreml", "cpu"]                   Core ML where it can, the CPU for the rest
     [("qnn", {"backend_path": "libQnnHtp.so"}), "cpu"]
     {"predict": ["xnnpack", "cpu"]}     the kinds not named: "auto"
-    "fastest"                           what is fastest here, by measurement: the CPU or an engine (ENGINES)
+    "fastest"                           what is fastest here, by measurement: the CPU or OpenVINO
+    "torch:cuda:1"                      an engine (archipel/engine_registry.py), on a device of its own
 
 "cpu" in a list permits to fall back: with it a delegate that is missing or fails is left out, and the report says why;
 without it that is an error, and so is a node that no named delegate takes. A list is for every kind of program. "auto"
@@ -20,12 +21,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from itertools import combinations, groupby
 from typing import NamedTuple, get_args
 
 from archipel.bundle.graphs.operators import KERNELS_DOMAIN
 from archipel.bundle.roles import ProgramKind
+from archipel.engine_registry import ENGINES
 from archipel.errors import DelegateError
 
 Choice = str | tuple[str, Mapping[str, object]]
@@ -53,8 +54,8 @@ PROVIDERS: dict[str, str] = {
 }
 """ONNX Runtime's name for each delegate. Azure is not among them: it sends the examples to a remote service."""
 
-ENGINES = ("openvino",)
-"""Packages that run whole programs beside ONNX Runtime: where one is installed, its name means it, not the provider."""
+MEASURED_ENGINES = ("openvino",)
+"""The engines that "fastest" measures."""
 
 MEASURED = ("predict", "features", "train")
 """Kinds of programs that run often enough for "fastest" to measure them; the others run on the CPU."""
@@ -82,7 +83,8 @@ class Delegate(NamedTuple):
 
     @property
     def provider(self) -> str:
-        return PROVIDERS[self.name]
+        """ONNX Runtime's name; "" for an engine that is none of its providers."""
+        return PROVIDERS.get(self.name, "")
 
 
 class Skipped(NamedTuple):
@@ -107,10 +109,14 @@ class Preference:
     measured: bool = False
 
     def usable(self, available: Sequence[str]) -> tuple[tuple[Delegate, ...], list[Skipped]]:
-        """The delegates that this build of ONNX Runtime has, and the others. Raises DelegateError without fallback."""
+        """The delegates that this build of ONNX Runtime has, and the others.
+
+        Without fallback, raises DelegateError, or MissingExtraError for an engine that is not installed.
+        """
         present, skipped = [], []
         for delegate in self.delegates:
-            if self._is_engine(delegate) and find_spec(delegate.name) is not None:
+            engine = None if self.automatic else ENGINES.get(delegate.name)
+            if engine is not None and engine.installed:
                 present.append(delegate._replace(whole=True))
                 continue
             if delegate.provider in available:
@@ -118,22 +124,27 @@ class Preference:
                 continue
             reason = f"not in this build of ONNX Runtime, which has {_known_names(available)}"
             remedy = "install a build that has it"
-            if self._is_engine(delegate):
-                reason = f"the package {delegate.name} is not installed"
-                remedy = f"install it with: pip install 'archipel[{delegate.name}]'"
+            if engine is not None:
+                reason = f"the package {engine.package} is not installed"
+                remedy = f"install it with: pip install 'archipel[{engine.extra}]'"
+                if not self.fallback and not delegate.provider:
+                    engine.require()
             if not self.fallback:
                 raise DelegateError(f"delegate {delegate.name!r}: {reason}; {remedy}, or add 'cpu' to fall back")
-            if self._is_engine(delegate):
+            if engine is not None:
                 reason = f"{reason}; {remedy}"
             skipped.append(Skipped(delegate.name, "", reason))
         return tuple(present), skipped
 
+    @property
+    def names_providers(self) -> bool:
+        """Whether ONNX Runtime has to say what it has: delegates that are no installed engines."""
+        return len(self.engines()) < len(self.delegates)
+
     def engines(self) -> set[str]:
         """The installed engines among the delegates."""
-        return {each.name for each in self.delegates if self._is_engine(each) and find_spec(each.name) is not None}
-
-    def _is_engine(self, delegate: Delegate) -> bool:
-        return delegate.name in ENGINES and not self.automatic
+        named = () if self.automatic else self.delegates
+        return {each.name for each in named if each.name in ENGINES and ENGINES[each.name].installed}
 
 
 def attempts(delegates: Sequence[Delegate], fallback: bool) -> Iterator[tuple[Delegate, ...]]:
@@ -174,7 +185,7 @@ def _preference(chosen: str | Sequence[Choice], kind: str) -> Preference:
     choices = [chosen] if isinstance(chosen, str) else list(chosen)
     if choices == ["fastest"]:
         measured = kind in MEASURED
-        return Preference(tuple(map(Delegate, ENGINES)) if measured else (), fallback=True, measured=measured)
+        return Preference(tuple(map(Delegate, MEASURED_ENGINES)) if measured else (), fallback=True, measured=measured)
     named = [_delegate(choice) for choice in choices]
     names = [delegate.name for delegate in named]
     if not names:
@@ -191,11 +202,23 @@ def _preference(chosen: str | Sequence[Choice], kind: str) -> Preference:
 
 def _delegate(choice: Choice) -> Delegate:
     name, options = (choice, {}) if isinstance(choice, str) else _pair(choice)
-    if name not in PROVIDERS:
-        raise DelegateError(f"delegates: {name!r} is not known; choose from {', '.join(sorted(PROVIDERS))}")
+    name, device = split_device(name)
+    known = sorted({*PROVIDERS, *ENGINES})
+    if name not in known:
+        raise DelegateError(f"delegates: {name!r} is not known; choose from {', '.join(known)}")
+    if device:
+        if name not in ENGINES:
+            raise DelegateError(f"delegates: {name!r} takes no device in its name; give it options as (name, options)")
+        options = {"device": device, **options}
     # ONNX Runtime takes strings only, with 0 and 1 for booleans.
     text = {key: str(int(value) if isinstance(value, bool) else value) for key, value in options.items()}
     return Delegate(name, text)
+
+
+def split_device(name: str) -> tuple[str, str]:
+    """("torch", "cuda:1") of "torch:cuda:1"; ("torch", "") of "torch"."""
+    name, _, device = name.partition(":")
+    return name, device
 
 
 def _pair(choice: object) -> tuple[str, Mapping[str, object]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,9 @@ class FastestSession(ProgramSession):
                     self._choose({name: call(name, each) for name, each in self._sessions.items()})
         return self._first.run(outputs, feed)
 
-    def bind(self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None) -> Callable[[], None]:
+    def bind(
+        self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None, kept: Collection[str] = ()
+    ) -> Callable[[], None]:
         runs: dict[str, Callable[[], None]] = {}
         with self._lock:
             for name, session in list(self._sessions.items()):

@@ -13,13 +13,14 @@ import re
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from archipel.engine_registry import Refusal
 from archipel.errors import RuntimeProgramError, one_line
 from archipel.lite_runtime.engines.delegates import NodePlacement, ProgramPlacement
 from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
@@ -36,10 +37,6 @@ _INDEXED = ("Gather", "GatherElements", "ScatterElementsUpdate", "GatherND", "Sc
 """Operators with indices as their second input."""
 _WRONG = "archipel.wrong_indices"
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
-
-
-class Refusal(Exception):
-    """OpenVINO cannot run this graph, or would answer otherwise than ONNX Runtime; the text says why."""
 
 
 class OpenVINOSession(ProgramSession):
@@ -101,7 +98,9 @@ class OpenVINOSession(ProgramSession):
             except error_types() as error:
                 raise self._error(error) from None
 
-    def bind(self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None) -> Callable[[], None]:
+    def bind(
+        self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None, kept: Collection[str] = ()
+    ) -> Callable[[], None]:
         try:
             with self._lock:
                 request = self._new_request(_shapes(inputs))

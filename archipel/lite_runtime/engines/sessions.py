@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 
 from archipel.bundle import Bundle
+from archipel.engine_registry import ENGINES, Refusal
 from archipel.errors import DelegateError, RuntimeProgramError, one_line
 from archipel.lite_runtime.engines.delegates import (
     Delegate,
     DelegateReport,
     Delegates,
     NodePlacement,
+    Preference,
     ProgramPlacement,
     Skipped,
     attempts,
@@ -32,7 +34,6 @@ from archipel.lite_runtime.engines.delegates import (
 )
 from archipel.lite_runtime.engines.fastest import FastestSession
 from archipel.lite_runtime.engines.kernels import calls_kernels, kernel_pack
-from archipel.lite_runtime.engines.openvino import OpenVINOSession, Refusal, import_openvino
 from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
 
@@ -68,7 +69,9 @@ class Session(ProgramSession):
         except self._errors as error:
             raise _program_error(self.name, "cannot be run", error) from None
 
-    def bind(self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None) -> Callable[[], None]:
+    def bind(
+        self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None, kept: Collection[str] = ()
+    ) -> Callable[[], None]:
         binding = self.native.io_binding()
         values = {} if bound is None else bound
         for array in (*inputs.values(), *outputs.values()):
@@ -128,7 +131,7 @@ class Sessions:
         if not all(preference.fallback for preference in self._preferences.values()):
             # A caller without fallback gets the error of a missing delegate now, not with the first prediction.
             for preference in self._preferences.values():
-                preference.usable(_onnxruntime().get_available_providers())
+                preference.usable(_available(preference))
 
     def get(self, name: str) -> ProgramSession:
         """The session of program `name`; every call returns the same one.
@@ -149,12 +152,11 @@ class Sessions:
         program = self._bundle.program(name)
         if self._preferences[program.kind].measured:
             return self._open_fastest(name, initializers)
-        ort = _onnxruntime()
         fallback = self._preferences[program.kind].fallback
         with self._lock:
             usable = self._settled.get(name)
             if usable is None:
-                usable, missing = self._preferences[program.kind].usable(ort.get_available_providers())
+                usable, missing = self._preferences[program.kind].usable(_available(self._preferences[program.kind]))
                 self._skip(missing)
             failed: dict[str, str] = {}
             # From all usable delegates down to the CPU alone, until ONNX Runtime makes a session.
@@ -290,7 +292,9 @@ class Sessions:
                 "load with delegates='cpu'"
             )
         path = self._bundle.program_path(name)
-        return OpenVINOSession(name, path, self.threads, delegate.options, initializers)
+        open_program = ENGINES[delegate.name].load()
+        session: ProgramSession = open_program(name, path, self.threads, delegate.options, initializers)
+        return session
 
     def _options(self, ort: Any, kind: str, delegates: Sequence[Delegate], fallback: bool) -> Any:
         options = ort.SessionOptions()
@@ -358,6 +362,11 @@ def _program_error(name: str, what: str, error: Exception) -> RuntimeProgramErro
     )
 
 
+def _available(preference: Preference) -> Sequence[str]:
+    """ONNX Runtime's providers, where the preference names any: an agent that waits does not import it."""
+    return _onnxruntime().get_available_providers() if preference.names_providers else ()
+
+
 @cache
 def _onnxruntime() -> Any:
     import onnxruntime
@@ -378,9 +387,9 @@ def _shared_arena() -> None:
 def import_engines(delegates: Delegates) -> None:
     """Import what would run graphs for these delegates now, and not with the first session."""
     error_types()
-    if engines(delegates):
+    for name in engines(delegates):
         with suppress(Refusal):  # the session of each program says why
-            import_openvino()
+            ENGINES[name].load()
 
 
 @cache

@@ -17,18 +17,16 @@ from typing import BinaryIO
 import msgspec
 
 from archipel.bundle import Bundle
+from archipel.engine_registry import ENGINES
 from archipel.errors import RuntimeProgramError
 from archipel.lite_runtime.confinement import START_PYTHON, Scratch, asked_for, needs_of, package_roots
 from archipel.lite_runtime.engines.delegates import Delegates, engines
-from archipel.lite_runtime.engines.openvino import PLANS
 from archipel.lite_runtime.isolated.messages import Channel, Open
 
 FIXED_BYTES = 16 << 20
 """The memory of the runtime itself, beside the model: sessions, their arenas' first pieces, Python's own objects."""
 LAST_WORDS = 600
 _STACK_BYTES = 8 << 20
-_PLAN_BYTES = 48 << 20
-"""What OpenVINO adds for one set of input shapes of a program, beside threads: code that it makes, and its arenas."""
 _MAIN = """
 from archipel.lite_runtime.isolated.child import main
 main()
@@ -122,7 +120,7 @@ def _tail(file: BinaryIO) -> str:
 def fixed_bytes(bundle: Bundle, threads: int, delegates: Delegates = "auto") -> int:
     """The runtime's memory for any model: FIXED_BYTES, and a stack for each thread that a session adds.
 
-    For a delegate that is an engine of its own, what its plans of every program take, too.
+    For a delegate that is an engine of its own, what it takes itself and for every program, too.
     """
     count = threads if threads > 0 else os.cpu_count() or 1
     import resource
@@ -133,6 +131,6 @@ def fixed_bytes(bundle: Bundle, threads: int, delegates: Delegates = "auto") -> 
     # Each session starts count - 1 threads. A stack counts as a whole, with 64 KiB for its bookkeeping.
     sessions = len(bundle.manifest.programs) + 2
     total = FIXED_BYTES + sessions * (count - 1) * (stack_bytes + (64 << 10))
-    if engines(delegates):
-        total += PLANS * sessions * (_PLAN_BYTES + (count + 1) * stack_bytes)
+    for engine in map(ENGINES.__getitem__, engines(delegates)):
+        total += engine.fixed_bytes + sessions * (engine.session_bytes + 2 * (count + 1) * stack_bytes)
     return total

@@ -203,9 +203,11 @@ def _run_phase(
     rows, whole = _batch_shape(phase, program, fields)
     metric_ports = [port for port in program.outputs if isinstance(port, Metric)]
     loss = loss_of(metric_ports)
-    repeated = find_repeated(bundle, phase.program)
+    session = sessions.get(phase.program)
+    # An engine that holds the tensors on its device gains nothing from a graph of several steps.
+    repeated = None if session.holds else find_repeated(bundle, phase.program)
     several = None if repeated is None else Repeated(sessions.get(repeated), bundle.program(repeated))
-    loop = TrainLoop(sessions.get(phase.program), program, values, fields, phase.moves, several)
+    loop = TrainLoop(session, program, values, fields, phase.moves, several)
     source = batches(
         fields.count,
         phase.batch_size,

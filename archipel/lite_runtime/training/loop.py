@@ -58,15 +58,18 @@ class TrainLoop:
         self._loss = loss_of([port for port in program.outputs if isinstance(port, Metric)])
         self._start = self._read_start(program)
         self._sets = self._make_sets()
+        self._bound: dict[int, Any] = {}  # of both engines: what a device holds is the same for both
+        self._session = session
         self._current = 0
         noisy = any(isinstance(port, Noise) for port in program.inputs)
         self._history = None if noisy else _History(self._start, values.steps)
-        self._single = _Engine(session, program, values, fields, self._moving, self._sets)
+        self._single = _Engine(session, program, values, fields, self._moving, self._sets, self._bound)
         # A graph of several steps feeds all of its outputs back, so it cannot hold back tensors that shall stay.
         unchanged = len(self._moving) == sum(isinstance(port, _MOVING) for port in program.outputs)
-        self._repeated = (
-            _Engine(*repeated, values, fields, self._moving, self._sets) if repeated and unchanged else None
-        )
+        if repeated and unchanged and repeated.session.holds == session.holds:
+            self._repeated: _Engine | None = _Engine(*repeated, values, fields, self._moving, self._sets, self._bound)
+        else:
+            self._repeated = None
 
     @property
     def at_once(self) -> int:
@@ -87,13 +90,14 @@ class TrainLoop:
 
     def store(self) -> None:
         """Hand the present tensors to the values. Their buffers keep them for one more step."""
+        tensors = self._tensors(self._current)
         for port in self._moving:
-            self._values.write(port, self._sets[self._current][port.name])
+            self._values.write(port, tensors[port.name])
 
     def finish(self) -> None:
         """As `store`, for the end of a phase. Raises NonFiniteLossError if a tensor is not finite now."""
         # No later step will compute a loss of these tensors, so look at them directly.
-        if (fault := self._infinite(self._sets[self._current])) is not None:
+        if (fault := self._infinite(self._tensors(self._current))) is not None:
             self._go_back(fault)
         self.store()
 
@@ -108,21 +112,26 @@ class TrainLoop:
         return metrics
 
     def _advance(self, batches: Sequence[np.ndarray], rows: int) -> None:
-        before = self._sets[self._current]
+        before = self._current
         self._current = 1 - self._current
         self._values.steps += len(batches)
         if self._history is not None:
-            self._history.add(batches, rows, before, self._values.steps)
+            self._history.add(batches, rows, lambda: self._tensors(before), self._values.steps)
 
     def _fault(self, metrics: Sequence[dict[str, float]]) -> str | None:
         """What is not finite in a run that has just been made; None: nothing."""
         if self._history is None:
-            return self._infinite(self._sets[1 - self._current])
+            return self._infinite(self._tensors(1 - self._current))
         if self._loss is not None:
             for each in metrics:
                 if not math.isfinite(loss := each[self._loss.name]):
                     return f"the loss is {loss} at"
         return None
+
+    def _tensors(self, index: int) -> dict[str, np.ndarray]:
+        """A set of buffers with what the runs have made of it."""
+        self._session.fetch(self._sets[index].values(), self._bound)
+        return self._sets[index]
 
     def _infinite(self, tensors: dict[str, np.ndarray]) -> str | None:
         """Which of the moving tensors is not finite; None: all are."""
@@ -151,6 +160,7 @@ class TrainLoop:
             return
         for name, array in history.snapshot.items():
             self._sets[self._current][name][...] = array
+        self._session.send((self._sets[self._current][name] for name in history.snapshot), self._bound)
         # The step number is an input of the programs (and of their random numbers), so it is set back, too.
         self._values.steps = history.steps
         last, rows = history.groups[-1]
@@ -182,11 +192,14 @@ class _History:
         self.steps = steps
         self.groups: list[tuple[Sequence[np.ndarray], int]] = []
 
-    def add(self, batches: Sequence[np.ndarray], rows: int, before: dict[str, np.ndarray], steps: int) -> None:
-        """Add a group that read the tensors `before`; `steps` is the number of all steps, this group included."""
+    def add(
+        self, batches: Sequence[np.ndarray], rows: int, before: Callable[[], dict[str, np.ndarray]], steps: int
+    ) -> None:
+        """Add a group that read the tensors `before()`; `steps` is the number of all steps, this group included."""
         # `before` is safe to keep: this group has computed its loss, and it was finite.
         if len(self.groups) == _SNAPSHOT_AFTER:
-            self.snapshot = {name: before[name].copy() for name in self.snapshot}
+            tensors = before()
+            self.snapshot = {name: tensors[name].copy() for name in self.snapshot}
             self.steps = steps - len(batches)
             self.groups.clear()
         self.groups.append((batches, rows))
@@ -203,6 +216,7 @@ class _Engine:
         fields: Fields,
         moving: Sequence[Port],
         sets: list[dict[str, np.ndarray]],
+        bound: dict[int, Any],
     ) -> None:
         self.steps = program.steps
         self._session = session
@@ -211,7 +225,7 @@ class _Engine:
         self._fields = fields
         self._moving = moving
         self._sets = sets
-        self._bound: dict[int, Any] = {}
+        self._bound = bound
         metrics = [port for port in program.outputs if isinstance(port, Metric)]
         self._metrics = {port.name: np.zeros(fixed_shape(port), dtype=port.dtype) for port in metrics}
         self._inputs: dict[str, np.ndarray] = {}
@@ -249,6 +263,8 @@ class _Engine:
     def _bind_batch(self, rows: int) -> _BatchBuffers:
         batch = _BatchBuffers(self._program, self._fields, rows)
         read = {_key(port): port.name for port in self._program.inputs if isinstance(port, _MOVING)}
+        varying = {port.name for port, _ in self._varying}
+        kept = {*(set(self._inputs) - varying), *read.values(), *(port.name for port in self._moving)}
         # One binding for each set to read from, so that a step only chooses among them.
         for index in range(len(self._sets)):
             inputs, outputs = {**self._inputs, **batch.values}, dict(self._metrics)
@@ -256,7 +272,7 @@ class _Engine:
                 if _key(port) in read:
                     inputs[read[_key(port)]] = self._sets[index][port.name]
                 outputs[port.name] = self._sets[(index + 1) % len(self._sets)][port.name]
-            batch.runs.append(self._session.bind(inputs, outputs, self._bound))
+            batch.runs.append(self._session.bind(inputs, outputs, self._bound, kept))
         return batch
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Literal
 
 import msgspec
@@ -146,11 +147,18 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+def _hint(key: str) -> str:
+    if key in ("lr", "learning_rate", "momentum", "weight_decay", "betas"):
+        return f'the optimizer has it: optimizer = {{ name = "sgd", {key.replace("learning_rate", "lr")} = ... }}'
+    near = get_close_matches(key, TrainConfig.__struct_fields__, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TrainConfig.__struct_fields__)}"
+
+
 def parse_config(table: Mapping[str, object], where: str = "train") -> TrainConfig:
     """The table of a TOML file as a TrainConfig. Raises TrainingError that names the key, such as train.batch_size."""
     for key in table:
         if key not in TrainConfig.__struct_fields__:
-            raise TrainingError(f"{where}.{key}: no such setting; there are {', '.join(TrainConfig.__struct_fields__)}")
+            raise TrainingError(f"{where}.{key}: no such setting; {_hint(key)}")
     try:
         return msgspec.convert(dict(table), TrainConfig)
     except msgspec.ValidationError as error:

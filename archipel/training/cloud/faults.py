@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from archipel.datasets.dataset import Arrays, Dataset, Stream, locate
+from archipel.datasets.taking import take
 
 _PIECE = 1024
 _MOST = 4_000_000  # examples; a longer search would take longer than it helps
@@ -43,7 +44,7 @@ def _pieces(data: Dataset | Stream) -> Iterator[tuple[int, Arrays]]:
     """(number of the first example, examples) in the data's own order."""
     if isinstance(data, Dataset):
         for start in range(0, min(len(data), _MOST), _PIECE):
-            yield start, data.take(np.arange(start, min(start + _PIECE, len(data))))
+            yield start, take(data, np.arange(start, min(start + _PIECE, len(data)), dtype=np.intp))
         return
     start = 0
     for piece in data.read():

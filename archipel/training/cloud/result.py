@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from archipel.durable import write_durably
 from archipel.errors import MissingExtraError, TrainingError
 from archipel.graph.model import Model
 
@@ -45,12 +50,14 @@ class TrainResult:
         module: what was trained.
         history: an Epoch for each.
         finished: False where a callback stopped the training, which can go on from its checkpoint.
+        test: the metrics of the test data; empty without them, and where a callback stopped the training.
     """
 
     module: nn.Module
     history: tuple[Epoch, ...]
     finished: bool = True
     example: tuple[Any, ...] = field(default=(), repr=False)
+    test: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def best(self) -> Epoch:
@@ -73,6 +80,43 @@ class TrainResult:
             return model
         return Model.from_torch(self.module, self.example)
 
+    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
+        """Write everything into a folder, which is made: model.onnx, state.pt, metrics.json, and curves.png.
+
+        state.pt is the module's `state_dict`. The picture is left out without matplotlib. Files are replaced.
+
+        Returns the files. Raises OSError, and ModelImportError for a module that cannot be exported.
+        """
+        import torch
+
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        state = io.BytesIO()
+        torch.save(self.module.state_dict(), state)
+        facts: dict[str, Any] = {
+            "finished": self.finished,
+            "best": None,
+            "test": dict(self.test),
+            "history": [_plain(epoch) for epoch in self.history],
+        }
+        if self.history:
+            facts["best"] = self.best.number
+        files = {
+            place / "state.pt": state.getvalue(),
+            place / "metrics.json": json.dumps(facts, indent=2).encode() + b"\n",
+            place / "model.onnx": self.model.to_bytes(),
+        }
+        for path, content in files.items():
+            write_durably(path, content, 0o666)
+        written = list(files)
+        if self.history:
+            try:
+                self.plot(place / "curves.png")
+                written.append(place / "curves.png")
+            except MissingExtraError:
+                pass
+        return written
+
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw the losses, and beside them the other metrics, over the epochs.
 
@@ -82,6 +126,12 @@ class TrainResult:
         Returns matplotlib's Figure. Raises MissingExtraError without matplotlib.
         """
         return plot(self.history, path)
+
+
+def _plain(epoch: Epoch) -> dict[str, Any]:
+    """The epoch for JSON, which has no number for what is not finite."""
+    metrics = {name: value if math.isfinite(value) else None for name, value in epoch.metrics.items()}
+    return {**vars(epoch), "metrics": metrics}
 
 
 def plot(history: Sequence[Epoch], path: str | os.PathLike[str] | None = None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ import numpy as np
 
 from archipel.datasets import Batches, as_dataset
 from archipel.datasets.dataset import Dataset, Stream
-from archipel.errors import CheckpointError, TrainingError
+from archipel.datasets.taking import take
+from archipel.errors import CheckpointError, GraphError, TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import match
 from archipel.training.cloud.callbacks.callback import Callback
@@ -43,6 +45,7 @@ def train(
     config: TrainConfig | None = None,
     *,
     validation: object = None,
+    test: object = None,
     callbacks: Sequence[Callback] = (),
     on_epoch: Callable[[Epoch], None] | None = None,
 ) -> TrainResult:
@@ -54,6 +57,7 @@ def train(
             arrays, a path, a data set.
         config: what to minimize, how, and how long.
         validation: data like these, which choose the best epoch; without them the training loss does.
+        test: data like these, on which the result is measured once, in the end.
         callbacks: what else happens around epochs and batches.
         on_epoch: called with every Epoch.
 
@@ -79,15 +83,17 @@ def train(
     import torch
 
     config = TrainConfig() if config is None else config
+    measured = None if test is None else as_dataset(test)  # a file that is missing shows before the training
     own = [*callbacks, *([] if on_epoch is None else [OnEpoch(on_epoch)])]
     with threads(config.threads), kept_generators():
         trainer = prepare(model, data, config, validation=validation, callbacks=own)
         trainer.run()
         trainer.finish()
+        tested = {} if measured is None or trainer.stop else trainer.evaluate(measured)
     # The caller gets the usual layout: other code need not expect channels-last weights.
     module = trainer.module.to("cpu").eval()
     module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    return TrainResult(module, tuple(trainer.history), not trainer.stop, _example(trainer))
+    return TrainResult(module, tuple(trainer.history), not trainer.stop, _example(trainer), tested)
 
 
 def prepare(
@@ -132,7 +138,8 @@ def prepare(
     optimizer, rates, described = _optimizer(module, config, steps, device)
     autocast = Autocast(config.precision, device)
     check = Validation(module, config, device, feed, objective, validation, autocast)
-    made_with = {**_made_with(config, module, dataset), "optimizer": described}
+    # When a checkpoint is read or written, not before: it reads some of the data.
+    made_with = cache(lambda: {**_made_with(config, module, dataset), "optimizer": described})
     ema = None
     if config.ema is not None:
         from archipel.training.cloud.callbacks.ema import MovingAverage
@@ -190,7 +197,10 @@ def _choose_trainable(module: nn.Module, patterns: str | Sequence[str]) -> None:
     if patterns == "*":
         return
     named = dict(module.named_parameters())
-    chosen = set(match(list(named), patterns))
+    try:
+        chosen = set(match(list(named), patterns))
+    except GraphError as error:
+        raise TrainingError(f"trainable: {error}") from None
     for name, parameter in named.items():
         parameter.requires_grad_(name in chosen)
 
@@ -227,7 +237,7 @@ def _made_with(config: TrainConfig, module: nn.Module, dataset: Dataset | Stream
         facts["examples"] = len(dataset)
         # Some of both ends: enough to notice another data set, without reading all of it.
         rows = np.unique(np.r_[: min(_SAMPLED, len(dataset)), max(len(dataset) - _SAMPLED, 0) : len(dataset)])
-        content = dataset.take(rows.astype(np.intp))
+        content = take(dataset, rows.astype(np.intp))
         facts["examples (CRC-32)"] = zlib.crc32(b"".join(content[name].tobytes() for name in sorted(content)))
     return facts
 
@@ -262,7 +272,7 @@ def _example(trainer: Trainer) -> tuple[Any, ...]:
     """Two examples as the module takes them, for an export."""
     dataset = trainer.batches.dataset
     if isinstance(dataset, Dataset):
-        batch = dataset.take(np.arange(min(_EXAMPLES, len(dataset))).astype(np.intp))
+        batch = take(dataset, np.arange(min(_EXAMPLES, len(dataset)), dtype=np.intp))
     else:
         piece = next(iter(dataset.read()))
         batch = {name: values[:_EXAMPLES] for name, values in piece.items()}

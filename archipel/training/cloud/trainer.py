@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,7 @@ class Trainer:
         validation: Validation,
         ema: MovingAverage | None,
         callbacks: Sequence[Callback],
-        made_with: Mapping[str, Any],
+        made_with: Callable[[], Mapping[str, Any]],
     ) -> None:
         import torch
 
@@ -97,6 +97,11 @@ class Trainer:
     def rate(self) -> float:
         """The learning rate of the present update."""
         return float(self.optimizer.param_groups[0]["lr"])
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers are trained."""
+        return sum(parameter.numel() for parameter in self._parameters)
 
     def step(self, batch: Arrays) -> torch.Tensor:
         """Compute one minibatch and, with the last of `accumulate` of them, update the parameters.
@@ -141,6 +146,7 @@ class Trainer:
             self.module.load_state_dict(self._best)
         elif self._ema is not None:
             self._ema.take_over()
+        self._ema = None  # `evaluate` now measures these weights
 
     def save(self, path: Path) -> None:
         """Write everything that a training needs to go on exactly here. Raises CheckpointError, NonFiniteLossError."""
@@ -167,11 +173,11 @@ class Trainer:
             "history": [_plain(epoch) for epoch in self.history],
             "best": self._best,
         }
-        write_checkpoint(path, self._made_with, content)
+        write_checkpoint(path, self._made_with(), content)
 
     def load(self, path: Path) -> None:
         """Go on from what `save` wrote. Raises CheckpointError."""
-        content = read_checkpoint(path, self._made_with)
+        content = read_checkpoint(path, self._made_with())
         try:
             self.module.load_state_dict(content["module"])
             self.optimizer.load_state_dict(content["optimizer"])

@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import Bundle, decode_manifest, generate_key, pack
 from archipel.bundle.graphs import inspect_graph
-from archipel.compression.stored import read_bundled
 from archipel.converter import export
 from archipel.errors import BundleError, ModelImportError, UnsafeGraphError, UnsafePathError
+from archipel.graph.importing.bundled import read_bundled
 from archipel.lite_runtime import Runtime, load
 from archipel.lite_runtime.slots.model_slots import Slots
 from tests.attacks.sandbox_bundles import SECRET, device_key, external, public, signed, upload
@@ -70,9 +70,8 @@ def test_the_source_of_an_export(tmp_path: Path, key: Ed25519PrivateKey, locatio
     with pytest.raises(UnsafeGraphError, match=rf"source.*'{location}'.*'weights\.safetensors'"):
         export(folder, tmp_path / "m.onnx", public(key))
     # And where a bundle is not opened first.
-    manifest = decode_manifest((folder / "manifest.json").read_bytes())
     with pytest.raises(ModelImportError, match=r"not within weights\.safetensors"):
-        read_bundled(Bundle(folder, manifest, "0" * 64, public(key)[0]), "source.onnx")
+        read_bundled(folder, "source.onnx")
     assert not (tmp_path / "m.onnx").exists()
 
 

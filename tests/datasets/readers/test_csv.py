@@ -72,7 +72,7 @@ def test_columns_become_fields(tmp_path: Path) -> None:
     ("text", "options", "message"),
     [
         (GOOD, {}, "line 5: no value in column 'hours'; correct the file, or leave such rows out with on_bad='skip'"),
-        ("a,b\n1,2\n3\n5,6\n7,8,9\n", {}, r"line 3: as many cells as columns are expected \(and 1 more near it\)"),
+        ("a,b\n1,2\n3\n5,6\n7,8,9\n", {}, r"line 3: expected 2 cells, one for each column \(and 1 more near it\)"),
         ("a,b\n1,2\n\n3,x1\n5,6\n", {}, "line 4: 'x1' in column 'b' is no number"),
         ('a,b\n"1\n",2\n3,4\n5,x\n', {}, "line 5: 'x' in column 'b' is no number"),
         ("a,b\n1,u\n2,v\n", {"classes": {"b": ["u", "w"]}}, "line 3: 'v' in column 'b' is none of the classes u, w"),

@@ -26,6 +26,9 @@ from archipel.lite_runtime.engines.delegates import PROVIDERS
         ("cuda", ("cuda",)),
         (["coreml", "cpu"], ("coreml",)),
         ([("qnn", {"backend_path": "x"}), "cpu"], ("qnn",)),
+        ("torch", ("torch",)),
+        (["torch:cuda:1", "cpu"], ("torch",)),
+        ([("torch", {"device": "cpu"})], ("torch:cpu",)),
         ({"predict": ["xnnpack", "cpu"], "train": "cpu"}, ("xnnpack",)),
     ],
 )
@@ -34,7 +37,9 @@ def test_delegates_that_are_asked_for(delegates: Any, expected: tuple[str, ...])
 
 
 def test_needs() -> None:
-    assert set(places.NEEDS) <= set(PROVIDERS)
+    assert set(places.NEEDS) <= {*PROVIDERS, "torch", "torch:cpu"}
+    assert confinement.needs_of(["torch:cpu"]) == places.Needs()
+    assert {"/dev/nvidia0", "/dev/kfd"} <= set(confinement.needs_of(["torch"]).devices)
     assert confinement.needs_of(["coreml"]) == places.Needs()
     both = confinement.needs_of(["cuda", "tensorrt", "openvino"])
     assert both.devices.count("/dev/nvidiactl") == 1

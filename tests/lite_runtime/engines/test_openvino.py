@@ -200,7 +200,7 @@ def test_profiles_are_of_onnx_runtime_alone(load: Loads) -> None:
 def test_without_the_package_the_error_says_how_to_install_it(
     make_bundle: BundleMaker, r: type[Roles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("archipel.lite_runtime.engines.delegates.find_spec", lambda name: None)
+    monkeypatch.setattr("archipel.engine_registry.find_spec", lambda name: None)
     graph = "predict (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }"
     programs = {"predict": ("predict", graph, {"x": r.example, "y": r.output})}
     with pytest.raises(DelegateError, match=r"'openvino'.*pip install 'archipel\[openvino\]', or add 'cpu'"):

@@ -48,6 +48,20 @@ def test_a_name_that_is_code_is_not_run(tmp_path: Path) -> None:
     assert not seen.exists()
 
 
+@pytest.mark.parametrize(
+    "name", [*NAMES, "0_weight", "class", "self", "torch", "getattr", "a.b", "ª", "x=open('f')", ""]
+)
+def test_any_name_of_an_input(name: str) -> None:
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2] a_b, float[2] i) => (float[2] y) {y = Sub(a_b, i)}'
+    proto = parser.parse_model(text)
+    proto.graph.input[1].name = proto.graph.node[0].input[1] = name or "_"
+    module = TorchModule(Model.from_proto(proto))
+    assert module(torch.ones(2), torch.zeros(2)).tolist() == [1.0, 1.0]
+    if name == "self":  # Python's own
+        return
+    assert module(**{"a_b": torch.ones(2), name or "_": torch.zeros(2)}).tolist() == [1.0, 1.0]
+
+
 def test_two_names_that_would_be_one_path_stay_two() -> None:
     text = """<ir_version: 10, opset_import: ["": 21]> g (float[1] x) => (float[1] y)
         <float[1] v = {1}, float[1] w = {2}> {s = Add(x, v) y = Sub(s, w)}"""

@@ -12,6 +12,7 @@ import click
 import numpy as np
 
 from archipel.cli.input_output.arrays import read_arrays
+from archipel.cli.input_output.progress_line import progress_line
 from archipel.cli.input_output.publisher_keys import read_signing_key, signing_key
 from archipel.cli.input_output.sources import has_bundle, learned_weights, open_source
 from archipel.cli.input_output.spelling import spells_options
@@ -32,7 +33,7 @@ from archipel.cli.models.option_groups import (
     compression_options,
     note_default_recipe,
 )
-from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_line, resume_hint
+from archipel.cli.models.progress import catch_ctrl_c, progress_callback, resume_hint
 from archipel.cli.models.releases import made_text, release_facts
 from archipel.compression import Progress
 from archipel.compression.recipe import check_sets, load_recipe

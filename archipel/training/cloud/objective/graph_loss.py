@@ -82,6 +82,7 @@ class GraphLoss:
 
     def wrong_label(self, output: torch.Tensor, labels: NDArray[Any]) -> int | None:
         """The first of the class numbers, as they were read, that is none of the output's classes; None for none."""
+        self._for(output)  # says first if the loss does not fit the output at all
         classes = self.classes(output)
         # Two reductions first, and the search only where they find something.
         if classes is None or labels.size == 0 or labels.dtype.kind not in "iu":

@@ -29,8 +29,11 @@ class Metrics:
     def __init__(self, wanted: Sequence[object], term: Term) -> None:
         self._term = term
         self._wanted = [_parse(each) for each in wanted]
-        for name, _ in self._wanted:
-            _find(name)
+        for name, arguments in self._wanted:
+            known = _arguments(_find(name)[1])
+            for key in arguments:
+                if key not in known:
+                    raise TrainingError(f"metrics.{key}: {name} has no such argument; it has {', '.join(known)}")
         self._made: dict[str, Any] | None = None
 
     def update(self, output: torch.Tensor, label: torch.Tensor) -> None:
@@ -100,7 +103,7 @@ def _find(name: str) -> tuple[type[Any], type[Any]]:
 def _make(name: str, arguments: Mapping[str, Any], term: Term, output: torch.Tensor) -> Any:
     _, called = _find(name)
     given = dict(arguments)
-    known = inspect.signature(called.__new__ if _by_task(called) else called.__init__).parameters
+    known = _arguments(called)
     for key, value in _defaults(term, output).items():
         if key in known and value is not None:
             given.setdefault(key, value)
@@ -112,6 +115,11 @@ def _make(name: str, arguments: Mapping[str, Any], term: Term, output: torch.Ten
         return called(**given)
     except (TypeError, ValueError) as error:
         raise TrainingError(f"metrics: {name}: {' '.join(str(error).split())}") from None
+
+
+def _arguments(metric: type[Any]) -> list[str]:
+    known = inspect.signature(metric.__new__ if _by_task(metric) else metric.__init__).parameters.values()
+    return [each.name for each in known if each.kind is not each.VAR_KEYWORD and each.name not in ("self", "cls")]
 
 
 def _by_task(metric: type[Any]) -> bool:

@@ -120,6 +120,7 @@ def bit_shift(ctx: NodeContext) -> torch.Tensor:
     if ctx.text("direction", "") == "LEFT":
         return wrap(torch.bitwise_left_shift(a, b), ctx.output_type())
     if ctx.onnx_dtype() is ir.DataType.UINT64:
+        a, b = ctx.tensors()
         # int64 holds these bits, and its shift would repeat the sign.
         return torch.where(b > 0, torch.bitwise_right_shift(a, b) & ~(-1 << (64 - b)), a)
     return torch.bitwise_right_shift(a, b)

@@ -12,6 +12,8 @@ from torch.nn import functional
 from archipel.training.cloud.ops.context import NodeContext
 from archipel.training.cloud.ops.table import lowering
 
+_END = 2**62  # behind every axis; PyTorch warns of the smallest int64, which graphs have for "from the start"
+
 
 @lowering("Gather")
 def gather(ctx: NodeContext) -> torch.Tensor:
@@ -99,7 +101,7 @@ def slice_(ctx: NodeContext) -> torch.Tensor:
         fixed = isinstance(axis, int) and isinstance(step, int) and step > 0
         if fixed and isinstance(start, int) and isinstance(end, int):
             axis = axis + ctx.rank() if axis < 0 else axis
-            x = x[(*[slice(None)] * axis, slice(start, min(end, 2**63 - 1), step))]
+            x = x[(*[slice(None)] * axis, slice(max(start, -_END), min(end, _END), step))]
         else:
             x = ctx.call(_cut, x, axis, start, end, step)
     return x
@@ -109,7 +111,7 @@ def _cut(x: torch.Tensor, axis: int, start: int, end: int, step: int) -> torch.T
     axis = axis + x.ndim if axis < 0 else axis
     if step < 0:
         return _cut_backwards(x, axis, start, end, step)
-    return x[(*[slice(None)] * axis, slice(start, end, step))]
+    return x[(*[slice(None)] * axis, slice(max(start, -_END), min(end, _END), step))]
 
 
 def _cut_backwards(x: torch.Tensor, axis: int, start: int, end: int, step: int) -> torch.Tensor:

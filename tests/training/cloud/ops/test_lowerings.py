@@ -36,6 +36,10 @@ def test_lowering(key: tuple[str, str], times: int, gradient_cases: dict) -> Non
     check()
 
 
+def test_every_operator_with_a_gradient_rule_has_a_lowering() -> None:
+    assert set(OWN) <= set(LOWERINGS)
+
+
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
     scale = max(float(np.max(np.abs(expected.astype(np.float64)), initial=0.0)), 1e-3)
     return float(np.max(np.abs(found.astype(np.float64) - expected.astype(np.float64)), initial=0.0)) / scale

@@ -72,16 +72,24 @@ def _scales(ctx: NodeContext, axes: list[int]) -> dict[int, float]:
     given = ctx.constant(2)
     if given is not None and given.numel():
         return dict(zip(axes, map(float, given.tolist())))
-    sizes = ctx.constant(3)
+    sizes, policy = ctx.constant(3), ctx.text("keep_aspect_ratio_policy", "stretch")
     if sizes is None:
-        return {}
+        # Sizes of which the graph computes some, such as the batch's: the shapes say which axes stay as they are.
+        before, after = ctx.dims(), dims(ctx.node.outputs[0])
+        stretched = axes if ctx.has(3) and policy == "stretch" else []
+        return {axis: scale for axis in stretched if (scale := _scale(before[axis], after[axis])) is not None}
     found = {
         axis: length / size for axis, length in zip(axes, sizes.tolist()) if isinstance(size := ctx.dims()[axis], int)
     }
-    policy = ctx.text("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch" and found:
         return dict.fromkeys(found, (min if policy == "not_larger" else max)(found.values()))
     return found
+
+
+def _scale(before: Dim, after: Dim) -> float | None:
+    if isinstance(before, int) and isinstance(after, int):
+        return after / before
+    return 1.0 if before is not None and before == after else None
 
 
 def _roi(ctx: NodeContext, axes: list[int], axis: int) -> tuple[float, float]:
@@ -143,9 +151,13 @@ def _symbolic(ctx: NodeContext, form: Interpolation, axes: list[int], scales: di
                 x = x.repeat_interleave(count, axis)
             return x
     align = form.coordinates == "align_corners"
-    usual = form.coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners") and not form.exclude_outside
+    usual = form.coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners")
+    # Where an axis shrinks, PyTorch's filter leaves out what is outside.
+    linear = form.mode == "linear"
+    usual = usual and (form.exclude_outside or not form.antialias if linear else not form.exclude_outside)
     if form.mode == "nearest":
-        name = "nearest" if form.coordinates == "asymmetric" and form.nearest == "floor" else ""
+        exact = {("asymmetric", "floor"): "nearest", ("half_pixel", "round_prefer_ceil"): "nearest-exact"}
+        name = exact.get((form.coordinates, form.nearest), "")
     elif form.mode == "linear":
         name = _NAMES.get(rank, "") if usual else ""
     else:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from archipel.errors import TrainingError
 from archipel.graph.shapes import is_static
 from archipel.training.cloud.ops.context import NodeContext
-from archipel.training.cloud.ops.padding import pad_constant, same_padding
+from archipel.training.cloud.ops.spatial.padding import pad_constant, same_padding
 from archipel.training.cloud.ops.table import lowering
 from archipel.training.cloud.ops.types import torch_dtype
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from archipel.training.cloud.ops.context import NodeContext
-from archipel.training.cloud.ops.recurrent_loop import DEFAULTS, parse_activations, run_loop
+from archipel.training.cloud.ops.recurrent.loop import DEFAULTS, parse_activations, run_loop
 from archipel.training.cloud.ops.table import lowering
 
 # ONNX's blocks of gates in PyTorch's order: ONNX has i o f c, z r h and one.

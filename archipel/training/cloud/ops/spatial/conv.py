@@ -9,19 +9,26 @@ from torch.nn import functional
 
 from archipel.errors import TrainingError
 from archipel.training.cloud.ops.context import NodeContext
-from archipel.training.cloud.ops.padding import pad_constant, same_padding
+from archipel.training.cloud.ops.spatial.padding import pad_constant, same_padding
 from archipel.training.cloud.ops.table import lowering
 
 
 @lowering("Conv")
 def conv(ctx: NodeContext) -> torch.Tensor:
-    x, w = ctx.tensor(0), ctx.tensor(1)
-    bias = ctx.tensor(2) if ctx.has(2) else None
+    return convolve(ctx, ctx.tensor(0), ctx.tensor(1), ctx.tensor(2) if ctx.has(2) else None)
+
+
+def convolve(
+    ctx: NodeContext, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, weights: int = 1
+) -> torch.Tensor:
+    """A convolution with the attributes of the node; `weights`: which input of it says how large the kernel is."""
     spatial = ctx.rank() - 2
     if spatial not in (1, 2, 3):
-        raise TrainingError(f"Conv {ctx.node.name!r} has {spatial} spatial axes; PyTorch has convolutions of 1 to 3")
+        raise TrainingError(
+            f"{ctx.node.op_type} {ctx.node.name!r} has {spatial} spatial axes; PyTorch has convolutions of 1 to 3"
+        )
     strides, dilations = ctx.integers("strides", [1] * spatial), ctx.integers("dilations", [1] * spatial)
-    kernel = kernel_shape(ctx, spatial)
+    kernel = kernel_shape(ctx, spatial, weights)
     begins, ends = same_padding(ctx, kernel, strides, dilations)
     if all(isinstance(number, int) for number in (*begins, *ends)) and begins == ends:
         padding = begins
@@ -75,12 +82,12 @@ def _positive(ctx: NodeContext, number: Any) -> Any:
     return max(number, 0) if isinstance(number, int) else ctx.call(max, number, 0)
 
 
-def kernel_shape(ctx: NodeContext, spatial: int) -> list[int]:
+def kernel_shape(ctx: NodeContext, spatial: int, weights: int = 1) -> list[int]:
     """The kernel's size, of the attribute or of the weights."""
     known = ctx.integers("kernel_shape", [])
     if known:
         return known
-    sizes = ctx.dims(1)[2:]
+    sizes = ctx.dims(weights)[2:]
     if not all(isinstance(size, int) for size in sizes):
         raise TrainingError(f"{ctx.node.op_type} {ctx.node.name!r}: the kernel's size is not known")
     return [int(size) for size in sizes]  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""`archipel train`."""

@@ -1,0 +1,3 @@
+"""LSTM, GRU and RNN."""
+
+from archipel.training.cloud.ops.recurrent import native as native

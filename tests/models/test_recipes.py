@@ -1,0 +1,53 @@
+"""Every recipe of the catalogue: its network takes its data, and the settings are those of a training."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import tomllib
+
+import pytest
+import torch
+
+from archipel.models.catalogue import CATALOGUE
+from archipel.training.cloud.config import parse_config
+from archipel.training.cloud.parts import make_augment, make_loss, make_optimizer
+
+RECIPES = sorted(name for name, network in CATALOGUE.items() if network.recipe is not None)
+# What the functions of archipel.datasets give: the shape of an example, and the number of classes.
+PICTURES = {"mnist": ((1, 28, 28), 10), "fashion_mnist": ((1, 28, 28), 10), "cifar10": ((3, 32, 32), 10),
+            "har_windows": ((6, 128), 6)}  # fmt: skip
+OTHERS = {"mlp": ((784,), 10), "bc_resnet": ((1, 40, 98), 12), "ds_cnn": ((1, 49, 10), 12), "unet": ((1, 32, 32), 2)}
+
+
+def test_every_network_has_one() -> None:
+    assert sorted(CATALOGUE) == RECIPES
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_network_data_and_settings_fit(name: str) -> None:
+    path = CATALOGUE[name].recipe
+    assert path is not None
+    recipe = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert recipe["model"]["zoo"] == name
+    assert recipe["output"]["folder"] == f"trained/{name}"
+    config = parse_config(recipe["train"])
+    make_loss(config.loss)
+    make_optimizer(config.optimizer, config.schedule, 1000)
+    make_augment(config.augment)
+    data = recipe["data"]
+    if "python" in data:
+        module, _, function = data["python"].partition(":")
+        inspect.signature(getattr(importlib.import_module(module), function)).bind(**data["arguments"])
+    with torch.device("meta"), torch.no_grad():
+        module = CATALOGUE[name].make(config.seed, **recipe["model"].get("arguments", {})).eval()
+        length = data.get("arguments", {}).get("length")
+        if length is None:
+            shape, classes = OTHERS[name] if "train" in data else PICTURES[data["python"].partition(":")[2]]
+            answer = module(torch.zeros(2, *shape))
+            assert answer.shape[:2] == ((2, classes) if config.loss != "mse" else (2, shape[0]))
+        else:
+            tokens = [torch.zeros(2, length, dtype=torch.int64) for _ in config.inputs or ("input",)]
+            answer = module(*tokens)
+            assert answer.shape[:2] == (2, length)
+            assert answer.shape[2] >= 128  # Shakespeare's plays are in ASCII

@@ -1,0 +1,166 @@
+"""Lowerings beyond the gradient contract: outputs that have no gradient, and operators without a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from archipel import Model
+from archipel.training.cloud import TorchModule
+
+RNG = np.random.default_rng(0)
+FLOATS = TensorProto.FLOAT
+
+
+def real(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape, np.float32)
+
+
+def bytes_of(*shape: int, kind: type = np.uint8) -> np.ndarray:
+    limits = np.iinfo(kind)
+    return RNG.integers(limits.min, limits.max, shape, kind, endpoint=True)
+
+
+@dataclass(frozen=True)
+class Node:
+    """`constants`: which inputs are initializers; `free`: axes of the first input that are symbolic.
+
+    `reference`: onnx.reference computes what is expected, where ONNX Runtime has no kernel.
+    """
+
+    op_type: str
+    inputs: Sequence[np.ndarray | None]
+    outputs: Sequence[int] = (FLOATS,)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    constants: Sequence[int] = ()
+    free: Sequence[int] = ()
+    reference: bool = False
+
+    def proto(self) -> onnx.ModelProto:
+        names = ["" if value is None else f"x{i}" for i, value in enumerate(self.inputs)]
+        ports, stored = [], []
+        for i, value in enumerate(self.inputs):
+            if value is None:
+                continue
+            if i in self.constants:
+                stored.append(numpy_helper.from_array(np.asarray(value), names[i]))
+                continue
+            shape = [f"d{axis}" if i == 0 and axis in self.free else size for axis, size in enumerate(value.shape)]
+            ports.append(helper.make_tensor_value_info(names[i], helper.np_dtype_to_tensor_dtype(value.dtype), shape))
+        results = [helper.make_tensor_value_info(f"y{i}", kind, None) for i, kind in enumerate(self.outputs)]
+        node = helper.make_node(self.op_type, names, [r.name for r in results], name="node", **self.attributes)
+        graph = helper.make_graph([node], "case", ports, results, stored)
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+    def fed(self) -> dict[str, np.ndarray]:
+        given = enumerate(self.inputs)
+        return {f"x{i}": np.asarray(value) for i, value in given if value is not None and i not in self.constants}
+
+
+def pool(*shape: int, free: Sequence[int] = (), **attributes: Any) -> Node:
+    return Node("MaxPool", [real(*shape)], (FLOATS, TensorProto.INT64), attributes, free=free)
+
+
+def grid(mode: str, padding: str, align: int) -> Node:
+    attributes = {"mode": mode, "padding_mode": padding, "align_corners": align}
+    return Node("GridSample", [real(2, 3, 5, 6), 1.3 * real(2, 4, 3, 2)], attributes=attributes)
+
+
+SIGNED = bytes_of(4, 3, 2, 2, kind=np.int8)
+QUANTIZED = [np.float32(0.02), np.uint8(131)]
+CASES = {
+    "indices": pool(2, 3, 6, 7, kernel_shape=[2, 3], strides=[2, 1]),
+    "indices, padded alike": pool(2, 3, 6, 7, kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2]),
+    "indices, padded at one end": pool(2, 2, 6, 7, kernel_shape=[3, 3], pads=[0, 2, 1, 0], dilations=[1, 2]),
+    "indices by column": pool(2, 3, 5, 6, kernel_shape=[2, 2], storage_order=1, pads=[1, 0, 0, 1]),
+    "indices, symbolic sizes": pool(2, 3, 5, 6, free=(0, 2, 3), kernel_shape=[2, 2], auto_pad="SAME_LOWER"),
+    "indices along time": pool(3, 2, 9, kernel_shape=[3], strides=[2], ceil_mode=1),
+    "bytes": Node("MaxPool", [bytes_of(1, 2, 5, 5)], (TensorProto.UINT8,), {"kernel_shape": [2, 2]}),
+    "LpPool": Node("LpPool", [real(2, 3, 6, 6)], attributes={"kernel_shape": [2, 3], "p": 3, "pads": [1, 0, 0, 1]}),
+    "GlobalLpPool": Node("GlobalLpPool", [real(2, 3, 4, 4)], attributes={"p": 2}),
+    "MatMulInteger": Node(
+        "MatMulInteger",
+        [bytes_of(3, 4), bytes_of(4, 5, kind=np.int8), np.uint8(7), bytes_of(5, kind=np.int8)],
+        (TensorProto.INT32,),
+    ),
+    "ConvInteger": Node(
+        "ConvInteger", [bytes_of(2, 3, 5, 5), bytes_of(4, 3, 2, 2), np.uint8(9), np.uint8(3)], (TensorProto.INT32,),
+        {"pads": [1, 0, 0, 1], "strides": [2, 1]},
+    ),
+    "QLinearConv": Node(
+        "QLinearConv",
+        [bytes_of(2, 3, 5, 5), *QUANTIZED, SIGNED, 0.01 + RNG.random(4, np.float32) / 20, np.zeros(4, np.int8),
+         np.float32(1.7), np.uint8(120), RNG.integers(-900, 900, 4, np.int32)],
+        (TensorProto.UINT8,), {"pads": [1, 1, 1, 1]}, constants=range(1, 9),
+    ),
+    "QLinearMatMul": Node(
+        "QLinearMatMul", [bytes_of(3, 4), *QUANTIZED, bytes_of(4, 5), *QUANTIZED, np.float32(0.9), np.uint8(100)],
+        (TensorProto.UINT8,),
+    ),
+    "EyeLike": Node("EyeLike", [real(4, 3)], (TensorProto.INT64,), {"k": 1, "dtype": TensorProto.INT64}, free=(0,)),
+    "HannWindow": Node("HannWindow", [np.int64(10)], constants=(0,), reference=True),
+    "HammingWindow": Node("HammingWindow", [np.int64(9)], attributes={"periodic": 0}, constants=(0,), reference=True),
+    "BlackmanWindow": Node("BlackmanWindow", [np.int64(8)], constants=(0,), reference=True),
+    "DFT": Node("DFT", [real(2, 8, 1), None, np.int64(1)], constants=(2,)),
+    "DFT, complex": Node("DFT", [real(2, 3, 8, 2), None, np.int64(-3)], constants=(2,)),
+    "DFT, one-sided": Node("DFT", [real(2, 8, 1), None, np.int64(1)], attributes={"onesided": 1}, constants=(2,)),
+    "DFT, inverse": Node("DFT", [real(2, 8, 2), None, np.int64(1)], attributes={"inverse": 1}, constants=(2,)),
+    "STFT": Node("STFT", [real(2, 40, 1), np.int64(8), np.hanning(16).astype(np.float32)], constants=(1,)),
+    "STFT, both sides": Node(
+        "STFT", [real(2, 40, 1), np.int64(8), None, np.int64(16)], attributes={"onesided": 0}, constants=(1, 3)
+    ),
+    "AffineGrid": Node(
+        "AffineGrid", [real(2, 2, 3), np.array([2, 1, 3, 4])], attributes={"align_corners": 1}, constants=(1,),
+        reference=True,
+    ),
+    "DepthToSpace": Node("DepthToSpace", [real(2, 8, 2, 3)], attributes={"blocksize": 2, "mode": "CRD"}),
+    **{
+        f"GridSample {mode} {padding} {align}": grid(mode, padding, align)
+        for mode, padding, align in [
+            ("linear", "zeros", 0), ("linear", "reflection", 1), ("nearest", "border", 0), ("cubic", "zeros", 1)
+        ]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_values(case: Node) -> None:
+    proto = case.proto()
+    if case.reference:
+        expected = ReferenceEvaluator(proto).run(None, case.fed())
+    else:
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        expected = session.run(None, case.fed())
+    model = Model.from_proto(proto)
+    module = TorchModule(model)
+    given = case.fed()
+    found = module(*[torch.from_numpy(given[port.name]) for port in model.inputs])
+    for ours, theirs in zip(found if isinstance(found, tuple) else (found,), expected):
+        assert ours.numpy().dtype == theirs.dtype
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-4, atol=1e-5 if theirs.dtype.kind == "f" else 0)
+
+
+def test_bernoulli_draws_of_pytorchs_generator() -> None:
+    case = Node("Bernoulli", [np.array([0.0, 1.0, 0.5] * 200, np.float32)])
+    module, chances = TorchModule(Model.from_proto(case.proto())), torch.from_numpy(case.fed()["x0"])
+    torch.manual_seed(0)
+    drawn = module(chances)
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.bernoulli(chances))
+    assert 60 < drawn[2::3].sum() < 140
+
+
+def test_a_zero_point_for_each_row() -> None:
+    a, b, zero = bytes_of(3, 4), bytes_of(4, 5), bytes_of(3)
+    module = TorchModule(Model.from_proto(Node("MatMulInteger", [a, b, zero], (TensorProto.INT32,)).proto()))
+    expected = (a.astype(np.int64) - zero[:, None]) @ b.astype(np.int64)
+    np.testing.assert_array_equal(module(*map(torch.from_numpy, (a, b, zero))).numpy(), expected)
