@@ -86,11 +86,17 @@ def test_folders_and_options_of_readers(archipel: Command, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("convert", "people.csv", "t.parquet"), "people.csv, line 5: expected 3 cells, one for each column; correct"),
+        (
+            ("convert", "people.csv", "t.parquet"),
+            "people.csv, line 3: no value in column 'hours' (and 1 more near it); correct",
+        ),
         (("convert", "people.csv", "t.csv"), "t.csv: a record file must be called NAME.parquet"),
         (("convert", "people.csv", "no/t.parquet"), "no: no such folder; make it first"),
         (("convert", "nothing.csv", "t.parquet"), "nothing.csv: No such file"),
-        (("stats", "people.csv", "--on-bad", "error"), "people.csv, line 5: expected 3 cells, one for each column"),
+        (
+            ("stats", "people.csv", "--on-bad", "error"),
+            "people.csv, line 5: expected 3 cells, one for each column; correct",
+        ),
         (("inspect", "people.csv", "-o", "size=3x3"), "people.csv: CSV files have no option 'size'; they have classes"),
         (("inspect", "people.csv", "-o", "size"), "--option size: expected NAME=VALUE"),
         (("inspect", "people.csv", "-o", "size=3"), "--option size=3: expected HEIGHTxWIDTH"),
