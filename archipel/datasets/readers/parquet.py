@@ -202,7 +202,7 @@ def open_file(path: Path) -> Any:
         if footer > MAX_FOOTER_BYTES:
             raise DatasetError(f"{path}: a footer of {footer} bytes, the limit is {MAX_FOOTER_BYTES}; split the file")
         return pq.ParquetFile(
-            path, memory_map=True, thrift_string_size_limit=MAX_FOOTER_BYTES, thrift_container_size_limit=1_000_000
+            path, memory_map=False, thrift_string_size_limit=MAX_FOOTER_BYTES, thrift_container_size_limit=1_000_000
         )
     except DatasetError:
         raise

@@ -53,15 +53,21 @@ def transpose(ctx: NodeContext) -> torch.Tensor:
 def squeeze(ctx: NodeContext) -> torch.Tensor:
     x = ctx.tensor(0)
     if ctx.has(1):
-        return x.squeeze(ctx.fixed(1))
+        return x.squeeze(ctx.sizes(1))
     return x.squeeze([axis for axis, size in enumerate(ctx.dims()) if size == 1])
 
 
 @lowering("Unsqueeze")
 def unsqueeze(ctx: NodeContext) -> torch.Tensor:
-    x, axes = ctx.tensor(0), ctx.fixed(1)
-    rank = ctx.rank() + len(axes)
-    for axis in sorted(axis + rank if axis < 0 else axis for axis in axes):
+    x, axes = ctx.tensor(0), ctx.sizes(1)
+    if not all(isinstance(axis, int) for axis in axes):
+        return ctx.call(_unsqueeze, x, axes)  # type: ignore[no-any-return]
+    return _unsqueeze(x, axes, ctx.rank())
+
+
+def _unsqueeze(x: torch.Tensor, axes: list[int], rank: int | None = None) -> torch.Tensor:
+    total = (x.ndim if rank is None else rank) + len(axes)
+    for axis in sorted(axis + total if axis < 0 else axis for axis in axes):
         x = x.unsqueeze(axis)
     return x
 
