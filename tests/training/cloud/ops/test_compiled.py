@@ -26,7 +26,9 @@ def test_one_graph(op_type: str, count: int, gradient_cases: dict) -> None:
     if ("", op_type) not in gradient_cases:
         pytest.skip("no case of the gradient contract")
 
-    @settings(max_examples=count, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=count, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    )
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         compare(data.draw(gradient_cases["", op_type]))

@@ -13,7 +13,8 @@ from gradient_cases.reference import evaluator
 from archipel import Model, autodiff
 from archipel.training.cloud import TorchModule
 
-TEXT = """<ir_version: 10, opset_import: ["" : 21]> g (double[n, 3] x) => (double loss) <double[3, 2] w = {0.7, -1.2, 0.4, 0.9, 1.1, -0.3}> {
+TEXT = """<ir_version: 10, opset_import: ["" : 21]>
+g (double[n, 3] x) => (double loss) <double[3, 2] w = {0.7, -1.2, 0.4, 0.9, 1.1, -0.3}> {
     h = MatMul (x, w)  r = Round (h)  q = Mul (r, h)  y = Tanh (q)  yy = Mul (y, h)
     loss = ReduceSum <keepdims = 0> (yy)
 }"""
