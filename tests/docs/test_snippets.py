@@ -13,11 +13,13 @@ import pytest
 
 from archipel.bundle import parse_card
 from archipel.cli.models.convert.analysis_options import AnalysisOptions
+from archipel.cli.models.train.job import read_job
 from archipel.compression.recipe import parse_recipe
 from archipel.operator import TaskRequest
 from archipel.preprocessing import from_settings
 from archipel.protocol.operator.registry import RolloutRequest
 from archipel.server.registry.gates import check_gate
+from archipel.training.cloud.config import parse_config
 from tests.support.pages import ROOT, blocks
 
 RUNNABLE = {"python", "sh"}
@@ -25,6 +27,7 @@ RUN = {
     "README.md",
     "docs/agent.md",
     "docs/by-hand.md",
+    "docs/cloud.md",
     "docs/compression.md",
     "docs/data.md",
     "docs/device.md",
@@ -45,6 +48,8 @@ TASKS = "docs/operations.md"
 """The page whose TOML is of tasks, rollouts and analyses; elsewhere it is of recipes."""
 CARDS = "docs/models.md"
 """The page whose TOML is of model cards."""
+TRAININGS = "docs/cloud.md"
+"""The page whose TOML is for `archipel train`."""
 SHOWN = {"text", "mermaid", "json", "ts", "kotlin", "swift", "toml"}
 """Drawings, the manifests that test_design.py validates, other languages, recipes and tasks."""
 
@@ -83,6 +88,9 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
                 msgspec.convert({**values, "bundle": "0" * 64}, TaskRequest)
         elif page == CARDS:
             assert parse_card(text)
+        elif page == TRAININGS:
+            (tmp_path / "job.toml").write_text(text)
+            assert parse_config(read_job(tmp_path / "job.toml", []).train).epochs
         elif page == PREPROCESSING:
             assert from_settings(tomllib.loads(text)["preprocess"])
         else:
@@ -140,6 +148,20 @@ def test_python_blocks(page: str, tmp_path: Path, shell: dict[str, str]) -> None
         [sys.executable, "-c", code], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_cloud(tmp_path: Path, shell: dict[str, str]) -> None:
+    """The Python blocks, which make the files, then the commands."""
+    page = blocks(TRAININGS)
+    code = "\n".join(text for language, _, text in page if language == "python")
+    commands = "\n".join(text for language, _, text in page if language == "sh")
+    for arguments in ([sys.executable, "-c", code], ["bash", "-ec", commands]):
+        done = subprocess.run(
+            arguments, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "trained" / "curves.png").is_file()
 
 
 @pytest.mark.slow
