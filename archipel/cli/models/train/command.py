@@ -16,7 +16,7 @@ from archipel.cli.models.progress import catch_ctrl_c
 from archipel.cli.models.train.card import make_card
 from archipel.cli.models.train.data import Data, read_data
 from archipel.cli.models.train.job import EXAMPLE, Job, check_arguments, load_function, read_job
-from archipel.errors import CommandError, TrainingError
+from archipel.errors import CommandError, DatasetError, GraphError, TrainingError
 
 if TYPE_CHECKING:
     from archipel.training.cloud import Epoch, TrainConfig, Trainer, TrainResult
@@ -59,6 +59,8 @@ def train_command(config: Path, resume: bool, dry_run: bool, settings: tuple[str
 
         seed_generators(settings_of.seed)
         model, data = _model(job, settings_of.seed, work), read_data(job)
+        if job.preprocess:
+            model = _prepared(model, job, data)
         if dry_run:
             _try(model, data, settings_of)
             return
@@ -129,6 +131,17 @@ def _model(job: Job, seed: int, work: str) -> Any:
     if arguments:
         raise CommandError(f"model.arguments: are for zoo and python; {kind} has none")
     return open_source(Path(name), [Path(key) for key in job.model.key], None, work).model
+
+
+def _prepared(model: Any, job: Job, data: Data) -> Any:
+    from archipel.preprocessing import from_settings  # first: its error names the extra that is missing
+    from archipel.training.cloud.preparing import prepared
+
+    try:
+        return prepared(model, from_settings(job.preprocess), data.train)
+    except (GraphError, DatasetError) as error:
+        text = str(error)
+        raise CommandError(text if text.startswith("[[preprocess]]") else f"[[preprocess]]: {text}") from None
 
 
 def _stop_at_ctrl_c(check: Callable[[], None]) -> Any:
