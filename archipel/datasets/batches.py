@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from archipel.datasets.dataset import Arrays, Dataset, Stream
 from archipel.datasets.opening import as_dataset
 from archipel.datasets.order import Order, count_of, in_pieces, shuffled_pieces
-from archipel.datasets.prefetch import run_ahead
+from archipel.datasets.prefetch import WorkerProcesses, run_ahead
 from archipel.datasets.taking import take
 from archipel.errors import ArchipelError, DatasetError, one_line
 
@@ -44,6 +46,9 @@ class Batches:
         prefetch: how many batches are made ahead; 0: none, and no thread.
         workers: threads that make batches. More than one pays where an example is decoded (pictures, compressed
             columns), since decoders run beside each other. A stream has one reader.
+        processes: make batches in `workers` processes instead, each with a data set of its own. It pays where Python
+            code makes each example, as in many data sets of PyTorch; what is read from arrays only gets slower. They
+            end with this object, or with `close`.
 
     Raises DatasetError for arguments out of range, and while iterating for examples that cannot be read: it names the
     file and the row, or the row's number.
@@ -70,6 +75,7 @@ class Batches:
         buffer: int = 10_000,
         prefetch: int = 2,
         workers: int = 1,
+        processes: bool = False,
     ) -> None:
         self.dataset = as_dataset(data)
         for name, value, least in (
@@ -96,6 +102,10 @@ class Batches:
                 )
         self._epoch = self._batch = 0
         self._running: object = None
+        if processes and (self._examples is None or not prefetch):
+            raise DatasetError("processes make batches of a data set ahead: not of a stream, nor with prefetch=0")
+        self._with_processes = processes
+        self._pool: WorkerProcesses | None = None
 
     @property
     def epoch(self) -> int:
@@ -148,10 +158,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Arrays]:
         mine = self._running = object()
-        if isinstance(self.dataset, Dataset):
-            made = run_ahead(self._work(self.dataset), self._prefetch, self._workers)
-        else:
-            made = self._from_stream(self.dataset)
+        made = self._made(self.dataset)
         try:
             for batch in made:
                 if self._running is not mine:
@@ -165,7 +172,30 @@ class Batches:
             # Ends the threads now, not when the collector finds the generator.
             made.close()  # type: ignore[attr-defined]
 
-    def _work(self, dataset: Dataset) -> Iterator[Callable[[], Arrays]]:
+    def close(self) -> None:
+        """End the worker processes, if there are any. The next iteration starts new ones."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _made(self, data: Dataset | Stream) -> Iterator[Arrays]:
+        if not isinstance(data, Dataset):
+            return self._from_stream(data)
+        if not self._with_processes:
+            return run_ahead((partial(take, data, rows) for rows in self._rows(data)), self._prefetch, self._workers)
+        return self._from_processes(data)
+
+    def _from_processes(self, dataset: Dataset) -> Iterator[Arrays]:
+        if self._pool is None:
+            self._pool = WorkerProcesses(dataset, self._workers)
+            weakref.finalize(self, self._pool.close)
+        try:
+            yield from self._pool.run(self._rows(dataset), self._prefetch)
+        except DatasetError:
+            self.close()
+            raise
+
+    def _rows(self, dataset: Dataset) -> Iterator[NDArray[np.intp]]:
         order, count = Order(dataset, self._shuffle, self._seed), len(dataset)
         for step in range(self._batch, self._steps(count)):
             start = step * self._step_size
@@ -174,7 +204,7 @@ class Batches:
             rows = order.rows(self._epoch, start, stop)
             if extra:
                 rows = np.resize(rows, len(rows) + extra)
-            yield partial(take, dataset, rows[first:last])
+            yield rows[first:last]
 
     def _from_stream(self, stream: Stream) -> Iterator[Arrays]:
         start = self._batch * self._step_size

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from archipel.graph.model_card import CARD_KEY
 from archipel.graph.parameters import NAMES_KEY, STATE_KEY
-from archipel.graph.passes.constants import EXACT, UNPACK
+from archipel.graph.passes.constants import AUGMENTS, EXACT, UNPACK
 from archipel.graph.walk import proto_bodies
 
 _OWN = "archipel."
@@ -58,7 +58,7 @@ def _clean(graph: onnx.GraphProto) -> None:
 
 def _clean_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
     for node in nodes:
-        _keep_metadata(node, [UNPACK, EXACT])
+        _keep_metadata(node, [UNPACK, EXACT, AUGMENTS])
         for attribute in node.attribute:
             for tensor in [attribute.t] if attribute.HasField("t") else attribute.tensors:
                 _keep_metadata(tensor)

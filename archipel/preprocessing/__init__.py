@@ -3,6 +3,11 @@
 from archipel.graph import requirement as requirement  # isort: skip  (first: it names the missing extra)
 from archipel.preprocessing.assembling import chain as chain
 from archipel.preprocessing.assembling import put_before as put_before
+from archipel.preprocessing.augmentation import RandomFlip as RandomFlip
+from archipel.preprocessing.augmentation import RandomGain as RandomGain
+from archipel.preprocessing.augmentation import RandomMask as RandomMask
+from archipel.preprocessing.augmentation import RandomNoise as RandomNoise
+from archipel.preprocessing.augmentation import RandomShift as RandomShift
 from archipel.preprocessing.description import describe as describe
 from archipel.preprocessing.description import to_settings as to_settings
 from archipel.preprocessing.fitting import fitted as fitted
@@ -38,6 +43,11 @@ __all__ = [
     "Mfcc",
     "Normalize",
     "OneHot",
+    "RandomFlip",
+    "RandomGain",
+    "RandomMask",
+    "RandomNoise",
+    "RandomShift",
     "Raw",
     "Resize",
     "Scale",

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from archipel.errors import PreprocessingError
+from archipel.preprocessing.augmentation import RandomFlip, RandomGain, RandomMask, RandomNoise, RandomShift
 from archipel.preprocessing.layout import Layout
 from archipel.preprocessing.numbers import Cast, Clip, Normalize, OneHot, Scale, Standardize
 from archipel.preprocessing.pictures import CropOrPad, Greyscale, Resize
@@ -21,7 +22,7 @@ from archipel.preprocessing.windows import Frames
 
 TRANSFORMS: tuple[type[Transform], ...] = (
     Raw, Cast, Scale, Normalize, Clip, Standardize, OneHot, Layout, Resize, CropOrPad, Greyscale,
-    Frames, Spectrogram, LogMel, Mfcc,
+    Frames, Spectrogram, LogMel, Mfcc, RandomFlip, RandomShift, RandomGain, RandomNoise, RandomMask,
 )  # fmt: skip
 """Every kind of transform. In settings `CropOrPad` is called "crop_or_pad"."""
 

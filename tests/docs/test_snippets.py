@@ -13,11 +13,13 @@ import pytest
 
 from archipel.bundle import parse_card
 from archipel.cli.models.convert.analysis_options import AnalysisOptions
+from archipel.cli.models.train.job import read_job
 from archipel.compression.recipe import parse_recipe
 from archipel.operator import TaskRequest
 from archipel.preprocessing import from_settings
 from archipel.protocol.operator.registry import RolloutRequest
 from archipel.server.registry.gates import check_gate
+from archipel.training.cloud.config import parse_config
 from tests.support.pages import ROOT, blocks
 
 RUNNABLE = {"python", "sh"}
@@ -25,7 +27,9 @@ RUN = {
     "README.md",
     "docs/agent.md",
     "docs/by-hand.md",
+    "docs/cloud.md",
     "docs/compression.md",
+    "docs/data.md",
     "docs/device.md",
     "docs/importing.md",
     "docs/models.md",
@@ -44,6 +48,8 @@ TASKS = "docs/operations.md"
 """The page whose TOML is of tasks, rollouts and analyses; elsewhere it is of recipes."""
 CARDS = "docs/models.md"
 """The page whose TOML is of model cards."""
+TRAININGS = "docs/cloud.md"
+"""The page whose TOML is for `archipel train`."""
 SHOWN = {"text", "mermaid", "json", "ts", "kotlin", "swift", "toml"}
 """Drawings, the manifests that test_design.py validates, other languages, recipes and tasks."""
 
@@ -82,6 +88,9 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
                 msgspec.convert({**values, "bundle": "0" * 64}, TaskRequest)
         elif page == CARDS:
             assert parse_card(text)
+        elif page == TRAININGS:
+            (tmp_path / "job.toml").write_text(text)
+            assert parse_config(read_job(tmp_path / "job.toml", []).train).epochs
         elif page == PREPROCESSING:
             assert from_settings(tomllib.loads(text)["preprocess"])
         else:
@@ -142,6 +151,20 @@ def test_python_blocks(page: str, tmp_path: Path, shell: dict[str, str]) -> None
 
 
 @pytest.mark.slow
+def test_cloud(tmp_path: Path, shell: dict[str, str]) -> None:
+    """The Python blocks, which make the files, then the commands."""
+    page = blocks(TRAININGS)
+    code = "\n".join(text for language, _, text in page if language == "python")
+    commands = "\n".join(text for language, _, text in page if language == "sh")
+    for arguments in ([sys.executable, "-c", code], ["bash", "-ec", commands]):
+        done = subprocess.run(
+            arguments, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "trained" / "curves.png").is_file()
+
+
+@pytest.mark.slow
 def test_device(tmp_path: Path, shell: dict[str, str]) -> None:
     """Publisher and device in Python, then the commands on what they made."""
     page = blocks("docs/device.md")
@@ -162,6 +185,26 @@ def test_device(tmp_path: Path, shell: dict[str, str]) -> None:
     assert "nodes on cpu" in outputs[0]
     assert "6 steps on 96 examples" in outputs[1]
     assert "cold start" in outputs[1]
+
+
+@pytest.mark.slow
+def test_data(tmp_path: Path, shell: dict[str, str]) -> None:
+    """Python first: it makes the files that the commands take."""
+    page = blocks("docs/data.md")
+    code = "\n".join(text for language, _, text in page if language == "python")
+    commands = "\n".join(text for language, _, text in page if language == "sh")
+    outputs = []
+    for command in ([sys.executable, "-c", code], ["bash", "-e", "-c", commands]):
+        done = subprocess.run(
+            command, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    # What the comments on the page say is printed.
+    assert "people.csv, line 5: '4O' in column 'hours' is no number; correct the file" in outputs[0]
+    assert "2 left out: people.csv, line 3: no value in column 'job'; people.csv, line 5: '4O' in" in outputs[0]
+    assert "the arrays, row 17: field 'input' is nan; correct it or leave the example out" in outputs[0]
+    assert '"left_out": 2' in outputs[1]
 
 
 @pytest.mark.slow

@@ -20,6 +20,11 @@ from archipel.preprocessing import (
     Mfcc,
     Normalize,
     OneHot,
+    RandomFlip,
+    RandomGain,
+    RandomMask,
+    RandomNoise,
+    RandomShift,
     Raw,
     Resize,
     Scale,
@@ -68,6 +73,11 @@ CASES = {
     "spectrogram": Case(FREE_SOUND, (Scale(32768), Spectrogram(**WINDOWS, power=1)), SOUND),
     "log_mel": Case(FREE_SOUND, (Scale(32768), LogMel(**WINDOWS, bands=20)), SOUND),
     "log_mel, centred": Case(FREE_SOUND, (Scale(32768), LogMel(**WINDOWS, bands=20, center=True, log="db")), SOUND),
+    "random_flip": Case(FREE_PICTURES, (RandomFlip(),), PICTURES),
+    "random_shift": Case(FREE_PICTURES, (RandomShift(3),), PICTURES),
+    "random_gain": Case(FREE_SOUND, (RandomGain(0.5, 1.5),), SOUND),
+    "random_noise": Case(FREE_PICTURES, (RandomNoise(10.0),), PICTURES),
+    "random_mask": Case(FREE_PICTURES, (RandomMask(2, 9, count=2, value=128),), PICTURES),
     "mfcc": Case(FREE_SOUND, (Scale(32768), Mfcc(**WINDOWS, bands=20, scale="slaney", norm="area")), SOUND),
 }  # fmt: skip
 

@@ -65,7 +65,7 @@ def data() -> None:
 
 @data.command()
 @source_options
-@on_bad_option
+@on_bad_option("error")
 @click.argument("target", metavar="DST", type=click.Path(path_type=Path))
 @click.option("--compression", type=click.Choice(["zstd", "lz4", "snappy", "gzip", "none"]), default="zstd",
               show_default=True, help="How the record file is compressed.")  # fmt: skip
@@ -161,7 +161,7 @@ def inspect(
 
 @data.command()
 @source_options
-@on_bad_option
+@on_bad_option("skip")
 @click.option("--plot", is_flag=True, help="Draw histograms in the terminal; reads the data twice.")
 @as_json
 def stats(

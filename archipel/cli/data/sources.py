@@ -35,10 +35,12 @@ def source_options(function: Function) -> Function:
     return function
 
 
-on_bad_option = click.option(
-    "--on-bad", type=click.Choice(["error", "skip"]), default="error", show_default=True,
-    help="Stop at an example that is damaged, or leave such examples out and count them.",
-)  # fmt: skip
+def on_bad_option(default: str) -> Callable[[Function], Function]:
+    """The option --on-bad."""
+    return click.option(
+        "--on-bad", type=click.Choice(["error", "skip"]), default=default, show_default=True,
+        help="Stop at an example that is damaged, or leave such examples out and count them.",
+    )  # fmt: skip
 
 
 def open_source(

@@ -153,12 +153,14 @@ class CsvStream:
         # Records are counted from 1, and the head is one of them.
         number, counted, row = 1 + (not self.file.names), 0, 0
         for block in self.file.read(self._used(), damaged):
+            bad = _Damage()
+            bad.add(damaged[counted:], [uneven])
             gone.extend(damaged[counted:])
-            self._note(uneven, damaged[counted:])
             counted = len(damaged)
             numbers = _without(number, len(block), damaged)
             number = int(numbers[-1]) + 1 if len(numbers) else number
-            piece, fine = self._decode(block, numbers)
+            piece, fine = self._decode(block, numbers, bad)
+            self._note(bad)
             gone.extend(numbers[~fine].tolist())
             if len(gone) > len(self._gaps):
                 self._gaps = np.sort(np.array(gone, np.int64))
@@ -167,21 +169,23 @@ class CsvStream:
             if row + count > start:
                 yield {name: array[max(start - row, 0) :] for name, array in kept.items()}
             row += count
-        self._note(uneven, damaged[counted:])
+        bad = _Damage()
+        bad.add(damaged[counted:], [uneven])
+        self._note(bad)
 
     def locate(self, row: int) -> str:
         """The file and the line in it, from 1, of a row that was read."""
         number = int(_without(1 + (not self.file.names), row + 1, self._gaps.tolist())[-1])
         return f"{self.file.path}, line {self.file.lines([number]).get(number, number)}"
 
-    def _decode(self, block: Any, numbers: NDArray[np.int64]) -> tuple[Arrays, NDArray[np.bool_]]:
-        """The fields of a piece, and which of its rows are sound."""
+    def _decode(self, block: Any, numbers: NDArray[np.int64], bad: _Damage) -> tuple[Arrays, NDArray[np.bool_]]:
+        """The fields of a piece, and which of its rows are sound; the others go into `bad`."""
         fine = np.ones(len(block), bool)
         columns: dict[str, NDArray[Any]] = {}
         for name in self._used():
             column, cells = block.column(name), Cells(block.column(name), self.file.missing)
             if self._missing == "error":
-                self._note(f"no value in column {name!r}", numbers[cells.missing & fine].tolist())
+                bad.add(numbers[cells.missing & fine].tolist(), [f"no value in column {name!r}"])
                 fine &= ~cells.missing
             known = self._classes[name]
             if known:
@@ -191,10 +195,10 @@ class CsvStream:
                 columns[name], wrong = cells.values, ~cells.numeric & ~cells.missing
                 what = "no number"
             if (wrong & fine).any():
-                first = int(np.flatnonzero(wrong & fine)[0])
-                self._note(
-                    f"{column[first].as_py()[:40]!r} in column {name!r} is {what}", numbers[wrong & fine].tolist()
-                )
+                rows = np.flatnonzero(wrong & fine)
+                texts = [column[int(row)].as_py()[:40] for row in rows[:NAMED]]
+                reasons = [f"{text!r} in column {name!r} is {what}" for text in texts]
+                bad.add(numbers[rows].tolist(), reasons)
             fine &= ~wrong
         made: Arrays = {}
         for name, sources in self.columns.items():
@@ -206,18 +210,18 @@ class CsvStream:
                     made[name] = np.stack([columns[source] for source in sources], axis=1).astype(dtype)
         return made, fine
 
-    def _note(self, what: str, numbers: list[int]) -> None:
+    def _note(self, bad: _Damage) -> None:
         """Raise for damaged records, or count them."""
-        if not numbers:
+        if not bad.count:
             return
-        lines = self.file.lines(numbers[: NAMED - len(self.left_out.first)])
-        where = [f"{self.file.path}, line {lines.get(number, number)}: {what}" for number in numbers[: len(lines)]]
+        first = sorted(bad.first)[: NAMED - len(self.left_out.first)]
+        lines = self.file.lines([number for number, _ in first])
+        named = [f"{self.file.path}, line {lines.get(number, number)}: {what}" for number, what in first]
         if self._on_bad == "error":
-            more = f" (and {len(numbers) - 1} more near it)" if len(numbers) > 1 else ""
-            raise DatasetError(f"{where[0]}{more}; correct the file, or leave such rows out with on_bad='skip'")
-        for each in where:
-            self.left_out.add(each)
-        self.left_out.count += len(numbers) - len(where)
+            more = f" (and {bad.count - 1} more near it)" if bad.count > 1 else ""
+            raise DatasetError(f"{named[0]}{more}; correct the file, or leave such rows out with on_bad='skip'")
+        self.left_out.count += bad.count
+        self.left_out.first += named
 
     def _used(self) -> list[str]:
         names: dict[str, None] = {}
@@ -249,6 +253,20 @@ class CsvStream:
                     f"{name!r}; name the columns of each field: fields={{{name!r}: [...], {column!r}: {column!r}}}"
                 )
         return Field(self._dtype, (len(columns),))
+
+
+class _Damage:
+    """The damaged records of a piece: how many, and the first ones of each kind with the reason."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: list[tuple[int, str]] = []
+
+    def add(self, numbers: list[int], reasons: list[str]) -> None:
+        """Count these records. `reasons` says what is wrong with each of the first ones, or with all."""
+        self.count += len(numbers)
+        reasons = reasons if len(reasons) > 1 else reasons * NAMED
+        self.first += list(zip(numbers[:NAMED], reasons))
 
 
 def _assign(

@@ -17,6 +17,10 @@ EXACT = "archipel.exact"
 """Metadata key of nodes whose numbers keep their types: compression and mixed precision leave them as they are. The
 powers of a spectrogram, for one, lie further apart than 8 or 16 bits tell."""
 
+AUGMENTS = "archipel.augments"
+"""Metadata key of the last node of a random change of training examples: without random numbers it gives its input of
+the index that is the mark's content."""
+
 LAYOUTS = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
 """Operators that give their first input's elements, each once, in another order or shape."""
 

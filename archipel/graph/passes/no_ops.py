@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from archipel.graph.build import Builder
 from archipel.graph.passes.base import LevelPass
+from archipel.graph.passes.constants import AUGMENTS
 from archipel.graph.passes.replacement import take_over
 from archipel.graph.shapes import complete_shape, constant_array, dims, same_shape
 
@@ -14,7 +15,8 @@ _SAME_IF_ALONE = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
 
 
 class RemoveNoOps(LevelPass):
-    """Drop Dropout in inference mode, Pad by nothing, Reshape and the like to the same shape, Concat and Sum of one."""
+    """Drop Dropout in inference mode and random changes of examples, Pad by nothing, Reshape and the like to the same
+    shape, Concat and Sum of one."""
 
     def change_level(self, op: Builder) -> bool:
         modified = False
@@ -45,6 +47,8 @@ def _unchanged_input(node: ir.Node) -> ir.Value | None:
     if any(value.is_graph_output() or list(value.uses()) for value in node.outputs[1:]):
         return None
     source, output = node.inputs[0], node.outputs[0]
+    if AUGMENTS in node.metadata_props:
+        return _unaugmented(node)
     if node.op_type == "Dropout":
         training = node.inputs[2] if len(node.inputs) > 2 else None
         off = training is None or ((mode := constant_array(training)) is not None and not mode.any())
@@ -67,3 +71,12 @@ def _has_unit_steps(node: ir.Node) -> bool:
         return True
     steps = constant_array(node.inputs[4])
     return steps is not None and bool((steps == 1).all())
+
+
+def _unaugmented(node: ir.Node) -> ir.Value | None:
+    # The file may be anybody's, with any mark on any node.
+    index, output = node.metadata_props[AUGMENTS], node.outputs[0]
+    source = node.inputs[int(index)] if index in ("0", "2") and int(index) < len(node.inputs) else None
+    if source is None or source.shape is None or output.shape is None or source.dtype != output.dtype:
+        return None
+    return source if same_shape(dims(source), dims(output)) else None

@@ -50,12 +50,14 @@ class TrainResult:
         module: what was trained.
         history: an Epoch for each.
         finished: False where a callback stopped the training, which can go on from its checkpoint.
+        test: the metrics of the test data; empty without them, and where a callback stopped the training.
     """
 
     module: nn.Module
     history: tuple[Epoch, ...]
     finished: bool = True
     example: tuple[Any, ...] = field(default=(), repr=False)
+    test: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def best(self) -> Epoch:
@@ -94,6 +96,7 @@ class TrainResult:
         facts: dict[str, Any] = {
             "finished": self.finished,
             "best": None,
+            "test": dict(self.test),
             "history": [_plain(epoch) for epoch in self.history],
         }
         if self.history:

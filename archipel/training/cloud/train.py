@@ -45,6 +45,7 @@ def train(
     config: TrainConfig | None = None,
     *,
     validation: object = None,
+    test: object = None,
     callbacks: Sequence[Callback] = (),
     on_epoch: Callable[[Epoch], None] | None = None,
 ) -> TrainResult:
@@ -56,6 +57,7 @@ def train(
             arrays, a path, a data set.
         config: what to minimize, how, and how long.
         validation: data like these, which choose the best epoch; without them the training loss does.
+        test: data like these, on which the result is measured once, in the end.
         callbacks: what else happens around epochs and batches.
         on_epoch: called with every Epoch.
 
@@ -81,15 +83,17 @@ def train(
     import torch
 
     config = TrainConfig() if config is None else config
+    measured = None if test is None else as_dataset(test)  # a file that is missing shows before the training
     own = [*callbacks, *([] if on_epoch is None else [OnEpoch(on_epoch)])]
     with threads(config.threads), kept_generators():
         trainer = prepare(model, data, config, validation=validation, callbacks=own)
         trainer.run()
         trainer.finish()
+        tested = {} if measured is None or trainer.stop else trainer.evaluate(measured)
     # The caller gets the usual layout: other code need not expect channels-last weights.
     module = trainer.module.to("cpu").eval()
     module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    return TrainResult(module, tuple(trainer.history), not trainer.stop, _example(trainer))
+    return TrainResult(module, tuple(trainer.history), not trainer.stop, _example(trainer), tested)
 
 
 def prepare(

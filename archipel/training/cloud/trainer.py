@@ -146,6 +146,7 @@ class Trainer:
             self.module.load_state_dict(self._best)
         elif self._ema is not None:
             self._ema.take_over()
+        self._ema = None  # `evaluate` now measures these weights
 
     def save(self, path: Path) -> None:
         """Write everything that a training needs to go on exactly here. Raises CheckpointError, NonFiniteLossError."""

@@ -51,14 +51,14 @@ def test_convert_inspect_stats(archipel: Command, people: Path, tmp_path: Path) 
 
 
 def test_stats(archipel: Command, people: Path) -> None:
-    found = json.loads(archipel("data", "stats", str(people), "--on-bad", "skip", "--json")[0])
+    found = json.loads(archipel("data", "stats", str(people), "--json")[0])
     assert found["examples"] == 4
     ages = np.array([39, 50, 38, 60])
     assert found["fields"]["age"]["mean"] == ages.mean()
     assert found["fields"]["age"]["std"] == pytest.approx(ages.std(), rel=1e-12)
     assert found["fields"]["hours"]["missing"] == 1
     assert found["fields"]["income"]["classes"] == {"no": 2, "yes": 2}
-    text, _ = archipel("data", "stats", str(people), "--on-bad", "skip", "--plot")
+    text, _ = archipel("data", "stats", str(people), "--plot")
     assert "people.csv: 4 examples" in text
     assert "1 left out" in text
     assert "  no   2  ########################################\n" in text
@@ -86,11 +86,17 @@ def test_folders_and_options_of_readers(archipel: Command, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("convert", "people.csv", "t.parquet"), "people.csv, line 5: expected 3 cells, one for each column; correct"),
+        (
+            ("convert", "people.csv", "t.parquet"),
+            "people.csv, line 3: no value in column 'hours' (and 1 more near it); correct",
+        ),
         (("convert", "people.csv", "t.csv"), "t.csv: a record file must be called NAME.parquet"),
         (("convert", "people.csv", "no/t.parquet"), "no: no such folder; make it first"),
         (("convert", "nothing.csv", "t.parquet"), "nothing.csv: No such file"),
-        (("stats", "people.csv"), "people.csv, line 5: expected 3 cells, one for each column"),
+        (
+            ("stats", "people.csv", "--on-bad", "error"),
+            "people.csv, line 5: expected 3 cells, one for each column; correct",
+        ),
         (("inspect", "people.csv", "-o", "size=3x3"), "people.csv: CSV files have no option 'size'; they have classes"),
         (("inspect", "people.csv", "-o", "size"), "--option size: expected NAME=VALUE"),
         (("inspect", "people.csv", "-o", "size=3"), "--option size=3: expected HEIGHTxWIDTH"),

@@ -188,3 +188,47 @@ def test_the_example_of_the_help_is_valid(folder: Path) -> None:
     Path("example.toml").write_text("x = 1\nx = 2")
     with pytest.raises(CommandError, match=r"example\.toml: Cannot overwrite a value"):
         read_job(Path("example.toml"), [])
+
+
+SPLITS = """
+from types import SimpleNamespace
+import numpy as np
+
+def load(shift=0.0, parts="named"):
+    def some(count):
+        x = np.random.default_rng(count).normal(size=(count, 12)).astype(np.float32)
+        return x + np.float32(shift), (x[:, 0] > x[:, 1]).astype(np.int64)
+    train, validation, test = some(150), some(50), some(400)
+    if parts == "tuple":
+        return train, validation, test
+    return SimpleNamespace(train=train, validation=validation, test=test)
+"""
+
+
+@pytest.mark.parametrize("parts", ["named", "tuple"])
+def test_the_result_is_measured_on_test_data(parts: str) -> None:
+    Path("splits.py").write_text(SPLITS)
+    data = f'[data]\npython = "splits.py:load"\n[data.arguments]\nparts = "{parts}"\n'
+    Path("job.toml").write_text(re.sub(r"\[data\][^\[]*", data, CONFIG))
+    out = run()
+    found = json.loads(Path("out/metrics.json").read_text())["test"]
+    assert f"test: loss {found['loss']:.4f}, accuracy {found['accuracy']:.4f}" in out
+    # The same of the written model, in NumPy.
+    x = np.random.default_rng(400).normal(size=(400, 12)).astype(np.float32)
+    logits = onnxruntime.InferenceSession("out/model.onnx").run(None, {"input": x})[0]
+    assert found["accuracy"] == pytest.approx((logits.argmax(1) == (x[:, 0] > x[:, 1])).mean(), abs=0.003)
+    shifted = run("--set", "data.arguments.shift=3.0", "--set", "output.folder=other")
+    assert out.splitlines()[0] != shifted.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data.arguments.width=3", r"data.arguments: are for python; files have none"),
+        ("data.test=missing.npz", r"missing.npz"),
+    ],
+)
+def test_wrong_test_data(setting: str, message: str) -> None:
+    result = CliRunner().invoke(archipel, ["train", "job.toml", "--set", setting])
+    assert result.exit_code != 0
+    assert re.search(message, str(result.exception))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,9 @@ import msgspec
 
 from archipel.cli.input_output.sources import open_source
 from archipel.cli.models.progress import catch_ctrl_c
+from archipel.cli.models.train.data import Data, read_data
 from archipel.cli.models.train.job import EXAMPLE, Job, check_arguments, load_function, read_job
-from archipel.errors import CommandError, TrainingError
+from archipel.errors import CommandError, DatasetError, GraphError, TrainingError
 
 if TYPE_CHECKING:
     from archipel.training.cloud import Epoch, TrainConfig, Trainer
@@ -55,38 +56,43 @@ def train_command(config: Path, resume: bool, dry_run: bool, settings: tuple[str
         from archipel.training.cloud.generators import seed_generators
 
         seed_generators(settings_of.seed)
-        model, (train, validation) = _model(job, settings_of.seed, work), _data(job)
+        model, data = _model(job, settings_of.seed, work), read_data(job)
+        if job.preprocess:
+            model = _prepared(model, job, data)
         if dry_run:
-            _try(model, train, validation, settings_of)
+            _try(model, data, settings_of)
             return
-        _run(model, train, validation, settings_of, folder, config)
+        _run(model, data, settings_of, folder, config)
 
 
-def _run(model: Any, train: Any, validation: Any, config: TrainConfig, folder: Path, file: Path) -> None:
+def _run(model: Any, data: Data, config: TrainConfig, folder: Path, file: Path) -> None:
     from archipel.training.cloud import train as train_network
 
     hint = f"the checkpoint is in {config.checkpoint}; go on with: archipel train {file} --resume"
     with catch_ctrl_c(hint) as check:
         result = train_network(
-            model, train, config, validation=validation, callbacks=[_stop_at_ctrl_c(check)], on_epoch=_show
-        )
+            model, data.train, config, validation=data.validation, test=data.test,
+            callbacks=[_stop_at_ctrl_c(check)], on_epoch=_show,
+        )  # fmt: skip
         if not result.finished:
             raise KeyboardInterrupt
     if result.history:
         best = result.best
-        click.echo(f"best epoch {best.number}: {_numbers(best)}")
+        click.echo(f"best epoch {best.number}: {_numbers(best.metrics)}")
+    if result.test:
+        click.echo(f"test: {_numbers(result.test)}")
     for path in result.save(folder):
         click.echo(f"written to {path}")
 
 
-def _try(model: Any, train: Any, validation: Any, config: TrainConfig) -> None:
+def _try(model: Any, data: Data, config: TrainConfig) -> None:
     """Everything up to the first step."""
     from archipel.training.cloud import prepare
 
     quiet = msgspec.structs.replace(
         config, checkpoint=None, checkpoint_every=None, tensorboard=None, mlflow=None, wandb=None, progress=False
     )
-    trainer = prepare(model, train, quiet, validation=validation)
+    trainer = prepare(model, data.train, quiet, validation=data.validation)
     click.echo(f"model: {trainer.parameter_count:,} trained parameters, on {trainer.device}")
     fields = trainer.batches.dataset.fields
     click.echo(f"data: {', '.join(f'{name}: {field}' for name, field in fields.items())}")
@@ -121,17 +127,15 @@ def _model(job: Job, seed: int, work: str) -> Any:
     return open_source(Path(name), [Path(key) for key in job.model.key], None, work).model
 
 
-def _data(job: Job) -> tuple[Any, Any]:
-    """(training data, validation data or None)."""
-    if job.data.python is None:
-        return job.data.train, job.data.validation
-    found = load_function(job.data.python, "data.python")()
-    if job.data.validation is not None:
-        return found, job.data.validation
-    # A pair of data sets, and not one pair of arrays, which is training data alone.
-    if isinstance(found, tuple) and len(found) == 2 and not hasattr(found[0], "dtype"):
-        return found
-    return found, None
+def _prepared(model: Any, job: Job, data: Data) -> Any:
+    from archipel.preprocessing import from_settings  # first: its error names the extra that is missing
+    from archipel.training.cloud.preparing import prepared
+
+    try:
+        return prepared(model, from_settings(job.preprocess), data.train)
+    except (GraphError, DatasetError) as error:
+        text = str(error)
+        raise CommandError(text if text.startswith("[[preprocess]]") else f"[[preprocess]]: {text}") from None
 
 
 def _stop_at_ctrl_c(check: Callable[[], None]) -> Any:
@@ -148,11 +152,13 @@ def _stop_at_ctrl_c(check: Callable[[], None]) -> Any:
 
 
 def _show(epoch: Epoch) -> None:
-    click.echo(f"epoch {epoch.number}: training loss {epoch.train_loss:.4f}, {_numbers(epoch)}, {epoch.seconds:.1f} s")
+    click.echo(
+        f"epoch {epoch.number}: training loss {epoch.train_loss:.4f}, {_numbers(epoch.metrics)}, {epoch.seconds:.1f} s"
+    )
 
 
-def _numbers(epoch: Epoch) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in epoch.metrics.items()) or "no validation data"
+def _numbers(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()) or "no validation data"
 
 
 @contextmanager

@@ -25,7 +25,15 @@ zoo = "digits_cnn"             # or onnx = "network.onnx", bundle = "digits.bund
 
 [data]
 train = "train.npz"            # .npz, .csv, .parquet, .arrow, or a folder of them
-validation = "validation.npz"  # or python = "data.py:load", which returns (train, validation)
+validation = "validation.npz"  # chooses the best epoch
+test = "test.npz"              # what is reached in the end
+# or python = "data.py:load", which returns (train, validation) or (train, validation, test)
+# [data.arguments]             # of that function
+
+# [[preprocess]]               # transforms of raw examples, which become part of the network: docs/preprocessing.md
+# kind = "scale"               # bytes to 0..1
+# [[preprocess]]
+# kind = "normalize"           # with the mean and deviation of the training data
 
 [train]                        # the fields of archipel.TrainConfig
 loss = "cross_entropy"         # a name, or a table: { name = "cross_entropy", label_smoothing = 0.1 }
@@ -64,11 +72,14 @@ KINDS = ("zoo", "onnx", "bundle", "python")
 
 
 class DataPart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Files, or a function that returns the training data, or these and the validation data."""
+    """Files, or a function of `arguments` that returns the training data, or two or three data sets: also those for
+    validation and for the test."""
 
     train: str | None = None
     validation: str | None = None
+    test: str | None = None
     python: str | None = None
+    arguments: dict[str, Any] = {}
 
 
 class OutputPart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -82,6 +93,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: ModelPart
     data: DataPart
+    preprocess: list[dict[str, Any]] = []
     train: dict[str, Any] = {}
     output: OutputPart = msgspec.field(default_factory=OutputPart)
 
@@ -99,6 +111,8 @@ def read_job(file: Path, settings: Sequence[str]) -> Job:
         _ = job.model.source
         if (job.data.python is None) == (job.data.train is None):
             raise CommandError("data: give train, a file, or python, a function")
+        if job.data.arguments and job.data.python is None:
+            raise CommandError("data.arguments: are for python; files have none")
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
         key = path.rstrip("`").lstrip(".")
