@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 
 from archipel.datasets import Dataset, as_dataset
-from archipel.datasets.dataset import LABEL, Field, Stream
+from archipel.datasets.dataset import INPUT, Field, Stream
 from archipel.datasets.entry_names import LABELS
 from archipel.errors import PreprocessingError
 from archipel.graph import Model
@@ -47,7 +47,9 @@ def prepared(network: Model | nn.Module, transforms: Sequence[Transform], data: 
 
 
 def _input_field(dataset: Dataset | Stream) -> str:
-    fields = [name for name in dataset.fields if name != LABEL and name not in LABELS]
+    if INPUT in dataset.fields:
+        return INPUT
+    fields = [name for name in dataset.fields if name not in LABELS]
     if len(fields) != 1:
         raise PreprocessingError(
             f"the data have the fields {', '.join(dataset.fields)}; begin the transforms of each input "

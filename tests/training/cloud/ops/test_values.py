@@ -1,4 +1,4 @@
-"""Lowerings beyond the gradient contract: outputs that have no gradient, and operators without a rule."""
+"""Lowerings beyond the gradient contract: outputs and operators without gradient, and forms that it seldom draws."""
 
 from __future__ import annotations
 
@@ -75,6 +75,30 @@ def grid(mode: str, padding: str, align: int) -> Node:
     return Node("GridSample", [real(2, 3, 5, 6), 1.3 * real(2, 4, 3, 2)], attributes=attributes)
 
 
+def mean(*shape: int, free: Sequence[int] = (), **attributes: Any) -> Node:
+    return Node("AveragePool", [real(*shape)], attributes=attributes, free=free)
+
+
+def layer(op_type: str, gates: int, lengths: Sequence[int] | None, outputs: int, **attributes: Any) -> Node:
+    """5 steps of 3 sequences with 2 features, 4 hidden."""
+    directions = 2 if attributes.get("direction") == "bidirectional" else 1
+    inputs = [
+        real(5, 3, 2),
+        real(directions, 4 * gates, 2),
+        real(directions, 4 * gates, 4),
+        real(directions, 8 * gates),
+        None if lengths is None else np.array(lengths, np.int32),
+        real(directions, 3, 4),
+    ]
+    return Node(op_type, inputs, [FLOATS] * outputs, {"hidden_size": 4, **attributes}, free=(0, 1))
+
+
+def resized(shape: Sequence[int], scales: Sequence[float] = (), sizes: Sequence[int] = (), **attributes: Any) -> Node:
+    given = [np.array(scales, np.float32)] if scales else [None, np.array(sizes, np.int64)]
+    free = range(2, len(shape))
+    return Node("Resize", [real(*shape), None, *given], attributes=attributes, constants=(2, 3), free=free)
+
+
 SIGNED = bytes_of(4, 3, 2, 2, kind=np.int8)
 QUANTIZED = [np.float32(0.02), np.uint8(131)]
 CASES = {
@@ -85,6 +109,29 @@ CASES = {
     "indices, symbolic sizes": pool(2, 3, 5, 6, free=(0, 2, 3), kernel_shape=[2, 2], auto_pad="SAME_LOWER"),
     "indices along time": pool(3, 2, 9, kernel_shape=[3], strides=[2], ceil_mode=1),
     "bytes": Node("MaxPool", [bytes_of(1, 2, 5, 5)], (TensorProto.UINT8,), {"kernel_shape": [2, 2]}),
+    "means at one end": mean(2, 2, 6, 7, kernel_shape=[3, 3], pads=[0, 2, 1, 0]),
+    "means with padding": mean(2, 2, 6, 7, kernel_shape=[3, 3], pads=[0, 2, 1, 0], count_include_pad=1),
+    "means, dilated": mean(2, 2, 7, 7, kernel_shape=[2, 3], dilations=[2, 1], pads=[1, 1, 1, 1], ceil_mode=1),
+    "means, symbolic sizes": mean(2, 2, 6, 7, free=(0, 2, 3), kernel_shape=[3, 2], auto_pad="SAME_UPPER"),
+    "means with padding, symbolic sizes": mean(
+        2, 2, 6, 7, free=(2, 3), kernel_shape=[3, 2], pads=[0, 1, 1, 0], count_include_pad=1
+    ),
+    "LSTM": layer("LSTM", 4, None, 3),
+    "LSTM backwards, lengths": layer("LSTM", 4, [2, 5, 3], 2, direction="reverse"),
+    "LSTM to its last state, lengths": layer("LSTM", 4, [2, 5, 3], 3, direction="bidirectional"),
+    "GRU both ways, lengths": layer("GRU", 3, [4, 1, 5], 2, direction="bidirectional", linear_before_reset=1),
+    "GRU that resets first": layer("GRU", 3, None, 2),
+    "RNN": layer("RNN", 1, [5, 4, 2], 2, activations=["Relu"]),
+    "Resize to scales": resized((1, 2, 4, 6), [1, 1, 2.5, 0.5], mode="linear"),
+    "Resize to sizes": resized((1, 2, 4, 6), sizes=[1, 2, 7, 3], mode="linear"),
+    "Resize to corners": resized(
+        (1, 2, 4, 6), sizes=[1, 2, 7, 3], mode="linear", coordinate_transformation_mode="align_corners"
+    ),
+    "Resize by repeating": resized((1, 2, 4, 6), [1, 1, 2, 3]),
+    "Resize to the nearest": resized(
+        (1, 2, 4, 6), [1, 1, 1.5, 0.5], coordinate_transformation_mode="asymmetric", nearest_mode="floor"
+    ),
+    "Resize with cubics": resized((1, 2, 4, 6), [1, 1, 1.5, 2], mode="cubic"),
     "LpPool": Node("LpPool", [real(2, 3, 6, 6)], attributes={"kernel_shape": [2, 3], "p": 3, "pads": [1, 0, 0, 1]}),
     "GlobalLpPool": Node("GlobalLpPool", [real(2, 3, 4, 4)], attributes={"p": 2}),
     "MatMulInteger": Node(
