@@ -99,6 +99,7 @@ def resized(shape: Sequence[int], scales: Sequence[float] = (), sizes: Sequence[
     return Node("Resize", [real(*shape), None, *given], attributes=attributes, constants=(2, 3), free=free)
 
 
+REGIONS = np.array([[1.2, 0.5, 6, 7], [-3, 2, 3.2, 11], [4, 4, 4.2, 4.1]], np.float32)
 SIGNED = bytes_of(4, 3, 2, 2, kind=np.int8)
 QUANTIZED = [np.float32(0.02), np.uint8(131)]
 CASES = {
@@ -162,7 +163,7 @@ CASES = {
     **{
         f"RoiAlign {mode} {form}": Node(
             "RoiAlign",
-            [real(2, 3, 8, 9), np.array([[1.2, 0.5, 6, 7], [-3, 2, 3.2, 11], [4, 4, 4.2, 4.1]], np.float32), np.array([0, 1, 1])],
+            [real(2, 3, 8, 9), REGIONS, np.array([0, 1, 1])],
             attributes={"mode": mode, "coordinate_transformation_mode": form, "sampling_ratio": 2, "output_height": 3,
                         "output_width": 2, "spatial_scale": 0.75},
         )
