@@ -56,11 +56,12 @@ def _window(
 def random(ctx: NodeContext) -> torch.Tensor:
     like = ctx.node.op_type.endswith("Like")
     shape = [ctx.size(0, axis) for axis in range(ctx.rank())] if like else ctx.integers("shape", [])
-    if ctx.node.op_type.startswith("RandomNormal"):
-        function, numbers = _normal, (ctx.number("mean", 0.0), ctx.number("scale", 1.0))
+    is_normal = ctx.node.op_type.startswith("RandomNormal")
+    if is_normal:
+        numbers = (ctx.number("mean", 0.0), ctx.number("scale", 1.0))
     else:
-        function, numbers = _uniform, (ctx.number("low", 0.0), ctx.number("high", 1.0))
-    return ctx.call(function, shape, *numbers, torch_dtype(ctx.output_type()), ctx.device)  # type: ignore[no-any-return]
+        numbers = (ctx.number("low", 0.0), ctx.number("high", 1.0))
+    return ctx.call(_normal if is_normal else _uniform, shape, *numbers, torch_dtype(ctx.output_type()), ctx.device)  # type: ignore[no-any-return]
 
 
 def _normal(shape: list[int], mean: float, scale: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 
@@ -50,8 +52,8 @@ def col2im(ctx: NodeContext) -> torch.Tensor:
         raise TrainingError(f"Col2Im {ctx.node.name!r} has {len(image)} spatial axes; PyTorch folds two")
     pads = ctx.integers("pads", [0] * 4)
     # PyTorch pads both ends alike: into an image with its padding, which is then cut off.
-    whole = [size + before + after for size, before, after in zip(image, pads[:2], pads[2:])]
-    found = functional.fold(
-        ctx.tensor(0), whole, block, ctx.integers("dilations", [1, 1]), 0, ctx.integers("strides", [1, 1])
-    )
+    whole: Any = [size + before + after for size, before, after in zip(image, pads[:2], pads[2:])]
+    dilations: Any = ctx.integers("dilations", [1, 1])
+    strides: Any = ctx.integers("strides", [1, 1])
+    found = functional.fold(ctx.tensor(0), whole, tuple(block), dilations, 0, strides)
     return pad_constant(found, [-number for number in pads[:2]], [-number for number in pads[2:]], 0.0)

@@ -41,11 +41,11 @@ def _align(
         right, bottom = torch.maximum(right, left + 1), torch.maximum(bottom, top + 1)
     rows = _weights(top, bottom, height * ratio, x.size(2), x.dtype)
     columns = _weights(left, right, width * ratio, x.size(3), x.dtype)
+    cells = [rois.size(0), x.size(1), height, ratio, width, ratio]
     maps = x.index_select(0, batch.to(torch.int64))
     if not largest:
         samples = rows @ maps @ columns.transpose(2, 3)
-        cells = samples.unflatten(3, [width, ratio]).unflatten(2, [height, ratio])
-        return cells.mean((3, 5))
+        return samples.reshape(cells).mean((3, 5))
     # ONNX takes the maximum of the four weighted corners of all samples, not of their sums.
     near, far = _corners(top, bottom, height * ratio, x.size(2), x.dtype)
     parts = []
@@ -55,7 +55,7 @@ def _align(
             corner = taken.gather(3, at[:, None, None, :].expand(-1, x.size(1), row_at.size(1), -1))
             parts.append(corner * row_weight[:, None, :, None] * weight[:, None, None, :])
     samples = torch.stack(parts).amax(0)
-    return samples.unflatten(3, [width, ratio]).unflatten(2, [height, ratio]).amax((3, 5))
+    return samples.reshape(cells).amax((3, 5))
 
 
 _Corner = tuple[torch.Tensor, torch.Tensor]
