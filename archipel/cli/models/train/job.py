@@ -46,6 +46,10 @@ metrics = ["F1Score"]          # names of torchmetrics
 
 [output]
 folder = "trained"             # model.onnx, state.pt, metrics.json, curves.png, checkpoint/
+
+[card]                         # the model card, which goes with model.onnx into its bundles
+description = "Digits on grey pictures of 28x28."
+intended_use = "Trying out."
 """
 
 
@@ -95,6 +99,7 @@ class Job(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     data: DataPart
     preprocess: list[dict[str, Any]] = []
     train: dict[str, Any] = {}
+    card: dict[str, Any] = {}
     output: OutputPart = msgspec.field(default_factory=OutputPart)
 
 
