@@ -43,7 +43,7 @@ class Batches:
         drop_last: leave out the rest that fills no batch in each process.
         pad: repeat examples of the rest, so that every process gets the same number.
         buffer: how many examples of a stream are in memory and shuffled with each other.
-        prefetch: how many batches are made ahead; 0: none, and no thread.
+        prefetch: how many batches are made ahead, at least as many as workers; 0: none, and no thread.
         workers: threads that make batches. More than one pays where an example is decoded (pictures, compressed
             columns), since decoders run beside each other. A stream has one reader.
         processes: make batches in `workers` processes instead, each with a data set of its own. It pays where Python
@@ -90,7 +90,8 @@ class Batches:
             raise DatasetError(f"seed must be 0..{2**32 - 1}, got {seed}")
         self.batch_size, self.rank, self.world = batch_size, rank, world
         self._shuffle, self._seed, self._drop_last, self._pad = shuffle, seed, drop_last, pad
-        self._buffer, self._prefetch, self._workers = buffer, prefetch, workers
+        # As many as there are workers, or some would wait.
+        self._buffer, self._prefetch, self._workers = buffer, max(prefetch, workers) if prefetch else 0, workers
         self._step_size = batch_size * world
         self._examples: int | None = None
         if isinstance(self.dataset, Dataset):

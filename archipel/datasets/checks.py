@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -25,6 +25,7 @@ def checked(
     classes: Mapping[str, int] | None = None,
     finite: bool = True,
     on_bad: OnBad = "error",
+    progress: Callable[[int], None] | None = None,
 ) -> CheckedDataset | CheckedStream:
     """The same examples, checked when they are read.
 
@@ -35,6 +36,7 @@ def checked(
         finite: refuse NaN and infinite numbers.
         on_bad: "skip" leaves out the examples that break a rule or cannot be read, and counts them (`left_out`). A
             data set is read once in full for that, so that its length is known; a stream leaves them out as it goes.
+        progress: called with the number of examples checked so far, where a data set is read in full.
 
     Raises DatasetError, which names file and row, for a field that is missing at once, for examples when they are read.
 
@@ -46,7 +48,7 @@ def checked(
     dataset = as_dataset(data)
     rules = _Rules(dataset, need, classes or {}, finite)
     if isinstance(dataset, Dataset):
-        return CheckedDataset(dataset, rules, on_bad)
+        return CheckedDataset(dataset, rules, on_bad, progress)
     return CheckedStream(dataset, rules, on_bad)
 
 
@@ -95,9 +97,15 @@ class _Rules:
 class CheckedDataset:
     """A data set whose examples are checked when they are taken; `checked` makes one."""
 
-    def __init__(self, dataset: Dataset, rules: _Rules, on_bad: Literal["error", "skip"]) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        rules: _Rules,
+        on_bad: Literal["error", "skip"],
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
         self._rules, self.left_out = rules, LeftOut()
-        self.dataset: Dataset = dataset if on_bad == "error" else Subset(dataset, self._sound(dataset))
+        self.dataset: Dataset = dataset if on_bad == "error" else Subset(dataset, self._sound(dataset, progress))
         self.fields: Mapping[str, Field] = dataset.fields
         # Shuffling keeps to blocks where the data set has some.
         self.blocks = getattr(self.dataset, "blocks", None)
@@ -119,11 +127,14 @@ class CheckedDataset:
         """Where an example comes from."""
         return locate(self.dataset, row)
 
-    def _sound(self, dataset: Dataset) -> NDArray[np.intp]:
+    def _sound(self, dataset: Dataset, progress: Callable[[int], None] | None) -> NDArray[np.intp]:
         sound = np.ones(len(dataset), bool)
         size = rows_a_piece(dataset.fields)
         for start in range(0, len(dataset), size):
-            self._check(dataset, np.arange(start, min(start + size, len(dataset)), dtype=np.intp), sound)
+            stop = min(start + size, len(dataset))
+            self._check(dataset, np.arange(start, stop, dtype=np.intp), sound)
+            if progress:
+                progress(stop)
         return np.flatnonzero(sound)
 
     def _check(self, dataset: Dataset, rows: NDArray[np.intp], sound: NDArray[np.bool_]) -> None:

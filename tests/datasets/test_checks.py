@@ -76,7 +76,9 @@ def test_fields_that_are_missing_or_no_labels() -> None:
     with pytest.raises(DatasetError, match=r"10 classes of field 'input', which is float32\[4\]; expected labels"):
         checked(broken(), classes={"input": 10})
     named = ArrayDataset(broken(), classes={"label": "abcde"})
-    assert len(checked(named, on_bad="skip")) == 25
+    seen: list[int] = []
+    assert len(checked(named, on_bad="skip", progress=seen.append)) == 25
+    assert seen == [50]
 
 
 def test_blocks_stay_where_the_order_does(tmp_path: Path) -> None:

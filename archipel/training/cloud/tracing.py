@@ -23,7 +23,6 @@ from archipel.graph.walk import bodies, captured_values
 from archipel.training.cloud.fusing import find_fusions
 from archipel.training.cloud.ops import NodeContext, find_lowering
 from archipel.training.cloud.ops.bodies import NUMBER, Body, Given
-from archipel.training.cloud.ops.context import moves_only
 from archipel.training.cloud.ops.sizes import Sizes, compute_sizes, make_tensor
 from archipel.training.cloud.ops.types import OUTSIDE, hold, to_torch, torch_dtype
 from archipel.training.cloud.stepping import ONNX_NODE, VALUES, SteppedModule
@@ -268,10 +267,7 @@ class Trace:
         if self._is_constant(node):
             with torch.no_grad():
                 return lower(NodeContext(self, node, constant=True))
-        found = lower(NodeContext(self, node))
-        if moves_only(node) and node.inputs[0] in self.reals:
-            self.reals.update(node.outputs)
-        return found
+        return lower(NodeContext(self, node))
 
     def _is_constant(self, node: ir.Node) -> bool:
         """Whether the node computes the same each time, from constants alone, and not too much."""

@@ -18,8 +18,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from archipel import convert
+from archipel.bundle import generate_key
 from archipel.cli.main import archipel
 from archipel.cli.models.train.job import EXAMPLE, read_job
+from archipel.converter import Signing
 from archipel.errors import CommandError
 from archipel.graph import Builder, Model
 from archipel.graph.opset import IR_VERSION, OPSET
@@ -232,3 +235,33 @@ def test_wrong_test_data(setting: str, message: str) -> None:
     result = CliRunner().invoke(archipel, ["train", "job.toml", "--set", setting])
     assert result.exit_code != 0
     assert re.search(message, str(result.exception))
+
+
+def test_the_card_goes_into_the_bundle() -> None:
+    """What a training has measured is in its ONNX file's card, and in the bundle's without another word."""
+    card = '\n[card]\ntask = "sorting"\nlicence = "MIT"\n[[card.data]]\nname = "drawn"\nuse = "validation"\n'
+    Path("job.toml").write_text(CONFIG + card)
+    run("--set", "epochs=2")
+    best = json.loads(Path("out/metrics.json").read_text())
+    key = generate_key()
+    bundle = convert("out/model.onnx", "out/b", signing=Signing(key))
+    found = bundle.card
+    assert found is not None
+    assert (found.name, found.task, found.licence, found.parameters) == ("job", "sorting", "MIT", PARAMETERS)
+    assert {each.name: each.value for each in found.metrics} == best["history"][best["best"] - 1]["metrics"]
+    assert {(each.data, each.examples, each.command) for each in found.metrics} == {
+        ("drawn", 50, "archipel train job.toml --set epochs=2")
+    }
+    assert found.recipe == CONFIG.strip()
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [("colour = 1", "card: Object contains unknown field `colour`"), ("metrics = []", "card.metrics: are measured")],
+)
+def test_a_wrong_card_is_refused_before_training(card: str, message: str) -> None:
+    Path("job.toml").write_text(f"{CONFIG}\n[card]\n{card}\n")
+    result = CliRunner().invoke(archipel, ["train", "job.toml"])
+    assert result.exit_code != 0
+    assert message in str(result.exception)
+    assert not Path("out").exists()

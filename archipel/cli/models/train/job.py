@@ -30,6 +30,11 @@ test = "test.npz"              # what is reached in the end
 # or python = "data.py:load", which returns (train, validation) or (train, validation, test)
 # [data.arguments]             # of that function
 
+# [[preprocess]]               # transforms of raw examples, which become part of the network: docs/preprocessing.md
+# kind = "scale"               # bytes to 0..1
+# [[preprocess]]
+# kind = "normalize"           # with the mean and deviation of the training data
+
 [train]                        # the fields of archipel.TrainConfig
 loss = "cross_entropy"         # a name, or a table: { name = "cross_entropy", label_smoothing = 0.1 }
 optimizer = { name = "adamw", lr = 1e-3 }
@@ -41,6 +46,10 @@ metrics = ["F1Score"]          # names of torchmetrics
 
 [output]
 folder = "trained"             # model.onnx, state.pt, metrics.json, curves.png, checkpoint/
+
+[card]                         # the model card, which goes with model.onnx into its bundles
+description = "Digits on grey pictures of 28x28."
+intended_use = "Trying out."
 """
 
 
@@ -88,7 +97,9 @@ class Job(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: ModelPart
     data: DataPart
+    preprocess: list[dict[str, Any]] = []
     train: dict[str, Any] = {}
+    card: dict[str, Any] = {}
     output: OutputPart = msgspec.field(default_factory=OutputPart)
 
 
