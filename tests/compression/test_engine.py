@@ -33,8 +33,8 @@ def network() -> Model:
     torch.set_num_threads(1)
     # Without a bias before the normalization: its gradient is 0, of which Adam would make steps by rounding alone.
     layers = [
-        nn.Conv2d(1, 6, 3, bias=False),
-        nn.BatchNorm2d(6),
+        nn.Conv2d(1, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
