@@ -99,6 +99,7 @@ def resized(shape: Sequence[int], scales: Sequence[float] = (), sizes: Sequence[
     return Node("Resize", [real(*shape), None, *given], attributes=attributes, constants=(2, 3), free=free)
 
 
+REGIONS = np.array([[1.2, 0.5, 6, 7], [-3, 2, 3.2, 11], [4, 4, 4.2, 4.1]], np.float32)
 SIGNED = bytes_of(4, 3, 2, 2, kind=np.int8)
 QUANTIZED = [np.float32(0.02), np.uint8(131)]
 CASES = {
@@ -134,6 +135,41 @@ CASES = {
     "Resize with cubics": resized((1, 2, 4, 6), [1, 1, 1.5, 2], mode="cubic"),
     "LpPool": Node("LpPool", [real(2, 3, 6, 6)], attributes={"kernel_shape": [2, 3], "p": 3, "pads": [1, 0, 0, 1]}),
     "GlobalLpPool": Node("GlobalLpPool", [real(2, 3, 4, 4)], attributes={"p": 2}),
+    "LRN": Node("LRN", [real(2, 6, 3, 3)], attributes={"size": 3, "alpha": 0.5, "bias": 1.5}),
+    "MeanVarianceNormalization": Node("MeanVarianceNormalization", [real(2, 3, 4, 4)]),
+    "Det": Node("Det", [real(3, 4, 4)]),
+    "CenterCropPad": Node(
+        "CenterCropPad", [real(5, 4, 8), np.array([8, 3])], attributes={"axes": [0, -1]}, constants=(1,), free=(0,)
+    ),
+    "CenterCropPad by an odd number": Node("CenterCropPad", [real(5, 4), np.array([2, 7])], constants=(1,)),
+    "Col2Im": Node(
+        "Col2Im",
+        [real(2, 3 * 6, 20), np.array([5, 4]), np.array([2, 3])],
+        attributes={"pads": [0, 1, 1, 1], "strides": [1, 1]},
+        constants=(1, 2),
+        reference=True,
+    ),
+    "MaxUnpool": Node(
+        "MaxUnpool",
+        [real(1, 1, 2, 2), np.array([[[[5, 7], [13, 15]]]])],
+        attributes={"kernel_shape": [2, 2], "strides": [2, 2]},
+    ),
+    "MaxUnpool to a size": Node(
+        "MaxUnpool",
+        [real(1, 1, 2, 2), np.array([[[[6, 8], [16, 18]]]]), np.array([1, 1, 5, 5])],
+        attributes={"kernel_shape": [2, 2], "strides": [2, 2]},
+        constants=(2,),
+    ),
+    **{
+        f"RoiAlign {mode} {form}": Node(
+            "RoiAlign",
+            [real(2, 3, 8, 9), REGIONS, np.array([0, 1, 1])],
+            attributes={"mode": mode, "coordinate_transformation_mode": form, "sampling_ratio": 2, "output_height": 3,
+                        "output_width": 2, "spatial_scale": 0.75},
+        )
+        for mode in ("avg", "max")
+        for form in ("half_pixel", "output_half_pixel")
+    },
     "MatMulInteger": Node(
         "MatMulInteger",
         [bytes_of(3, 4), bytes_of(4, 5, kind=np.int8), np.uint8(7), bytes_of(5, kind=np.int8)],
@@ -187,6 +223,9 @@ def test_values(case: Node) -> None:
     else:
         session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
         expected = session.run(None, case.fed())
+    for port, array in zip(proto.graph.output, expected):  # their ranks, where ONNX infers none
+        names = [f"{port.name}_{axis}" for axis in range(array.ndim)]
+        port.CopyFrom(helper.make_tensor_value_info(port.name, port.type.tensor_type.elem_type, names))
     model = Model.from_proto(proto)
     module = TorchModule(model)
     given = case.fed()
@@ -194,6 +233,25 @@ def test_values(case: Node) -> None:
     for ours, theirs in zip(found if isinstance(found, tuple) else (found,), expected):
         assert ours.numpy().dtype == theirs.dtype
         np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-4, atol=1e-5 if theirs.dtype.kind == "f" else 0)
+
+
+def test_random_numbers_are_of_pytorchs_generator() -> None:
+    like = Node("RandomNormalLike", [real(4, 3)], attributes={"mean": 2.0, "scale": 0.5})
+    torch.manual_seed(0)
+    drawn = TorchModule(Model.from_proto(like.proto()))(torch.zeros(4, 3))
+    torch.manual_seed(0)
+    assert torch.equal(drawn, torch.randn(4, 3) * 0.5 + 2.0)
+    uniform = Node("RandomUniform", [], attributes={"shape": [4000], "low": -1.0, "high": 3.0})
+    numbers = TorchModule(Model.from_proto(uniform.proto()))()
+    assert numbers.min() >= -1
+    assert numbers.max() < 3
+    assert 0.9 < numbers.mean() < 1.1
+    chances = np.log(np.array([[1, 2, 1], [0.001, 1, 1000]], np.float32))
+    classes = Node("Multinomial", [chances], (TensorProto.INT32,), {"sample_size": 2000})
+    counts = TorchModule(Model.from_proto(classes.proto()))(torch.from_numpy(chances))
+    assert counts.dtype == torch.int32
+    assert 850 < (counts[0] == 1).sum() < 1150
+    assert (counts[1] == 2).sum() > 1950
 
 
 def test_bernoulli_draws_of_pytorchs_generator() -> None:
