@@ -241,7 +241,7 @@ def test_the_card_goes_into_the_bundle() -> None:
     """What a training has measured is in its ONNX file's card, and in the bundle's without another word."""
     card = '\n[card]\ntask = "sorting"\nlicence = "MIT"\n[[card.data]]\nname = "drawn"\nuse = "validation"\n'
     Path("job.toml").write_text(CONFIG + card)
-    run("--set", "epochs=2")
+    run("--set", "epochs=2", "--set", f"data.train={Path('train.npz').resolve()}")
     best = json.loads(Path("out/metrics.json").read_text())
     key = generate_key()
     bundle = convert("out/model.onnx", "out/b", signing=Signing(key))
