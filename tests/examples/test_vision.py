@@ -43,8 +43,8 @@ def test_the_whole_line(tmp_path: Path, archipel: Command, monkeypatch: pytest.M
     shown, _ = archipel("inspect", "vision/clothes.bundle")
     assert "Fashion-MNIST" in shown
     up = [sys.executable, "-m", "archipel.cli.main", "up", "vision/clothes.bundle", "vision/devices.npz"]
-    up += ["--devices", "3", "--rounds", "2", "--folder", "vision/federation"]
+    up += ["--devices", "4", "--rounds", "2", "--folder", "vision/federation"]
     done = subprocess.run(up, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "round 2 of 2: 3 devices" in done.stdout
+    assert "round 2 of 2: 4 devices" in done.stdout
     assert Path("vision/federation/weights.safetensors").exists()

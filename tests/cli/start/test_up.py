@@ -207,21 +207,22 @@ def test_a_bundle_says_itself_how_devices_train(folder: Path, archipel: Command)
     archipel("convert", model, "-o", bundle, "--loss", "cross_entropy", "--lr", "0.3", "--policy-option", "min_cohort=3")
     for given, options, words in (
         (bundle, ["--lr", "0.1", "--loss", "mse"], "the bundle decides --loss, --lr; leave it out, or convert anew"),
-        (bundle, ["--devices", "2"], "asks for rounds of at least 3 devices, --devices is 2; take more devices"),
+        (bundle, ["--devices", "3"], "asks for rounds of at least 4 devices, --devices is 3; take more devices"),
         (predicts, [], "only predicts; make a bundle that trains: archipel convert ... --loss NAME"),
     ):
         _, err = archipel("up", given, data, "--folder", str(made), *options, code=1)
         assert words in err
         assert not made.exists()
     plan = Plan(
-        model="", data="", devices=3, rounds=1, split="iid", strategy="fedavg", loss="", optimizer="sgd", lr=0.1,
+        model="", data="", devices=4, rounds=1, split="iid", strategy="fedavg", loss="", optimizer="sgd", lr=0.1,
         epochs=1, batch_size=16, seed=0, evaluate_every=0, hold_out=0.1,
     )  # fmt: skip
     prepared = prepare(made, Path(bundle), Path(data), plan, read_signing_key(None))
-    assert prepared.sizes == [72, 72, 72]
+    assert prepared.sizes == [54] * 4
+    assert prepared.plan.min_cohort == 4
     assert (made / "model.bundle").read_bytes() == Path(bundle).read_bytes()
     with np.load(made / "devices/1/data.npz") as own:
-        assert own["features"].shape == (72, 4)
+        assert own["features"].shape == (54, 4)
         assert own["label"].dtype == np.int64
 
 

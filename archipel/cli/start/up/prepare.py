@@ -29,6 +29,7 @@ from archipel.durable import creating_folder, write_durably
 from archipel.errors import CommandError
 from archipel.graph import Model
 from archipel.lite_runtime.evaluation import evaluation_fields
+from archipel.protocol.policy import colluders_of
 from archipel.training import losses, optimizers
 from archipel.training.batch_norm import BatchNorm
 
@@ -45,6 +46,8 @@ POLICY = PrivacyPolicy(
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the folder is for.
+
+    `min_cohort` is how many devices a round ends with at least; 0 for what `cohort_minimum` says.
 
     `model`, `data` and `program` (federation.py, where that wrote the two) are fingerprints of files. `key` names the
     task, so that the same one is asked for when the command runs again.
@@ -68,6 +71,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     batch_norm: BatchNorm = "train"
     loss_output: str = ""
     program: str = ""
+    min_cohort: int = 0
     key: str = ""
 
 
@@ -131,15 +135,17 @@ def _prepare_bundle(folder: Path, model: Path, data_file: Path, plan: Plan, key:
     if not any(program.kind == "train" for program in bundle.manifest.programs.values()):
         raise CommandError(f"{model}: only predicts; make a bundle that trains: archipel convert ... --loss NAME")
     policy = bundle.manifest.privacy
-    if policy.min_cohort > plan.devices:
+    # Colluders hide nobody: a round needs the policy's minimum beside them.
+    fewest = max(cohort_minimum(plan.devices), policy.min_cohort + colluders_of(policy, plan.devices))
+    if fewest > plan.devices:
         raise CommandError(
-            f"{model}: its policy asks for rounds of at least {policy.min_cohort} devices, --devices is {plan.devices}; "
-            f"take more devices, or convert it with --policy-option min_cohort={plan.devices // 2 + 1}"
+            f"{model}: its policy asks for rounds of at least {fewest} devices, --devices is {plan.devices}; take more "
+            "devices, or convert it with a lower --policy-option min_cohort or colluders"
         )
     data = read_data(data_file, [(port.name, port.dtype) for port in evaluation_fields(bundle) if isinstance(port, Example)])
     held, kept = _hold_out(len(data), plan)
     parts = [kept[indices] for indices in split(data.take(kept), plan.split, plan.devices, plan.seed)]
-    plan = msgspec.structs.replace(plan, loss="of the bundle", key=secrets.token_hex(16))
+    plan = msgspec.structs.replace(plan, loss="of the bundle", min_cohort=fewest, key=secrets.token_hex(16))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with creating_folder(folder, 0o700) as staging:
         shutil.copyfile(model, staging / BUNDLE_FILE)
