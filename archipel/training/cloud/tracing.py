@@ -89,6 +89,7 @@ class Trace:
     def _enter(self, value: ir.Value, given: Any) -> Any:
         """An input of an unsigned type in the type that holds it; callers may give either."""
         dtype = dtype_of(value)
+        torch_dtype(dtype)  # refuses what PyTorch cannot hold
         return self.call(hold, (given, dtype)) if dtype in OUTSIDE else given
 
     def _leave(self, value: ir.Value, tensor: Any) -> Any:

@@ -38,7 +38,9 @@ def make_card(
     """
     kind, source = job.model.source
     network = CATALOGUE.get(source) if kind == "zoo" else None
-    command = " ".join(["archipel train", file.name, *(f"--set {setting}" for setting in settings)])
+    # Without folders: a card is published, and where somebody's data lie is nobody's business.
+    told = [setting for setting in settings if not setting.strip().startswith(("data.", "output."))]
+    command = " ".join(["archipel train", file.name, *(f"--set {setting}" for setting in told)])
     use, found = ("test", tested) if tested else ("validation", validated)
     metrics: list[CardMetric] = []
     if found and data is not None:

@@ -135,10 +135,10 @@ def _model(job: Job, seed: int, work: str) -> Any:
 
 def _prepared(model: Any, job: Job, data: Data) -> Any:
     from archipel.preprocessing import from_settings  # first: its error names the extra that is missing
-    from archipel.training.cloud.preparing import prepared
+    from archipel.training.cloud.preprocess import with_preprocessing
 
     try:
-        return prepared(model, from_settings(job.preprocess), data.train)
+        return with_preprocessing(model, from_settings(job.preprocess), data.train)
     except (GraphError, DatasetError) as error:
         text = str(error)
         raise CommandError(text if text.startswith("[[preprocess]]") else f"[[preprocess]]: {text}") from None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _EXAMPLES = 2  # of which a network of PyTorch is exported
 
 
-def prepared(network: Model | nn.Module, transforms: Sequence[Transform], data: object) -> Model:
+def with_preprocessing(network: Model | nn.Module, transforms: Sequence[Transform], data: object) -> Model:
     """A network with transforms in front, as a graph that learns from raw examples.
 
     Arguments:
@@ -35,7 +35,7 @@ def prepared(network: Model | nn.Module, transforms: Sequence[Transform], data: 
     cannot be exported, DatasetError.
 
     Example:
-        result = archipel.train(prepared(network, [Scale(), Layout("NHWC", "NCHW")], data), data)
+        result = archipel.train(with_preprocessing(network, [Scale(), Layout("NHWC", "NCHW")], data), data)
     """
     dataset, parts = as_dataset(data), list(transforms)
     if not parts or not isinstance(parts[0], Raw):
