@@ -20,7 +20,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, default=Path("vision"))
-    parser.add_argument("--collected", type=int, default=20_000, help="pictures that the cloud has; devices have others")
+    parser.add_argument(
+        "--collected", type=int, default=20_000, help="pictures that the cloud has; devices have others"
+    )
     parser.add_argument("--devices", type=int, default=16_000, help="pictures on all devices together")
     options = parser.parse_args()
     data = fashion_mnist(options.folder)

@@ -204,7 +204,9 @@ def test_a_bundle_says_itself_how_devices_train(folder: Path, archipel: Command)
     model, data, made = str(folder / "model.onnx"), str(folder / "data.npz"), folder / "f"
     bundle, predicts = str(folder / "own.bundle"), str(folder / "predicts.bundle")
     archipel("convert", model, "-o", predicts)
-    archipel("convert", model, "-o", bundle, "--loss", "cross_entropy", "--lr", "0.3", "--policy-option", "min_cohort=3")
+    archipel(
+        "convert", model, "-o", bundle, "--loss", "cross_entropy", "--lr", "0.3", "--policy-option", "min_cohort=3"
+    )
     for given, options, words in (
         (bundle, ["--lr", "0.1", "--loss", "mse"], "the bundle decides --loss, --lr; leave it out, or convert anew"),
         (bundle, ["--devices", "3"], "asks for rounds of at least 4 devices, --devices is 3; take more devices"),

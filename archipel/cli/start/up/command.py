@@ -20,7 +20,17 @@ from archipel.errors import CommandError
 from archipel.strategies.registry import STRATEGIES
 
 RATES = {"sgd": 0.05, "adam": 0.001}
-BUNDLED = ("strategy", "strategy_option", "batch_norm", "loss_output", "loss", "optimizer", "lr", "epochs", "batch_size")
+BUNDLED = (
+    "strategy",
+    "strategy_option",
+    "batch_norm",
+    "loss_output",
+    "loss",
+    "optimizer",
+    "lr",
+    "epochs",
+    "batch_size",
+)
 """Options that a bundle has decided."""
 
 
@@ -129,7 +139,9 @@ def up(
         model, data, program = find_sources(model, data)
         decided = [f"--{name.replace('_', '-')}" for name in BUNDLED if name in given]
         if model.suffix == ".bundle" and decided:
-            raise CommandError(f"{model}: the bundle decides {', '.join(decided)}; leave it out, or convert anew with it")
+            raise CommandError(
+                f"{model}: the bundle decides {', '.join(decided)}; leave it out, or convert anew with it"
+            )
         plan = Plan(
             model=fingerprint(model), data=fingerprint(data), program=program, devices=devices, rounds=rounds,
             split=split, strategy=strategy, strategy_option=strategy_option, batch_norm=batch_norm,

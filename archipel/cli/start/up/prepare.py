@@ -142,7 +142,9 @@ def _prepare_bundle(folder: Path, model: Path, data_file: Path, plan: Plan, key:
             f"{model}: its policy asks for rounds of at least {fewest} devices, --devices is {plan.devices}; take more "
             "devices, or convert it with a lower --policy-option min_cohort or colluders"
         )
-    data = read_data(data_file, [(port.name, port.dtype) for port in evaluation_fields(bundle) if isinstance(port, Example)])
+    data = read_data(
+        data_file, [(port.name, port.dtype) for port in evaluation_fields(bundle) if isinstance(port, Example)]
+    )
     held, kept = _hold_out(len(data), plan)
     parts = [kept[indices] for indices in split(data.take(kept), plan.split, plan.devices, plan.seed)]
     plan = msgspec.structs.replace(plan, loss="of the bundle", min_cohort=fewest, key=secrets.token_hex(16))
@@ -158,7 +160,8 @@ def _fill(
 ) -> None:
     """Write the held-out examples, the server's folder, the devices' folders and the plan."""
     devices = {
-        str(number): {field: array[indices] for field, array in fields.items()} for number, indices in enumerate(parts, 1)
+        str(number): {field: array[indices] for field, array in fields.items()}
+        for number, indices in enumerate(parts, 1)
     }
     if len(held):
         write_arrays(staging / HELD_OUT_FILE, {field: array[held] for field, array in fields.items()})
