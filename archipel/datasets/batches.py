@@ -80,14 +80,16 @@ class Batches:
         self.dataset = as_dataset(data)
         for name, value, least in (
             ("batch_size", batch_size, 1), ("world", world, 1), ("buffer", buffer, 1),
-            ("prefetch", prefetch, 0), ("workers", workers, 1),
+            ("prefetch", prefetch, 0), ("workers", workers, 1), ("rank", rank, 0), ("seed", seed, 0),
         ):  # fmt: skip
-            if value < least:
-                raise DatasetError(f"{name} must be at least {least}, got {value}")
+            if not isinstance(value, int | np.integer) or value < least:
+                raise DatasetError(f"{name} must be a whole number from {least} on, got {value!r}")
         if not 0 <= rank < world:
             raise DatasetError(f"rank must be 0..{world - 1} in a world of {world}, got {rank}")
         if not 0 <= seed < 2**32:
             raise DatasetError(f"seed must be 0..{2**32 - 1}, got {seed}")
+        # Whole numbers of NumPy are fine, and go into no state.
+        batch_size, seed, rank, world, buffer = map(int, (batch_size, seed, rank, world, buffer))
         self.batch_size, self.rank, self.world = batch_size, rank, world
         self._shuffle, self._seed, self._drop_last, self._pad = shuffle, seed, drop_last, pad
         # As many as there are workers, or some would wait.

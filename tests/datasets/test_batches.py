@@ -264,5 +264,12 @@ def test_what_becomes_a_data_set() -> None:
             as_dataset(wrong)
     with pytest.raises(DatasetError, match=r"rows 0\.\.3 of a data set of 3"):
         Subset(numbered(3), [0, 3])
-    with pytest.raises(DatasetError, match="rank must be"):
-        Batches(numbered(3), 1, rank=1)
+    for options, message in (
+        ({"rank": 1}, r"rank must be 0\.\.0 in a world of 1, got 1"),
+        ({"seed": 2**32}, "seed must be"),
+        ({"batch_size": 2.0}, r"batch_size must be a whole number from 1 on, got 2\.0"),
+        ({"prefetch": -1}, "prefetch must be a whole number from 0 on"),
+    ):
+        with pytest.raises(DatasetError, match=message):
+            Batches(numbered(3), **{"batch_size": 1, **options})
+    assert json.dumps(Batches(numbered(3), np.int64(1), seed=np.uint32(7)).state())
