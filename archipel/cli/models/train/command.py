@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -74,6 +75,8 @@ def _run(model: Any, data: Data, config: TrainConfig, folder: Path, file: Path) 
         )  # fmt: skip
         if not result.finished:
             raise KeyboardInterrupt
+    if not _speaks():
+        return
     if result.history:
         best = result.best
         click.echo(f"best epoch {best.number}: {_numbers(best.metrics)}")
@@ -139,9 +142,14 @@ def _stop_at_ctrl_c(check: Callable[[], None]) -> Any:
 
 
 def _show(epoch: Epoch) -> None:
-    click.echo(
-        f"epoch {epoch.number}: training loss {epoch.train_loss:.4f}, {_numbers(epoch.metrics)}, {epoch.seconds:.1f} s"
-    )
+    if _speaks():
+        numbers = _numbers(epoch.metrics)
+        click.echo(f"epoch {epoch.number}: training loss {epoch.train_loss:.4f}, {numbers}, {epoch.seconds:.1f} s")
+
+
+def _speaks() -> bool:
+    """Whether this process prints and writes: of those that torchrun starts, the first one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _numbers(metrics: Mapping[str, float]) -> str:
