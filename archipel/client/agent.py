@@ -75,6 +75,7 @@ class Agent:
     Raises:
         ClientError: the folder cannot be used, another agent uses it, or a file in it is damaged.
         SignatureError: the device's key is damaged.
+        MissingExtraError: the package of the engine in the settings is not installed.
 
     Example:
         with Agent(AgentConfig(folder=Path("device")), examples=lambda: {"x": x, "y": y}) as agent:
@@ -91,6 +92,7 @@ class Agent:
         conditions: MayWork | None = None,
         keys: KeyStore | None = None,
     ) -> None:
+        config.require_engine()
         self.config = config
         self._on_event = on_event
         self._gate = Gate(

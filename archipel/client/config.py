@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from archipel.engine_registry import ENGINES
 from archipel.errors import ClientError
 from archipel.protocol import written
 from archipel.protocol.address import check_url
@@ -90,6 +91,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whether the agent tells the server which kind of limit a refused round exceeded (messages.LeaveReason)."""
     threads: Positive = 1
     """Threads of one operator during training."""
+    engine: str = "onnxruntime"
+    """What runs the graphs: "onnxruntime", or an engine beside it, alone, with its device: "torch", "torch:cuda:1",
+    "openvino"."""
     isolated: bool = sys.platform == "linux"
     """Whether graphs run in a child process, where the kernel enforces the limits (Linux only)."""
     max_step_seconds: Seconds = 300.0
@@ -144,5 +148,18 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             written.conform(self)
         except ValueError as error:
             raise ClientError(str(error)) from None
+        name = self.engine.partition(":")[0]
+        if self.engine != "onnxruntime" and name not in ENGINES:
+            raise ClientError(f"engine: {self.engine!r} is none; choose from onnxruntime, {', '.join(sorted(ENGINES))}")
         if self.server:
             check_url(self.server, allow_http=self.allow_http)
+
+    @property
+    def delegates(self) -> str | list[str]:
+        """The engine as `lite_runtime.load` takes it."""
+        return "auto" if self.engine == "onnxruntime" else [self.engine]
+
+    def require_engine(self) -> None:
+        """Raises MissingExtraError where the engine is not installed."""
+        if self.engine != "onnxruntime":
+            ENGINES[self.engine.partition(":")[0]].require()

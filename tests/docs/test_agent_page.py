@@ -57,7 +57,9 @@ def test_the_commands_run(federation: Federation, tmp_path: Path, shell: dict[st
 
 
 def test_a_device_s_settings(tmp_path: Path) -> None:
-    [text] = [text for language, _, text in blocks("docs/agent.md") if language == "toml"]
+    text, with_gpu = [text for language, _, text in blocks("docs/agent.md") if language == "toml"]
+    (tmp_path / "gpu.toml").write_text(with_gpu)
+    assert load_device_settings(tmp_path / "gpu.toml", environment={}).config.delegates == ["torch"]
     (tmp_path / "device.toml").write_text(text)
     found = load_device_settings(tmp_path / "device.toml", environment={})
     assert found.report == ("charging", "battery")
@@ -69,6 +71,7 @@ def test_settings_are_those_of_the_agent() -> None:
     words: dict[str, object] = {
         "`False`": False, "`True`": True, "`True` on Linux": True, "any number": None, "any": None,
         "all three": ("training", "evaluation", "analytics"), "the pinned ones": (), "the token's": (),
+        '`"onnxruntime"`': "onnxruntime",
     }  # fmt: skip
     table = re.findall(r"^\| `([a-z]\w+)` \| (.+?) \|", (ROOT / "docs" / "agent.md").read_text(), re.M)
     for name, default in table:

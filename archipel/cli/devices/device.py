@@ -206,6 +206,7 @@ folder = "device"
 # max_cache_bytes = 536_870_912     # bundles and weights on the disk
 # tell_why = true                   # tell the server which kind of limit a refused round was beyond
 # threads = 1
+# engine = "onnxruntime"            # what runs the models; "torch" uses the GPU (pip install 'archipel[cloud]')
 # isolated = true                   # models run in a child process, which the system holds to these limits (Linux)
 # max_step_seconds = 300.0          # of one training step there
 # adopt = false                     # take the versions of models that the server offers; which run here is not told

@@ -29,7 +29,8 @@ DELEGATES = click.option(
     "--delegate",
     "delegates",
     multiple=True,
-    help="Execution provider (cpu, coreml, cuda, xnnpack ...); give several in order. Default: auto.",
+    help="Execution provider (cpu, coreml, cuda, xnnpack ...) or engine (openvino, torch, torch:cuda:1); give several "
+    "in order. Default: auto.",
 )
 _SHOWN = 10
 

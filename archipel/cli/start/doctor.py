@@ -15,6 +15,7 @@ import onnxruntime
 import archipel
 from archipel.cli.input_output.tables import protection_rows, table
 from archipel.client.memory.keystore import SECRETS
+from archipel.engine_registry import ENGINES
 from archipel.lite_runtime.confinement import folder_modes, holdings, trial
 
 _EXTRA = re.compile(r"extra\s*==\s*['\"](\w+)['\"]")
@@ -40,6 +41,8 @@ def doctor(folder: Path | None) -> None:
     click.echo(f"machine       {platform.system()} {platform.machine()}, {cores} usable cores")
     click.echo(f"ONNX Runtime  {onnxruntime.__version__}: {', '.join(onnxruntime.get_available_providers())}")
     click.echo(f"PyTorch       {_torch()}")
+    installed = [name for name, engine in sorted(ENGINES.items()) if engine.installed]
+    click.echo(f"engines       {', '.join(['onnxruntime', *installed])}  (--delegate, and engine = in device.toml)")
     click.echo()
     for extra, packages in _requirements().items():
         missing = [name for name in packages if _version(name) is None]

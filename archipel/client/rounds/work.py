@@ -146,7 +146,13 @@ def open_limited(
 ) -> Iterator[ModelRuntime]:
     """Open a runtime within the owner's limits, in a child process if the owner wants that, and end it afterwards."""
     if not config.isolated:
-        yield Runtime(bundle, threads=config.threads, memory_limit=config.max_peak_bytes, state=state)
+        yield Runtime(
+            bundle,
+            threads=config.threads,
+            memory_limit=config.max_peak_bytes,
+            delegates=config.delegates,
+            state=state,
+        )
         return
     from archipel.lite_runtime import IsolatedRuntime
 
@@ -154,6 +160,7 @@ def open_limited(
         bundle,
         publisher_keys,
         threads=config.threads,
+        delegates=config.delegates,
         memory_limit=config.max_peak_bytes,
         state=state,
         seconds=config.max_step_seconds,

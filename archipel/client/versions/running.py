@@ -140,6 +140,7 @@ class RunningModels:
             self._folder / name,
             record.publisher_keys,
             threads=config.threads,
+            delegates=config.delegates,
             memory_limit=config.max_peak_bytes,
             isolated=config.isolated,
             seconds=config.max_step_seconds if config.isolated else None,

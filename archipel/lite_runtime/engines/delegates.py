@@ -136,6 +136,11 @@ class Preference:
             skipped.append(Skipped(delegate.name, "", reason))
         return tuple(present), skipped
 
+    @property
+    def names_providers(self) -> bool:
+        """Whether ONNX Runtime has to say what it has: delegates that are no installed engines."""
+        return len(self.engines()) < len(self.delegates)
+
     def engines(self) -> set[str]:
         """The installed engines among the delegates."""
         named = () if self.automatic else self.delegates

@@ -24,6 +24,7 @@ from archipel.lite_runtime.engines.delegates import (
     DelegateReport,
     Delegates,
     NodePlacement,
+    Preference,
     ProgramPlacement,
     Skipped,
     attempts,
@@ -130,7 +131,7 @@ class Sessions:
         if not all(preference.fallback for preference in self._preferences.values()):
             # A caller without fallback gets the error of a missing delegate now, not with the first prediction.
             for preference in self._preferences.values():
-                preference.usable(_onnxruntime().get_available_providers())
+                preference.usable(_available(preference))
 
     def get(self, name: str) -> ProgramSession:
         """The session of program `name`; every call returns the same one.
@@ -151,12 +152,11 @@ class Sessions:
         program = self._bundle.program(name)
         if self._preferences[program.kind].measured:
             return self._open_fastest(name, initializers)
-        ort = _onnxruntime()
         fallback = self._preferences[program.kind].fallback
         with self._lock:
             usable = self._settled.get(name)
             if usable is None:
-                usable, missing = self._preferences[program.kind].usable(ort.get_available_providers())
+                usable, missing = self._preferences[program.kind].usable(_available(self._preferences[program.kind]))
                 self._skip(missing)
             failed: dict[str, str] = {}
             # From all usable delegates down to the CPU alone, until ONNX Runtime makes a session.
@@ -360,6 +360,11 @@ def _program_error(name: str, what: str, error: Exception) -> RuntimeProgramErro
     return index_error(f"program {name!r}", text) or RuntimeProgramError(
         f"program {name!r} {what}: ONNX Runtime says: {one_line(error)}"
     )
+
+
+def _available(preference: Preference) -> Sequence[str]:
+    """ONNX Runtime's providers, where the preference names any: an agent that waits does not import it."""
+    return _onnxruntime().get_available_providers() if preference.names_providers else ()
 
 
 @cache

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from archipel.datasets.entry_names import LABELS
 from archipel.errors import TrainingError
 from archipel.graph.model import Model
 from archipel.training.arguments import number
@@ -187,7 +188,8 @@ def _single(config: TrainConfig, loss: object, fields: Sequence[str]) -> Term:
         if loss == "cross_entropy":
             loss = {"name": "cross_entropy", "axis": -1}
         return Term(None, NEXT_TOKEN, 1.0, GraphLoss(make_loss(loss), "output"))
-    label, weight, loss = _parts(loss, config.label or LABEL)
+    usual = next((name for name in (LABEL, *LABELS) if name in fields), LABEL)
+    label, weight, loss = _parts(loss, config.label or usual)
     return Term(None, _known(label, fields, "label"), weight, GraphLoss(make_loss(loss), "output"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -10,6 +11,21 @@ from archipel.errors import TrainingError
 
 if TYPE_CHECKING:
     from torch import fx
+
+
+# What computes with sizes that are numbers.
+_OF_NUMBERS = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.neg, max, min)
+
+
+def movable(module: fx.GraphModule) -> list[fx.Node]:
+    """The nodes that lie in one stage: all but inputs, outputs, attributes, and numbers that follow from shapes."""
+    light = {node for node in module.graph.nodes if node.op == "get_attr"}
+    for node in module.graph.nodes:  # sizes and devices, which a stage reads again from tensors that it has
+        reads_size = node.op == "call_method" and node.target in ("size", "dim")
+        known = node.op == "call_function" and node.args and light.issuperset(node.all_input_nodes)
+        if reads_size or (known and (node.target is getattr or node.target in _OF_NUMBERS)):
+            light.add(node)
+    return [node for node in module.graph.nodes if node.op not in ("placeholder", "output") and node not in light]
 
 
 def cut(module: fx.GraphModule, starts: Sequence[str]) -> list[fx.GraphModule]:
@@ -24,7 +40,9 @@ def cut(module: fx.GraphModule, starts: Sequence[str]) -> list[fx.GraphModule]:
     import torch
     from torch import fx
 
-    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
+    nodes = movable(module)
+    light = set(module.graph.nodes).difference(nodes)
+    light = {node for node in light if node.op not in ("placeholder", "output")}
     places = {node.name: index for index, node in enumerate(nodes)}
     unknown = [name for name in starts if places.get(name, 0) == 0]
     if unknown:
@@ -38,10 +56,10 @@ def cut(module: fx.GraphModule, starts: Sequence[str]) -> list[fx.GraphModule]:
     # A graph input is at hand in the first stage alone; an attribute lies in each stage that reads it.
     stage_of.update(dict.fromkeys(placeholders, 0))
     last = len(edges) - 2
+    stage_of[result] = last
 
     def last_reader(node: fx.Node) -> int:
-        return max((last if user is result else stage_of[user] for user in node.users if user is result
-                    or user in stage_of), default=0)  # fmt: skip
+        return max((last_reader(user) if user in light else stage_of[user] for user in node.users), default=0)
 
     stages: list[fx.GraphModule] = []
     arriving: list[fx.Node] = placeholders

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archipel.errors import MissingExtraError, TrainingError
+import msgspec
+
+from archipel.errors import ArchipelError, MissingExtraError, TrainingError
+from archipel.training.cloud.parallel.linears import ShardedLinears
 from archipel.training.cloud.parallel.placed import Placed
+from archipel.training.cloud.parallel.replicas import Replicas, Shards
+from archipel.training.cloud.parallel.stages import Stages
+from archipel.training.cloud.planner.cluster import Cluster, read_cluster, write_cluster
+from archipel.training.cloud.planner.costs import costs
 from archipel.training.cloud.planner.division import divide
+from archipel.training.cloud.planner.plan import Alternative, chosen_way, plan
 
 if TYPE_CHECKING:
     import torch
     from torch import fx, nn
+
+    from archipel.training.cloud.torch_module import TorchModule
 
 WAYS = ("auto", "ddp", "fsdp", "tensor", "pipeline", "hybrid")
 
@@ -20,32 +33,40 @@ def prepare(
     way: str = "ddp",
     *,
     device: torch.device | str | None = None,
+    batch_size: int | None = None,
+    cluster: Cluster | str | os.PathLike[str] | None = None,
+    optimizer: str = "adam",
     microbatches: int | None = None,
-    starts: list[str] | None = None,
     compute_dtype: torch.dtype | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> Placed:
     """Place `module` over all processes of the training, which `processes()` has joined.
 
     Arguments:
-        module: an nn.Module, the same in each process: parameters and buffers of rank 0 are sent to all others.
+        module: a TorchModule, or another nn.Module, the same in each process: parameters and buffers of rank 0 are sent
+            to all others. Afterwards use `Placed.module` in its place.
         way: how.
             "ddp": a copy in each process, which reads its part of the batch; gradients are averaged.
             "fsdp": as "ddp", but parameters, gradients and optimizer state are divided, too.
-            "tensor": parameters and the work on each example are divided; every process reads all examples.
+            "tensor": parameters and the work on each example are divided; every process reads all examples. Of a
+                TorchModule all operators that the planner can divide, of an nn.Module its Linear layers.
             "pipeline": each process runs one part of the layers.
-            "hybrid": "tensor" within groups, "ddp" between them.
-            "auto": what the planner chooses.
+            "hybrid": "tensor" within groups, "ddp" between them. Needs a TorchModule.
+            "auto": what the planner predicts to be fastest among these and divisions of its own. Needs a TorchModule.
         device: where this process computes; None: the current GPU if the processes exchange by NCCL, else the CPU.
-        microbatches: of "pipeline", 1 or more; None: four for each process.
-        starts: of "pipeline", names of the nodes of the traced graph that begin stages 1, 2, ...; None: stages of about
-            equal work.
+        batch_size: examples of a whole batch, for the planner. A TorchModule needs it for all but "ddp" and "fsdp".
+        cluster: for the planner: the cluster, or the path of its TOML file, which is written with measurements if it
+            does not exist; None: it is measured, which takes seconds.
+        optimizer: for the planner: "sgd", "momentum", "adam" or "adamw".
+        microbatches: of "pipeline", 1 or more; None: four for each process, or as many as divide the batch.
         compute_dtype: of "fsdp", the type in which parameters are gathered, such as torch.bfloat16; None: their own.
+        report: is given the planner's table, on rank 0.
 
     Raises TrainingError for a way that the module or the number of processes does not allow, MissingExtraError without
     PyTorch.
 
     Example:
-        placed = parallel.prepare(network, "fsdp")
+        placed = parallel.prepare(TorchModule(model), "auto", batch_size=512, report=print)
         optimizer = torch.optim.AdamW(placed.parameters())
         loss = placed.step((images,), labels, functional.cross_entropy)
     """
@@ -62,33 +83,108 @@ def prepare(
         raise TrainingError(f"prepare expects a torch.nn.Module, got {type(module).__name__}")
     from torch.distributed.device_mesh import init_device_mesh
 
+    from archipel.training.cloud.torch_module import TorchModule
+
     kind = "cuda" if dist.get_backend() == "nccl" else "cpu"
     where = torch.device(device) if device is not None else torch.device(kind, *_current(kind))
     world = dist.get_world_size()
     module = module.to(where)
     _send_from_first(module)
+    if isinstance(module, TorchModule) and way not in ("ddp", "fsdp"):
+        if batch_size is None:
+            raise TrainingError(f"parallel={way!r} is planned for a batch size: give batch_size")
+        found = _planned(module, way, where, batch_size, cluster, optimizer, microbatches, report)
+        if found.strategies:
+            from archipel.training.cloud.parallel.divided import Divided
+
+            grid = init_device_mesh(kind, (found.groups, found.devices), mesh_dim_names=("data", "model"))
+            units = costs(module.source, batch_size).units
+            return Divided(module, units, found.strategies, grid, where, way)
+        mesh = init_device_mesh(kind, (world,), mesh_dim_names=("data",))
+        if found.starts:
+            return Stages(module, node_starts(module, found.starts), mesh, where, found.microbatches)
+        return Shards(module, mesh, where, compute_dtype) if found.name == "fsdp" else Replicas(module, mesh, where)
     mesh = init_device_mesh(kind, (world,), mesh_dim_names=("data",))
     if way == "ddp":
-        from archipel.training.cloud.parallel.replicas import Replicas
-
         return Replicas(module, mesh, where)
     if way == "fsdp":
-        from archipel.training.cloud.parallel.replicas import Shards
-
         return Shards(module, mesh, where, compute_dtype)
     if way == "tensor":
-        from archipel.training.cloud.parallel.linears import ShardedLinears
-
         return ShardedLinears(module, mesh, where)
     if way == "pipeline":
-        from archipel.training.cloud.parallel.stages import Stages
-
         graph = traced(module)
-        count = 4 * world if microbatches is None else microbatches
-        return Stages(graph, even_starts(graph, world) if starts is None else starts, mesh, where, count)
+        return Stages(
+            graph, even_starts(graph, world), mesh, where, 4 * world if microbatches is None else microbatches
+        )
     raise TrainingError(
         f"parallel={way!r} needs a graph: give a TorchModule(model) in place of {type(module).__name__}"
     )
+
+
+def _planned(
+    module: TorchModule,
+    way: str,
+    device: torch.device,
+    batch_size: int,
+    cluster: Cluster | str | os.PathLike[str] | None,
+    optimizer: str,
+    microbatches: int | None,
+    report: Callable[[str], None] | None,
+) -> Alternative:
+    """The alternative that rank 0 finds, the same in each process. Raises TrainingError, in each, if it is refused."""
+    import torch.distributed as dist
+
+    if cluster is None or (not isinstance(cluster, Cluster) and not Path(cluster).exists()):
+        from archipel.training.cloud.planner.measure import measure_cluster
+
+        measured = measure_cluster(device)
+        if cluster is not None and dist.get_rank() == 0:
+            write_cluster(measured, cluster)
+        cluster = measured
+    answer: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            known = cluster if isinstance(cluster, Cluster) else read_cluster(cluster)
+            if known.devices != dist.get_world_size():
+                raise TrainingError(
+                    f"the cluster has {known.devices} devices and this training {dist.get_world_size()} processes; "
+                    "start one for each device, or correct the cluster file"
+                )
+            found = plan(module.source, known, batch_size, optimizer, microbatches)
+            if report is not None:
+                report(found.table())
+            chosen = found[way]
+            if way == "auto":
+                chosen = msgspec.structs.replace(chosen, name=chosen_way(found))
+            answer[0] = chosen if not chosen.refused else f"parallel={way!r} cannot be taken: {chosen.refused}"
+        except ArchipelError as error:
+            answer[0] = str(error)
+    # Whoever decides for all tells all, also that it cannot: nobody waits for a process that has ended.
+    dist.broadcast_object_list(answer, src=0, device=device)
+    if isinstance(answer[0], str):
+        raise TrainingError(answer[0])
+    decided: Alternative = answer[0]
+    return decided
+
+
+def node_starts(module: TorchModule, starts: Sequence[str]) -> list[str]:
+    """Names of the traced nodes that begin what the plan says begins with these nodes of the graph."""
+    from archipel.training.cloud.parallel.cuts import movable
+    from archipel.training.cloud.stepping import ONNX_NODE
+
+    order = list(module.source.ir.graph)
+    place = {str(node.name or node.outputs[0].name): index for index, node in enumerate(order)}
+    found = list[str]()
+    for start in starts:
+        for node in movable(module):
+            traced = node.meta.get(ONNX_NODE)
+            # A node that PyTorch computes with others stands where the last of them does.
+            if traced is not None and place[str(traced.name or traced.outputs[0].name)] >= place[start]:
+                found.append(node.name)
+                break
+    if len(set(found)) < len(starts):
+        raise TrainingError("two stages of the pipeline begin with one function of PyTorch's; start fewer processes")
+    return found
 
 
 def _current(kind: str) -> tuple[int, ...]:

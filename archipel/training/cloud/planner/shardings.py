@@ -75,6 +75,10 @@ def _strategy(unit: Unit, n: int, name: str, axes: tuple[Layout, ...], written: 
         # What is whole on each device is there read for a part of the result, so each has a part of its gradient. Where
         # the result is a SUM, what is whole is the bias: each device adds 1 / n of it.
         gradients.append(own if own >= 0 else SUM)
+    # A value that is read twice can only be laid one way.
+    laid = {(read.name, layout) for read, layout in zip(unit.reads, reads) if isinstance(read, Tensor)}
+    if len({read.name for read in unit.reads if isinstance(read, Tensor)}) < len(laid):
+        return []
     if written >= 0 and (written >= len(unit.writes[0].shape) or unit.writes[0].shape[written] % n):
         return []
     if written >= 0 and any(len(t.shape) <= written or t.shape[written] % n for t in unit.writes[1:]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,16 @@ import pytest
 import torch
 from torch.nn import functional
 
+from archipel import Model
 from tests.support.ranks import run_ranks
 from tests.training.cloud.parallel.networks import batch, network
 
 HERE = Path(__file__).parent
-CASES = [f"{name}-{way}" for name in ("mlp", "transformer", "cnn") for way in ("ddp", "fsdp", "tensor", "pipeline")]
+NETWORKS = ("mlp", "transformer", "cnn")
+CASES = [f"{name}-{way}" for name in NETWORKS for way in ("ddp", "fsdp", "tensor", "pipeline")]
+GRAPHS = [f"{name}-{way}-graph" for name in NETWORKS for way in ("ddp", "fsdp", "tensor", "pipeline", "hybrid", "auto")]
 # One of each way, and each network.
-SHORT = ["cnn-ddp", "transformer-fsdp", "mlp-tensor", "cnn-pipeline"]
+SHORT = ["cnn-ddp", "transformer-fsdp", "mlp-tensor", "cnn-pipeline", "transformer-tensor-graph", "cnn-auto-graph"]
 
 
 def alone(name: str) -> tuple[list[float], torch.nn.Module]:
@@ -36,11 +40,17 @@ def alone(name: str) -> tuple[list[float], torch.nn.Module]:
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("two")
+    write_graphs(folder, ("transformer", "cnn"))
     return run_ranks(HERE / "ways.py", 2, str(folder), *SHORT)
 
 
+def write_graphs(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        Model.from_torch(network(name).eval(), batch(name)[0]).save(folder / f"{name}.onnx")
+
+
 def check(case: str, answers: list[dict[str, Any]]) -> None:
-    name, way = case.split("-")
+    name, way = case.split("-")[:2]
     losses, module = alone(name)
     outputs = []
     for answer in answers:
@@ -50,7 +60,10 @@ def check(case: str, answers: list[dict[str, Any]]) -> None:
         rank, world = found["data"]
         if rank == len(outputs):
             outputs += [found["outputs"]]
-        assert world == (len(answers) if way in ("ddp", "fsdp") else 1)
+        if case.endswith("-graph") and way in ("tensor", "hybrid"):
+            assert found["placed"] == "Divided"
+        if way in ("ddp", "fsdp", "tensor", "pipeline"):
+            assert world == (len(answers) if way in ("ddp", "fsdp") else 1)
     assert sorted(answers[0][case]["names"]) == sorted(module.state_dict())
     with torch.no_grad():
         expected = module(batch(name)[0])
@@ -66,6 +79,9 @@ def test_two_processes_have_the_losses_of_one(case: str, of_two: list[dict[str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_have_the_losses_of_one(count: int, tmp_path: Path) -> None:
-    answers = run_ranks(HERE / "ways.py", count, str(tmp_path), *CASES)
-    for case in CASES:
+    write_graphs(tmp_path, NETWORKS)
+    # Two processes cannot be divided into groups of several.
+    cases = CASES + [case for case in GRAPHS if count == 4 or "hybrid" not in case]
+    answers = run_ranks(HERE / "ways.py", count, str(tmp_path), *cases, seconds=900)
+    for case in cases:
         check(case, answers)
