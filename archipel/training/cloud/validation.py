@@ -93,8 +93,8 @@ class Validation:
                     self._metrics[index].update(output, label)
         if world > 1:
             sums = [self._execution.total(each.to(self._device)).cpu() for each in sums]
-            numbers = self._execution.total(torch.tensor([own, count], dtype=torch.float64, device=self._device))
-            own, count = float(numbers[0]), int(numbers[1])
+            pair = self._execution.total(torch.tensor([own, count], dtype=torch.float64, device=self._device))
+            own, count = float(pair[0]), int(pair[1])
         return self._combined(sums, own / max(count, 1))
 
     def is_better(self, metrics: Mapping[str, float], train_loss: float, history: Sequence[Epoch]) -> bool:

@@ -66,6 +66,8 @@ def train_command(config: Path, resume: bool, dry_run: bool, settings: tuple[str
             _try(model, data, settings_of)
             return
         result = _run(model, data, settings_of, config)
+        if not _speaks():
+            return
         best = result.best.metrics if result.history else {}
         count = sum(each.numel() for each in result.module.parameters() if each.requires_grad)
         card = make_card(job, config, settings, data=data, validated=best, tested=result.test, parameters=count)
@@ -84,12 +86,10 @@ def _run(model: Any, data: Data, config: TrainConfig, file: Path) -> TrainResult
         )  # fmt: skip
         if not result.finished:
             raise KeyboardInterrupt
-    if not _speaks():
-        return
-    if result.history:
+    if result.history and _speaks():
         best = result.best
         click.echo(f"best epoch {best.number}: {_numbers(best.metrics)}")
-    if result.test:
+    if result.test and _speaks():
         click.echo(f"test: {_numbers(result.test)}")
     return result
 
