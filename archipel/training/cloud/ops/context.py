@@ -54,6 +54,10 @@ class NodeContext:
         found = self._trace.tensor(self.value(index), self._constant, real=True)
         return found  # type: ignore[no-any-return]
 
+    def load(self, value: ir.Value) -> torch.Tensor:
+        """A value of the graph that the node reads through others, which are not computed for it."""
+        return self._trace.tensor(value)  # type: ignore[no-any-return]
+
     def tensors(self) -> list[torch.Tensor]:
         """All inputs as tensors."""
         return [self.tensor(index) for index in range(len(self.node.inputs))]
