@@ -28,6 +28,7 @@ from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.graph.check import check_model, refuse_not_finite
 from archipel.training.losses import Loss
+from archipel.training.step_engines import ONNX_RUNTIME
 
 _STATE = "state.json"
 
@@ -41,6 +42,7 @@ def compress(
     *,
     loss: Loss | None = None,
     seed: int = 0,
+    engine: str = ONNX_RUNTIME,
     folder: str | os.PathLike[str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> tuple[CompressedModel, Report]:
@@ -56,6 +58,8 @@ def compress(
         validation: labelled examples for the measurements in the report, and for choices such as `max_drop`.
         loss: None: cross entropy if the labels are whole numbers, else the squared error.
         seed: decides every random choice; the same arguments give the same bytes.
+        engine: what fine-tunes, distils and trains with rounding: "onnxruntime"; "torch" for PyTorch on its best
+            device, or "torch:cpu", "torch:cuda:1" and so on (the extra `cloud`).
         folder: for checkpoints: after Ctrl-C or a kill the same call goes on at the step where it was.
         on_progress: called with the progress of each step; may raise KeyboardInterrupt to stop.
 
@@ -77,8 +81,8 @@ def compress(
         if (examples := sets[name]) is not None:
             check_classes(examples, name, chosen, model)
     # The folder comes after all checks, so that a refused run leaves none.
-    store = None if folder is None else _Store(Path(folder), _fingerprint(model, parts, sets, seed))
-    work = Work(model, loss=chosen, seed=seed, folder=None if store is None else store.folder,
+    store = None if folder is None else _Store(Path(folder), _fingerprint(model, parts, sets, seed, engine))
+    work = Work(model, loss=chosen, seed=seed, engine=engine, folder=None if store is None else store.folder,
                 on_progress=on_progress, **sets)  # fmt: skip
     current = CompressedModel.of(model)
     steps: list[Step] = []
@@ -141,9 +145,11 @@ def _check_signature(before: Model, after: Model, part: Part) -> None:
         )
 
 
-def _fingerprint(model: Model, parts: Sequence[Part], sets: dict[str, Examples | None], seed: int) -> str:
+def _fingerprint(model: Model, parts: Sequence[Part], sets: dict[str, Examples | None], seed: int, engine: str) -> str:
     digest = hashlib.sha256(model.to_bytes())
     digest.update(write_recipe(parts).encode() + f"seed {seed}".encode())
+    if engine != ONNX_RUNTIME:
+        digest.update(f"engine {engine}".encode())
     for part in parts:
         if isinstance(part, Distil) and part.teacher is not None:
             # The recipe has only the path of a teacher, whose content may change.
@@ -188,7 +194,8 @@ class _Store:
             raise CompressionError(f"{path}: not the state of a run ({error}); choose another folder") from None
         if state.get("run") != self._fingerprint:
             raise CompressionError(
-                f"{self.folder}: a run of another model, recipe, seed or data; remove the folder or choose another"
+                f"{self.folder}: a run of another model, recipe, seed, data or engine; remove the folder or choose "
+                "another"
             )
         if "steps" not in state:
             return start, [], None

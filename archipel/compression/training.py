@@ -1,4 +1,4 @@
-"""The training loop of compression: archipel's step graph on ONNX Runtime, resumable at any step."""
+"""The training loop of compression: archipel's step graph on ONNX Runtime or PyTorch, resumable at any step."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from archipel.graph import Model
 from archipel.training import step_graph
 from archipel.training.driver import StepRunner
 from archipel.training.losses import Loss
+from archipel.training.step_engines import ONNX_RUNTIME
 
 Batch = dict[str, np.ndarray]
 CHECKPOINT_SECONDS = 20.0
@@ -30,13 +31,15 @@ def train(
     trainable: tuple[str, ...],
     *,
     seed: int = 0,
+    engine: str = ONNX_RUNTIME,
     fields: Callable[[Batch], Batch] | None = None,
     checkpoint: Path | None = None,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> tuple[dict[str, np.ndarray], list[float]]:
     """New values of the tensors that training moves, by name, and the loss of every step.
 
-    The order of examples depends on `seed` and the epoch alone. `fields` may change each batch before it is used.
+    `engine` runs the steps, as in StepRunner. The order of examples depends on `seed` and the epoch alone. `fields` may
+    change each batch before it is used.
     With `checkpoint` the state is written to that file every CHECKPOINT_SECONDS, at the end, and when something stops
     the loop; training goes on from an existing file, with the same result as without interruption. `on_step` gets the
     number of steps made, the number of all steps, and the last loss. Raises CompressionError for a loss that is not
@@ -46,11 +49,11 @@ def train(
     total = options.steps or options.epochs * steps_per_epoch(len(examples), size)
     statistics = options.batch_norm
     step = step_graph(model, loss, options.make_optimizer(total), list(trainable), batch_norm=statistics)
-    runner = StepRunner(step, seed=seed)
+    runner = StepRunner(step, seed=seed, engine=engine)
     losses = [] if checkpoint is None else _restore(checkpoint, runner)
     done = len(losses)
     last_saved = time.monotonic()
-    state = dict(runner.tensors)
+    state = runner.snapshot()
     try:
         while done < total:
             batch = _batch(examples, options, size, seed, done)
@@ -63,18 +66,18 @@ def train(
                 )
             losses.append(value)
             # Both at once: if Ctrl-C stops the loop here or inside a step, `finally` saves the last whole step.
-            state, done = dict(runner.tensors), done + 1
+            state, done = runner.snapshot(), done + 1
             if checkpoint is not None and time.monotonic() - last_saved > CHECKPOINT_SECONDS:
-                _save(checkpoint, state, losses[:done])
+                _save(checkpoint, state(), losses[:done])
                 last_saved = time.monotonic()
             if on_step is not None:
                 on_step(done, total, value)
     finally:
         if checkpoint is not None and done:
-            _save(checkpoint, state, losses[:done])
+            _save(checkpoint, state(), losses[:done])
     # Without the optimizer's own tensors.
     known = set(model.ir.graph.initializers)
-    return {name: value for name, value in state.items() if name in known}, losses
+    return {name: value for name, value in state().items() if name in known}, losses
 
 
 def _batch(examples: Examples, options: FineTune, size: int, seed: int, step: int) -> Batch:

@@ -14,6 +14,7 @@ from archipel.compression.training import Batch, train
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.training.losses import Loss
+from archipel.training.step_engines import ONNX_RUNTIME
 
 if TYPE_CHECKING:
     from archipel.compression.fine_tune import FineTune
@@ -36,8 +37,8 @@ class Progress:
 class Work:
     """What the parts of one run of `compress` work with.
 
-    `original` is the model that `compress` was given, `seed` decides every random choice, `facts` are the notes of the
-    present part.
+    `original` is the model that `compress` was given, `seed` decides every random choice, `engine` trains, `facts` are
+    the notes of the present part.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class Work:
         calibration: Examples | None = None,
         validation: Examples | None = None,
         seed: int = 0,
+        engine: str = ONNX_RUNTIME,
         folder: Path | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.original = original
         self.loss = loss
         self.seed = seed
+        self.engine = engine
         self.facts: dict[str, Any] = {}
         self._data, self._calibration, self._validation = data, calibration, validation
         self._folder = folder
@@ -126,6 +129,7 @@ class Work:
             loss or self.loss,
             model.trainable_names if trainable is None else trainable,
             seed=self.seed,
+            engine=self.engine,
             fields=fields,
             checkpoint=checkpoint,
             on_step=lambda done, total, last: self.progress(done, total, f"{what}, loss {last:.3f}"),

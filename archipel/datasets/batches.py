@@ -43,7 +43,7 @@ class Batches:
         drop_last: leave out the rest that fills no batch in each process.
         pad: repeat examples of the rest, so that every process gets the same number.
         buffer: how many examples of a stream are in memory and shuffled with each other.
-        prefetch: how many batches are made ahead; 0: none, and no thread.
+        prefetch: how many batches are made ahead, at least as many as workers; 0: none, and no thread.
         workers: threads that make batches. More than one pays where an example is decoded (pictures, compressed
             columns), since decoders run beside each other. A stream has one reader.
         processes: make batches in `workers` processes instead, each with a data set of its own. It pays where Python
@@ -80,17 +80,20 @@ class Batches:
         self.dataset = as_dataset(data)
         for name, value, least in (
             ("batch_size", batch_size, 1), ("world", world, 1), ("buffer", buffer, 1),
-            ("prefetch", prefetch, 0), ("workers", workers, 1),
+            ("prefetch", prefetch, 0), ("workers", workers, 1), ("rank", rank, 0), ("seed", seed, 0),
         ):  # fmt: skip
-            if value < least:
-                raise DatasetError(f"{name} must be at least {least}, got {value}")
+            if not isinstance(value, int | np.integer) or value < least:
+                raise DatasetError(f"{name} must be a whole number from {least} on, got {value!r}")
         if not 0 <= rank < world:
             raise DatasetError(f"rank must be 0..{world - 1} in a world of {world}, got {rank}")
         if not 0 <= seed < 2**32:
             raise DatasetError(f"seed must be 0..{2**32 - 1}, got {seed}")
+        # Whole numbers of NumPy are fine, and go into no state.
+        batch_size, seed, rank, world, buffer = map(int, (batch_size, seed, rank, world, buffer))
         self.batch_size, self.rank, self.world = batch_size, rank, world
         self._shuffle, self._seed, self._drop_last, self._pad = shuffle, seed, drop_last, pad
-        self._buffer, self._prefetch, self._workers = buffer, prefetch, workers
+        # As many as there are workers, or some would wait.
+        self._buffer, self._prefetch, self._workers = buffer, max(prefetch, workers) if prefetch else 0, workers
         self._step_size = batch_size * world
         self._examples: int | None = None
         if isinstance(self.dataset, Dataset):

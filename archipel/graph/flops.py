@@ -11,6 +11,7 @@ from archipel.bundle.roles import Example, Feature, Label
 from archipel.graph.batch import fixed_batch
 from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
+from archipel.graph.passes.constants import EXACT
 from archipel.graph.sizes import Sizes
 from archipel.graph.walk import bodies
 
@@ -34,6 +35,11 @@ def flops_per_example(model: Model) -> int:
         print(flops_per_example(archipel.Model.from_onnx("lenet.onnx")))
     """
     return sum(flops(model).values()) // (model.steps * _fixed_examples(model))
+
+
+def network_flops_per_example(model: Model) -> int:
+    """As `flops_per_example`, without transforms in front of the network."""
+    return sum(network_flops(model).values()) // (model.steps * _fixed_examples(model))
 
 
 def _fixed_examples(model: Model) -> int:
@@ -64,6 +70,12 @@ def flops(model: Model) -> dict[str, int]:
             name = node.name or str(node.outputs[0].name)
             by_name[name] = by_name.get(name, 0) + count
     return by_name
+
+
+def network_flops(model: Model) -> dict[str, int]:
+    """As `flops`, without what prepares raw inputs in front of the network (`passes.constants.EXACT`)."""
+    preparing = {node.name for node in model.ir.graph if EXACT in node.metadata_props}
+    return {name: count for name, count in flops(model).items() if name not in preparing}
 
 
 def _flops(node: ir.Node, sizes: Sizes) -> int:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from archipel import models
-from archipel.bundle import ModelCard, parse_card
+from archipel.bundle import CardMetric, ModelCard
 from archipel.errors import CatalogueError
+from archipel.models.drafts import draft_card
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,8 +85,27 @@ class Network:
     @property
     def card(self) -> ModelCard | None:
         """What the recipe reached on which data; None where nobody has trained it here."""
-        path = _FOLDER / "cards" / f"{self.name}.toml"
-        return parse_card(path.read_text(encoding="utf-8")) if path.is_file() else None
+        measured, path = _results().get(self.name), self.recipe
+        if measured is None or path is None:
+            return None
+        text = path.read_text(encoding="utf-8")
+        command = f"archipel models show {self.name} --recipe > {self.name}.toml; archipel train {self.name}.toml"
+        metrics = [CardMetric(command=command, **each) for each in measured["metrics"]]
+        return draft_card(
+            tomllib.loads(text).get("card", {}),
+            name=self.name,
+            task=self.task,
+            recipe=text,
+            metrics=metrics,
+            references=[self.paper] if self.paper else [],
+            parameters=measured["parameters"],
+        )
+
+
+@cache
+def _results() -> dict[str, Any]:
+    """results.toml: for each network that a recipe has trained here its size in that recipe, and what was measured."""
+    return tomllib.loads((_FOLDER / "results.toml").read_text(encoding="utf-8"))
 
 
 def find(name: str) -> Network:

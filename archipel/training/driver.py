@@ -1,20 +1,17 @@
-"""The reference driver: runs a train program on ONNX Runtime, carrying parameters and state from step to step."""
+"""The reference driver: runs a train program in an engine, carrying parameters and state from step to step."""
 
 from __future__ import annotations
 
 import math
-import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from numbers import Real
 from typing import Any
 
 import msgspec
 import numpy as np
-import onnxruntime
 
-from archipel.bundle.graphs.operators import KERNELS_DOMAIN
 from archipel.bundle.roles import (
     Broadcast,
     Example,
@@ -33,22 +30,22 @@ from archipel.bundle.roles import (
     Step,
     role_of,
 )
-from archipel.errors import RuntimeInputError, TrainingError, one_line
+from archipel.errors import RuntimeInputError, TrainingError
 from archipel.graph.model import Model
-from archipel.lite_runtime.engines.kernels import kernel_pack
-from archipel.lite_runtime.engines.sessions import error_types
 from archipel.lite_runtime.fields import check_array
 from archipel.lite_runtime.noise import DiscreteGaussian, Randomness
 from archipel.training.arguments import whole
+from archipel.training.step_engines import ONNX_RUNTIME, open_engine
 
 Batch = Mapping[str, np.ndarray] | Sequence[np.ndarray]
 """Arrays by field name, or in the order of the program's examples, labels and weights."""
 
 MAX_SEED = 2**32 - 1
+_KEPT = (Parameter, Personal, State)
 
 
 class StepRunner:
-    """A train program in an ONNX Runtime session, which starts a round: `tensors` has the current parameters and state.
+    """A train program in an engine, which starts a round: `tensors` has the current parameters and state.
 
     Inputs of role `start` read the first values, those of role `broadcast` the program's `initial`.
 
@@ -57,10 +54,12 @@ class StepRunner:
         hyperparameters: numbers by name, within the bounds that the program declares; else its defaults.
         seed: of the program's random numbers, such as dropout masks: 0 to 2^32 - 1.
         randomness: the source of bytes for noise.
+        engine: "onnxruntime"; "torch" for PyTorch on its best device, or "torch:cpu", "torch:cuda:1" and so on.
 
     Raises:
         TrainingError: if `step` is no train program, a hyperparameter or the seed is out of bounds, or a tensor has no
             first value.
+        MissingExtraError: the engine is not installed.
 
     Example:
         runner = StepRunner(step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1)))
@@ -73,6 +72,7 @@ class StepRunner:
         hyperparameters: Mapping[str, float] | None = None,
         seed: int = 0,
         randomness: Randomness = secrets.token_bytes,
+        engine: str = ONNX_RUNTIME,
     ) -> None:
         if not isinstance(step, Model) or step.kind != "train":
             raise TrainingError("run_steps: expected a train program, such as step_graph returns")
@@ -91,21 +91,20 @@ class StepRunner:
             for p in self._signature.inputs
             if isinstance(p, Example | Label | ExampleWeight)
         ]
-        self.tensors = _initial(self._signature, step)
-        self._start = dict(self.tensors)  # `run` replaces arrays in `tensors`, and `start` inputs read these
+        self._held: dict[str, Any] = dict(_initial(self._signature, step))  # as the engine takes them
+        self._start = dict(self._held)  # `run` replaces what is held, and `start` inputs read these
         self._broadcast = step.initial
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # the errors say the same
-        options.enable_mem_pattern = options.enable_mem_reuse = False  # as on devices: less memory, at the same speed
-        # Training through rounding needs it computed as the graph says: no fusing with integer kernels.
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
-        pack = kernel_pack() if KERNELS_DOMAIN in step.ir.opset_imports else None
-        if pack is not None and pack.library is not None:
-            pack.register(options, os.cpu_count() or 1)  # ONNX Runtime uses all cores, too
-        try:
-            self._session = onnxruntime.InferenceSession(step.to_bytes(), options, providers=["CPUExecutionProvider"])
-        except error_types() as error:
-            raise TrainingError(f"run_steps: ONNX Runtime cannot open the program: {one_line(error)}") from None
+        self._engine = open_engine(step, engine)
+
+    @property
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The parameters and the state now, by name."""
+        return {name: self._engine.array(held) for name, held in self._held.items()}
+
+    def snapshot(self) -> Callable[[], dict[str, np.ndarray]]:
+        """What `tensors` is now, to be read later: until then they stay where the engine has them."""
+        held = dict(self._held)
+        return lambda: {name: self._engine.array(each) for name, each in held.items()}
 
     def step(self, batch: Batch) -> dict[str, float]:
         """Run a program of one step and keep the tensors that it writes. Returns the metrics by name."""
@@ -122,18 +121,20 @@ class StepRunner:
         for port in self._signature.inputs:
             if port.name not in feed:
                 feed[port.name] = self._read(port)
+        outputs = self._signature.outputs
+        kept = {port.name for port in outputs if isinstance(port, _KEPT)}
         try:
-            results = self._session.run([port.name for port in self._signature.outputs], feed)
-        except error_types() as error:
-            # ONNX Runtime says that an index is out of bounds, but not where such an index comes from.
-            text = one_line(error)
+            results = self._engine.run([port.name for port in outputs], feed, kept)
+        except TrainingError as error:
+            # Engines say that an index is out of bounds, but not where such an index comes from.
+            text = str(error)
             outside = any(word in text for word in ("range", "bound"))
             hint = "; labels must be from 0 to classes - 1, other indices within their tables" if outside else ""
             raise TrainingError(f"run_steps: step {self._count} failed: {text}{hint}") from None
         metrics: list[dict[str, float]] = [{} for _ in batches]
-        for written, result in zip(self._signature.outputs, results):
-            if isinstance(written, Parameter | Personal | State):
-                self.tensors[written.tensor] = result
+        for written, result in zip(outputs, results):
+            if isinstance(written, _KEPT):
+                self._held[written.tensor] = result
             elif isinstance(written, Metric):
                 for values, value in zip(metrics, np.atleast_1d(result)):
                     values[written.name] = float(value)
@@ -142,15 +143,15 @@ class StepRunner:
 
     def resume(self, tensors: Mapping[str, np.ndarray], count: int) -> None:
         """Go on after `count` minibatches of a round, with all `tensors` of a runner that made them."""
-        if set(tensors) != set(self.tensors):
-            raise TrainingError(f"run_steps: expected the tensors {sorted(self.tensors)}, got {sorted(tensors)}")
-        self.tensors = dict(tensors)
+        if set(tensors) != set(self._held):
+            raise TrainingError(f"run_steps: expected the tensors {sorted(self._held)}, got {sorted(tensors)}")
+        self._held = dict(tensors)
         self._count = count
 
-    def _read(self, port: Port) -> np.ndarray:
+    def _read(self, port: Port) -> Any:
         match port:
             case Parameter() | Personal() | State():
-                return self.tensors[port.tensor]
+                return self._held[port.tensor]
             case Start():
                 return self._start[port.tensor]
             case Broadcast() if port.tensor in self._broadcast:
@@ -201,7 +202,11 @@ class StepRunner:
 
 
 def run_steps(
-    step: Model, batches: Iterable[Batch], hyperparameters: Mapping[str, float] | None = None, seed: int = 0
+    step: Model,
+    batches: Iterable[Batch],
+    hyperparameters: Mapping[str, float] | None = None,
+    seed: int = 0,
+    engine: str = ONNX_RUNTIME,
 ) -> list[float]:
     """Train from the step's `initial` values, one step for each batch.
 
@@ -211,6 +216,7 @@ def run_steps(
             program of `steps=K` gets K of them at a time, so K must divide their number.
         hyperparameters: numbers by name, within the bounds that the program declares; else its defaults.
         seed: of the program's random numbers, such as dropout masks: 0 to 2^32 - 1.
+        engine: as in StepRunner.
 
     Returns:
         The loss of each step, before its update.
@@ -225,7 +231,7 @@ def run_steps(
     """
     if not isinstance(batches, Iterable):
         raise TrainingError(f"run_steps: batches must be a list of batches, is {type(batches).__name__}")
-    runner = StepRunner(step, hyperparameters, seed)
+    runner = StepRunner(step, hyperparameters, seed, engine=engine)
     # A list can be checked before the first step; of a generator the length is known when it has ended.
     if isinstance(batches, Sized):
         _check_whole(len(batches), runner.steps)

@@ -55,7 +55,7 @@ PUBLIC = {
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
     "step_graph transforms",
     "archipel.training.cloud": "Callback Epoch TorchModule TrainConfig TrainResult Trainer in_turn prepare random_flip "
-    "random_scale random_shift train",
+    "random_scale random_shift train with_preprocessing",
 }
 
 

@@ -109,7 +109,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_model(data: tuple[np.ndarray, n
     # A finished run is there at once, and another one does not take its place.
     resumed, _ = compress(model, RECIPE, data=data, validation=data, seed=3, folder=folder)
     assert same(whole, resumed)
-    with pytest.raises(CompressionError, match="a run of another model, recipe, seed or data"):
+    with pytest.raises(CompressionError, match="a run of another model, recipe, seed, data or engine"):
         compress(model, RECIPE, data=data, validation=data, seed=4, folder=folder)
 
 

@@ -124,11 +124,14 @@ def test_a_state_continues_with_the_next_batch(kind: str, count: int, size: int,
     assert run(first, 15) == expected[steps:]
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    batches = Batches(numbered(50), 50, seed=1)
-    orders = [labels(batches)[0] for _ in range(3)] + labels(Batches(numbered(50), 50, seed=2))
+@pytest.mark.parametrize("kind", KINDS)
+def test_epochs_and_seeds_have_orders_of_their_own(kind: str) -> None:
+    batches = Batches(KINDS[kind](50), 50, seed=1, buffer=20)
+    orders = [labels(batches)[0] for _ in range(3)] + labels(Batches(KINDS[kind](50), 50, seed=2, buffer=20))
     assert all(sorted(order) == list(range(50)) for order in orders)
     assert len({tuple(order) for order in orders}) == 4
+    # Neither do the pieces of an epoch go alike.
+    assert len({tuple(np.argsort(orders[0][start : start + 10]).tolist()) for start in range(0, 50, 10)}) == 5
     batches.seek(1)
     assert labels(batches)[0] == orders[1]
     assert batches.epoch == 2
@@ -261,5 +264,12 @@ def test_what_becomes_a_data_set() -> None:
             as_dataset(wrong)
     with pytest.raises(DatasetError, match=r"rows 0\.\.3 of a data set of 3"):
         Subset(numbered(3), [0, 3])
-    with pytest.raises(DatasetError, match="rank must be"):
-        Batches(numbered(3), 1, rank=1)
+    for options, message in (
+        ({"rank": 1}, r"rank must be 0\.\.0 in a world of 1, got 1"),
+        ({"seed": 2**32}, "seed must be"),
+        ({"batch_size": 2.0}, r"batch_size must be a whole number from 1 on, got 2\.0"),
+        ({"prefetch": -1}, "prefetch must be a whole number from 0 on"),
+    ):
+        with pytest.raises(DatasetError, match=message):
+            Batches(numbered(3), **{"batch_size": 1, **options})
+    assert json.dumps(Batches(numbered(3), np.int64(1), seed=np.uint32(7)).state())

@@ -59,6 +59,15 @@ def test_rows_that_cannot_be_read_are_left_out() -> None:
     assert kept.locate(5) == "Pairs, example 6"
 
 
+def test_once_leaves_out_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archipel.datasets.taking._PIECE_ELEMENTS", 12)
+    once = checked(Pairs(ValueError("boom")), on_bad="skip", once=True)
+    sevens = [X[row, 0].item() for row in (0, 1, 2, 3, 4, 6, 7)]
+    for start in (0, 3, 6):
+        assert [value for piece in once.read(start) for value in piece["input"][:, 0].tolist()] == sevens[start:]
+        assert once.left_out.count == 1
+
+
 def test_a_stream_is_checked_as_it_comes() -> None:
     data = Pairs((X[5] * np.nan, 9))
     with pytest.raises(DatasetError, match="example 5: field 'input' is nan"):

@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import tomllib
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from archipel import Model
+from archipel.cli.main import archipel
+from archipel.graph.model_card import card_of
 from archipel.models.catalogue import CATALOGUE
 from archipel.training.cloud.config import parse_config
 from archipel.training.cloud.parts import make_augment, make_loss, make_optimizer
@@ -41,6 +47,9 @@ def test_network_data_and_settings_fit(name: str) -> None:
         inspect.signature(getattr(importlib.import_module(module), function)).bind(**data["arguments"])
     with torch.device("meta"), torch.no_grad():
         module = CATALOGUE[name].make(config.seed, **recipe["model"].get("arguments", {})).eval()
+        card = CATALOGUE[name].card
+        if card is not None:
+            assert card.parameters == sum(parameter.numel() for parameter in module.parameters())
         length = data.get("arguments", {}).get("length")
         if length is None:
             shape, classes = OTHERS[name] if "train" in data else PICTURES[data["python"].partition(":")[2]]
@@ -51,3 +60,24 @@ def test_network_data_and_settings_fit(name: str) -> None:
             answer = module(*tokens)
             assert answer.shape[:2] == (2, length)
             assert answer.shape[2] >= 128  # Shakespeare's plays are in ASCII
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bc_resnet", "ds_cnn"])
+def test_keyword_recipes_take_raw_sound(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    sounds = rng.standard_normal((24, 16000), np.float32) / 10
+    np.savez("sounds.npz", input=sounds, label=rng.integers(0, 12, 24))
+    path = str(CATALOGUE[name].recipe)
+    settings = [*(f"data.{part}=sounds.npz" for part in ("train", "validation", "test")), "batch_size=8", "epochs=1"]
+    arguments = ["train", path, *(word for setting in settings for word in ("--set", setting))]
+    result = CliRunner().invoke(archipel, arguments)
+    assert result.exit_code == 0, result.output
+    # The written network takes sound, and its card says what the recipe does.
+    model = Model.from_onnx(f"trained/{name}/model.onnx")
+    assert [(port.dtype, port.shape) for port in model.inputs] == [("float32", ("batch", 16000))]
+    card = card_of(model.ir)
+    assert card is not None
+    assert (card.task, card.parameters) == ("keyword spotting", CATALOGUE[name].parameters)
+    assert {metric.examples for metric in card.metrics} == {24}

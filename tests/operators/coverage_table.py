@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import onnx
 from backend_cases import CONSTANTS, Result, check, qualifying
@@ -16,6 +17,7 @@ from engines_table import engines_part
 from archipel.autodiff import RULES
 from archipel.autodiff.registry import source_file
 from archipel.graph.opset import OPSET
+from archipel.training.cloud.ops import LOWERINGS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
 HEAD = f"""# Operators and their gradients
@@ -30,12 +32,14 @@ float64 where the operator has it (relative error below 1e-5; below 2e-2 in floa
   own; it is imported as the operators of its function body, and these have rules.
   *none*: it has none, and the cases are refused by name.
 - **passed**: `12 (3)` means that three of the twelve need their integer inputs (axes, shapes, indices) as constants.
+- **PyTorch**: the file in `archipel/training/cloud/ops/` that says what the operator is in PyTorch, for training in the
+  cloud; tests compare its values and gradients with those here. *body* as above; *none*: PyTorch does not run it.
 - **again**: whether the gradient of each case that passed can itself be differentiated, and that comes out right.
 
 A model with an operator that has no rule can still be imported, run, and trained where no gradient passes through it.
 
-| operator | rule | cases | passed | refused, and why | again |
-|---|---|---:|---:|---|---|
+| operator | rule | PyTorch | cases | passed | refused, and why | again |
+|---|---|---|---:|---:|---|---|
 """
 
 SEQUENCES = """
@@ -83,6 +87,15 @@ def rules() -> dict[str, str]:
     return {op_type: Path(source_file(rule)).name for (domain, op_type), rule in RULES.items() if domain == ""}
 
 
+def lowering_of(op_type: str) -> str | None:
+    """The file of the operator's lowering to PyTorch, if it has one."""
+    function: Any = LOWERINGS.get(("", op_type))
+    if function is None:
+        return None
+    module = str(getattr(function, "func", function).__module__)  # a partial's own function
+    return module.removeprefix("archipel.training.cloud.ops.").replace(".", "/") + ".py"
+
+
 def page(found: Iterable[Result], sequences: Iterable[Result]) -> str:
     """The whole page, of the cases with gradients and of those with control flow, sequences and optionals."""
     by_operator: dict[str, list[Result]] = defaultdict(list)
@@ -116,6 +129,7 @@ def _row(op_type: str, rule: str | None, found: list[Result]) -> str:
     cells = (
         op_type,
         rule or "*body*",
+        lowering_of(op_type) or ("*none*" if rule else "*body*"),
         str(len(found)),
         f"{len(passed)} ({fixed})" if fixed else str(len(passed)),
         "; ".join(f"{count}: {reason}" for reason, count in sorted(reasons.items())),

@@ -12,7 +12,7 @@ import onnx
 import onnxruntime
 import pytest
 from backend_cases import Result, check, node_tests, qualifying
-from coverage_table import KNOWN, PAGE, page, results, rules
+from coverage_table import KNOWN, PAGE, lowering_of, page, results, rules
 from engines_table import ROWS, TOLERANCE, engines_part
 from onnx import TensorProto, numpy_helper
 from onnx.backend.test.case.test_case import TestCase
@@ -53,6 +53,13 @@ def wrong(found: tuple[Result, ...]) -> dict[str, str]:
 def test_the_page_knows_every_rule() -> None:
     rows = dict(re.findall(r"^\| (\w+) \| (\w+\.py) \|", PAGE.read_text(), re.M))
     assert rows == rules(), RUN
+
+
+def test_the_page_knows_every_lowering() -> None:
+    rows = dict(re.findall(r"^\| (\w+) \| (?:\w+\.py|\*\w+\*) \| (\S+) \|", PAGE.read_text(), re.M))
+    assert len(rows) > 100
+    for op_type, file in rows.items():
+        assert (None if file.startswith("*") else file) == lowering_of(op_type), (op_type, RUN)
 
 
 def test_the_page_has_every_network_and_what_is_measured() -> None:

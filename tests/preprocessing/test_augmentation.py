@@ -45,17 +45,17 @@ def linear() -> Model:
     return Model.from_proto(proto, ["kernel"])
 
 
-def device(transform: Transform) -> np.ndarray:
+def device(transform: Transform, engine: str = "onnxruntime") -> np.ndarray:
     """What the steps of a device see, [DRAWS, 6, 7, 2].
 
     With weights of zeros, a label of 1/2 and a learning rate of 1, a step of least squares makes the weights equal to
     the one example of its batch.
     """
     step = step_graph(put_before(linear(), [RAW, transform]), losses.mse(), optimizers.sgd(lr=1.0))
-    runner = StepRunner(step, {"lr": 1.0}, 5)
+    runner = StepRunner(step, {"lr": 1.0}, 5, engine=engine)
     seen = []
-    for _ in range(DRAWS):
-        runner.tensors["kernel"] = np.zeros((84, 1), np.float32)
+    for number in range(DRAWS):
+        runner.resume({"kernel": np.zeros((84, 1), np.float32)}, number)
         runner.step((PICTURE, np.full((1, 1), 0.5, np.float32)))
         seen.append(np.asarray(runner.tensors["kernel"]).reshape(PICTURE.shape[1:]))
     return np.stack(seen)
@@ -148,6 +148,12 @@ def test_a_runtime_that_predicts_changes_nothing(transform: Transform) -> None:
     np.testing.assert_array_equal(run(chain([RAW, transform]), PICTURE), PICTURE)
 
 
+def test_pytorch_draws_what_devices_draw() -> None:
+    """Where it runs a device's step, its draws are the hash's."""
+    transform = RandomMask(2, width=4, value=9.0)
+    np.testing.assert_allclose(device(transform, "torch"), device(transform), atol=1e-6)
+
+
 def test_programs_that_predict_have_none_of_it(tmp_path: Path) -> None:
     changes = (RandomFlip(), RandomShift(2), RandomNoise(0.1), RandomGain(0.9, 1.1), RandomMask(1, 2))
     parts = [Raw("uint8", ("batch", 6, 7, 2)), *changes[:2], Scale(), *changes[2:]]
@@ -170,8 +176,8 @@ def test_examples_of_a_private_step_draw_each_for_itself() -> None:
     runner = StepRunner(step, {"lr": 1.0}, 5)
     batch, label = np.repeat(PICTURE, 4, axis=0), np.full((4, 1), 0.5, np.float32)
     shares = set()
-    for _ in range(12):
-        runner.tensors["kernel"] = np.zeros((84, 1), np.float32)
+    for number in range(12):
+        runner.resume({"kernel": np.zeros((84, 1), np.float32)}, number)
         runner.step((batch, label))
         mean = np.asarray(runner.tensors["kernel"]).reshape(PICTURE.shape[1:])
         turned = PICTURE[0, :, ::-1]

@@ -12,7 +12,7 @@ from torch import nn
 from archipel import Model, lite_runtime
 from archipel.bundle import generate_key
 from archipel.bundle.roles import Example, Feature
-from archipel.compression import DynamicInt8, Float16, StaticInt8, WeightOnly, compress
+from archipel.compression import DynamicInt8, Float16, LowRank, PruneChannels, StaticInt8, WeightOnly, compress
 from archipel.compression.deploy import deploy
 from archipel.compression.part import Part
 from archipel.converter import Signing, Training, convert
@@ -75,7 +75,19 @@ def test_a_device_trains_on_raw_sound(network: Model, transforms: list[Transform
     assert (bundle.folder / "weights.safetensors").stat().st_size < 129 * 2 * 256 * 2
 
 
-@pytest.mark.parametrize("part", [StaticInt8(), DynamicInt8(), WeightOnly(), Float16(compute="float16")], ids=repr)
+@pytest.mark.parametrize(
+    "part",
+    [
+        StaticInt8(),
+        DynamicInt8(),
+        WeightOnly(),
+        Float16(compute="float16"),
+        # Half of the network's work, of which the transforms have many times as much.
+        PruneChannels(flops=0.5, criterion="l1"),
+        LowRank(flops=0.3),
+    ],
+    ids=lambda part: type(part).__name__,
+)
 def test_compression_leaves_preparation_as_it_is(network: Model, transforms: list[Transform], part: Part) -> None:
     """What is compressed with transforms in front answers as what is compressed alone does to prepared examples."""
     sound, _ = sounds(16, 4)

@@ -77,6 +77,14 @@ def test_other_libraries(name: str, part: LogMel) -> None:
     np.testing.assert_allclose(answer, wanted, atol=1e-5 * np.abs(wanted).max() + 1e-4)
 
 
+def test_kernels_are_not_stored() -> None:
+    """129 x 2 x 200 numbers: not in the graph, nor where sizes are fixed later and what follows is computed."""
+    program = chain([FREE_SOUND, Scale(32768), Spectrogram(256, 200, 80)])
+    for each in (program, program.fix(sizes={"samples": 4000})):
+        assert len(each.to_bytes()) < 20_000
+    np.testing.assert_array_equal(run(each, SOUND), run(program, SOUND))
+
+
 def test_frames() -> None:
     windows = np.random.default_rng(0).normal(size=(2, 50, 3)).astype(np.float32)
     wanted = np.lib.stride_tricks.sliding_window_view(windows, 20, axis=1)[:, ::7].transpose(0, 1, 3, 2)

@@ -16,7 +16,7 @@ from archipel.cli.input_output.progress_line import progress_line
 from archipel.cli.input_output.tables import as_json, show
 from archipel.datasets import Dataset, Stream, checked, summarize, write_records
 from archipel.datasets.dataset import Arrays
-from archipel.datasets.left_out import LeftOut
+from archipel.datasets.left_out import LeftOut, OnBad
 from archipel.datasets.taking import take
 from archipel.errors import CommandError
 
@@ -103,9 +103,9 @@ def convert(
         raise CommandError(f"{target.parent}: no such folder; make it first")
     opened = open_source(source, fields, classes, options, {"on_bad": on_bad})
     with progress_line() as line:
-        line("checking the examples ...")
-        sound = checked(opened, finite=not allow_nan, on_bad="skip" if on_bad == "skip" else "error")
-        count = write_records(sound, target, compression=compression, progress=_counting(line, sound))
+        skip: OnBad = "skip" if on_bad == "skip" else "error"
+        sound = checked(opened, finite=not allow_nan, on_bad=skip, once=True)
+        count = write_records(sound, target, compression=compression, progress=_counting(line, opened, "written"))
     left = _left_out(opened, sound)
     size = target.stat().st_size
     result = Converted(str(target), count, size, left.count, left.first, _field_facts(sound))
@@ -185,8 +185,8 @@ def stats(
     by_column = {"fields": "columns", "missing": "nan", "dtype": "float64", "on_bad": on_bad}
     opened = open_source(source, fields, classes, options, by_column)
     with progress_line() as line:
-        used = checked(opened, finite=False, on_bad="skip") if on_bad == "skip" else opened
-        summary = summarize(used, bins=20 if plot else 0, progress=_counting(line, used))
+        used = checked(opened, finite=False, on_bad="skip", once=True) if on_bad == "skip" else opened
+        summary = summarize(used, bins=20 if plot else 0, progress=_counting(line, opened, "read"))
     left = _left_out(opened, used)
     show(summary, as_json, statistics_lines(str(source), summary, left))
 
@@ -214,9 +214,9 @@ def _first(data: Dataset | Stream, rows: int) -> Arrays:
     return {}
 
 
-def _counting(line: Callable[[str], None], data: Dataset | Stream) -> Callable[[int], None]:
+def _counting(line: Callable[[str], None], data: Dataset | Stream, what: str) -> Callable[[int], None]:
     total = f" of {len(data)}" if isinstance(data, Dataset) else ""
-    return lambda done: line(f"{done}{total} examples")
+    return lambda done: line(f"{done}{total} examples {what}")
 
 
 def _left_out(*sources: object) -> LeftOut:

@@ -97,7 +97,7 @@ def _lines(network: Network) -> list[str]:
         f"  from {network.paper or 'this package'}; its code here is under {network.licence}",
         f"  in Python: archipel.models.{network.name}(seed)",
         f"  recipe: {'none' if network.recipe is None else f'archipel models show {network.name} --recipe'}",
-        *(card_lines(msgspec.to_builtins(card)) if card is not None else ["nothing was measured yet"]),
+        *(["nothing was measured yet"] if card is None else card_lines({**msgspec.to_builtins(card), "recipe": ""})),
     ]
 
 

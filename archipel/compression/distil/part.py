@@ -22,6 +22,7 @@ from archipel.graph.functions import inline_functions
 from archipel.graph.parameters import record_parameters
 from archipel.graph.shapes import dims, dtype_of
 from archipel.training.batch_norm import prepared
+from archipel.training.step_engines import ONNX_RUNTIME, open_engine
 
 _ANSWER = "teacher/output"
 _FEATURE = "teacher/feature_{}"
@@ -91,7 +92,7 @@ class Distil:
             self.fine_tune,
             loss=loss,
             trainable=(*student.trainable_names, *projections),
-            fields=_answers(teacher, renamed, pairs),
+            fields=_answers(teacher, renamed, pairs, work.engine),
             what="distillation",
         )
         # Only the student's own parameters: projections stay behind.
@@ -186,7 +187,15 @@ def _size(size: int | str | None, place: int) -> int | str:
     return f"teacher_dim{place}" if size is None else size
 
 
-def _answers(teacher: Model, renamed: dict[str, str], pairs: list[Hint]) -> Callable[[Fields], Fields]:
+def _open(teacher: Model, outputs: list[str], engine: str) -> Callable[[Fields], list[np.ndarray]]:
+    if engine == ONNX_RUNTIME:
+        # One thread: a second thread pool would spin on the cores where the student trains.
+        return open_session(teacher, threads=1, outputs=outputs)
+    opened = open_engine(teacher, engine)
+    return lambda feed: opened.run(outputs, feed, kept=())
+
+
+def _answers(teacher: Model, renamed: dict[str, str], pairs: list[Hint], engine: str) -> Callable[[Fields], Fields]:
     """A function that adds the teacher's answers to a batch."""
     graph = teacher.ir.graph
     answer = str(graph.outputs[0].name)
@@ -194,8 +203,7 @@ def _answers(teacher: Model, renamed: dict[str, str], pairs: list[Hint]) -> Call
     inner = inner_values(teacher)
     names = list(dict.fromkeys(hint.teacher for hint in pairs))
     outputs = {name: str(op.name_output(op.Identity(inner[name]), f"{name}/read").name) for name in names}
-    # One thread: a second thread pool would spin on the cores where the student trains.
-    run = open_session(teacher, threads=1, outputs=[answer, *outputs.values()])
+    run = _open(teacher, [answer, *outputs.values()], engine)
     most = fixed_batch(teacher)
 
     def ask(batch: Fields) -> Fields:

@@ -15,7 +15,7 @@ from archipel.compression.low_rank.splits import layer_splits
 from archipel.compression.part import Need
 from archipel.compression.work import Work
 from archipel.errors import CompressionError
-from archipel.graph.flops import flops
+from archipel.graph.flops import network_flops
 from archipel.graph.parameters import record_parameters
 
 
@@ -63,7 +63,7 @@ class LowRank:
     def apply(self, model: CompressedModel, work: Work) -> CompressedModel:
         refuse_quantized(model, "LowRank")
         result = CompressedModel.of(model).copy()
-        counted = flops(result)
+        counted = network_flops(result)
         weights, skipped = self._candidates(result, counted)
         layers = self._layers(result, weights, counted, work)
         notes: dict[str, Any] = {}
@@ -91,7 +91,7 @@ class LowRank:
         work.note(
             layers=notes,
             skipped=skipped,
-            flops=[sum(counted.values()), sum(flops(result).values())],
+            flops=[sum(counted.values()), sum(network_flops(result).values())],
             bytes=[sum(t.nbytes for t in m.parameters.values()) for m in (model, result)],
         )
         return result

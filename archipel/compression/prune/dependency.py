@@ -19,6 +19,7 @@ from archipel.compression.prune.rules.table import RULES
 from archipel.compression.prune.separate import separate_constants
 from archipel.compression.prune.shape_flow import ShapeFlow
 from archipel.graph import Model
+from archipel.graph.passes.constants import EXACT
 from archipel.graph.shapes import constant_array
 from archipel.graph.walk import dependencies
 
@@ -113,6 +114,8 @@ class Dependencies:
             self.flow.meet(node)
             rule = RULES.get(node.op_type) if node.domain == "" else None
             try:
+                if EXACT in node.metadata_props:
+                    raise Opaque("it prepares the model's input")
                 if rule is None:
                     raise Opaque("no rule follows channels through this operator")
                 rule.link(node, links)

@@ -21,7 +21,7 @@ from archipel.compression.prune.removal import remove_channels
 from archipel.compression.score import open_session
 from archipel.errors import CompressionError
 from archipel.graph import Model, check_model
-from archipel.graph.flops import flops_per_example
+from archipel.graph.flops import flops_per_example, network_flops_per_example
 
 if TYPE_CHECKING:
     from archipel.compression.compressed import CompressedModel
@@ -130,7 +130,7 @@ class PruneChannels:
 
     def _measure(self, units: dict[str, int], work: Work) -> Callable[[Model], float]:
         if self._goal == "flops":
-            return flops_per_example
+            return network_flops_per_example
         if self._goal == "size":
             return parameter_bytes
         if self._goal == "ratio":

@@ -34,6 +34,7 @@ from archipel.durable import make_folder, sweep, write_durably
 from archipel.errors import CompressionError
 from archipel.graph import Model
 from archipel.training.losses import Loss
+from archipel.training.step_engines import ONNX_RUNTIME
 
 TRIALS = 30
 REPEATS = 50
@@ -61,6 +62,7 @@ def search(
     minutes: float | None = None,
     loss: Loss | None = None,
     seed: int = 0,
+    engine: str = ONNX_RUNTIME,
     space: Space | None = None,
     on_progress: Callable[[SearchProgress], None] | None = None,
 ) -> SearchResult:
@@ -76,8 +78,8 @@ def search(
 
     Arguments:
         target: text such as "size<100kB, accuracy>=-0.5" (see `search.target`).
-        data, calibration, validation, loss, seed: as in `compress`. `validation` is needed; without `data` no recipe
-            trains.
+        data, calibration, validation, loss, seed, engine: as in `compress`. `validation` is needed; without `data` no
+            recipe trains.
         folder: every point is a folder below `folder`/points with recipe.toml, model.onnx, trainable.onnx and
             metrics.json, which has its seed: `compress` with that recipe and seed makes the same bytes. The same call
             on the same folder goes on after any end, also with another target, `trials` or `minutes`.
@@ -91,7 +93,7 @@ def search(
         raise CompressionError(f"search: trials must be 1 or more and minutes above 0, got {trials} and {minutes}")
     if validation is None:
         raise CompressionError("search needs validation data to measure accuracy on; pass validation=(inputs, labels)")
-    run = _Search(model, wanted, data, calibration, validation, loss, seed, Path(folder), space, on_progress)
+    run = _Search(model, wanted, data, calibration, validation, loss, seed, engine, Path(folder), space, on_progress)
     try:
         return run.go_on(trials, None if minutes is None else time.monotonic() + 60 * minutes)
     finally:
@@ -110,11 +112,13 @@ class _Search:
         validation: Data,
         loss: Loss | None,
         seed: int,
+        engine: str,
         folder: Path,
         space: Space | None,
         on_progress: Callable[[SearchProgress], None] | None,
     ) -> None:
         self.model, self.target, self.seed, self.folder = model, target, seed, folder
+        self.engine = engine
         given = {"data": (data, True), "calibration": (calibration, False), "validation": (validation, True)}
         self.sets = {
             what: None if each is None else Examples.of(each, model, what, labelled).feed
@@ -208,7 +212,7 @@ class _Search:
         started = time.monotonic()
         small, report = compress(
             self.model, recipe, **self.sets, loss=self.loss, seed=self.seed,
-            folder=running, on_progress=tell,
+            engine=self.engine, folder=running, on_progress=tell,
         )  # fmt: skip
         deployed = small.deployed()
         # The original again: only times that are measured in turns can be compared.
@@ -238,8 +242,8 @@ class _Search:
                 raise CompressionError(f"{path}: not the state of a search ({error}); choose another folder") from None
             if run != fingerprint:
                 raise CompressionError(
-                    f"{self.folder}: a search with another model, seed, data, or other parts to choose from; remove "
-                    "the folder or choose another"
+                    f"{self.folder}: a search with another model, seed, data, engine, or other parts to choose from; "
+                    "remove the folder or choose another"
                 )
         else:
             # A kill may have left a partial search.json, which must not count as other content.
@@ -261,6 +265,8 @@ class _Search:
         """A digest of everything that measurements depend on; the target is not part of it."""
         digest = hashlib.sha256(self.model.to_bytes())
         digest.update(f"{self.seed} {self.loss!r} {self.space.choices!r} {self.space.forms!r}".encode())
+        if self.engine != ONNX_RUNTIME:
+            digest.update(f"engine {self.engine}".encode())
         for what, arrays in self.sets.items():
             for name, array in sorted((arrays or {}).items()):
                 digest.update(f"{what}/{name} {array.dtype} {array.shape}".encode())

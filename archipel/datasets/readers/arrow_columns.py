@@ -128,15 +128,11 @@ def _classes_to_numbers(array: pa.Array, field: Field) -> NDArray[Any]:
 
 def _from_fixed_binary(array: pa.Array, field: Field) -> NDArray[Any]:
     width = int(array.type.byte_width)
-    if width != bytes_of(field) or None in field.shape:
-        raise DatasetError(f"{width} bytes an example, but {field} needs {bytes_of(field)}; convert the data again")
     data = np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width : (array.offset + len(array)) * width]
     return data.view(field.dtype.newbyteorder("<")).reshape(len(array), *_sizes(field)).astype(field.dtype, copy=False)
 
 
 def _from_binary(array: pa.Array, field: Field) -> Ragged:
-    if not field.shape or field.shape[0] is not None:
-        raise DatasetError(f"bytes of any length, but {field} has one; convert the data again")
     pa = need("pyarrow")
     size = bytes_of(field)
     kind = np.int64 if pa.types.is_large_binary(array.type) else np.int32

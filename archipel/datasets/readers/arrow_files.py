@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from archipel.datasets.dataset import Field
-from archipel.datasets.ragged import LENGTH
-from archipel.datasets.readers.arrow_columns import class_names, field_of, is_text
+from archipel.datasets.readers.arrow_fields import decode_columns, read_fields
 from archipel.datasets.readers.blocks import MEMORY, Block, BlockDataset
 from archipel.datasets.readers.extra import arrow_errors, need
-from archipel.datasets.readers.parquet import LENGTHS, check_columns, decode_columns
-from archipel.datasets.readers.schema import KEY, bytes_of, decode_schema
+from archipel.datasets.readers.schema import bytes_of
 from archipel.errors import DatasetError, one_line
 
 _FILE = b"ARROW1"
@@ -46,26 +43,11 @@ class ArrowDataset(BlockDataset):
         self.path = path
         self._source: Any = None
         source = self._open()
-        schema = source[0]
-        names = list(schema.names) if columns is None else list(columns)
-        check_columns(path, schema.names, [*names, *classes])
-        metadata = schema.metadata or {}
-        recorded = decode_schema(metadata[KEY], str(path)) if KEY in metadata else {}
-        fields: dict[str, Field] = {}
-        self._columns = names
         counts = [self._batch(block).num_rows for block in range(source[1])]
-        for name in names:
-            kind, known = schema.field(name).type, list(classes.get(name, ()))
-            if is_text(kind) and not known:
-                known = class_names([self._batch(block).column(name) for block in range(source[1])])
-            field = recorded.get(name) or field_of(kind, known)
-            if field is None:
-                raise DatasetError(
-                    f"{path}: column {name!r} is {kind}, which can be no field; leave it out with columns=[...]"
-                )
-            fields[name] = field
-            if field.shape[:1] == (None,):
-                fields[name + LENGTH] = LENGTHS
+        fields, self._columns = read_fields(
+            path, source[0], columns, classes,
+            lambda name: [self._batch(block).column(name) for block in range(source[1])],
+        )  # fmt: skip
         wide = max(counts, default=0) * sum(bytes_of(field) for field in fields.values())
         super().__init__(fields, counts, wide, memory)
 

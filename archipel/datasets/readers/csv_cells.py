@@ -23,6 +23,7 @@ MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "N
 MAX_COLUMNS = 10_000
 # No line is longer than a block.
 _BLOCK_BYTES = 4 << 20
+_FEW = 1000
 _NUMBER = r"^[+-]?((\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[iI][nN][fF])$"
 
 
@@ -125,6 +126,7 @@ class ColumnFacts:
     numbers, whole  how many cells are numbers, and whole numbers
     missing, texts  how many have no value, and how many are something else
     names           the different texts, as many as can be classes
+    some_names      whether `names` has some of them only, since the column began with numbers
     """
 
     numbers: int = 0
@@ -132,6 +134,7 @@ class ColumnFacts:
     missing: int = 0
     texts: int = 0
     names: set[str] = field(default_factory=set)
+    some_names: bool = False
 
     @property
     def is_numeric(self) -> bool:
@@ -145,7 +148,6 @@ class ColumnFacts:
 
     def add(self, column: pa.Array, missing: tuple[str, ...]) -> None:
         """Count the cells of a piece."""
-        pc = need("pyarrow.compute")
         cells = Cells(column, missing)
         self.missing += int(cells.missing.sum())
         self.numbers += int(cells.numeric.sum())
@@ -153,9 +155,16 @@ class ColumnFacts:
                            & (np.abs(cells.values) < 2**53)).sum())  # fmt: skip
         odd = ~cells.missing & ~cells.numeric
         self.texts += int(odd.sum())
-        # Also where all so far are numbers: they are names of classes if the rest turns out to be texts.
+        # Where all so far are numbers, a few: they are names of classes if the rest turns out to be texts.
+        if self.texts or len(self.names) <= _FEW:
+            self.add_names(column.filter(need("pyarrow").array(~cells.missing)))
+        else:
+            self.some_names = True
+
+    def add_names(self, column: pa.Array) -> None:
+        """Take in the different texts of a piece, until there are more than can be classes."""
         if len(self.names) <= MAX_CLASSES:
-            self.names.update(pc.unique(column.filter(need("pyarrow").array(~cells.missing))).to_pylist())
+            self.names.update(need("pyarrow.compute").unique(column).to_pylist())
 
 
 class Cells:

@@ -138,6 +138,7 @@ class CsvStream:
         for block in self.file.read(self._used(), []):
             for name, facts in self._facts.items():
                 facts.add(block.column(name), self.file.missing)
+        self._find_all_names()
         given = {name: tuple(known) for name, known in (classes or {}).items()}
         self._classes = {name: given[name] if name in given else self._find_classes(name) for name in self._used()}
         self.fields: Mapping[str, Field] = {name: self._field(name, columns) for name, columns in self.columns.items()}
@@ -228,6 +229,15 @@ class CsvStream:
         for columns in self.columns.values():
             names.update(dict.fromkeys([columns] if isinstance(columns, str) else columns))
         return list(names)
+
+    def _find_all_names(self) -> None:
+        pa, pc = need("pyarrow"), need("pyarrow.compute")
+        late = [name for name, facts in self._facts.items() if facts.some_names and not facts.is_numeric]
+        missing = pa.array(self.file.missing, pa.string())
+        for block in self.file.read(late, []) if late else ():
+            for name in late:
+                column = block.column(name)
+                self._facts[name].add_names(column.filter(pc.invert(pc.is_in(column, missing))))
 
     def _find_classes(self, name: str) -> tuple[str, ...]:
         facts = self._facts[name]

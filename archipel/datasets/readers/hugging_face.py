@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from archipel.datasets.dataset import KINDS, Arrays, Field
 from archipel.datasets.ragged import LENGTH, Ragged, stack
 from archipel.datasets.readers.arrow_columns import field_of, is_text
-from archipel.datasets.readers.parquet import LENGTHS, decode_columns
+from archipel.datasets.readers.arrow_fields import LENGTHS, decode_columns
 from archipel.errors import DatasetError
 
 

@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from archipel.datasets.dataset import Field
-from archipel.datasets.ragged import LENGTH, Ragged
-from archipel.datasets.readers.arrow_columns import RowsError, class_names, field_of, is_text, to_numpy
+from archipel.datasets.readers.arrow_fields import decode_columns, read_fields
 from archipel.datasets.readers.blocks import MEMORY, Block, BlockDataset
 from archipel.datasets.readers.extra import arrow_errors, need
-from archipel.datasets.readers.schema import KEY, bytes_of, decode_schema
+from archipel.datasets.readers.schema import bytes_of
 from archipel.errors import DatasetError, one_line
 
 if TYPE_CHECKING:
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 
 MAX_FOOTER_BYTES = 64 << 20
 MAX_GROUP_BYTES = 1 << 30
-LENGTHS = Field(np.dtype(np.int64))
 
 
 def open_parquet(
@@ -76,17 +72,19 @@ class ParquetDataset(BlockDataset):
             metadata = self._open(number).metadata
             for group in range(metadata.num_row_groups):
                 facts = metadata.row_group(group)
-                if not 0 <= facts.total_byte_size <= MAX_GROUP_BYTES:
+                # A few bytes can stand for any number of equal rows.
+                wide = facts.num_rows * sum(bytes_of(field) for field in fields.values())
+                size = max(facts.total_byte_size, wide)
+                if facts.total_byte_size < 0 or facts.num_rows < 0 or size > MAX_GROUP_BYTES:
                     raise DatasetError(
-                        f"{file}: row group {group} takes {facts.total_byte_size} bytes, "
-                        f"the limit is {MAX_GROUP_BYTES}; write it again with smaller row groups"
+                        f"{file}: row group {group} takes {size} bytes, the limit is {MAX_GROUP_BYTES}; write it again "
+                        "with smaller row groups"
                     )
+                largest = max(largest, size)
                 self._places.append((number, group))
                 self._first_rows.append(first)
                 sizes.append(facts.num_rows)
                 first += facts.num_rows
-                wide = facts.num_rows * sum(bytes_of(field) for field in fields.values())
-                largest = max(largest, facts.total_byte_size, wide)
         super().__init__(fields, sizes, largest, memory)
 
     def locate(self, row: int) -> str:
@@ -97,30 +95,15 @@ class ParquetDataset(BlockDataset):
     def _read_fields(
         self, columns: Sequence[str] | None, classes: Mapping[str, Sequence[str]]
     ) -> tuple[dict[str, Field], list[str]]:
-        first = self._paths[0]
-        schema = self._open(0).schema_arrow
-        names = list(schema.names) if columns is None else list(columns)
+        first, schema = self._paths[0], self._open(0).schema_arrow
+        fields, names = read_fields(
+            first, schema, columns, classes,
+            lambda name: [self._column(number, name) for number in range(len(self._paths))],
+        )  # fmt: skip
         for number, file in enumerate(self._paths[1:], 1):
             other = self._open(number).schema_arrow
-            if any(name not in other.names or other.field(name).type != schema.field(name).type
-                   for name in names if name in schema.names):  # fmt: skip
+            if any(name not in other.names or other.field(name).type != schema.field(name).type for name in names):
                 raise DatasetError(f"{file}: other columns than {first.name}; put files of one kind into a folder")
-        check_columns(first, schema.names, [*names, *classes])
-        recorded = decode_schema((schema.metadata or {})[KEY], str(first)) if KEY in (schema.metadata or {}) else {}
-        fields: dict[str, Field] = {}
-        for name in names:
-            kind = schema.field(name).type
-            known = list(classes.get(name, ()))
-            if is_text(kind) and not known:
-                known = class_names([self._column(number, name) for number in range(len(self._paths))])
-            field = recorded.get(name) or field_of(kind, known)
-            if field is None:
-                raise DatasetError(
-                    f"{first}: column {name!r} is {kind}, which can be no field; leave it out with columns=[...]"
-                )
-            fields[name] = field
-            if field.shape[:1] == (None,):
-                fields[name + LENGTH] = LENGTHS
         return fields, names
 
     def _column(self, number: int, name: str) -> pa.ChunkedArray:
@@ -150,42 +133,6 @@ class ParquetDataset(BlockDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_files": {}}
-
-
-def decode_columns(table: Any, fields: Mapping[str, Field], where: str, first: int) -> Block:
-    """The fields of a table or record batch, of which the first row is row `first` of the file `where`.
-
-    Raises DatasetError, which names file, row and column.
-    """
-    made: dict[str, Any] = {}
-    for name, field in fields.items():
-        if name in made:
-            continue
-        try:
-            made[name] = column = to_numpy(table.column(name), field)
-        except RowsError as error:
-            raise DatasetError(
-                f"{where}, row {first + error.rows[0]}: column {name!r}: {error.what}{more(error.rows)}; {error.remedy}"
-            ) from None
-        except DatasetError as error:
-            raise DatasetError(f"{where}: column {name!r}: {error}") from None
-        if isinstance(column, Ragged):
-            made[name + LENGTH] = column.lengths
-    return made
-
-
-def more(rows: Sequence[int]) -> str:
-    """How many rows beside the first have the same, in words."""
-    return f" (and {len(rows) - 1} more rows)" if len(rows) > 1 else ""
-
-
-def check_columns(path: Path, there: Sequence[str], wanted: Sequence[str]) -> None:
-    """Raise DatasetError for a wanted column that is not there, or that is there twice."""
-    for name in wanted:
-        if there.count(name) != 1:
-            what = "no column" if name not in there else "two columns"
-            known = ", ".join(map(repr, there[:12])) + (", ..." if len(there) > 12 else "")
-            raise DatasetError(f"{path}: {what} {name!r}; it has {known}")
 
 
 def open_file(path: Path) -> Any:

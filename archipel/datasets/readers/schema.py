@@ -5,8 +5,9 @@ A record file is a Parquet file. Its schema's metadata has the key `archipel.rec
     {"version": 1, "fields": [{"name": "input", "dtype": "uint8", "shape": [32, 32, 3], "classes": []}, ...]}
 
 A field without axes is a column of its dtype. A field with axes is a column of fixed-size binary: the example's
-elements in row-major order, little-endian; they are read as they lie there, which takes a fiftieth of the time that
-lists of numbers take. Where the first axis is null (of any size), the column is binary, and its length gives the axis.
+elements in row-major order, little-endian; they are read as they lie there, which takes a fifteenth of the time that
+lists of numbers take (`benchmarks/data.py`). Where the first axis is null (of any size), the column is binary, and its
+length gives the axis.
 """
 
 from __future__ import annotations

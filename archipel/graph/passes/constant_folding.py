@@ -7,14 +7,15 @@ from collections.abc import Callable, Collection
 import onnx_ir as ir
 
 from archipel.graph.passes.base import GraphPass
-from archipel.graph.passes.constants import gives_tensors
+from archipel.graph.passes.constants import UNPACK, gives_tensors
 
 _HIDDEN = "archipel.hidden"
 _MAX_RANK = 64  # a longer vector is no shape, and may be of any length
 
 
 class FoldConstants(GraphPass):
-    """Compute nodes that depend on no input, except those that read an initializer in `keep`, and `preserved` ones.
+    """Compute nodes that depend on no input, except those that read an initializer in `keep`, unpack, or are
+    `preserved`.
 
     Initializers in `keep` are parameters, whose content changes in training.
     """
@@ -38,7 +39,10 @@ class FoldConstants(GraphPass):
             should_fold=lambda node: (
                 # None: the folder decides by its own rules, which never fold a ConstantOfShape.
                 False
-                if self._preserved(node) or not gives_tensors(node) or any(value in kept for value in node.inputs)
+                if UNPACK in node.metadata_props
+                or self._preserved(node)
+                or not gives_tensors(node)
+                or any(value in kept for value in node.inputs)
                 else _makes_shape(node) or None
             ),
         )

@@ -12,7 +12,7 @@ from archipel.graph.passes.affine import fold_affine
 from archipel.graph.passes.averages import use_global_average
 from archipel.graph.passes.base import GraphPass, InlinedPipeline
 from archipel.graph.passes.constant_folding import FoldConstants
-from archipel.graph.passes.constants import UNPACK, hide_contents
+from archipel.graph.passes.constants import hide_contents
 from archipel.graph.passes.dead_code import remove_dead_code
 from archipel.graph.passes.hoisting import hoist_constants
 from archipel.graph.passes.identities import remove_identities
@@ -53,7 +53,7 @@ def optimize_for_inference(model: ir.Model, keep: Collection[str]) -> None:
 
 
 def _simplification(keep: Collection[str]) -> Iterable[GraphPass]:
-    yield FoldConstants(keep, preserved=_is_unpacking)
+    yield FoldConstants(keep)
     yield hoist_constants
     yield fold_shapes
     yield ApplyRules(_rules)
@@ -61,10 +61,6 @@ def _simplification(keep: Collection[str]) -> Iterable[GraphPass]:
     yield remove_identities
     yield share_subexpressions
     yield remove_dead_code
-
-
-def _is_unpacking(node: ir.Node) -> bool:
-    return UNPACK in node.metadata_props
 
 
 @cache

@@ -8,6 +8,7 @@ from archipel.errors import MissingExtraError
 from archipel.training.cloud.augment import in_turn, random_flip, random_scale, random_shift
 from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.config import TrainConfig
+from archipel.training.cloud.preprocess import with_preprocessing
 from archipel.training.cloud.result import Epoch, TrainResult
 from archipel.training.cloud.train import prepare, train
 from archipel.training.cloud.trainer import Trainer
@@ -28,6 +29,7 @@ __all__ = [
     "random_scale",
     "random_shift",
     "train",
+    "with_preprocessing",
 ]
 
 

@@ -117,6 +117,18 @@ class TorchSession(ProgramSession):
             # Copies: a result may be the memory of an input or of a constant.
             return [to_numpy(results[self._places[name]]).copy() for name in outputs]
 
+    def run_held(self, outputs: Sequence[str], feed: Mapping[str, Any]) -> list[torch.Tensor]:
+        """As `run`, with tensors on the device as results, which nothing changes; `feed` may have such tensors."""
+        with self._reporting():
+            tensors = [self._tensor(feed[name]) for name in self._in_order]
+            shared = {
+                _address(tensors[k]) for k, name in enumerate(self._in_order) if isinstance(feed[name], np.ndarray)
+            }
+            results = self._compute(tensors)
+            chosen = [results[self._places[name]] for name in outputs]
+            # A result may be the memory of a caller's array.
+            return [each.clone() if _address(each) in shared else each for each in chosen]
+
     def bind(
         self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None, kept: Collection[str] = ()
     ) -> Callable[[], None]:

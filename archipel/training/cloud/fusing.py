@@ -15,6 +15,9 @@ from torch.nn import functional
 
 from archipel.graph.shapes import Dim, constant_array, dims, rank, same_dim
 from archipel.graph.walk import only_use
+from archipel.training.cloud.ops.context import NodeContext
+from archipel.training.cloud.ops.recurrent.exported import find_exported
+from archipel.training.cloud.ops.recurrent.native import lower_recurrent
 
 if TYPE_CHECKING:
     from archipel.training.cloud.tracing import Trace
@@ -42,7 +45,7 @@ def find_fusions(graph: ir.Graph) -> dict[ir.Node, Fusion]:
     """The groups of a graph, without those of its bodies, by their last nodes."""
     found: dict[ir.Node, Fusion] = {}
     for node in graph:
-        fusion = _attention(node) or _linear(node)
+        fusion = _attention(node) or _linear(node) or _recurrent(node)
         if fusion is not None:
             found[node] = fusion
     return found
@@ -134,6 +137,17 @@ class _Attention:
         causal = self.mask is not None and _is_causal(self.mask, trace, dims(self.queries), dims(self.keys))
         mask = None if self.mask is None or causal else trace.tensor(self.mask)
         return functional.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=self.scale)
+
+
+# LSTM and GRU that were PyTorch's: with PyTorch's own weights
+
+
+def _recurrent(node: ir.Node) -> Fusion | None:
+    found = find_exported(node)
+    if found is None:
+        return None
+    weights, covered = found
+    return Fusion(node, covered, lambda trace: lower_recurrent(NodeContext(trace, node), weights))
 
 
 def _unscaled(value: ir.Value | None, reader: ir.Node) -> tuple[ir.Value | None, float, set[ir.Node]]:

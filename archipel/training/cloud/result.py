@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from archipel.bundle import ModelCard
 from archipel.durable import write_durably
 from archipel.errors import MissingExtraError, TrainingError
 from archipel.graph.model import Model
+from archipel.graph.model_card import set_card
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,15 +82,19 @@ class TrainResult:
             return model
         return Model.from_torch(self.module, self.example)
 
-    def save(self, folder: str | os.PathLike[str]) -> list[Path]:
+    def save(self, folder: str | os.PathLike[str], card: ModelCard | None = None) -> list[Path]:
         """Write everything into a folder, which is made: model.onnx, state.pt, metrics.json, and curves.png.
 
-        state.pt is the module's `state_dict`. The picture is left out without matplotlib. Files are replaced.
+        state.pt is the module's `state_dict`. A model card goes into model.onnx, and from there into its bundles.
+        The picture is left out without matplotlib. Files are replaced.
 
         Returns the files. Raises OSError, and ModelImportError for a module that cannot be exported.
         """
         import torch
 
+        model = self.model
+        if card is not None:
+            set_card(model.ir, card)
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         state = io.BytesIO()
@@ -104,7 +110,7 @@ class TrainResult:
         files = {
             place / "state.pt": state.getvalue(),
             place / "metrics.json": json.dumps(facts, indent=2).encode() + b"\n",
-            place / "model.onnx": self.model.to_bytes(),
+            place / "model.onnx": model.to_bytes(),
         }
         for path, content in files.items():
             write_durably(path, content, 0o666)

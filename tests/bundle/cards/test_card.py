@@ -105,8 +105,8 @@ def test_each_rule_has_its_error(
     ("text", "message"),
     [
         ("name = ", "Invalid value"),
-        (TOML.replace("0.97", "nan"), r"metrics\[0\].value is nan|null"),
-        (TOML.replace("0.97", "inf"), r"metrics\[0\].value is inf|null"),
+        (TOML.replace("0.97", "nan"), "Expected `float`, got `null`"),
+        (TOML.replace("0.97", "inf"), "Expected `float`, got `null`"),
         (TOML.replace('"digits"', "1979-05-27"), "Expected `str`, got `date`"),
         ("x" * (MAX_CARD_BYTES + 1), "characters, the limit is 65536"),
     ],

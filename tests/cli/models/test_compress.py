@@ -101,7 +101,8 @@ def test_without_a_recipe_it_is_int8_and_says_so(archipel: Command, blobs: Path,
 def test_a_recipe_its_json_and_the_trainable_graph(archipel: Command, blobs: Path, tmp_path: Path) -> None:
     out, _ = archipel("compress", str(blobs / "m.onnx"), "-o", str(tmp_path / "small.onnx"), "--recipe",
                       str(blobs / "recipe.toml"), "--data", str(blobs / "data.npz"), "--validation",
-                      str(blobs / "data.npz"), "--trainable", str(tmp_path / "t.onnx"), "--json")  # fmt: skip
+                      str(blobs / "data.npz"), "--trainable", str(tmp_path / "t.onnx"), "--json",
+                      "--engine", "torch:cpu")  # fmt: skip
     report = json.loads(out)
     assert [step["part"].partition("(")[0] for step in report["steps"]] == ["FineTune", "StaticInt8"]
     assert report["steps"][1]["after"]["accuracy"] == pytest.approx(
@@ -144,6 +145,7 @@ def test_a_target(archipel: Command, blobs: Path, tmp_path: Path) -> None:
         (["--target", "size<3kB"], "--target needs --validation"),
         (["--target", "size<3kB", "--recipe", "recipe.toml"], "give one of them"),
         (["--minutes", "3"], "--minutes is for a search"),
+        (["--engine", "jax", "--recipe", "recipe.toml", "--data", "data.npz"], "choose from onnxruntime, torch"),
         (["--recipe", "none.toml"], "none.toml: no such file"),
         (["--recipe", "recipe.toml"], "FineTune needs training data"),
         (["--validation", "x.npy"], "validation: no labels"),

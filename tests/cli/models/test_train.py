@@ -18,8 +18,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from archipel import convert
+from archipel.bundle import generate_key
 from archipel.cli.main import archipel
 from archipel.cli.models.train.job import EXAMPLE, read_job
+from archipel.converter import Signing
 from archipel.errors import CommandError
 from archipel.graph import Builder, Model
 from archipel.graph.opset import IR_VERSION, OPSET
@@ -224,7 +227,7 @@ def test_the_result_is_measured_on_test_data(parts: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("data.arguments.width=3", r"data.arguments: are for python; files have none"),
+        ("data.arguments.width=3", r"data.arguments: are for python; files have data.options"),
         ("data.test=missing.npz", r"missing.npz"),
     ],
 )
@@ -232,3 +235,60 @@ def test_wrong_test_data(setting: str, message: str) -> None:
     result = CliRunner().invoke(archipel, ["train", "job.toml", "--set", setting])
     assert result.exit_code != 0
     assert re.search(message, str(result.exception))
+
+
+def test_the_card_goes_into_the_bundle() -> None:
+    """What a training has measured is in its ONNX file's card, and in the bundle's without another word."""
+    card = '\n[card]\ntask = "sorting"\nlicence = "MIT"\n[[card.data]]\nname = "drawn"\nuse = "validation"\n'
+    Path("job.toml").write_text(CONFIG + card)
+    run("--set", "epochs=2", "--set", f"data.train={Path('train.npz').resolve()}")
+    best = json.loads(Path("out/metrics.json").read_text())
+    key = generate_key()
+    bundle = convert("out/model.onnx", "out/b", signing=Signing(key))
+    found = bundle.card
+    assert found is not None
+    assert (found.name, found.task, found.licence, found.parameters) == ("job", "sorting", "MIT", PARAMETERS)
+    assert {each.name: each.value for each in found.metrics} == best["history"][best["best"] - 1]["metrics"]
+    assert {(each.data, each.examples, each.command) for each in found.metrics} == {
+        ("drawn", 50, "archipel train job.toml --set epochs=2")
+    }
+    assert found.recipe == CONFIG.strip()
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [("colour = 1", "card: Object contains unknown field `colour`"), ("metrics = []", "card.metrics: are measured")],
+)
+def test_a_wrong_card_is_refused_before_training(card: str, message: str) -> None:
+    Path("job.toml").write_text(f"{CONFIG}\n[card]\n{card}\n")
+    result = CliRunner().invoke(archipel, ["train", "job.toml"])
+    assert result.exit_code != 0
+    assert message in str(result.exception)
+    assert not Path("out").exists()
+
+
+def test_tables_with_options_of_their_reader() -> None:
+    names = ["low", "high"]
+    for name, rows in (("train", range(150)), ("validation", range(150, 200))):
+        lines = [",".join([*(f"{x:.6g}" for x in X[row]), names[Y[row]]]) for row in rows]
+        head = ",".join([*(f"c{number}" for number in range(12)), "pay"])
+        Path(f"{name}.csv").write_text("\n".join([head, *lines, "1,2"]))
+    config = CONFIG.replace(".npz", ".csv").replace("epochs = 5", "epochs = 2")
+    Path("job.toml").write_text(config)
+    result = CliRunner().invoke(archipel, ["train", "job.toml"])
+    assert "train.csv, line 152: expected 13 cells" in str(result.exception)
+    columns = [f"c{number}" for number in range(12)]
+    options = f'[data.options]\non_bad = "skip"\nfields = {{ x = {json.dumps(columns)}, label = "pay" }}\n'
+    Path("job.toml").write_text(config.replace("[train]", f"{options}\n[train]"))
+    result = CliRunner().invoke(archipel, ["train", "job.toml"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    few = Path("validation.csv").read_text().replace("low", "middle")
+    Path("validation.csv").write_text(few)
+    result = CliRunner().invoke(archipel, ["train", "job.toml"])
+    assert re.search(
+        r"data\.validation: validation\.csv: field 'label' has other classes than train\.csv \(low, middle\); name",
+        str(result.exception),
+    )
+    Path("job.toml").write_text(config.replace("[train]", "[data.options]\nskip = 1.5\n\n[train]"))
+    result = CliRunner().invoke(archipel, ["train", "job.toml"])
+    assert re.search(r"train\.csv: open_csv cannot take \{'skip': 1\.5\}", str(result.exception))

@@ -126,6 +126,16 @@ def test_pieces_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert data.left_out.count == 28
 
 
+def test_a_column_that_begins_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archipel.datasets.readers.csv_cells._BLOCK_BYTES", 64)
+    monkeypatch.setattr("archipel.datasets.readers.csv_cells._FEW", 3)
+    codes = [str(number) for number in range(100, 150)] + [f"V{number}" for number in range(100, 160)] + ["?"]
+    (tmp_path / "t.csv").write_text("code,label\n" + "".join(f"{code},1\n" for code in codes))
+    data = open_csv(tmp_path / "t.csv", fields={"code": "code"}, on_bad="skip")
+    assert data.fields["code"].classes == tuple(sorted(codes[:-1]))
+    assert data.take(np.arange(len(data)))["code"].tolist() == list(range(110))
+
+
 @settings(max_examples=60)
 @given(content=st.binary(max_size=60) | st.text('a1,"\n.;', max_size=60).map(str.encode))
 def test_any_bytes_are_refused_or_rows(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:

@@ -158,6 +158,35 @@ def test_what_is_missing_or_no_parquet(tmp_path: Path) -> None:
         write_records(type("C", (), {"fields": {"x": Field(np.dtype(complex))}, "read": lambda self: iter(())})(), "x")
 
 
+@pytest.mark.parametrize(
+    ("column", "changes", "message"),
+    [
+        (
+            pa.array([b"abcd"], pa.binary(4)),
+            {"shape": [3]},
+            r"is fixed_size_binary\[4\], but archipel's schema says uint8\[3\]; convert",
+        ),
+        (pa.array([b"abcd"], pa.binary(4)), {"shape": [None]}, r"schema says uint8\[n\]"),
+        (pa.array([b"abcd"]), {"shape": [4]}, r"schema says uint8\[4\]"),
+        (pa.array([b"abcd"]), {"shape": [None, 3]}, "its bytes are no multiple of 3; convert"),
+        (pa.array([b"abcd"]), {"shape": []}, r"schema says uint8\[\]"),
+        (pa.array([[1, 2]], pa.list_(pa.uint8(), 2)), {"shape": [3]}, "schema says"),
+        (pa.array([1.5]), {"shape": [3]}, "schema says"),
+        (pa.array([1.5]), {"shape": [], "dtype": "int8"}, "schema says"),
+        (pa.array(["a"]), {"shape": []}, "schema says"),
+        (pa.array([1], pa.timestamp("ms")), {"shape": []}, "schema says"),
+        (pa.array([{"a": 1}]), {"shape": [1]}, "schema says"),
+    ],
+)
+def test_a_schema_that_lies_about_its_column(tmp_path: Path, column: pa.Array, changes: dict, message: str) -> None:
+    field = {"name": "x", "dtype": "uint8", "shape": [], "classes": [], **changes}
+    metadata = {"archipel.records": json.dumps({"version": 1, "fields": [field]})}
+    table = pa.table({"x": column}).replace_schema_metadata(metadata)
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(DatasetError, match=rf"t\.parquet.*column 'x'.*{message}"):
+        open_parquet(tmp_path / "t.parquet").take(np.arange(1))
+
+
 @settings(max_examples=50)
 @given(st.data())
 def test_mutated_files_are_refused_or_harmless(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -211,6 +240,15 @@ def test_a_file_larger_than_the_memory_for_it(tmp_path: Path) -> None:
         assert np.array_equal(batch["x"][0], x[batch["row"][0]])
     assert sorted(np.concatenate(seen).tolist()) == list(range(4000))
     assert most < 4 << 20
+
+
+def test_a_few_bytes_that_stand_for_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archipel.datasets.readers.parquet.MAX_GROUP_BYTES", 1_000_000)
+    zeros = pa.DictionaryArray.from_arrays(pa.array(np.zeros(200_000, np.int8)), pa.array([0.0]))
+    pq.write_table(pa.table({"x": zeros}), tmp_path / "x.parquet", row_group_size=200_000)
+    assert (tmp_path / "x.parquet").stat().st_size < 5_000
+    with pytest.raises(DatasetError, match="row group 0 takes 1600000 bytes, the limit is 1000000; write it again"):
+        open_parquet(tmp_path / "x.parquet")
 
 
 def test_a_write_that_fails_leaves_the_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,12 +14,13 @@ import msgspec
 
 from archipel.cli.input_output.sources import open_source
 from archipel.cli.models.progress import catch_ctrl_c
+from archipel.cli.models.train.card import make_card
 from archipel.cli.models.train.data import Data, read_data
 from archipel.cli.models.train.job import EXAMPLE, Job, check_arguments, load_function, read_job
-from archipel.errors import CommandError, TrainingError
+from archipel.errors import CommandError, DatasetError, GraphError, TrainingError
 
 if TYPE_CHECKING:
-    from archipel.training.cloud import Epoch, TrainConfig, Trainer
+    from archipel.training.cloud import Epoch, TrainConfig, Trainer, TrainResult
 
 
 class _Command(click.Command):
@@ -52,18 +54,28 @@ def train_command(config: Path, resume: bool, dry_run: bool, settings: tuple[str
         folder = Path(job.output.folder)
         settings_of = parse_config({"checkpoint": str(folder / "checkpoint"), **job.train})
         settings_of = msgspec.structs.replace(settings_of, resume=resume)
+        make_card(job, config, settings)  # before hours of training, for what is wrong in it
         # Before the model, whose parameters may come from the user's own function.
         from archipel.training.cloud.generators import seed_generators
 
         seed_generators(settings_of.seed)
         model, data = _model(job, settings_of.seed, work), read_data(job)
+        if job.preprocess:
+            model = _prepared(model, job, data)
         if dry_run:
             _try(model, data, settings_of)
             return
-        _run(model, data, settings_of, folder, config)
+        result = _run(model, data, settings_of, config)
+        if not _speaks():
+            return
+        best = result.best.metrics if result.history else {}
+        count = sum(each.numel() for each in result.module.parameters() if each.requires_grad)
+        card = make_card(job, config, settings, data=data, validated=best, tested=result.test, parameters=count)
+        for path in result.save(folder, card):
+            click.echo(f"written to {path}")
 
 
-def _run(model: Any, data: Data, config: TrainConfig, folder: Path, file: Path) -> None:
+def _run(model: Any, data: Data, config: TrainConfig, file: Path) -> TrainResult:
     from archipel.training.cloud import train as train_network
 
     hint = f"the checkpoint is in {config.checkpoint}; go on with: archipel train {file} --resume"
@@ -74,13 +86,12 @@ def _run(model: Any, data: Data, config: TrainConfig, folder: Path, file: Path) 
         )  # fmt: skip
         if not result.finished:
             raise KeyboardInterrupt
-    if result.history:
+    if result.history and _speaks():
         best = result.best
         click.echo(f"best epoch {best.number}: {_numbers(best.metrics)}")
-    if result.test:
+    if result.test and _speaks():
         click.echo(f"test: {_numbers(result.test)}")
-    for path in result.save(folder):
-        click.echo(f"written to {path}")
+    return result
 
 
 def _try(model: Any, data: Data, config: TrainConfig) -> None:
@@ -125,6 +136,17 @@ def _model(job: Job, seed: int, work: str) -> Any:
     return open_source(Path(name), [Path(key) for key in job.model.key], None, work).model
 
 
+def _prepared(model: Any, job: Job, data: Data) -> Any:
+    from archipel.preprocessing import from_settings  # first: its error names the extra that is missing
+    from archipel.training.cloud.preprocess import with_preprocessing
+
+    try:
+        return with_preprocessing(model, from_settings(job.preprocess), data.train)
+    except (GraphError, DatasetError) as error:
+        text = str(error)
+        raise CommandError(text if text.startswith("[[preprocess]]") else f"[[preprocess]]: {text}") from None
+
+
 def _stop_at_ctrl_c(check: Callable[[], None]) -> Any:
     from archipel.training.cloud import Callback
 
@@ -139,9 +161,14 @@ def _stop_at_ctrl_c(check: Callable[[], None]) -> Any:
 
 
 def _show(epoch: Epoch) -> None:
-    click.echo(
-        f"epoch {epoch.number}: training loss {epoch.train_loss:.4f}, {_numbers(epoch.metrics)}, {epoch.seconds:.1f} s"
-    )
+    if _speaks():
+        numbers = _numbers(epoch.metrics)
+        click.echo(f"epoch {epoch.number}: training loss {epoch.train_loss:.4f}, {numbers}, {epoch.seconds:.1f} s")
+
+
+def _speaks() -> bool:
+    """Whether this process prints and writes: of those that torchrun starts, the first one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _numbers(metrics: Mapping[str, float]) -> str:

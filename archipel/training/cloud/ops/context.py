@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from archipel.training.cloud.tracing import Trace
 
 
-_MOVES = frozenset(
-    {"Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose"}
-    | {"Unsqueeze"}
-)
-
-
-def moves_only(node: ir.Node) -> bool:
-    """Whether the operator moves or copies elements, whatever their type."""
-    return node.domain == "" and node.op_type in _MOVES
-
-
 class NodeContext:
     """One node while it is lowered.
 
@@ -57,13 +46,17 @@ class NodeContext:
 
     def tensor(self, index: int) -> torch.Tensor:
         """The input as a tensor: while a graph is traced a `torch.fx.Proxy`, which lowerings treat as one."""
-        found = self._trace.tensor(self.value(index), self._constant, moves_only(self.node))
+        found = self._trace.tensor(self.value(index), self._constant)
         return found  # type: ignore[no-any-return]
 
     def real(self, index: int) -> torch.Tensor:
         """As `tensor`; integers that are held as floating-point numbers are those, with their gradient."""
         found = self._trace.tensor(self.value(index), self._constant, real=True)
         return found  # type: ignore[no-any-return]
+
+    def load(self, value: ir.Value) -> torch.Tensor:
+        """A value of the graph that the node reads through others, which are not computed for it."""
+        return self._trace.tensor(value)  # type: ignore[no-any-return]
 
     def tensors(self) -> list[torch.Tensor]:
         """All inputs as tensors."""
@@ -189,7 +182,7 @@ class NodeContext:
     def as_integer(self, real: torch.Tensor, output: int = 0) -> torch.Tensor:
         """An output of an integer type, of whole numbers in a floating-point type that have a gradient.
 
-        Operators that only move elements keep them so; to others the numbers are integers.
+        Who reads it with `real` gets them so; to others they are integers.
         """
         if self._constant:
             return real.to(torch_dtype(self.output_type(output)))

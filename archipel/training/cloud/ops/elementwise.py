@@ -126,7 +126,7 @@ def bit_shift(ctx: NodeContext) -> torch.Tensor:
     return torch.bitwise_right_shift(a, b)
 
 
-@lowering("Cast")
+@lowering("Cast", "CastLike")
 def cast(ctx: NodeContext) -> torch.Tensor:
     to = ctx.output_type()
     source = ctx.onnx_dtype()
@@ -136,11 +136,6 @@ def cast(ctx: NodeContext) -> torch.Tensor:
     if source.is_floating_point() and to in (ir.DataType.UINT16, ir.DataType.UINT32):
         return wrap(x.to(torch.int64), to).to(torch_dtype(to))
     return wrap(x.to(torch_dtype(to)), to)
-
-
-@lowering("CastLike")
-def cast_like(ctx: NodeContext) -> torch.Tensor:
-    return ctx.tensor(0).to(torch_dtype(ctx.output_type()))
 
 
 @lowering("IsInf")

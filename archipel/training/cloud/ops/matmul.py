@@ -36,3 +36,8 @@ def gemm(ctx: NodeContext) -> torch.Tensor:
 def einsum(ctx: NodeContext) -> torch.Tensor:
     # ONNX's equations are PyTorch's.
     return ctx.call(torch.einsum, ctx.text("equation", ""), *ctx.tensors())  # type: ignore[no-any-return]
+
+
+@lowering("Det")
+def determinant(ctx: NodeContext) -> torch.Tensor:
+    return torch.linalg.det(ctx.tensor(0))  # type: ignore[no-any-return]

@@ -103,3 +103,21 @@ def lp_normalization(ctx: NodeContext) -> torch.Tensor:
     norm = x.abs().sum(axis, keepdim=True) if ctx.integer("p", 2) == 1 else (x * x).sum(axis, keepdim=True).sqrt()
     # A vector of zeros has no direction, and stays zeros.
     return torch.where(norm == 0, torch.zeros_like(x), x / torch.where(norm == 0, torch.ones_like(norm), norm))
+
+
+@lowering("MeanVarianceNormalization")
+def mean_variance_normalization(ctx: NodeContext) -> torch.Tensor:
+    x, axes = ctx.tensor(0), ctx.integers("axes", [0, 2, 3])
+    centred = x - x.mean(axes, keepdim=True)
+    return centred / ((centred * centred).mean(axes, keepdim=True).sqrt() + 1e-9)
+
+
+@lowering("LRN")
+def local_response_normalization(ctx: NodeContext) -> torch.Tensor:
+    # Over `size` channels around each; of an even number PyTorch's own has the odd one at the other end.
+    x, size = ctx.tensor(0), ctx.integer("size", 1)
+    around = [0, 0] * (ctx.rank() - 2) + [(size - 1) // 2, size // 2]
+    squares, channels = functional.pad(x * x, around), ctx.size(0, 1)
+    total = sum(squares.narrow(1, i, channels) for i in range(size))
+    share = ctx.number("alpha", 1e-4) / size
+    return x / (ctx.number("bias", 1.0) + share * total) ** ctx.number("beta", 0.75)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,7 @@ _FLOATING: dict[str, Callable[..., torch.Tensor]] = {
     "ReduceLogSumExp": torch.logsumexp,
     "ReduceMean": torch.mean,
 }
+_EXTREMA = ("ReduceMax", "ReduceMin")
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     **_FLOATING,
     "ReduceL1": _l1,
@@ -70,10 +72,24 @@ def reduction(ctx: NodeContext) -> torch.Tensor:
         y = ctx.call(_reduce_at_runtime, op_type, x, ctx.tensor(1), keep, over_all)
     else:
         axes = [axis + rank if axis < 0 else axis for axis in ctx.fixed(1)] if ctx.has(1) else []
-        y = _reduce(op_type, x, axes or (list(range(rank)) if over_all else []), keep)
+        axes = axes or (list(range(rank)) if over_all else [])
+        if op_type in _EXTREMA and any(ctx.dims()[axis] == 0 for axis in axes):
+            return ctx.call(_of_nothing, x, axes, keep, op_type == "ReduceMax")  # type: ignore[no-any-return]
+        y = _reduce(op_type, x, axes, keep)
     if op_type in _FLOATING and whole_numbers:
         y = y.to(torch_dtype(ctx.output_type()))
     return wrap(y, ctx.output_type())
+
+
+def _of_nothing(x: torch.Tensor, axes: Axes, keep: bool, largest: bool) -> torch.Tensor:
+    """The extremum over an axis without elements: what every element would exceed."""
+    kept = [1 if axis in axes else size for axis, size in enumerate(x.shape) if keep or axis not in axes]
+    if x.dtype is torch.bool:
+        return x.new_full(kept, not largest)
+    if x.is_floating_point():
+        return x.new_full(kept, -math.inf if largest else math.inf)
+    bounds = torch.iinfo(x.dtype)
+    return x.new_full(kept, bounds.min if largest else bounds.max)
 
 
 def _reduce(op_type: str, x: torch.Tensor, axes: Axes, keep: bool) -> torch.Tensor:
@@ -83,4 +99,7 @@ def _reduce(op_type: str, x: torch.Tensor, axes: Axes, keep: bool) -> torch.Tens
 
 def _reduce_at_runtime(op_type: str, x: torch.Tensor, axes: torch.Tensor, keep: bool, over_all: bool) -> torch.Tensor:
     chosen: Any = [axis + x.ndim if axis < 0 else axis for axis in axes.tolist()]
-    return _reduce(op_type, x, chosen or (list(range(x.ndim)) if over_all else []), keep)
+    chosen = chosen or (list(range(x.ndim)) if over_all else [])
+    if op_type in _EXTREMA and any(x.size(axis) == 0 for axis in chosen):
+        return _of_nothing(x, chosen, keep, op_type == "ReduceMax")
+    return _reduce(op_type, x, chosen, keep)

@@ -17,6 +17,8 @@ def dft(ctx: NodeContext) -> torch.Tensor:
     inverse, one_sided = bool(ctx.integer("inverse", 0)), bool(ctx.integer("onesided", 0))
     is_real = ctx.dims()[-1] == 1
     signal = x.squeeze(-1) if is_real else torch.view_as_complex(x.contiguous())
+    if inverse and one_sided:
+        return torch.fft.irfft(signal, length, axis).unsqueeze(-1)  # type: ignore[no-any-return]
     if inverse:
         found = torch.fft.ifft(signal, length, axis)
         return torch.view_as_real(found)

@@ -31,7 +31,7 @@ TYPES: dict[ir.DataType, torch.dtype] = {
     _T.INT4: torch.int8,
     _T.UINT4: torch.uint8,
 }
-_BITS = {_T.UINT16: 16, _T.UINT32: 32}
+_BITS = {_T.UINT4: 4, _T.UINT16: 16, _T.UINT32: 32}
 # What leaves a module has the type that the graph declares.
 OUTSIDE = {_T.UINT16: torch.uint16, _T.UINT32: torch.uint32, _T.UINT64: torch.uint64}
 
@@ -46,6 +46,8 @@ def torch_dtype(dtype: ir.DataType) -> torch.dtype:
 
 def wrap(tensor: torch.Tensor, dtype: ir.DataType) -> torch.Tensor:
     """The lower bits of a result, where the type that holds it has more of them than the graph's type."""
+    if dtype is _T.INT4:
+        return ((tensor + 8) & 15) - 8
     bits = _BITS.get(dtype)
     return tensor if bits is None else tensor & (2**bits - 1)
 

@@ -1,7 +1,7 @@
 """Quantization, differentiated straight through as in `autodiff/rules/quantization.py`.
 
-PyTorch's integers have no gradient. So what QuantizeLinear gives are whole numbers in a floating-point type, until an
-operator reads them that computes with integers (`NodeContext.as_integer`).
+PyTorch's integers have no gradient. So what QuantizeLinear gives are whole numbers in a floating-point type, which
+DequantizeLinear reads as they are and every other operator as integers (`NodeContext.as_integer`).
 """
 
 from __future__ import annotations

@@ -7,40 +7,45 @@ from typing import Any
 import torch
 
 from archipel.training.cloud.ops.context import NodeContext
+from archipel.training.cloud.ops.recurrent.exported import ORDERS, Weights
 from archipel.training.cloud.ops.recurrent.loop import DEFAULTS, parse_activations, run_loop
 from archipel.training.cloud.ops.table import lowering
 
-# ONNX's blocks of gates in PyTorch's order: ONNX has i o f c, z r h and one.
-_ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 _Tensors = list[torch.Tensor]
 
 
 @lowering("LSTM", "GRU", "RNN")
 def recurrent(ctx: NodeContext) -> tuple[torch.Tensor, ...]:
+    return lower_recurrent(ctx, None)
+
+
+def lower_recurrent(ctx: NodeContext, exported: Weights | None) -> tuple[torch.Tensor, ...]:
+    """`exported`: PyTorch's own weights of a node for which `find_exported` has found them."""
     op_type = ctx.node.op_type
     outputs = [index < len(ctx.node.outputs) and bool(ctx.node.outputs[index].name) for index in range(3)]
     direction, layout = ctx.text("direction", "forward"), ctx.integer("layout", 0)
     initial = [ctx.tensor(index) if ctx.has(index) else None for index in ((5, 6) if op_type == "LSTM" else (5,))]
     lengths = ctx.tensor(4) if ctx.has(4) else None
-    inputs = (
-        ctx.tensor(0),
-        ctx.tensor(1),
-        ctx.tensor(2),
-        ctx.tensor(3) if ctx.has(3) else None,
-        lengths,
-        initial,
-    )
     activations = parse_activations(ctx, 2 if direction == "bidirectional" else 1)
     native = _is_native(ctx, activations) and not (op_type == "LSTM" and lengths is not None and outputs[2])
     if native:
         kind = activations[0][0] if op_type == "RNN" else op_type.lower()
-        found = ctx.call(_run_native, kind, _ORDERS[op_type], direction, layout, *inputs)
+        if exported is None:
+            weights = ctx.call(_reorder, *_weights(ctx), ORDERS[op_type])
+        else:
+            weights = [[ctx.load(value) for value in direction] for direction in exported]
+        found = ctx.call(_run_native, kind, direction, layout, ctx.tensor(0), weights, lengths, initial)
     else:
+        inputs = (ctx.tensor(0), *_weights(ctx), lengths, initial)
         peepholes = ctx.tensor(7) if ctx.has(7) else None
         flag = ctx.integer("linear_before_reset" if op_type == "GRU" else "input_forget", 0)
         clip = ctx.number("clip", 0.0) if ctx.has_attribute("clip") else None
         found = ctx.call(run_loop, op_type, activations, clip, flag, direction, layout, *inputs, peepholes)
     return tuple(found[index] for index in range(len(ctx.node.outputs)))
+
+
+def _weights(ctx: NodeContext) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    return ctx.tensor(1), ctx.tensor(2), ctx.tensor(3) if ctx.has(3) else None
 
 
 def _is_native(ctx: NodeContext, activations: list[tuple[str, float, float]]) -> bool:
@@ -56,24 +61,20 @@ def _is_native(ctx: NodeContext, activations: list[tuple[str, float, float]]) ->
 
 def _run_native(
     kind: str,
-    order: tuple[int, ...],
     direction: str,
     layout: int,
     x: torch.Tensor,
-    w: torch.Tensor,
-    r: torch.Tensor,
-    b: torch.Tensor | None,
+    weights: list[_Tensors],
     lengths: torch.Tensor | None,
     initial: list[torch.Tensor | None],
 ) -> tuple[torch.Tensor, ...]:
     """Y and the final states, as the operator has them; the state c of an LSTM is wrong with `lengths`."""
     x = x.transpose(0, 1) if layout else x
-    directions, hidden = r.size(0), r.size(2)
+    directions, hidden = len(weights), weights[0][1].size(1)
     states = [
         x.new_zeros(directions, x.size(1), hidden) if given is None else given.transpose(0, 1) if layout else given
         for given in initial
     ]
-    weights = [_direction(w, r, b, d, order) for d in range(directions)]
     if lengths is not None:
         y, ends = _run_ragged(kind, direction, x, states, weights, lengths)
     elif direction == "reverse":
@@ -87,15 +88,25 @@ def _run_native(
     return y.transpose(1, 2), *ends
 
 
-def _direction(w: torch.Tensor, r: torch.Tensor, b: torch.Tensor | None, d: int, order: tuple[int, ...]) -> _Tensors:
-    """PyTorch's weights of one direction: of the input, of the state, and the biases of both."""
-    found = [w[d], r[d]]
-    if b is not None:
-        found += b[d].chunk(2)
+def _reorder(w: torch.Tensor, r: torch.Tensor, b: torch.Tensor | None, order: tuple[int, ...]) -> list[_Tensors]:
+    """PyTorch's weights of each direction: of the input, of the state, and the biases of both."""
+    # Not by selecting: its gradient would fill a tensor with zeros for each direction.
+    directions = list(zip(*(weight.unbind(0) for weight in (w, r, b) if weight is not None)))
+    return [
+        [_blocks(each[0], order), _blocks(each[1], order), *(_blocks(part, order) for part in _halves(each))]
+        for each in directions
+    ]
+
+
+def _halves(each: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return each[2].chunk(2) if len(each) > 2 else ()
+
+
+def _blocks(weight: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     if len(order) == 1:
-        return found
-    blocks = [weight.chunk(len(order)) for weight in found]
-    return [torch.cat([each[i] for i in order]) for each in blocks]
+        return weight
+    blocks = weight.chunk(len(order))
+    return torch.cat([blocks[i] for i in order])
 
 
 def _run_layer(kind: str, x: torch.Tensor, states: _Tensors, weights: list[_Tensors]) -> tuple[torch.Tensor, _Tensors]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 
+from archipel.errors import TrainingError
 from archipel.training.cloud.ops.context import NodeContext
+from archipel.training.cloud.ops.spatial.padding import pad_constant
 from archipel.training.cloud.ops.table import lowering
 
 
@@ -39,3 +43,17 @@ def grid_sample(ctx: NodeContext) -> torch.Tensor:
 @lowering("AffineGrid")
 def affine_grid(ctx: NodeContext) -> torch.Tensor:
     return functional.affine_grid(ctx.tensor(0), ctx.sizes(1), bool(ctx.integer("align_corners", 0)))
+
+
+@lowering("Col2Im")
+def col2im(ctx: NodeContext) -> torch.Tensor:
+    image, block = ctx.fixed(1), ctx.fixed(2)
+    if len(image) != 2:
+        raise TrainingError(f"Col2Im {ctx.node.name!r} has {len(image)} spatial axes; PyTorch folds two")
+    pads = ctx.integers("pads", [0] * 4)
+    # PyTorch pads both ends alike: into an image with its padding, which is then cut off.
+    whole: Any = [size + before + after for size, before, after in zip(image, pads[:2], pads[2:])]
+    dilations: Any = ctx.integers("dilations", [1, 1])
+    strides: Any = ctx.integers("strides", [1, 1])
+    found = functional.fold(ctx.tensor(0), whole, tuple(block), dilations, 0, strides)
+    return pad_constant(found, [-number for number in pads[:2]], [-number for number in pads[2:]], 0.0)

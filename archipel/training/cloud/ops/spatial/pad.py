@@ -68,3 +68,21 @@ def _repeat(x: torch.Tensor, axis: int, before: int, after: int, mode: str) -> t
         period = max(2 * (size - 1), 1)
         at = (size - 1) - ((at % period) - (size - 1)).abs()
     return x.index_select(axis, at + first)
+
+
+@lowering("CenterCropPad")
+def center_crop_pad(ctx: NodeContext) -> torch.Tensor:
+    rank, x = ctx.rank(), ctx.tensor(0)
+    axes = [axis % rank for axis in ctx.integers("axes", list(range(rank)))]
+    return ctx.call(_center, x, axes, ctx.sizes(1))  # type: ignore[no-any-return]
+
+
+def _center(x: torch.Tensor, axes: list[int], sizes: list[int]) -> torch.Tensor:
+    amounts = [0] * (2 * x.ndim)
+    for axis, size in zip(axes, sizes):
+        more = size - x.size(axis)
+        # An odd element more lies behind, and is cut off behind.
+        first = more // 2 if more >= 0 else -(-more // 2)
+        place = 2 * (x.ndim - 1 - axis)
+        amounts[place], amounts[place + 1] = first, more - first
+    return functional.pad(x, amounts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,11 +97,7 @@ def _onnx_indices(ctx: NodeContext, windows: _Windows, indices: Any, explicit: b
 
 
 def _add_planes(position: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    plane = int(np.prod(sizes)) if all(isinstance(size, int) for size in sizes) else None
-    if plane is None:
-        plane = sizes[0]
-        for size in sizes[1:]:
-            plane = plane * size
+    plane = math.prod(sizes)
     planes = torch.arange(position.size(0) * position.size(1), device=position.device)
     return position + (planes * plane).reshape(position.size(0), position.size(1), *[1] * len(sizes))
 
@@ -172,3 +169,21 @@ def global_max_pool(ctx: NodeContext) -> torch.Tensor:
 def global_lp_pool(ctx: NodeContext) -> torch.Tensor:
     axes = list(range(2, ctx.rank()))
     return torch.linalg.vector_norm(ctx.tensor(0), ctx.integer("p", 2), axes, keepdim=True)  # type: ignore[no-any-return]
+
+
+@lowering("MaxUnpool")
+def max_unpool(ctx: NodeContext) -> torch.Tensor:
+    kernel = ctx.integers("kernel_shape", [])
+    strides, pads = ctx.integers("strides", [1] * len(kernel)), ctx.integers("pads", [0] * 2 * len(kernel))
+    if ctx.has(2):
+        sizes = ctx.sizes(2)
+    else:
+        around = [before + after for before, after in zip(pads, pads[len(kernel) :])]
+        inner = [(ctx.size(0, 2 + i) - 1) * strides[i] + kernel[i] - around[i] for i in range(len(kernel))]
+        sizes = [ctx.size(0, 0), ctx.size(0, 1), *inner]
+    return ctx.call(_put, ctx.tensor(0), ctx.tensor(1), sizes)  # type: ignore[no-any-return]
+
+
+def _put(x: torch.Tensor, indices: torch.Tensor, sizes: list[int]) -> torch.Tensor:
+    flat = x.new_zeros(math.prod(sizes))
+    return flat.scatter(0, indices.reshape(-1), x.reshape(-1)).reshape(sizes)
