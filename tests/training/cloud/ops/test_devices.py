@@ -1,6 +1,6 @@
 """No lowering makes tensors on another device than the module's, and few ask what a tensor holds.
 
-On PyTorch's device "meta" tensors have shapes and no content: what mixes devices there, or reads a content, is an error.
+On the device "meta" tensors have shapes and no content: what mixes devices there, or reads a content, is an error.
 """
 
 from __future__ import annotations
