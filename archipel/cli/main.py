@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "model": ("federation.model:model", "Register, promote and roll back a server's versions of models."),
     "models": ("models.catalogue:models", "Show networks to begin with: size, recipe, results."),
     "new": ("start.new.command:new", "Make a folder to begin with: own data, own model, `archipel up`."),
+    "plan": ("models.plan:plan_command", "Predict training on several devices: time, memory, best way."),
     "population": ("operations.population:population", "List the devices of a server, release or revoke them."),
     "rollout": ("federation.rollout:rollout", "Bring a version to more and more devices, with health gates."),
     "round": ("federation.round:round", "Show who took part in a task's rounds, and the results."),
@@ -51,7 +52,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     # it lies.
     "Start": ("new", "up", "demo", "doctor", "version"),
     "Data": ("data",),
-    "Models": ("train", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"),
+    "Models": ("train", "plan", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
     "Federation": ("task", "round", "model", "rollout"),
     "Operations": ("serve", "token", "population", "access", "audit"),
