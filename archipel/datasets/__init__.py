@@ -9,6 +9,7 @@ from archipel.datasets.dataset import ArrayDataset, Dataset, Field, Stream, Subs
 from archipel.datasets.digits import DigitsByWriter
 from archipel.datasets.digits_file import digits_by_writer
 from archipel.datasets.har import HarByPerson, HarWindows, har_by_person, har_windows
+from archipel.datasets.holding_out import hold_out
 from archipel.datasets.labelled import Labelled, LabelledSplits
 from archipel.datasets.masked_tokens import MaskedTokens, masked_text_splits
 from archipel.datasets.mnist import fashion_mnist, mnist
@@ -50,6 +51,7 @@ __all__ = [
     "fashion_mnist",
     "har_by_person",
     "har_windows",
+    "hold_out",
     "masked_text_splits",
     "mnist",
     "open_arrays",

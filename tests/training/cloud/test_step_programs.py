@@ -192,3 +192,25 @@ def test_unsigned_inputs_and_outputs_have_the_types_of_the_graph() -> None:
         for found, value in zip(module(*given), expected, strict=True):
             assert found.dtype == torch.from_numpy(value).dtype
             np.testing.assert_array_equal(found.numpy(), value)
+
+
+def test_weights_go_back_in_the_types_of_the_graph() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]>
+        agraph (float[n, 2] x) => (float[n, 2] y, uint32[2] z)
+        { b = Cast <to = 1> (w) a = Mul (x, b) y = Add (a, f) z = Add (k, k) }"""
+    )
+    stored = [
+        onnx.numpy_helper.from_array(np.array([1, 2**31 + 5], np.uint32), "k"),
+        onnx.numpy_helper.from_array(np.ones(2, np.float32), "f"),
+        onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, [2], [1.5, 2.0]),
+    ]
+    proto.graph.initializer.extend(stored)
+    module = TorchModule(Model.from_proto(proto))
+    assert module(torch.ones(1, 2))[1].tolist() == [2, 10]
+    back = {
+        tensor.name: tensor for tensor in onnx.load_from_string(module.double().to_model().to_bytes()).graph.initializer
+    }
+    for tensor in stored:
+        assert back[tensor.name].data_type == tensor.data_type
+        np.testing.assert_array_equal(onnx.numpy_helper.to_array(back[tensor.name]), onnx.numpy_helper.to_array(tensor))
