@@ -29,11 +29,11 @@ PUBLIC = {
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
     "convert_variants export open_model variant_recipes",
     "archipel.datasets": "ArrayDataset Batches CsvStream Dataset DigitsByWriter Field HarByPerson HarWindows Labelled "
-    "LabelledSplits Stream Subset Summary TextSplits MaskedTokens "
-    "text_splits masked_text_splits WriterSplit as_dataset checked cifar10 digits_by_writer "
-    "fashion_mnist har_by_person har_windows mnist open_arrays open_arrow open_audio open_csv open_file "
-    "open_images open_lines open_parquet open_text split_by split_dirichlet split_iid split_own_digits "
-    "split_writers summarize write_records",
+    "LabelledSplits MaskedTokens Stream Subset Summary TextSplits WriterSplit as_dataset checked cifar10 "
+    "digits_by_writer fashion_mnist har_by_person har_windows hold_out masked_text_splits mnist "
+    "open_arrays open_arrow open_audio open_csv open_file open_images open_lines open_parquet open_text "
+    "split_by split_dirichlet split_iid split_own_digits split_writers summarize text_splits "
+    "write_records",
     "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
