@@ -46,9 +46,9 @@ PUBLIC = {
     "RoundStatus Sealed SearchInfo ServerInfo Stage StageEvaluation StageInfo StatisticResult "
     "SuspicionInfo TaskInfo TaskRequest TokenInfo TokenRequest VersionDetail VersionInfo "
     "VersionRequest",
-    "archipel.preprocessing": "Cast Clip CropOrPad Frames Greyscale Layout LogMel Mfcc Normalize OneHot RandomFlip "
-    "RandomGain RandomMask RandomNoise RandomShift Raw Resize Scale Spectrogram Standardize TRANSFORMS Transform chain "
-    "describe fitted from_settings load_settings put_before to_settings",
+    "archipel.preprocessing": "Average Cast Clip CropOrPad Frames Greyscale Layout LogMel Mfcc Normalize OneHot "
+    "Preemphasis RandomFlip RandomGain RandomMask RandomNoise RandomShift Raw Resize ResizeShorter Scale Spectrogram "
+    "Standardize TRANSFORMS Transform chain describe fitted from_settings load_settings put_before to_settings",
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
     "load_settings restore run_coordinator supervise",
     "archipel.strategies": "STRATEGIES Strategy get",
