@@ -130,8 +130,8 @@ def rewrite(
             copies[node] = graph.call_function(operator.mul, (copies[node], n))
         if part is not None:
             if part.grouped and len(node.args) > 6:
-                *others, groups = copies[node].args
-                copies[node].args = (*others, groups // n)
+                arguments: tuple[Any, ...] = copies[node].args
+                copies[node].args = (*arguments[:6], arguments[6] // n)
             if part.reshaped >= 0:
                 _divide_size(graph, copies[node], part.reshaped, n)
             for name in _names(node):
