@@ -113,7 +113,12 @@ def open_file(path: str | os.PathLike[str], **options: Any) -> Dataset | Stream:
     known = opener.__kwdefaults__ or {}
     if unknown := sorted(set(options) - set(known)):
         raise DatasetError(f"{where}: {function} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}")
-    opened: Dataset | Stream = opener(where, **options)
+    try:
+        opened: Dataset | Stream = opener(where, **options)
+    except (TypeError, AttributeError) as error:
+        if not options:
+            raise
+        raise DatasetError(f"{where}: {function} cannot take {options} ({error}); look at its documentation") from error
     return opened
 
 

@@ -9,7 +9,16 @@ import onnx_ir as ir
 
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, is_float
-from archipel.preprocessing.transform import Transform, along, finite, floating, number_type, shape_text, with_shape
+from archipel.preprocessing.transform import (
+    Transform,
+    along,
+    finite,
+    floating,
+    number_type,
+    positive,
+    shape_text,
+    with_shape,
+)
 
 _MAX_CLASSES = 1 << 20
 Number = Literal["float32", "float64", "int32", "int64"]
@@ -40,7 +49,7 @@ class Scale(Transform, frozen=True):
     offset: float = 0.0
 
     def check(self) -> None:
-        self.need(finite([self.divisor, self.offset]) and self.divisor != 0, "divisor is a number other than 0")
+        self.need(positive(abs(self.divisor)) and finite([self.offset]), "divisor is a number other than 0")
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
         y = op.Div(floating(op, x, floats), float(self.divisor))
@@ -64,7 +73,7 @@ class Normalize(Transform, frozen=True):
     def check(self) -> None:
         self.need(len(self.mean) == len(self.std), f"{len(self.mean)} means but {len(self.std)} standard deviations")
         self.need(finite(self.mean) and finite(self.std), "mean and std are finite numbers")
-        self.need(min(self.std, default=1) > 0, "std is above 0; leave a channel that never changes out, or give 1")
+        self.need(all(map(positive, self.std)), "std is above 0; leave a channel that never changes out, or give 1")
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
         self.need(self.mean, "has no mean and std; give them, or let preprocessing.fitted measure them on data")
@@ -102,7 +111,7 @@ class Standardize(Transform, frozen=True):
     floor: float = 1e-6
 
     def check(self) -> None:
-        self.need(finite([self.floor]) and self.floor > 0, "floor is above 0")
+        self.need(positive(self.floor), "floor is above 0")
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
         axes = sorted({self.axis_of(x, axis) for axis in self.axes or range(1, len(dims(x)))})

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, is_float
 from archipel.preprocessing.layout import PICTURES, as_channels_first, from_channels_first
-from archipel.preprocessing.transform import Transform, floating, number_type, shape_text, with_shape
+from archipel.preprocessing.transform import Transform, finite, floating, number_type, shape_text, with_shape
 
 PictureLayout = Literal["NHWC", "NCHW"]
 RGB = (0.299, 0.587, 0.114)
@@ -89,6 +89,7 @@ class CropOrPad(Transform, frozen=True):
         right = self.size and min(self.size) > 0 and max(self.size) <= _MAX_LENGTH
         self.need(right, f"size has numbers from 1 to {_MAX_LENGTH}")
         self.need(len(self.size) == len(set(self.axes)) == len(self.axes), "size and axes are as many, axes different")
+        self.need(finite([self.value]), "value is a number")
         self.need(self.at in ("center", "start"), f"at is center or start, is {self.at!r}")
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
@@ -124,7 +125,7 @@ class CropOrPad(Transform, frozen=True):
         kind = x.dtype
         if kind in _SHORT:
             x = op.Cast(x, to=int(ir.DataType.INT32))
-        y = op.Pad(x, amounts, np.asarray(self.value).astype(number_type(x)), [axis])
+        y = op.Pad(x, amounts, self.fill_of(self.value, x), [axis])
         return op.Cast(y, to=int(kind)) if kind in _SHORT and kind is not None else y
 
 

@@ -16,9 +16,10 @@ from archipel.graph.build import Builder
 from archipel.graph.passes.constants import UNPACK
 from archipel.graph.shapes import Dim, dims
 from archipel.preprocessing.mel import MelScale, cosine_transform, mel_filters
-from archipel.preprocessing.transform import Transform, floating, number_type, with_shape
+from archipel.preprocessing.transform import Transform, floating, number_type, positive, with_shape
 from archipel.preprocessing.windows import frames_of
 
+_MAX_BANDS = 1024
 _MAX_POINTS = 1 << 13  # of a Fourier transform: its kernels have as many elements squared, here 268 MB
 
 
@@ -120,14 +121,14 @@ class LogMel(Spectrogram, frozen=True):
 
     def check(self) -> None:
         super().check()
-        self.need(np.isfinite(self.sample_rate) and self.sample_rate > 0, "sample_rate is above 0 Hz")
-        bins = self.points // 2 + 1
-        self.need(0 < self.bands <= bins, f"bands is 1 to {bins}, the bins of {self.points} points")
+        self.need(positive(self.sample_rate), "sample_rate is above 0 Hz")
+        most = min(self.points // 2 + 1, _MAX_BANDS)
+        self.need(0 < self.bands <= most, f"bands is 1 to {most} of {self.points} points")
         self.need(0 <= self.low < self.top <= self.sample_rate / 2, "0 <= low < high <= half the sample rate")
         self.need(self.scale in ("htk", "slaney"), f"scale is htk or slaney, is {self.scale!r}")
         self.need(self.norm in ("area", "none"), f"norm is area or none, is {self.norm!r}")
         self.need(self.log in ("natural", "db"), f"log is natural or db, is {self.log!r}")
-        self.need(np.isfinite(self.floor) and self.floor > 0, "floor is above 0")
+        self.need(positive(self.floor), "floor is above 0")
         empty = np.flatnonzero(self.filters().max(axis=1) == 0)
         self.need(
             not empty.size,

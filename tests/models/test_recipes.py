@@ -47,6 +47,9 @@ def test_network_data_and_settings_fit(name: str) -> None:
         inspect.signature(getattr(importlib.import_module(module), function)).bind(**data["arguments"])
     with torch.device("meta"), torch.no_grad():
         module = CATALOGUE[name].make(config.seed, **recipe["model"].get("arguments", {})).eval()
+        card = CATALOGUE[name].card
+        if card is not None:
+            assert card.parameters == sum(parameter.numel() for parameter in module.parameters())
         length = data.get("arguments", {}).get("length")
         if length is None:
             shape, classes = OTHERS[name] if "train" in data else PICTURES[data["python"].partition(":")[2]]

@@ -104,8 +104,8 @@ def convert(
     opened = open_source(source, fields, classes, options, {"on_bad": on_bad})
     with progress_line() as line:
         skip: OnBad = "skip" if on_bad == "skip" else "error"
-        sound = checked(opened, finite=not allow_nan, on_bad=skip, progress=_counting(line, opened, "checked"))
-        count = write_records(sound, target, compression=compression, progress=_counting(line, sound, "written"))
+        sound = checked(opened, finite=not allow_nan, on_bad=skip, once=True)
+        count = write_records(sound, target, compression=compression, progress=_counting(line, opened, "written"))
     left = _left_out(opened, sound)
     size = target.stat().st_size
     result = Converted(str(target), count, size, left.count, left.first, _field_facts(sound))
@@ -185,8 +185,8 @@ def stats(
     by_column = {"fields": "columns", "missing": "nan", "dtype": "float64", "on_bad": on_bad}
     opened = open_source(source, fields, classes, options, by_column)
     with progress_line() as line:
-        used = checked(opened, finite=False, on_bad="skip") if on_bad == "skip" else opened
-        summary = summarize(used, bins=20 if plot else 0, progress=_counting(line, used, "read"))
+        used = checked(opened, finite=False, on_bad="skip", once=True) if on_bad == "skip" else opened
+        summary = summarize(used, bins=20 if plot else 0, progress=_counting(line, opened, "read"))
     left = _left_out(opened, used)
     show(summary, as_json, statistics_lines(str(source), summary, left))
 

@@ -16,6 +16,7 @@ from archipel.graph.parameters import parameter_names, statistics, trainable_nam
 from archipel.graph.source_state import further_state
 from archipel.training.cloud.ops import LOWERINGS
 from archipel.training.cloud.ops.types import to_torch
+from archipel.training.cloud.own_rules import OwnRule, has_own_rule
 from archipel.training.cloud.paths import has, install, module_paths
 from archipel.training.cloud.stepping import SteppedModule
 from archipel.training.cloud.tracing import CONSTANTS, NODES, Trace, forget_constants
@@ -51,7 +52,9 @@ class TorchModule(SteppedModule):
         """
         graph = _without_functions(model)
         paths = module_paths(model.parameter_names, TorchModule, ("source", "_paths", NODES, CONSTANTS))
-        trace = Trace({graph.initializers[name]: path for name, path in paths.items()})
+        trace = Trace(
+            {graph.initializers[name]: path for name, path in paths.items()}, lambda node: OwnRule(model, node)
+        )
         trace.run(graph)
         averages = set(statistics(model.ir))
         learned = set(parameter_names(model.ir)) - averages
@@ -118,11 +121,12 @@ class TorchModule(SteppedModule):
 
 
 def _without_functions(model: Model) -> ir.Graph:
-    """The graph, with the bodies of functions that have no lowering in their place."""
-    if all((domain, name) in LOWERINGS for domain, name, _ in model.ir.functions):
+    """The graph, with the bodies of functions in their place that have neither a lowering nor a rule of their own."""
+    kept = {(domain, name) for domain, name, _ in model.ir.functions if has_own_rule(domain, name)}.union(LOWERINGS)
+    if all((domain, name) in kept for domain, name, _ in model.ir.functions):
         return model.ir.graph
     inlined = model.copy().ir
-    inline_functions(inlined, keep=LOWERINGS)
+    inline_functions(inlined, keep=kept)
     return inlined.graph
 
 

@@ -25,6 +25,7 @@ from archipel.training.cloud.ops import NodeContext, find_lowering
 from archipel.training.cloud.ops.bodies import NUMBER, Body, Given
 from archipel.training.cloud.ops.sizes import Sizes, compute_sizes, make_tensor
 from archipel.training.cloud.ops.types import OUTSIDE, hold, to_torch, torch_dtype
+from archipel.training.cloud.own_rules import has_own_rule
 from archipel.training.cloud.stepping import ONNX_NODE, VALUES, SteppedModule
 
 NODES = "_nodes"
@@ -36,6 +37,8 @@ CONSTANTS = "_constants"
 _MOST_CONSTANT = 2**22  # elements that are computed once, when the graph is traced, and kept
 
 _READ = ("self", "torch", "math", "inf", "nan", "device")  # names that written code reads
+
+OwnRule = Callable[[ir.Node], nn.Module]
 
 
 class _Tracer(fx.proxy.GraphAppendingTracer):
@@ -61,8 +64,13 @@ class Trace:
         contents: what the traced module holds, by its path: constants, modules and bodies.
     """
 
-    def __init__(self, stored: Mapping[ir.Value, str] | None = None) -> None:
-        """stored: initializers that are parameters or buffers of the module, with their paths in it."""
+    def __init__(self, stored: Mapping[ir.Value, str] | None = None, own_rule: OwnRule | None = None) -> None:
+        """Begin with nothing.
+
+        Arguments:
+            stored: initializers that are parameters or buffers of the module, with their paths in it.
+            own_rule: makes the module for a call of a function that has a gradient rule of its own.
+        """
         self.graph = fx.Graph()
         self.values: dict[ir.Value, torch.Tensor | Sizes | fx.Proxy] = {}
         self.contents: dict[str, Any] = {f"{CONSTANTS}.device": torch.empty(0)}
@@ -71,6 +79,7 @@ class Trace:
         self._tracer = _Tracer(self.graph)
         self._arguments: set[str] = set()
         self._stored = dict(stored or {})
+        self._own_rule = own_rule
         self._loaded: dict[int, fx.Proxy] = {}  # constants that are attributes already, by identity
         self._device: fx.Proxy | None = None
         self._kept: list[torch.Tensor] = []  # as long as their identities are keys
@@ -178,7 +187,7 @@ class Trace:
     def body(self, node: ir.Node, name: str, given: Mapping[ir.Value, Given]) -> Body:
         """A body of the node as a module; `given` says what inputs of the body are, other than tensors."""
         body = node.attributes[name].as_graph()
-        inner = Trace()
+        inner = Trace(own_rule=self._own_rule)
         inner._initializers(body)
         number = None
         for value in body.inputs:
@@ -264,6 +273,10 @@ class Trace:
         sizes = compute_sizes(self, node)
         if sizes is not None:
             return sizes
+        if self._own_rule is not None and has_own_rule(node.domain, node.op_type):
+            given = tuple(self.tensor(value) for value in node.inputs if value is not None)
+            found = self.call_module(node, self._own_rule(node), given)
+            return [found[i] for i in range(len(node.outputs))] if len(node.outputs) > 1 else found
         lower = find_lowering(node)
         if self._is_constant(node):
             with torch.no_grad():

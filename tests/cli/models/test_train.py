@@ -227,7 +227,7 @@ def test_the_result_is_measured_on_test_data(parts: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("data.arguments.width=3", r"data.arguments: are for python; files have none"),
+        ("data.arguments.width=3", r"data.arguments: are for python; files have data.options"),
         ("data.test=missing.npz", r"missing.npz"),
     ],
 )
@@ -265,3 +265,30 @@ def test_a_wrong_card_is_refused_before_training(card: str, message: str) -> Non
     assert result.exit_code != 0
     assert message in str(result.exception)
     assert not Path("out").exists()
+
+
+def test_tables_with_options_of_their_reader() -> None:
+    names = ["low", "high"]
+    for name, rows in (("train", range(150)), ("validation", range(150, 200))):
+        lines = [",".join([*(f"{x:.6g}" for x in X[row]), names[Y[row]]]) for row in rows]
+        head = ",".join([*(f"c{number}" for number in range(12)), "pay"])
+        Path(f"{name}.csv").write_text("\n".join([head, *lines, "1,2"]))
+    config = CONFIG.replace(".npz", ".csv").replace("epochs = 5", "epochs = 2")
+    Path("job.toml").write_text(config)
+    result = CliRunner().invoke(archipel, ["train", "job.toml"])
+    assert "train.csv, line 152: expected 13 cells" in str(result.exception)
+    columns = [f"c{number}" for number in range(12)]
+    options = f'[data.options]\non_bad = "skip"\nfields = {{ x = {json.dumps(columns)}, label = "pay" }}\n'
+    Path("job.toml").write_text(config.replace("[train]", f"{options}\n[train]"))
+    result = CliRunner().invoke(archipel, ["train", "job.toml"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    few = Path("validation.csv").read_text().replace("low", "middle")
+    Path("validation.csv").write_text(few)
+    result = CliRunner().invoke(archipel, ["train", "job.toml"])
+    assert re.search(
+        r"data\.validation: validation\.csv: field 'label' has other classes than train\.csv \(low, middle\); name",
+        str(result.exception),
+    )
+    Path("job.toml").write_text(config.replace("[train]", "[data.options]\nskip = 1.5\n\n[train]"))
+    result = CliRunner().invoke(archipel, ["train", "job.toml"])
+    assert re.search(r"train\.csv: open_csv cannot take \{'skip': 1\.5\}", str(result.exception))

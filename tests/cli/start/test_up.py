@@ -23,6 +23,7 @@ from safetensors.numpy import load_file
 
 from archipel.bundle import generate_key, save_public_key
 from archipel.bundle.roles import Hyperparameter, Update
+from archipel.cli.input_output.publisher_keys import read_signing_key
 from archipel.cli.start.up.prepare import Plan, prepare
 from archipel.cli.start.up.running import finish, print_next
 from archipel.cli.start.up.watching import round_line
@@ -197,6 +198,34 @@ def test_options_of_the_strategy_reach_the_bundle(folder: Path) -> None:
     assert {port.name: port.default for port in ports if isinstance(port, Hyperparameter)}["mu"] == 0.3
     updates = [port for port in made.bundle.manifest.programs["finish"].outputs if isinstance(port, Update)]
     assert {port.clip for port in updates if port.kind == "delta"} == {2.0}
+
+
+def test_a_bundle_says_itself_how_devices_train(folder: Path, archipel: Command) -> None:
+    model, data, made = str(folder / "model.onnx"), str(folder / "data.npz"), folder / "f"
+    bundle, predicts = str(folder / "own.bundle"), str(folder / "predicts.bundle")
+    archipel("convert", model, "-o", predicts)
+    archipel(
+        "convert", model, "-o", bundle, "--loss", "cross_entropy", "--lr", "0.3", "--policy-option", "min_cohort=3"
+    )
+    for given, options, words in (
+        (bundle, ["--lr", "0.1", "--loss", "mse"], "the bundle decides --loss, --lr; leave it out, or convert anew"),
+        (bundle, ["--devices", "3"], "asks for rounds of at least 4 devices, --devices is 3; take more devices"),
+        (predicts, [], "only predicts; make a bundle that trains: archipel convert ... --loss NAME"),
+    ):
+        _, err = archipel("up", given, data, "--folder", str(made), *options, code=1)
+        assert words in err
+        assert not made.exists()
+    plan = Plan(
+        model="", data="", devices=4, rounds=1, split="iid", strategy="fedavg", loss="", optimizer="sgd", lr=0.1,
+        epochs=1, batch_size=16, seed=0, evaluate_every=0, hold_out=0.1,
+    )  # fmt: skip
+    prepared = prepare(made, Path(bundle), Path(data), plan, read_signing_key(None))
+    assert prepared.sizes == [54] * 4
+    assert prepared.plan.min_cohort == 4
+    assert (made / "model.bundle").read_bytes() == Path(bundle).read_bytes()
+    with np.load(made / "devices/1/data.npz") as own:
+        assert own["features"].shape == (54, 4)
+        assert own["label"].dtype == np.int64
 
 
 def test_a_table_is_examples_too(folder: Path) -> None:

@@ -96,9 +96,11 @@ def test_what_is_no_loss_is_named(loss: object, message: str) -> None:
 
 
 def test_a_missing_label_names_the_fields() -> None:
-    with pytest.raises(TrainingError, match="label: the data have no field 'label' for the labels; they have x, y"):
-        objective("mse", "x y")
-    assert objective("mse", "x y", label="y").labels == ("y",)
+    with pytest.raises(TrainingError, match="label: the data have no field 'label' for the labels; they have x, z"):
+        objective("mse", "x z")
+    assert objective("mse", "x z", label="z").labels == ("z",)
+    assert objective("mse", "x y").labels == ("y",)
+    assert objective("mse", "x y label").labels == ("label",)
 
 
 def test_outputs_by_position_name_and_mapping() -> None:

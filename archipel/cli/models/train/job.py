@@ -27,6 +27,8 @@ zoo = "digits_cnn"             # or onnx = "network.onnx", bundle = "digits.bund
 train = "train.npz"            # .npz, .csv, .parquet, .arrow, or a folder of them
 validation = "validation.npz"  # chooses the best epoch
 test = "test.npz"              # what is reached in the end
+# [data.options]               # of the reader of these files: docs/data.md
+# fields = { input = ["age", "hours"], label = "income" }
 # or python = "data.py:load", which returns (train, validation) or (train, validation, test)
 # [data.arguments]             # of that function
 
@@ -76,12 +78,13 @@ KINDS = ("zoo", "onnx", "bundle", "python")
 
 
 class DataPart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Files, or a function of `arguments` that returns the training data, or two or three data sets: also those for
-    validation and for the test."""
+    """Files, read with the reader's `options`, or a function of `arguments` that returns the training data, or two or
+    three data sets: also those for validation and for the test."""
 
     train: str | None = None
     validation: str | None = None
     test: str | None = None
+    options: dict[str, Any] = {}
     python: str | None = None
     arguments: dict[str, Any] = {}
 
@@ -117,7 +120,7 @@ def read_job(file: Path, settings: Sequence[str]) -> Job:
         if (job.data.python is None) == (job.data.train is None):
             raise CommandError("data: give train, a file, or python, a function")
         if job.data.arguments and job.data.python is None:
-            raise CommandError("data.arguments: are for python; files have none")
+            raise CommandError("data.arguments: are for python; files have data.options")
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$")
         key = path.rstrip("`").lstrip(".")

@@ -16,9 +16,22 @@ from archipel.cli.input_output.publisher_keys import read_signing_key, signing_k
 from archipel.cli.input_output.spelling import argument_rules, rule, spells_options
 from archipel.cli.input_output.strategy_options import STRATEGY_RULES, strategy_option
 from archipel.durable import write_durably
+from archipel.errors import CommandError
 from archipel.strategies.registry import STRATEGIES
 
 RATES = {"sgd": 0.05, "adam": 0.001}
+BUNDLED = (
+    "strategy",
+    "strategy_option",
+    "batch_norm",
+    "loss_output",
+    "loss",
+    "optimizer",
+    "lr",
+    "epochs",
+    "batch_size",
+)
+"""Options that a bundle has decided."""
 
 
 RULES = [
@@ -97,10 +110,12 @@ def up(
     archipel up model.onnx data.npz
     archipel up model.onnx data.npz --devices 8 --rounds 10 --split dirichlet:0.3
     archipel up model.onnx people.npz --split by-person --lr 0.05
+    archipel up model.bundle data.npz --devices 8
 
-    MODEL is an ONNX file (torch.onnx.export writes one; give it optimize=False) or a .pt2 file. DATA is an .npz with an
-    entry for each of the model's inputs, or `x`, and the labels as `y`; or a .csv of numbers with a head, labels in the
-    column `y` or the last one. In a folder of `archipel new` both may be left out.
+    MODEL is an ONNX file (torch.onnx.export writes one; give it optimize=False), a .pt2 file, or a .bundle of `archipel
+    convert`, which says itself how devices train. DATA is an .npz with an entry for each of the model's inputs, or `x`,
+    and the labels as `y`; or a .csv of numbers with a head, labels in the column `y` or the last one. In a folder of
+    `archipel new` both may be left out.
 
     Without --key it signs with your development key. The bundle's policy is for trying out: a sum of two devices is
     enough, and it reckons with no device that works with the server.
@@ -117,8 +132,16 @@ def up(
     # SystemExit unwinds the ExitStack, so that `kill` ends the other processes in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, _terminate)
     found = read_plan(folder)
+    context = click.get_current_context()
+    given = {name: value for name, value in context.params.items()
+             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}  # fmt: skip
     if found is None:
         model, data, program = find_sources(model, data)
+        decided = [f"--{name.replace('_', '-')}" for name in BUNDLED if name in given]
+        if model.suffix == ".bundle" and decided:
+            raise CommandError(
+                f"{model}: the bundle decides {', '.join(decided)}; leave it out, or convert anew with it"
+            )
         plan = Plan(
             model=fingerprint(model), data=fingerprint(data), program=program, devices=devices, rounds=rounds,
             split=split, strategy=strategy, strategy_option=strategy_option, batch_norm=batch_norm,
@@ -130,11 +153,9 @@ def up(
         found = made.plan
         sizes = f"{min(made.sizes)} to {max(made.sizes)}" if len(set(made.sizes)) > 1 else str(made.sizes[0])
         console.print(f"{folder}: {devices} devices with {sizes} examples each, loss {found.loss}", soft_wrap=True)
-        console.print("policy for trying out: sums of 2 devices are allowed, none works with the server")
+        if model.suffix != ".bundle":
+            console.print("policy for trying out: sums of 2 devices are allowed, none works with the server")
     else:
-        context = click.get_current_context()
-        given = {name: value for name, value in context.params.items()
-                 if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}  # fmt: skip
         check_same(folder, found, given, model, data)
         console.print(f"{folder}: goes on with the federation that is there", soft_wrap=True)
     try:

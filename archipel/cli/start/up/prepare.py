@@ -6,6 +6,7 @@ import hashlib
 import math
 import re
 import secrets
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.bundle import Bundle, PrivacyPolicy
+from archipel.bundle import Bundle, PrivacyPolicy, open_bundle
 from archipel.bundle.roles import Example, Label
 from archipel.cli.input_output.arrays import check_fields, write_arrays
 from archipel.cli.input_output.strategy_options import read_strategy_options
@@ -28,11 +29,13 @@ from archipel.durable import creating_folder, write_durably
 from archipel.errors import CommandError
 from archipel.graph import Model
 from archipel.lite_runtime.evaluation import evaluation_fields
+from archipel.protocol.policy import colluders_of
 from archipel.training import losses, optimizers
 from archipel.training.batch_norm import BatchNorm
 
 POPULATION = "local"
 BUNDLE_FILE, PLAN_FILE, HELD_OUT_FILE = "model.bundle", "up.json", "held-out.npz"
+BUNDLE_SUFFIX = ".bundle"
 THRESHOLD = 0.51
 POLICY = PrivacyPolicy(
     modes=("secure",), min_cohort=2, threshold=THRESHOLD, max_clip=1000.0, max_bits=24, colluders=0.0,
@@ -43,6 +46,8 @@ POLICY = PrivacyPolicy(
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the folder is for.
+
+    `min_cohort` is how many devices a round ends with at least; 0 for what `cohort_minimum` says.
 
     `model`, `data` and `program` (federation.py, where that wrote the two) are fingerprints of files. `key` names the
     task, so that the same one is asked for when the command runs again.
@@ -66,6 +71,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     batch_norm: BatchNorm = "train"
     loss_output: str = ""
     program: str = ""
+    min_cohort: int = 0
     key: str = ""
 
 
@@ -93,13 +99,16 @@ def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519
 
     Arguments:
         folder: does not exist, or is empty.
-        model: an ONNX file, or a .pt2 of torch.export.save.
+        model: an ONNX file, a .pt2 of torch.export.save, or a .bundle that trains, signed by `key`, which says itself
+            how devices train.
         data_file: an .npz or a .csv, as `read_data` takes it.
         plan: what was asked for; an empty `loss` is chosen by the labels.
         key: signs the bundle.
 
     Raises CommandError, the ArchipelError of a model that cannot be converted, OSError.
     """
+    if model.suffix == BUNDLE_SUFFIX:
+        return _prepare_bundle(folder, model, data_file, plan, key)
     source = read_model(model, None)
     data = read_data(data_file, [(port.name, port.dtype) for port in source.inputs])
     loss = plan.loss or _choose_loss(data, source, plan.loss_output)
@@ -117,16 +126,47 @@ def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519
         bundle = make_bundle(
             Request(source, staging / BUNDLE_FILE, Signing(key), training=training, name=name, privacy=POLICY)
         )
-        fields = _fields(data, bundle, loss)
-        devices = {
-            str(number): {field: array[indices] for field, array in fields.items()}
-            for number, indices in enumerate(parts, 1)
-        }
-        if len(held):
-            write_arrays(staging / HELD_OUT_FILE, {field: array[held] for field, array in fields.items()})
-        lay_out(staging, population=POPULATION, publisher=bundle.publisher, devices=devices)
-        write_durably(staging / PLAN_FILE, msgspec.json.format(msgspec.json.encode(plan), indent=2), 0o644)
+        _fill(staging, bundle, _fields(data, bundle, loss), held, parts, plan)
     return Prepared(plan, bundle, [len(indices) for indices in parts])
+
+
+def _prepare_bundle(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519PrivateKey) -> Prepared:
+    bundle = open_bundle(model, [key.public_key().public_bytes_raw()], allow_development=True)
+    if not any(program.kind == "train" for program in bundle.manifest.programs.values()):
+        raise CommandError(f"{model}: only predicts; make a bundle that trains: archipel convert ... --loss NAME")
+    policy = bundle.manifest.privacy
+    # Colluders hide nobody: a round needs the policy's minimum beside them.
+    fewest = max(cohort_minimum(plan.devices), policy.min_cohort + colluders_of(policy, plan.devices))
+    if fewest > plan.devices:
+        raise CommandError(
+            f"{model}: its policy asks for rounds of at least {fewest} devices, --devices is {plan.devices}; take more "
+            "devices, or convert it with a lower --policy-option min_cohort or colluders"
+        )
+    data = read_data(
+        data_file, [(port.name, port.dtype) for port in evaluation_fields(bundle) if isinstance(port, Example)]
+    )
+    held, kept = _hold_out(len(data), plan)
+    parts = [kept[indices] for indices in split(data.take(kept), plan.split, plan.devices, plan.seed)]
+    plan = msgspec.structs.replace(plan, loss="of the bundle", min_cohort=fewest, key=secrets.token_hex(16))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with creating_folder(folder, 0o700) as staging:
+        shutil.copyfile(model, staging / BUNDLE_FILE)
+        _fill(staging, bundle, _fields(data, bundle, "cross_entropy"), held, parts, plan)
+    return Prepared(plan, bundle, [len(indices) for indices in parts])
+
+
+def _fill(
+    staging: Path, bundle: Bundle, fields: dict[str, np.ndarray], held: np.ndarray, parts: list[np.ndarray], plan: Plan
+) -> None:
+    """Write the held-out examples, the server's folder, the devices' folders and the plan."""
+    devices = {
+        str(number): {field: array[indices] for field, array in fields.items()}
+        for number, indices in enumerate(parts, 1)
+    }
+    if len(held):
+        write_arrays(staging / HELD_OUT_FILE, {field: array[held] for field, array in fields.items()})
+    lay_out(staging, population=POPULATION, publisher=bundle.publisher, devices=devices)
+    write_durably(staging / PLAN_FILE, msgspec.json.format(msgspec.json.encode(plan), indent=2), 0o644)
 
 
 def read_plan(folder: Path) -> Plan | None:

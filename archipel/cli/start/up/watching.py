@@ -33,7 +33,7 @@ def start_task(federation: LocalFederation, plan: Plan, folder: Path, goal: int 
             bundle=bundle.digest,
             rounds=plan.rounds,
             cohort=plan.devices,
-            min_cohort=cohort_minimum(plan.devices),
+            min_cohort=plan.min_cohort or cohort_minimum(plan.devices),
             goal=goal,
             evaluate_every=plan.evaluate_every or None,
         ),

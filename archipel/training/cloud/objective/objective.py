@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from archipel.datasets.entry_names import LABELS
 from archipel.errors import TrainingError
 from archipel.graph.model import Model
 from archipel.training.arguments import number
@@ -89,6 +90,17 @@ class Objective:
             return pairs[0][1], pairs[0][2]
         # Several means have no common weight but the number of examples.
         return sum_of([weight * value for weight, value, _ in pairs]), len(next(iter(batch.values())))
+
+    def total(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
+        """The sum of the labels' weighted losses, of an objective with one term."""
+        (term,) = self.terms
+        return term.loss.sums(self._pick(outputs, term), self._label(outputs, batch, term)).total * term.weight
+
+    def label_weight(self, batch: Batch) -> torch.Tensor | None:
+        """The sum of the labels' weights, a float64 scalar; None where every label counts the same."""
+        if len(self.terms) != 1 or self.terms[0].label not in batch:
+            return None
+        return self.terms[0].loss.label_weight(batch[self.terms[0].label])
 
     def check(self, model: Model) -> None:
         """Refuse losses that do not fit the graph's outputs, such as one that applies a softmax a second time."""
@@ -176,7 +188,8 @@ def _single(config: TrainConfig, loss: object, fields: Sequence[str]) -> Term:
         if loss == "cross_entropy":
             loss = {"name": "cross_entropy", "axis": -1}
         return Term(None, NEXT_TOKEN, 1.0, GraphLoss(make_loss(loss), "output"))
-    label, weight, loss = _parts(loss, config.label or LABEL)
+    usual = next((name for name in (LABEL, *LABELS) if name in fields), LABEL)
+    label, weight, loss = _parts(loss, config.label or usual)
     return Term(None, _known(label, fields, "label"), weight, GraphLoss(make_loss(loss), "output"))
 
 

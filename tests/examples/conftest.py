@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from tests.support.fixtures.commands import archipel  # noqa: F401
