@@ -122,6 +122,16 @@ class Standardize(Transform, frozen=True):
         return op.Div(centred, op.Max(op.Sqrt(variance), float(self.floor)))
 
 
+class Average(Transform, frozen=True):
+    """The mean along an axis, which goes, in floating point: `Average(2)` mixes the channels of sound [batch, samples,
+    channels] to one."""
+
+    axis: int = -1
+
+    def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
+        return op.ReduceMean(floating(op, x, floats), [self.axis_of(x, self.axis)], keepdims=0)
+
+
 class OneHot(Transform, frozen=True):
     """Whole numbers 0 .. classes - 1 become rows with a single 1, on a new last axis; any other number, zeros."""
 
