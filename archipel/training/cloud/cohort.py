@@ -269,13 +269,13 @@ class Cohort:
                 # The same for all, the number of the step too: all that are left have made as many.
                 full[port.name] = to_torch(clients[lanes[0]].values.read(port)).to(self._device)
         outputs = self._programs[name].run(full, len(lanes))
-        for port in program.outputs:
-            if not isinstance(port, MOVING) or not _moves(port, chosen):
+        for written in program.outputs:
+            if not isinstance(written, MOVING) or not _moves(written, chosen):
                 continue
-            key = _key(port)
+            key = _key(written)
             if not whole and key not in present:
-                self._read(port, clients, lanes, present)
-            present[key] = outputs[port.name] if whole else present[key].index_copy(0, at, outputs[port.name])
+                self._read(written, clients, lanes, present)
+            present[key] = outputs[written.name] if whole else present[key].index_copy(0, at, outputs[written.name])
         losses = next((port.name for port in program.outputs if isinstance(port, Metric) and port.name == "loss"), None)
         if losses is not None and feed:
             for index, loss in zip(lanes, outputs[losses].tolist()):
