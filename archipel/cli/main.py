@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("models.compare:compare", "Compare two forms of a model, value by value."),
     "compress": ("models.compress:compress_command", "Make an ONNX model small by a recipe, or search for one."),
     "convert": ("models.convert.command:convert_command", "Make a signed bundle from an ONNX model."),
-    "data": ("data.command:data", "Convert data for training, see what it has, and its statistics."),
+    "data": ("data.command:data", "Convert, divide and look into data for training."),
     "demo": ("start.demo.command:demo", "Run a whole federation on real data and write report.html."),
     "device": ("devices.device:device", "Take part in a federation with this machine; see what it did."),
     "doctor": ("start.doctor:doctor", "Show what is installed and what is missing."),

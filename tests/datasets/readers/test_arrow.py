@@ -122,3 +122,24 @@ def test_numpy_files_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(DatasetError, match="nothing in this folder"):
         open_file(tmp_path / "folder")
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_mutated_numpy_files_are_refused_or_whole(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    content = bytearray(npy(np.arange(12, dtype=np.float32).reshape(4, 3)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    if packed := data.draw(st.booleans()):
+        with zipfile.ZipFile(folder / "mutated.npz", "w") as archive:
+            archive.writestr("input.npy", bytes(content))
+    else:
+        (folder / "mutated.npy").write_bytes(content)
+    try:
+        read = open_arrays(folder / ("mutated.npz" if packed else "mutated.npy"))
+    except DatasetError:
+        return
+    assert read.take(np.arange(len(read)))["input"].nbytes == 48
