@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from archipel.datasets.dataset import Arrays, Dataset, Field, Stream, Subset, locate
-from archipel.datasets.left_out import LeftOut, OnBad, check_on_bad
+from archipel.datasets.left_out import NAMED, LeftOut, OnBad, check_on_bad
 from archipel.datasets.opening import as_dataset
 from archipel.datasets.order import count_of
 from archipel.datasets.taking import rows_a_piece, take
@@ -25,8 +25,8 @@ def checked(
     classes: Mapping[str, int] | None = None,
     finite: bool = True,
     on_bad: OnBad = "error",
-    progress: Callable[[int], None] | None = None,
-) -> CheckedDataset | CheckedStream:
+    once: bool = False,
+) -> CheckedDataset | CheckedStream | SoundExamples:
     """The same examples, checked when they are read.
 
     Arguments:
@@ -36,7 +36,7 @@ def checked(
         finite: refuse NaN and infinite numbers.
         on_bad: "skip" leaves out the examples that break a rule or cannot be read, and counts them (`left_out`). A
             data set is read once in full for that, so that its length is known; a stream leaves them out as it goes.
-        progress: called with the number of examples checked so far, where a data set is read in full.
+        once: with "skip", make a stream of a data set, too, which leaves them out as it goes: for what reads all once.
 
     Raises DatasetError, which names file and row, for a field that is missing at once, for examples when they are read.
 
@@ -48,7 +48,7 @@ def checked(
     dataset = as_dataset(data)
     rules = _Rules(dataset, need, classes or {}, finite)
     if isinstance(dataset, Dataset):
-        return CheckedDataset(dataset, rules, on_bad, progress)
+        return SoundExamples(dataset, rules) if once and on_bad == "skip" else CheckedDataset(dataset, rules, on_bad)
     return CheckedStream(dataset, rules, on_bad)
 
 
@@ -97,15 +97,12 @@ class _Rules:
 class CheckedDataset:
     """A data set whose examples are checked when they are taken; `checked` makes one."""
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        rules: _Rules,
-        on_bad: Literal["error", "skip"],
-        progress: Callable[[int], None] | None = None,
-    ) -> None:
+    def __init__(self, dataset: Dataset, rules: _Rules, on_bad: Literal["error", "skip"]) -> None:
         self._rules, self.left_out = rules, LeftOut()
-        self.dataset: Dataset = dataset if on_bad == "error" else Subset(dataset, self._sound(dataset, progress))
+        self.dataset = dataset
+        if on_bad == "skip":
+            found = [rows for rows, _ in _sound_pieces(dataset, rules, self.left_out)]
+            self.dataset = Subset(dataset, np.concatenate([np.empty(0, np.intp), *found]))
         self.fields: Mapping[str, Field] = dataset.fields
         # Shuffling keeps to blocks where the data set has some.
         self.blocks = getattr(self.dataset, "blocks", None)
@@ -127,34 +124,22 @@ class CheckedDataset:
         """Where an example comes from."""
         return locate(self.dataset, row)
 
-    def _sound(self, dataset: Dataset, progress: Callable[[int], None] | None) -> NDArray[np.intp]:
-        sound = np.ones(len(dataset), bool)
-        size = rows_a_piece(dataset.fields)
-        for start in range(0, len(dataset), size):
-            stop = min(start + size, len(dataset))
-            self._check(dataset, np.arange(start, stop, dtype=np.intp), sound)
-            if progress:
-                progress(stop)
-        return np.flatnonzero(sound)
 
-    def _check(self, dataset: Dataset, rows: NDArray[np.intp], sound: NDArray[np.bool_]) -> None:
-        try:
-            piece = take(dataset, rows)
-        except DatasetError as error:
-            if len(rows) == 1:
-                sound[rows] = False
-                self.left_out.add(str(error))
-                return
-            # Halves, so that a bad example among many costs few readings.
-            for part in np.array_split(rows, 2):
-                self._check(dataset, part, sound)
-            return
-        wrong, reasons = self._rules.broken(piece)
-        sound[rows[wrong]] = False
-        for place in np.flatnonzero(wrong):
-            named = len(self.left_out.first) < 10
-            where = locate(dataset, int(rows[place])) if named else ""
-            self.left_out.add(f"{where}: {reasons[int(place)]}")
+class SoundExamples:
+    """The sound examples of a data set, as a stream; `checked` makes one. `left_out` counts in the last pass."""
+
+    def __init__(self, dataset: Dataset, rules: _Rules) -> None:
+        self.dataset, self._rules, self.left_out = dataset, rules, LeftOut()
+        self.fields: Mapping[str, Field] = dataset.fields
+
+    def read(self, start: int = 0) -> Iterator[Arrays]:
+        """The examples from number `start` on; those that were left out do not count."""
+        self.left_out = LeftOut()
+        given = 0
+        for rows, piece in _sound_pieces(self.dataset, self._rules, self.left_out):
+            if given + len(rows) > start:
+                yield {name: array[max(start - given, 0) :] for name, array in piece.items()}
+            given += len(rows)
 
 
 class CheckedStream:
@@ -187,6 +172,34 @@ class CheckedStream:
     def locate(self, row: int) -> str:
         """Where an example comes from, if none before it was left out."""
         return locate(self.stream, row) if not self.left_out.count else f"example {row}"
+
+
+def _sound_pieces(dataset: Dataset, rules: _Rules, left: LeftOut) -> Iterator[tuple[NDArray[np.intp], Arrays]]:
+    """The numbers of the examples that can be read and break no rule, and the examples; the others go into `left`."""
+    size = rows_a_piece(dataset.fields)
+    for start in range(0, len(dataset), size):
+        yield from _sound_among(dataset, np.arange(start, min(start + size, len(dataset))), rules, left)
+
+
+def _sound_among(
+    dataset: Dataset, rows: NDArray[np.intp], rules: _Rules, left: LeftOut
+) -> Iterator[tuple[NDArray[np.intp], Arrays]]:
+    try:
+        piece = take(dataset, rows)
+    except DatasetError as error:
+        if len(rows) == 1:
+            left.add(str(error))
+            return
+        # Halves, so that a bad example among many costs few readings.
+        for part in np.array_split(rows, 2):
+            yield from _sound_among(dataset, part, rules, left)
+        return
+    wrong, reasons = rules.broken(piece)
+    for place in np.flatnonzero(wrong):
+        where = locate(dataset, int(rows[place])) if len(left.first) < NAMED else ""
+        left.add(f"{where}: {reasons[int(place)]}")
+    if not wrong.all():
+        yield rows[~wrong], {name: array[~wrong] for name, array in piece.items()} if wrong.any() else piece
 
 
 def _more(wrong: NDArray[np.bool_]) -> str:

@@ -14,7 +14,7 @@ import onnx_ir as ir
 from archipel.graph.build import Builder
 from archipel.graph.passes.constants import AUGMENTS
 from archipel.graph.shapes import dims
-from archipel.preprocessing.transform import Transform, finite, floating, number_type, with_shape
+from archipel.preprocessing.transform import Transform, finite, floating, positive, with_shape
 
 _FLOAT = int(ir.DataType.FLOAT)
 _BITS = 16  # of a random number
@@ -77,7 +77,11 @@ class RandomShift(Transform, frozen=True):
 
 
 class RandomGain(Transform, frozen=True):
-    """Multiply each training example by a number between `low` and `high`, in floating point."""
+    """Multiply each training example by a number between `low` and `high`, in floating point.
+
+    Arguments:
+        low, high: bounds with 1 between them.
+    """
 
     low: float
     high: float
@@ -97,7 +101,8 @@ class RandomGain(Transform, frozen=True):
 
 
 class RandomNoise(Transform, frozen=True):
-    """Add noise to training examples, in floating point: nearly normal (a sum of 12 signs), of mean 0.
+    """Add noise to training examples, in floating point: nearly normal (a sum of 12 signs), of mean 0. A step holds 12
+    numbers for each element for a moment.
 
     Arguments:
         deviation: the noise's standard deviation.
@@ -106,7 +111,7 @@ class RandomNoise(Transform, frozen=True):
     deviation: float
 
     def check(self) -> None:
-        self.need(finite([self.deviation]) and self.deviation > 0, "deviation is above 0")
+        self.need(positive(self.deviation), "deviation is above 0")
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
         y = floating(op, x, floats)
@@ -145,7 +150,7 @@ class RandomMask(Transform, frozen=True):
         size = op.Cast(op.Shape(x, start=axis, end=axis + 1), to=_FLOAT)
         stop = op.Squeeze(op.Shape(x, start=axis, end=axis + 1), [0])
         along = op.Cast(op.Range(op.constant(np.array(0)), stop, op.constant(np.array(1))), to=_FLOAT)
-        fill = np.asarray(self.value).astype(number_type(x))
+        fill = self.fill_of(self.value, x)
         for _ in range(self.count):
             width = op.Floor(op.Mul(_uniform(op, x), float(self.width + 1)))  # [batch, 1]; 0 where nothing is drawn
             start = op.Floor(op.Mul(_uniform(op, x), op.Add(op.Sub(size, width), 1.0)))

@@ -17,6 +17,7 @@ from archipel.preprocessing.transform import Transform
 
 KEY = "archipel.preprocessing"
 _SHORT = 4  # numbers that a line shows
+_LONGEST = 2000  # characters of a line; the file may be anybody's
 
 
 def to_settings(transforms: Sequence[Transform]) -> list[dict[str, Any]]:
@@ -55,7 +56,8 @@ def describe_file(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 def text_of(tables: Sequence[Mapping[str, Any]]) -> str:
     """The transforms of `describe` in one line: "raw uint8 [batch, 32, 32, 3] -> scale -> normalize mean=3 numbers"."""
-    return " -> ".join(" ".join([str(table.get("kind")), *_field_texts(table)]) for table in tables)
+    text = " -> ".join(" ".join([str(table.get("kind")), *_field_texts(table)]) for table in tables)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def _field_texts(table: Mapping[str, Any]) -> Iterator[str]:

@@ -9,14 +9,27 @@ import onnx_ir as ir
 
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dims, is_float
-from archipel.preprocessing.transform import Transform, along, finite, floating, number_type, shape_text, with_shape
+from archipel.preprocessing.transform import (
+    Transform,
+    along,
+    finite,
+    floating,
+    number_type,
+    positive,
+    shape_text,
+    with_shape,
+)
 
 _MAX_CLASSES = 1 << 20
 Number = Literal["float32", "float64", "int32", "int64"]
 
 
 class Cast(Transform, frozen=True):
-    """Change the type of the numbers: `Cast("int64")` for token ids that come as int32. Any shape."""
+    """Change the type of the numbers: `Cast("int64")` for token ids that come as int32. Any shape.
+
+    Arguments:
+        to: the new type.
+    """
 
     to: Number
 
@@ -40,7 +53,7 @@ class Scale(Transform, frozen=True):
     offset: float = 0.0
 
     def check(self) -> None:
-        self.need(finite([self.divisor, self.offset]) and self.divisor != 0, "divisor is a number other than 0")
+        self.need(positive(abs(self.divisor)) and finite([self.offset]), "divisor is a number other than 0")
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
         y = op.Div(floating(op, x, floats), float(self.divisor))
@@ -64,7 +77,7 @@ class Normalize(Transform, frozen=True):
     def check(self) -> None:
         self.need(len(self.mean) == len(self.std), f"{len(self.mean)} means but {len(self.std)} standard deviations")
         self.need(finite(self.mean) and finite(self.std), "mean and std are finite numbers")
-        self.need(min(self.std, default=1) > 0, "std is above 0; leave a channel that never changes out, or give 1")
+        self.need(all(map(positive, self.std)), "std is above 0; leave a channel that never changes out, or give 1")
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
         self.need(self.mean, "has no mean and std; give them, or let preprocessing.fitted measure them on data")
@@ -76,7 +89,11 @@ class Normalize(Transform, frozen=True):
 
 
 class Clip(Transform, frozen=True):
-    """No number below `low` or above `high`; of any shape and type."""
+    """No number below `low` or above `high`; of any shape, in floating point.
+
+    Arguments:
+        low, high: the least and the largest number of the result.
+    """
 
     low: float
     high: float
@@ -102,7 +119,7 @@ class Standardize(Transform, frozen=True):
     floor: float = 1e-6
 
     def check(self) -> None:
-        self.need(finite([self.floor]) and self.floor > 0, "floor is above 0")
+        self.need(positive(self.floor), "floor is above 0")
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
         axes = sorted({self.axis_of(x, axis) for axis in self.axes or range(1, len(dims(x)))})
@@ -113,8 +130,26 @@ class Standardize(Transform, frozen=True):
         return op.Div(centred, op.Max(op.Sqrt(variance), float(self.floor)))
 
 
+class Average(Transform, frozen=True):
+    """The mean along an axis, which goes, in floating point: `Average(2)` mixes the channels of sound [batch, samples,
+    channels] to one.
+
+    Arguments:
+        axis: any but the batch; -1 is the last.
+    """
+
+    axis: int = -1
+
+    def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
+        return op.ReduceMean(floating(op, x, floats), [self.axis_of(x, self.axis)], keepdims=0)
+
+
 class OneHot(Transform, frozen=True):
-    """Whole numbers 0 .. classes - 1 become rows with a single 1, on a new last axis; any other number, zeros."""
+    """Whole numbers 0 .. classes - 1 become rows with a single 1, on a new last axis; any other number, zeros.
+
+    Arguments:
+        classes: how many there are.
+    """
 
     classes: int
 

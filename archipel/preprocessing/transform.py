@@ -14,6 +14,8 @@ from archipel.errors import PreprocessingError
 from archipel.graph.build import Builder
 from archipel.graph.shapes import Dim, dims, is_float
 
+_LARGEST = 1e30
+
 
 def kind_of(name: str) -> str:
     """What settings call a transform: `CropOrPad` is "crop_or_pad"."""
@@ -63,6 +65,17 @@ class Transform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
         self.need(len(shape) == rank, f"expected {expected}, got {shape_text(shape)}")
         return shape
 
+    def fill_of(self, value: float, x: ir.Value) -> np.ndarray:
+        """`value` in the type of `x`. Refuses a number that the type does not have."""
+        dtype = number_type(x)
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            fits = limits.min <= value <= limits.max and float(value).is_integer()
+        else:
+            fits = dtype.kind != "b" or value in (0, 1)
+        self.need(fits, f"value {value} is no number of type {dtype}")
+        return np.asarray(value).astype(dtype)
+
     def axis_of(self, x: ir.Value, axis: int) -> int:
         """The axis counted from the first one. Refuses one that the value lacks, and the batch."""
         count = len(dims(x))
@@ -98,4 +111,10 @@ def shape_text(shape: Sequence[Dim]) -> str:
 
 
 def finite(numbers: Sequence[float]) -> bool:
-    return bool(np.isfinite(np.asarray(numbers, np.float64)).all())
+    """Whether these are numbers that float32 holds, with some room for arithmetic."""
+    return all(abs(number) <= _LARGEST for number in numbers)
+
+
+def positive(number: float) -> bool:
+    """Whether it is above 0, in float32 too."""
+    return 1 / _LARGEST <= number <= _LARGEST

@@ -29,11 +29,11 @@ PUBLIC = {
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
     "convert_variants export open_model variant_recipes",
     "archipel.datasets": "ArrayDataset Batches CsvStream Dataset DigitsByWriter Field HarByPerson HarWindows Labelled "
-    "LabelledSplits Stream Subset Summary TextSplits MaskedTokens "
-    "text_splits masked_text_splits WriterSplit as_dataset checked cifar10 digits_by_writer "
-    "fashion_mnist har_by_person har_windows mnist open_arrays open_arrow open_audio open_csv open_file "
-    "open_images open_lines open_parquet open_text split_by split_dirichlet split_iid split_own_digits "
-    "split_writers summarize write_records",
+    "LabelledSplits MaskedTokens Stream Subset Summary TextSplits WriterSplit as_dataset checked cifar10 "
+    "digits_by_writer fashion_mnist har_by_person har_windows hold_out masked_text_splits mnist "
+    "open_arrays open_arrow open_audio open_csv open_file open_images open_lines open_parquet open_text "
+    "split_by split_dirichlet split_iid split_own_digits split_writers summarize text_splits "
+    "write_records",
     "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
@@ -46,16 +46,16 @@ PUBLIC = {
     "RoundStatus Sealed SearchInfo ServerInfo Stage StageEvaluation StageInfo StatisticResult "
     "SuspicionInfo TaskInfo TaskRequest TokenInfo TokenRequest VersionDetail VersionInfo "
     "VersionRequest",
-    "archipel.preprocessing": "Cast Clip CropOrPad Frames Greyscale Layout LogMel Mfcc Normalize OneHot RandomFlip "
-    "RandomGain RandomMask RandomNoise RandomShift Raw Resize Scale Spectrogram Standardize TRANSFORMS Transform chain "
-    "describe fitted from_settings load_settings put_before to_settings",
+    "archipel.preprocessing": "Average Cast Clip CropOrPad Frames Greyscale Layout LogMel Mfcc Normalize OneHot "
+    "Preemphasis RandomFlip RandomGain RandomMask RandomNoise RandomShift Raw Resize ResizeShorter Scale Spectrogram "
+    "Standardize TRANSFORMS Transform chain describe fitted from_settings load_settings put_before to_settings",
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
     "load_settings restore run_coordinator supervise",
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
     "step_graph transforms",
-    "archipel.training.cloud": "Callback Epoch TorchModule TrainConfig TrainResult Trainer in_turn prepare random_flip "
-    "random_scale random_shift train with_preprocessing",
+    "archipel.training.cloud": "Callback Cohort CohortUpdate Epoch TorchModule TrainConfig TrainResult Trainer in_turn "
+    "prepare random_flip random_scale random_shift train with_preprocessing",
 }
 
 

@@ -9,7 +9,19 @@ import pytest
 from archipel.errors import PreprocessingError
 from archipel.graph import Model, check_model
 from archipel.graph.parameters import NAMES_KEY
-from archipel.preprocessing import Layout, Normalize, OneHot, Raw, Resize, Scale, chain, describe, put_before
+from archipel.preprocessing import (
+    CropOrPad,
+    Layout,
+    Normalize,
+    OneHot,
+    RandomMask,
+    Raw,
+    Resize,
+    Scale,
+    chain,
+    describe,
+    put_before,
+)
 from archipel.training import losses, optimizers, step_graph
 from tests.preprocessing.cases import FREE_PICTURES, PICTURES, run
 
@@ -111,6 +123,8 @@ def test_steps_train_on_raw_integers() -> None:
             "transform 1 of the input: layout: expected the axes",
         ),
         ([FREE_PICTURES, Normalize((0.0, 1.0), (1.0, 1.0))], "2 means for axis -1"),
+        ([FREE_PICTURES, CropOrPad((6, 6), value=-1)], "value -1 is no number of type uint8"),
+        ([FREE_PICTURES, RandomMask(1, 2, value=0.5)], "value 0.5 is no number of type uint8"),
         ([FREE_PICTURES, FREE_PICTURES], "2 raw inputs, but the model has 1: image"),
         ([FREE_PICTURES, "scale"], "'scale' is no transform"),
     ],

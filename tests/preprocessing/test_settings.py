@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from archipel.cli.input_output.settings import meanings, settings_of
+from archipel.cli.models.convert.lists import list_text
 from archipel.errors import PreprocessingError
-from archipel.preprocessing import CropOrPad, Layout, LogMel, Normalize, Raw, Scale, from_settings, load_settings
+from archipel.preprocessing import (
+    TRANSFORMS,
+    CropOrPad,
+    Layout,
+    LogMel,
+    Normalize,
+    Raw,
+    Scale,
+    chain,
+    from_settings,
+    load_settings,
+    to_settings,
+)
+from archipel.preprocessing.transform import kind_of
 
 TEXT = """
 [[preprocess]]
@@ -88,6 +106,45 @@ def test_a_file(tmp_path: Path) -> None:
 def test_wrong_entries(tables: Any, problem: str) -> None:
     with pytest.raises(PreprocessingError, match=problem):
         from_settings(tables)
+
+
+def test_the_list_of_the_command_line_says_what_each_field_means() -> None:
+    """`archipel convert --list preprocess` reads it from the docstrings."""
+    for kind in TRANSFORMS:
+        assert set(settings_of(kind)) == set(kind.__struct_fields__) <= set(meanings(kind)), kind
+    text = list_text("preprocess")
+    assert "\nlog_mel\n" in text
+    assert re.search(r"shape +\(needed\) +list of whole number or text\n", text)
+
+
+numbers = st.one_of(st.integers(-(2**40), 2**40), st.floats(), st.integers(0, 70), st.floats(0.1, 2), st.booleans())
+texts = st.sampled_from(["NHWC", "N1", "NCHW", "htk", "slaney", "area", "db", "start", "nearest", "float32", "", "x"])
+values = st.one_of(numbers, texts, st.lists(st.one_of(numbers, texts), max_size=4))
+tables = st.sampled_from(TRANSFORMS).flatmap(
+    lambda kind: st.fixed_dictionaries(
+        {"kind": st.just(kind_of(kind.__name__))}, optional=dict.fromkeys(kind.__struct_fields__, values)
+    )
+)
+
+
+@given(tables)
+@settings(max_examples=100, deadline=None)
+def test_any_table_is_read_or_refused(table: dict[str, Any]) -> None:
+    """And what is read goes into a graph or is refused, in little time and memory."""
+    try:
+        transforms = from_settings([table])
+    except PreprocessingError as refused:
+        text = str(refused)
+    else:
+        assert from_settings(to_settings(transforms)) == transforms
+        for raw in (Raw("float32", ("batch", 6, 6, 3)), Raw("int16", ("batch", "samples"))):
+            try:
+                chain([raw, *(part for part in transforms if not isinstance(part, Raw))])
+            except PreprocessingError as refused:
+                text = str(refused)
+        return
+    assert "\n" not in text
+    assert table["kind"] in text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`archipel data`: convert data for training, see what it has, and its statistics."""
+"""`archipel data`: convert data for training, divide it, see what it has, and its statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from archipel.cli.data.sources import on_bad_option, open_source, source_options
 from archipel.cli.data.text import first_lines, statistics_lines
 from archipel.cli.input_output.progress_line import progress_line
 from archipel.cli.input_output.tables import as_json, show
-from archipel.datasets import Dataset, Stream, checked, summarize, write_records
+from archipel.datasets import Dataset, Stream, checked, hold_out, summarize, write_records
 from archipel.datasets.dataset import Arrays
 from archipel.datasets.left_out import LeftOut, OnBad
 from archipel.datasets.taking import take
@@ -51,12 +51,13 @@ class Inspected(msgspec.Struct, frozen=True):
 
 @click.group()
 def data() -> None:
-    """Convert data to a fast form for training, look into it, and compute statistics.
+    """Convert data to a fast form for training, divide it, look into it, and compute statistics.
 
     \b
     archipel data inspect adult.csv                                 fields, dtypes, classes, the first examples
     archipel data stats adult.csv --plot                            mean, deviation, missing values, classes
-    archipel data convert adult.csv train.parquet --on-bad skip     a record file, which training reads fast
+    archipel data convert adult.csv adult.parquet --on-bad skip     a record file, which training reads fast
+    archipel data split adult.parquet train.parquet validation.parquet --share 0.2 --by label
 
     SRC is a CSV file, a Parquet or Arrow file, .npy, .npz, a text, or a folder of any of these, of pictures or of
     sounds (with a folder for each class). It may be larger than memory.
@@ -95,17 +96,12 @@ def convert(
     decoding, in any order, and other programs read it as a table. DST is the old file or the whole new one, whatever
     happens on the way.
     """
-    if target.suffix != ".parquet":
-        raise CommandError(f"{target}: a record file must be called NAME.parquet")
-    if target.exists() and not force:
-        raise CommandError(f"{target} exists; --force replaces it")
-    if not target.parent.is_dir():
-        raise CommandError(f"{target.parent}: no such folder; make it first")
+    _check_target(target, force)
     opened = open_source(source, fields, classes, options, {"on_bad": on_bad})
     with progress_line() as line:
         skip: OnBad = "skip" if on_bad == "skip" else "error"
-        sound = checked(opened, finite=not allow_nan, on_bad=skip, progress=_counting(line, opened, "checked"))
-        count = write_records(sound, target, compression=compression, progress=_counting(line, sound, "written"))
+        sound = checked(opened, finite=not allow_nan, on_bad=skip, once=True)
+        count = write_records(sound, target, compression=compression, progress=_counting(line, opened, "written"))
     left = _left_out(opened, sound)
     size = target.stat().st_size
     result = Converted(str(target), count, size, left.count, left.first, _field_facts(sound))
@@ -120,6 +116,38 @@ def convert(
                 yield f"  ... and {left.count - len(left.first)} more"
 
     show(result, as_json, lines())
+
+
+@data.command()
+@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
+@click.argument("train", metavar="TRAIN", type=click.Path(path_type=Path))
+@click.argument("validation", metavar="VALIDATION", type=click.Path(path_type=Path))
+@click.option("--share", default=0.1, show_default=True, help="How much of the examples goes into VALIDATION.")
+@click.option("--by", metavar="FIELD", help="Give both files the labels of this field in the same proportion.")
+@click.option("--seed", default=0, show_default=True, help="Decides which examples.")
+@click.option("--force", is_flag=True, help="Replace TRAIN and VALIDATION.")
+@as_json
+def split(
+    source: Path, train: Path, validation: Path, share: float, by: str | None, seed: int, force: bool, as_json: bool
+) -> None:
+    """Divide data at random into two record files, to train on and to validate on.
+
+    \b
+    archipel data split adult.parquet train.parquet validation.parquet --share 0.2 --by label
+
+    The same seed divides the same data in the same way. Convert SRC first where its reader needs options.
+    """
+    for target in (train, validation):
+        _check_target(target, force)
+    if train.resolve() == validation.resolve() or source.resolve() in (train.resolve(), validation.resolve()):
+        raise CommandError("SRC, TRAIN and VALIDATION must be three files; give each a name of its own")
+    parts = dict(zip((train, validation), hold_out(source, share, seed=seed, by=by)))
+    results = []
+    for target, part in parts.items():
+        with progress_line() as line:
+            count = write_records(part, target, progress=_counting(line, part, f"written to {target.name}"))
+        results.append(Converted(str(target), count, target.stat().st_size, 0, [], _field_facts(part)))
+    show(results, as_json, (f"{each.path}: {each.examples} examples, {each.bytes} bytes" for each in results))
 
 
 @data.command()
@@ -185,10 +213,19 @@ def stats(
     by_column = {"fields": "columns", "missing": "nan", "dtype": "float64", "on_bad": on_bad}
     opened = open_source(source, fields, classes, options, by_column)
     with progress_line() as line:
-        used = checked(opened, finite=False, on_bad="skip") if on_bad == "skip" else opened
-        summary = summarize(used, bins=20 if plot else 0, progress=_counting(line, used, "read"))
+        used = checked(opened, finite=False, on_bad="skip", once=True) if on_bad == "skip" else opened
+        summary = summarize(used, bins=20 if plot else 0, progress=_counting(line, opened, "read"))
     left = _left_out(opened, used)
     show(summary, as_json, statistics_lines(str(source), summary, left))
+
+
+def _check_target(target: Path, force: bool) -> None:
+    if target.suffix != ".parquet":
+        raise CommandError(f"{target}: a record file must be called NAME.parquet")
+    if target.exists() and not force:
+        raise CommandError(f"{target} exists; --force replaces it")
+    if not target.parent.is_dir():
+        raise CommandError(f"{target.parent}: no such folder; make it first")
 
 
 def field_lines(data: Dataset | Stream) -> Iterator[str]:

@@ -25,8 +25,9 @@ class IndexedExamples:
     """Examples by number, of any object with a length that is indexed with whole numbers.
 
     An example is a dict (its keys are the fields), a pair ("input" and "label"), or one value ("input"). A value is an
-    array, a tensor, a picture of Pillow, or a number: bools and whole numbers as they are, Python's floats as float32.
-    All examples must have the dtypes and shapes of the first.
+    array, a tensor, a picture of Pillow, a number or a list of numbers; Python's floats become float32.
+    All examples must have the dtypes and shapes of the first. The labels of a pair have the names in `data.classes`,
+    as torchvision's data sets have them, and those of a dict the names in `data.features`, as Hugging Face's have them.
 
     Raises DatasetError, which names the example's number, for one that is different or cannot be read.
     """
@@ -37,7 +38,7 @@ class IndexedExamples:
         if not self._count:
             raise DatasetError(f"{self._name}: no examples; give a data set that has some")
         first = _as_arrays(self._get(0), f"{self._name}, example 0")
-        self.fields: Mapping[str, Field] = {name: Field(array.dtype, array.shape) for name, array in first.items()}
+        self.fields: Mapping[str, Field] = _fields(data, first)
 
     def __len__(self) -> int:
         return self._count
@@ -81,7 +82,7 @@ class IteratedExamples:
         if first is None:
             raise DatasetError(f"{self._name}: no examples; give a data set that has some")
         arrays = _as_arrays(first, f"{self._name}, example 0")
-        self.fields: Mapping[str, Field] = {name: Field(array.dtype, array.shape) for name, array in arrays.items()}
+        self.fields: Mapping[str, Field] = _fields(data, arrays)
 
     def read(self, start: int = 0) -> Iterator[Arrays]:
         """The examples from number `start` on."""
@@ -141,6 +142,20 @@ def stack_examples(examples: Sequence[Any], fields: Mapping[str, Field], where: 
     }
 
 
+def _fields(data: object, first: Arrays) -> dict[str, Field]:
+    features = getattr(data, "features", None)
+    names = {name: getattr(feature, "names", None) for name, feature in features.items()} if features else {}
+    names.setdefault(LABEL, getattr(data, "classes", None))
+    fields = {}
+    for name, array in first.items():
+        known = names.get(name)
+        labels = (
+            isinstance(known, Sequence) and all(isinstance(each, str) for each in known) and array.dtype.kind in "iu"
+        )
+        fields[name] = Field(array.dtype, array.shape, tuple(known) if labels and known and not array.shape else ())
+    return fields
+
+
 def _as_arrays(example: Any, where: str) -> Arrays:
     if isinstance(example, Mapping):
         values = dict(example)
@@ -158,7 +173,9 @@ def _as_arrays(example: Any, where: str) -> Arrays:
 def _as_array(value: Any, what: str) -> NDArray[Any]:
     # A tensor that needs a gradient or is on another device refuses to become an array by itself.
     value = value.detach().cpu() if hasattr(value, "detach") else value
-    array = np.asarray(value, np.float32) if isinstance(value, float) else np.asarray(value)
+    array = np.asarray(value)
+    if isinstance(value, float | list | tuple) and array.dtype == np.float64:
+        array = array.astype(np.float32)
     if array.dtype.kind not in KINDS:
         raise DatasetError(f"{what} is {type(value).__name__}; expected an array, a tensor or a number")
     return array.astype(array.dtype.newbyteorder("="), copy=False)

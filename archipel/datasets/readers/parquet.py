@@ -72,17 +72,19 @@ class ParquetDataset(BlockDataset):
             metadata = self._open(number).metadata
             for group in range(metadata.num_row_groups):
                 facts = metadata.row_group(group)
-                if not 0 <= facts.total_byte_size <= MAX_GROUP_BYTES:
+                # A few bytes can stand for any number of equal rows.
+                wide = facts.num_rows * sum(bytes_of(field) for field in fields.values())
+                size = max(facts.total_byte_size, wide)
+                if facts.total_byte_size < 0 or facts.num_rows < 0 or size > MAX_GROUP_BYTES:
                     raise DatasetError(
-                        f"{file}: row group {group} takes {facts.total_byte_size} bytes, "
-                        f"the limit is {MAX_GROUP_BYTES}; write it again with smaller row groups"
+                        f"{file}: row group {group} takes {size} bytes, the limit is {MAX_GROUP_BYTES}; write it again "
+                        "with smaller row groups"
                     )
+                largest = max(largest, size)
                 self._places.append((number, group))
                 self._first_rows.append(first)
                 sizes.append(facts.num_rows)
                 first += facts.num_rows
-                wide = facts.num_rows * sum(bytes_of(field) for field in fields.values())
-                largest = max(largest, facts.total_byte_size, wide)
         super().__init__(fields, sizes, largest, memory)
 
     def locate(self, row: int) -> str:

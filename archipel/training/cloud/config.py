@@ -53,7 +53,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             the same number of threads gives the same numbers.
         device: "auto" takes CUDA, MPS or the CPU, whichever is there first; or "cpu", "cuda", "cuda:1", "mps".
         compile: whether `torch.compile` compiles the module; None: no.
-        parallel: how several processes under torchrun share the work.
+        parallel: how the processes that torchrun started share the work: "ddp", "fsdp", "tensor", "pipeline", "hybrid",
+            or "auto" (`training.cloud.parallel.prepare` describes them). The losses are those of one process;
+            `batch_size` counts the examples of all of them.
         inputs: the fields that the model takes, in its order; by default all that are no labels.
         label: the field with the labels, by default "label", "y", "labels" or "target", whichever is there. An input
             may be the label, as for an autoencoder.

@@ -57,6 +57,7 @@ class Autocast:
         self._device = device
         self._dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+        self.scaler.scale(torch.zeros((), device=device))  # makes the scale, which the trainer multiplies with itself
 
     def __call__(self) -> AbstractContextManager[Any]:
         """A context for the forward pass."""

@@ -70,9 +70,9 @@ class Feed:
             tensors[self.inputs[0]] = tokens[:, :-1]
         return tensors
 
-    def call(self, module: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-        """What the module returns for these inputs."""
-        return module(*(self._laid_out(tensors[name]) for name in self.inputs))
+    def arguments(self, tensors: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """What the module is called with."""
+        return tuple(self._laid_out(tensors[name]) for name in self.inputs)
 
     def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous(memory_format=self.layout) if tensor.ndim == 4 else tensor

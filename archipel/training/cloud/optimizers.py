@@ -81,9 +81,10 @@ def make_torch_optimizer(
     """
     import torch
 
-    trained = list(parameters)
+    trained, kinds = list(parameters), (torch.float32, torch.float64)
     # PyTorch has fused kernels for these devices; the sums that they make are the same.
-    fused = device.type in ("cpu", "cuda") and all(p.dtype in (torch.float32, torch.float64) for p in trained)
+    plain = not any(hasattr(p, "placements") for p in trained)  # and no parts of parameters (DTensor)
+    fused = plain and device.type in ("cpu", "cuda") and all(p.dtype in kinds for p in trained)
     rate = Rates(optimizer).at(0)
     kind = type(optimizer)  # by type: a subclass may compute something else
     if kind is SGD:

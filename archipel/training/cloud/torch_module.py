@@ -13,9 +13,10 @@ from torch import nn
 from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
 from archipel.graph.parameters import parameter_names, statistics, trainable_names
+from archipel.graph.shapes import dtype_of
 from archipel.graph.source_state import further_state
 from archipel.training.cloud.ops import LOWERINGS
-from archipel.training.cloud.ops.types import to_torch
+from archipel.training.cloud.ops.types import to_array, to_torch
 from archipel.training.cloud.own_rules import OwnRule, has_own_rule
 from archipel.training.cloud.paths import has, install, module_paths
 from archipel.training.cloud.stepping import SteppedModule
@@ -104,9 +105,9 @@ class TorchModule(SteppedModule):
         result = self.source.copy()
         state = self.state_dict()
         for name, path in self._paths.items():
-            array = np.array(state[path].detach().to("cpu").numpy())
             value = result.ir.graph.initializers[name]
-            value.const_value = ir.tensor(array, name=name)
+            array = to_array(state[path], dtype_of(value))
+            value.const_value = ir.tensor(array, dtype=dtype_of(value), name=name)
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TorchModule:

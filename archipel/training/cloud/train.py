@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from archipel.training.cloud.callbacks.loggers import make_loggers
 from archipel.training.cloud.callbacks.standard import Checkpoints, EarlyStopping, OnEpoch, checkpoint_file
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.device import Autocast, choose_device, memory_format, require_torch, threads
+from archipel.training.cloud.execution import Alone, place
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.generators import kept_generators, seed_generators
 from archipel.training.cloud.objective.objective import Objective
@@ -85,14 +88,13 @@ def train(
     config = TrainConfig() if config is None else config
     measured = None if test is None else as_dataset(test)  # a file that is missing shows before the training
     own = [*callbacks, *([] if on_epoch is None else [OnEpoch(on_epoch)])]
-    with threads(config.threads), kept_generators():
+    with threads(config.threads), kept_generators(), _joined(config):
         trainer = prepare(model, data, config, validation=validation, callbacks=own)
         trainer.run()
-        trainer.finish()
+        module = trainer.finish()
         tested = {} if measured is None or trainer.stop else trainer.evaluate(measured)
     # The caller gets the usual layout: other code need not expect channels-last weights.
-    module = trainer.module.to("cpu").eval()
-    module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    module.to("cpu").eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return TrainResult(module, tuple(trainer.history), not trainer.stop, _example(trainer), tested)
 
 
@@ -115,11 +117,9 @@ def prepare(
     config = TrainConfig() if config is None else config
     if not isinstance(config, TrainConfig):
         raise TrainingError(f"train: config must be a TrainConfig, is {type(config).__name__}")
-    if config.parallel != "none":
-        raise TrainingError(f"parallel: {config.parallel!r} is not there yet; leave it out to train in one process")
     seed_generators(config.seed)
     module = _as_module(model)
-    device = choose_device(config.device)
+    device = _device(config)
     dataset = as_dataset(data)
     graph = getattr(module, "source", None)
     graph_inputs = list(getattr(module, "input_names", ()))
@@ -127,24 +127,26 @@ def prepare(
     if graph is not None:
         objective.check(graph)
     feed = Feed(module, list(dataset.fields), objective.labels, config.inputs, graph_inputs, config.next_token)
-    batches = _batches(dataset, config)
-    steps = _updates(batches, config)
     _choose_trainable(module, config.trainable)
     # Before the optimizer is made and the checkpoint read: their tensors take the parameters' device and layout.
     module.to(device)
     if graph is None:
         feed.layout = memory_format(module, device)
         module.to(memory_format=feed.layout)  # type: ignore[call-overload]
-    optimizer, rates, described = _optimizer(module, config, steps, device)
+    execution = place(module, config.parallel, device, bool(config.compile), lambda: _twin(module))
+    if execution.processes > 1:
+        seed_generators(config.seed + execution.number)
+    batches = _batches(dataset, config, execution)
+    optimizer, rates, described = _optimizer(execution.parameters(), config, _updates(batches, config), device)
     autocast = Autocast(config.precision, device)
-    check = Validation(module, config, device, feed, objective, validation, autocast)
+    check = Validation(execution, config, device, feed, objective, validation, autocast)
     # When a checkpoint is read or written, not before: it reads some of the data.
     made_with = cache(lambda: {**_made_with(config, module, dataset), "optimizer": described})
     ema = None
     if config.ema is not None:
         from archipel.training.cloud.callbacks.ema import MovingAverage
 
-        ema = MovingAverage(module, config.ema)
+        ema = MovingAverage(execution.parameters(), config.ema)
     # The average before the checkpoint, which has it; the checkpoint before other callbacks, one of which may raise.
     standard: list[Callback] = [] if ema is None else [ema]
     if config.patience is not None:
@@ -152,8 +154,8 @@ def prepare(
     if config.checkpoint is not None:
         standard.append(Checkpoints(Path(config.checkpoint), config.checkpoint_every))
     trainer = Trainer(
-        module, config, device, feed, objective, batches, optimizer, rates, make_augment(config.augment), check, ema,
-        [*standard, *make_loggers(config), *callbacks], made_with,
+        execution, config, device, feed, objective, batches, optimizer, rates, make_augment(config.augment), check, ema,
+        [*standard, *(make_loggers(config) if execution.first else []), *callbacks], made_with,
     )  # fmt: skip
     _resume(trainer, config)
     return trainer
@@ -177,10 +179,15 @@ def _as_module(model: object) -> nn.Module:
     return model
 
 
-def _batches(dataset: Dataset | Stream, config: TrainConfig) -> Batches:
+def _batches(dataset: Dataset | Stream, config: TrainConfig, execution: Alone) -> Batches:
+    if config.batch_size % execution.world:
+        raise TrainingError(
+            f"batch_size: {config.batch_size} examples cannot be divided evenly among {execution.world} processes; "
+            f"make it a multiple of {execution.world}"
+        )
     return Batches(
-        dataset, config.batch_size, seed=config.seed % 2**32, prefetch=2 if config.workers else 0,
-        workers=config.workers or 1,
+        dataset, config.batch_size // execution.world, seed=config.seed % 2**32, rank=execution.rank,
+        world=execution.world, prefetch=2 if config.workers else 0, workers=config.workers or 1,
     )  # fmt: skip
 
 
@@ -191,6 +198,44 @@ def _updates(batches: Batches, config: TrainConfig) -> int | None:
     if not isinstance(batches.dataset, Dataset) or config.most_epochs is None:
         return None
     return max(len(batches) * config.most_epochs // config.accumulate, 1)
+
+
+@contextmanager
+def _joined(config: TrainConfig) -> Iterator[None]:
+    """A context in which the processes that torchrun started work together, where the config says so."""
+    from archipel.training.cloud.parallel import processes, under_torchrun
+
+    alone = config.parallel == "none" or (config.parallel == "auto" and not under_torchrun())
+    if alone or _is_joined():  # the caller may have joined them
+        yield
+        return
+    with processes(device=None if config.device == "auto" else config.device.partition(":")[0]):
+        yield
+
+
+def _device(config: TrainConfig) -> torch.device:
+    import torch
+
+    device = choose_device(config.device)
+    # `processes` has chosen each process's own GPU.
+    own = config.parallel != "none" and device.type == "cuda" and _is_joined()
+    return torch.device("cuda", torch.cuda.current_device()) if own else device
+
+
+def _is_joined() -> bool:
+    import torch
+
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A second module like it: the placed one keeps its parameters in parts."""
+    source = getattr(module, "source", None)
+    if source is None:
+        return copy.deepcopy(module).to("cpu")
+    from archipel.training.cloud.torch_module import TorchModule
+
+    return TorchModule(source)
 
 
 def _choose_trainable(module: nn.Module, patterns: str | Sequence[str]) -> None:
@@ -206,12 +251,11 @@ def _choose_trainable(module: nn.Module, patterns: str | Sequence[str]) -> None:
 
 
 def _optimizer(
-    module: nn.Module, config: TrainConfig, steps: int | None, device: torch.device
+    parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int | None, device: torch.device
 ) -> tuple[torch.optim.Optimizer, Rates | None, str]:
     """The optimizer, its rates, and what it is in words."""
     import torch
 
-    parameters = [p for p in module.parameters() if p.requires_grad]
     if not parameters:
         raise TrainingError("train: all parameters are frozen; name some with trainable")
     if callable(config.optimizer):

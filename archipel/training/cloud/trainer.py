@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +15,15 @@ from archipel.datasets import Batches
 from archipel.errors import ArchipelError, NonFiniteLossError, TrainingError, one_line
 from archipel.training.cloud.augment import Augment
 from archipel.training.cloud.callbacks.callback import Callback
-from archipel.training.cloud.checkpoint import damaged, read_checkpoint, write_checkpoint
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.device import Autocast, is_out_of_memory
+from archipel.training.cloud.execution import Alone, all_finite
 from archipel.training.cloud.faults import find_label, find_not_finite
 from archipel.training.cloud.feed import Feed
-from archipel.training.cloud.generators import generator_states, set_generator_states
-from archipel.training.cloud.objective.objective import Objective, Outputs
+from archipel.training.cloud.objective.objective import Batch, Objective, Outputs
 from archipel.training.cloud.optimizers import Rates
 from archipel.training.cloud.result import Epoch
+from archipel.training.cloud.resuming import load, save
 from archipel.training.cloud.validation import Validation
 
 if TYPE_CHECKING:
@@ -50,6 +49,12 @@ class Trainer:
         minibatches, updates: how many were made since the beginning.
         updated: whether the last minibatch made an update.
         history: the epochs so far.
+        parameters: what the optimizer updates.
+        best_weights: of the best epoch; {} before the first one has ended.
+        loss_sum, loss_weight: of the present epoch's minibatches; their quotient is its mean loss.
+        generator: what augmentations draw from.
+        made_with: gives the facts that must be equal for another training to go on from the checkpoint.
+        execution: how the module computes.
         stop: set it to end the training after the present batch.
 
     Example:
@@ -62,7 +67,7 @@ class Trainer:
 
     def __init__(
         self,
-        module: nn.Module,
+        execution: Alone,
         config: TrainConfig,
         device: torch.device,
         feed: Feed,
@@ -78,19 +83,18 @@ class Trainer:
     ) -> None:
         import torch
 
-        self.module, self.config, self.device = module, config, device
+        self.execution, self.module, self.config, self.device = execution, execution.module, config, device
         self.batches, self.optimizer, self.callbacks = batches, optimizer, list(callbacks)
         self.epoch, self.minibatches, self.updates = 1, 0, 0
         self.updated = self.stop = self.done = False
         self.history: list[Epoch] = []
         self.autocast = Autocast(config.precision, device)
         self._feed, self._objective, self._rates, self._augment = feed, objective, rates, augment
-        self._validation, self._ema, self._made_with = validation, ema, made_with
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._run = torch.compile(module) if config.compile else module
-        self._generator = torch.Generator().manual_seed(config.seed)
-        self._sum, self._weight = self._zeros()
-        self._best: dict[str, torch.Tensor] = {}
+        self._validation, self._ema, self.made_with = validation, ema, made_with
+        self.parameters = execution.parameters()
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.loss_sum, self.loss_weight = self._zeros()
+        self.best_weights: dict[str, torch.Tensor] = {}
         self._looked = 0
 
     @property
@@ -101,7 +105,7 @@ class Trainer:
     @property
     def parameter_count(self) -> int:
         """How many numbers are trained."""
-        return sum(parameter.numel() for parameter in self._parameters)
+        return sum(parameter.numel() for parameter in self.parameters)
 
     def step(self, batch: Arrays) -> torch.Tensor:
         """Compute one minibatch and, with the last of `accumulate` of them, update the parameters.
@@ -140,62 +144,29 @@ class Trainer:
             for callback in self.callbacks:
                 callback.after_training(self)
 
-    def finish(self) -> None:
-        """Give the module the weights of the best epoch, or the averages where no epoch has ended."""
-        if self._best:
-            self.module.load_state_dict(self._best)
-        elif self._ema is not None:
+    def finish(self) -> nn.Module:
+        """The module with the weights of the best epoch, or the averages where no epoch has ended."""
+        if not self.best_weights and self._ema is not None:
             self._ema.take_over()
         self._ema = None  # `evaluate` now measures these weights
+        return self.execution.take_over(self.best_weights)
 
     def save(self, path: Path) -> None:
-        """Write everything that a training needs to go on exactly here. Raises CheckpointError, NonFiniteLossError."""
-        import torch
+        """Write everything that a training needs to go on exactly here. Raises CheckpointError, NonFiniteLossError.
 
+        Several processes write only after an update: gradients that are not exchanged yet belong to each alone.
+        """
         self._look(now=True)
         # A checkpoint with damaged weights would take the place of a sound one.
-        if not all(bool(torch.isfinite(p).all()) for p in self._parameters):
+        if not all_finite(self.parameters):
             raise self._not_finite("a parameter")
-        pending = {}
-        if self.minibatches % self.config.accumulate:
-            pending = {str(i): p.grad for i, p in enumerate(self._parameters) if p.grad is not None}
-        content = {
-            "module": self.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scaler": self.autocast.scaler.state_dict(),
-            "pending": pending,
-            "callbacks": [callback.state() for callback in self.callbacks],
-            "generators": generator_states(),
-            "augment": self._generator.get_state(),
-            "batches": json.dumps(self.batches.state()),
-            "place": [self.epoch, self.minibatches, self.updates],
-            "sums": [self._sum, self._weight],
-            "history": [_plain(epoch) for epoch in self.history],
-            "best": self._best,
-        }
-        write_checkpoint(path, self._made_with(), content)
+        pending = self.minibatches % self.config.accumulate > 0
+        if not (pending and self.execution.world > 1):
+            save(self, path, pending)
 
     def load(self, path: Path) -> None:
         """Go on from what `save` wrote. Raises CheckpointError."""
-        content = read_checkpoint(path, self._made_with())
-        try:
-            self.module.load_state_dict(content["module"])
-            self.optimizer.load_state_dict(content["optimizer"])
-            self.autocast.scaler.load_state_dict(content["scaler"])
-            for index, gradient in content["pending"].items():
-                self._parameters[int(index)].grad = gradient.to(self.device)
-            for callback, state in zip(self.callbacks, content["callbacks"], strict=False):
-                callback.restore(state)
-            self._generator.set_state(content["augment"])
-            self.batches.restore(json.loads(content["batches"]))
-            self.epoch, self.minibatches, self.updates = content["place"]
-            self._sum, self._weight = (each.to(self.device) for each in content["sums"])
-            self.history = [Epoch(**facts) for facts in content["history"]]
-            self._best = {name: tensor.to(self.device) for name, tensor in content["best"].items()}
-            # Last: building other parts above may draw numbers.
-            set_generator_states(content["generators"])
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
-            raise damaged(path, one_line(error)) from error
+        load(self, path)
 
     def inputs(self, batch: Arrays) -> tuple[torch.Tensor, ...]:
         """What the module would get of a batch, on the CPU."""
@@ -237,7 +208,7 @@ class Trainer:
         self._look(now=True)
         started = time.perf_counter()
         metrics = self.evaluate() if self._validation.data is not None else {}
-        train_loss = float(self._sum / self._weight)
+        train_loss = float(self.loss_sum / self.loss_weight)
         best = self._validation.is_better(metrics, train_loss, self.history)
         if not math.isfinite(metrics.get("loss", 0.0)):
             raise self._not_finite("the validation loss")
@@ -247,38 +218,54 @@ class Trainer:
         )  # fmt: skip
         if best:
             with self._ema.swapped_in() if self._ema is not None else nullcontext():
-                # Clones: the tensors of `state_dict` share their memory with the module, which trains on.
-                self._best = {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
+                self.best_weights = self.execution.weights()
         self.history.append(epoch)
         self.epoch = len(self.history) + 1
-        self._sum, self._weight = self._zeros()
+        self.loss_sum, self.loss_weight = self._zeros()
         for callback in self.callbacks:
             callback.after_epoch(self, epoch)
 
     def _minibatch(self, batch: Arrays) -> torch.Tensor:
-        import torch
-
         every = self.config.accumulate
         if self._augment is not None:
             batch = self._augmented(batch)
         tensors = self._feed.tensors(batch, self.device)
+        whole = self._whole_weight(tensors)
+        found: torch.Tensor | float = 0.0
+
+        def compute(outputs: Outputs, targets: Batch) -> torch.Tensor:
+            nonlocal found
+            self._check_labels(outputs, batch)
+            if whole is None:
+                loss, found = self._objective.loss(outputs, targets)
+                return loss
+            # A part whose labels count less than those of other parts: the mean of all parts' is then the batch's.
+            share = _rows(targets) / _rows(tensors)
+            return self._objective.total(outputs, targets) * (self.execution.world / share) / whole
+
+        last = (self.minibatches + 1) % every == 0
+        scale = self.autocast.scaler.get_scale() / every if self.autocast.scaler.is_enabled() else 1.0 / every
         with self.autocast():
-            outputs = self._feed.call(self._run, tensors)
-        self._check_labels(outputs, batch)
-        loss, weight = self._objective.loss(outputs, tensors)
-        torch.autograd.backward(self.autocast.scaler.scale(loss / every if every > 1 else loss))
+            loss = self.execution.step(self._feed.arguments(tensors), tensors, compute, scale, last)
         self.minibatches += 1
-        self.updated = self.minibatches % every == 0
-        if self.updated:
+        self.updated = last
+        if last:
             self._update()
-        loss = loss.detach()
-        self._sum += loss * weight
-        self._weight += weight
+        if self.execution.processes > 1:
+            found = float(_rows(tensors) * self.execution.world) if whole is None else whole
+        self.loss_sum += loss * found
+        self.loss_weight += found
         return loss
 
-    def _update(self) -> None:
-        import torch
+    def _whole_weight(self, tensors: Batch) -> torch.Tensor | None:
+        """The weights of the batch's labels in all processes; None where one process has the whole batch, or all are 1.
 
+        It is known before the outputs are: a part of the batch needs it for its loss.
+        """
+        own = None if self.execution.processes == 1 else self._objective.label_weight(tensors)
+        return None if own is None else self.execution.total(own)
+
+    def _update(self) -> None:
         scaler = self.autocast.scaler
         if self._rates is not None:
             rate = self._rates.at(self.updates)
@@ -286,7 +273,7 @@ class Trainer:
                 group["lr"] = rate
         if self.config.clip is not None:
             scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self._parameters, self.config.clip)
+            self.execution.clip(self.config.clip)
         scale = scaler.get_scale()
         scaler.step(self.optimizer)
         scaler.update()
@@ -302,7 +289,7 @@ class Trainer:
 
         assert self._augment is not None
         name = self._feed.inputs[0]
-        return {**batch, name: self._augment(torch.as_tensor(batch[name]), self._generator)}  # type: ignore[dict-item]
+        return {**batch, name: self._augment(torch.as_tensor(batch[name]), self.generator)}  # type: ignore[dict-item]
 
     def _check_labels(self, outputs: Outputs, batch: Arrays) -> None:
         """Before the loss, which on a GPU would end the process for a label that is no class."""
@@ -325,7 +312,7 @@ class Trainer:
         """Raise NonFiniteLossError if a loss was not finite; on a GPU only every few minibatches."""
         if now or self.device.type == "cpu" or self.minibatches - self._looked >= _LOOK_EVERY:
             self._looked = self.minibatches
-            if not math.isfinite(float(self._sum)):
+            if not math.isfinite(float(self.loss_sum)):
                 raise self._not_finite("the loss")
 
     def _not_finite(self, what: str) -> NonFiniteLossError:
@@ -358,8 +345,8 @@ class Trainer:
         return torch.zeros((), dtype=dtype, device=self.device), torch.zeros((), dtype=dtype, device=self.device)
 
     def _weight_is_there(self) -> bool:
-        return bool(self._weight > 0)
+        return bool(self.loss_weight > 0)
 
 
-def _plain(epoch: Epoch) -> dict[str, Any]:
-    return {**vars(epoch), "metrics": dict(epoch.metrics)}
+def _rows(batch: Batch) -> int:
+    return len(next(iter(batch.values())))

@@ -7,18 +7,19 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from archipel.datasets import Batches, as_dataset
+from archipel.datasets.dataset import Dataset
 from archipel.errors import TrainingError
 from archipel.training.cloud.config import TrainConfig
+from archipel.training.cloud.execution import Alone
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.objective.metrics import Metrics
-from archipel.training.cloud.objective.objective import Objective
+from archipel.training.cloud.objective.objective import Objective, Outputs
 from archipel.training.cloud.result import Epoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
-    from torch import nn
 
 _LARGER = 4
 """Batches are so many times larger than in training, since no gradients need memory."""
@@ -34,7 +35,7 @@ class Validation:
 
     def __init__(
         self,
-        module: nn.Module,
+        execution: Alone,
         config: TrainConfig,
         device: torch.device,
         feed: Feed,
@@ -43,7 +44,7 @@ class Validation:
         autocast: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self.data = None if data is None else as_dataset(data)
-        self._module, self._config, self._device = module, config, device
+        self._execution, self._config, self._device = execution, config, device
         self._feed, self._objective, self._autocast = feed, objective, autocast
         if config.metrics and not objective.terms:
             raise TrainingError("metrics: the loss is a function, which does not say what answers and labels are")
@@ -57,20 +58,29 @@ class Validation:
         chosen = self.data if data is None else as_dataset(data)
         if chosen is None:
             raise TrainingError("evaluate: no data; give some, or validation= at the beginning")
+        # A stream does not know how many examples it has, so each process reads all of it.
+        rank, world = (self._execution.rank, self._execution.world) if isinstance(chosen, Dataset) else (0, 1)
+        if isinstance(chosen, Dataset) and len(chosen) < world:
+            raise TrainingError(f"validation: {len(chosen)} examples for {world} processes; give at least one for each")
         batches = Batches(
-            chosen, self._config.batch_size * _LARGER, shuffle=False, prefetch=2 if self._config.workers else 0,
-            workers=self._config.workers or 1,
+            chosen, max(self._config.batch_size * _LARGER // world, 1), shuffle=False, rank=rank, world=world,
+            prefetch=2 if self._config.workers else 0, workers=self._config.workers or 1,
         )  # fmt: skip
-        self._module.eval()
+        self._execution.module.eval()
         sums = [torch.zeros(4, dtype=torch.float64) for _ in self._objective.terms]
         own, count = 0.0, 0
         with torch.no_grad():
             for batch in batches:
                 tensors = self._feed.tensors(batch, self._device)
                 with self._autocast():
-                    outputs = self._feed.call(self._module, tensors)
-                size = len(next(iter(batch.values())))
+                    outputs = self._execution.forward(self._feed.arguments(tensors))
+                # Where examples do not divide, some come twice, at the end: they count once.
+                size = _once(batches, len(next(iter(batch.values()))))
                 count += size
+                if not size:
+                    continue
+                tensors = {name: tensor[:size] for name, tensor in tensors.items()}
+                outputs = cut(outputs, size)
                 if self._objective.own is not None:
                     own += float(self._objective.loss(outputs, tensors)[0]) * size
                 for index, term in enumerate(self._objective.terms):
@@ -81,6 +91,10 @@ class Validation:
                     numbers = (part.total, part.weight, right, part.counted)
                     sums[index] += torch.tensor([float(each) for each in numbers], dtype=torch.float64)
                     self._metrics[index].update(output, label)
+        if world > 1:
+            sums = [self._execution.total(each.to(self._device)).cpu() for each in sums]
+            pair = self._execution.total(torch.tensor([own, count], dtype=torch.float64, device=self._device))
+            own, count = float(pair[0]), int(pair[1])
         return self._combined(sums, own / max(count, 1))
 
     def is_better(self, metrics: Mapping[str, float], train_loss: float, history: Sequence[Epoch]) -> bool:
@@ -122,3 +136,22 @@ class Validation:
                 f"{list(self._config.metrics)}"
             )
         return known[0]
+
+
+def _once(batches: Batches, rows: int) -> int:
+    """How many of the rows of the last batch are not repeated to make all parts equal."""
+    if batches.world == 1 or not isinstance(batches.dataset, Dataset):
+        return rows
+    step = batches.batch_size * batches.world
+    here = min(step, len(batches.dataset) - (batches.batch - 1) * step)
+    first = batches.rank * (rows * batches.world) // batches.world
+    return max(0, min(rows, here - first))
+
+
+def cut(outputs: Outputs, rows: int) -> Outputs:
+    """The outputs for the first so many examples."""
+    if isinstance(outputs, Mapping):
+        return {name: cut(each, rows) for name, each in outputs.items()}
+    if isinstance(outputs, tuple | list):
+        return tuple(cut(each, rows) for each in outputs)
+    return outputs[:rows]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from archipel.datasets import open_parquet
+from archipel.datasets import open_parquet, write_records
 from tests.datasets.readers.test_audio import sound, wav
 from tests.datasets.readers.test_images import picture, png
 from tests.support.commands import Command
@@ -63,6 +63,25 @@ def test_stats(archipel: Command, people: Path) -> None:
     assert "1 left out" in text
     assert "  no   2  ########################################\n" in text
     assert "hours: from 10 to 40" in text
+
+
+def test_split(archipel: Command, tmp_path: Path) -> None:
+    whole, train, validation = (tmp_path / f"{name}.parquet" for name in ("whole", "train", "validation"))
+    write_records({"x": np.arange(50), "label": np.arange(50) % 5}, whole)
+    arguments = ("data", "split", str(whole), str(train), str(validation), "--share", "0.2", "--by", "label")
+    out, _ = archipel(*arguments)
+    assert f"{train}: 40 examples" in out
+    assert f"{validation}: 10 examples" in out
+    parts = [open_parquet(path).take(np.arange(count)) for path, count in ((train, 40), (validation, 10))]
+    assert sorted(np.concatenate([part["x"] for part in parts]).tolist()) == list(range(50))
+    assert np.bincount(parts[1]["label"]).tolist() == [2] * 5
+    assert "exists; --force replaces it" in archipel(*arguments, code=1)[1]
+    again = json.loads(archipel(*arguments, "--force", "--json")[0])
+    assert [each["examples"] for each in again] == [40, 10]
+    assert np.array_equal(open_parquet(validation).take(np.arange(10))["x"], parts[1]["x"])
+    _, error = archipel("data", "split", str(whole), str(whole), str(validation), "--force", code=1)
+    assert "must be three files" in error
+    assert len(open_parquet(whole)) == 50
 
 
 def test_folders_and_options_of_readers(archipel: Command, tmp_path: Path) -> None:

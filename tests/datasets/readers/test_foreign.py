@@ -58,6 +58,9 @@ def test_as_pytorchs_loader_gives_them() -> None:
     assert sorted(weight for batch in whole for weight in batch["weight"]) == [row / 2 for row in range(8)]
     batches.restore({**batches.state(), "epoch": 0, "batch": 1})
     assert all(np.array_equal(a["input"], b["input"]) for a, b in zip(batches, whole[1:], strict=True))
+    named = Pairs()
+    named.classes = ["cat", "dog", "ant"]  # type: ignore[attr-defined]
+    assert as_dataset(named).fields["label"].classes == ("cat", "dog", "ant")
     picture = as_dataset([Image.new("RGB", (4, 5), (1, 2, 3))])
     assert str(picture.fields["input"]) == "uint8[5, 4, 3]"
 

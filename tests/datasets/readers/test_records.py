@@ -242,6 +242,15 @@ def test_a_file_larger_than_the_memory_for_it(tmp_path: Path) -> None:
     assert most < 4 << 20
 
 
+def test_a_few_bytes_that_stand_for_many_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("archipel.datasets.readers.parquet.MAX_GROUP_BYTES", 1_000_000)
+    zeros = pa.DictionaryArray.from_arrays(pa.array(np.zeros(200_000, np.int8)), pa.array([0.0]))
+    pq.write_table(pa.table({"x": zeros}), tmp_path / "x.parquet", row_group_size=200_000)
+    assert (tmp_path / "x.parquet").stat().st_size < 5_000
+    with pytest.raises(DatasetError, match="row group 0 takes 1600000 bytes, the limit is 1000000; write it again"):
+        open_parquet(tmp_path / "x.parquet")
+
+
 def test_a_write_that_fails_leaves_the_file(tmp_path: Path) -> None:
     class Breaking(ArrayDataset):
         def take(self, rows: np.ndarray) -> Arrays:

@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
 
 import archipel
 from archipel import autodiff
 from archipel.training.cloud.torch_module import TorchModule
 from tests.frontend import algorithms, array_programs, calling, control_flow, named_programs, odd_programs
 from tests.frontend.cases import CASES, Case
+from tests.frontend.generated import PROGRAMS, compiled
 from tests.frontend.test_functions import compare, runtime
+from tests.frontend.test_generated import ARGUMENTS
 
 FILES = (algorithms, array_programs, calling, control_flow, named_programs, odd_programs)
 SHORT = {
@@ -82,6 +85,19 @@ def test_gradients_are_those_of_autodiff(case: Case) -> None:
         theirs = expected[f"{name}.grad"]
         mine_array = np.zeros_like(theirs) if mine is None else mine.numpy()
         np.testing.assert_allclose(mine_array, theirs, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(PROGRAMS)
+def test_generated_programs(text: str) -> None:
+    program = compiled(text)
+    module = TorchModule(archipel.function(program, (3, 5, np.zeros(3))))
+    for a, b, items in ARGUMENTS:
+        x = np.array(items)
+        found = module(torch.tensor(a), torch.tensor(b), torch.from_numpy(x))
+        for ours, theirs in zip(found, program(a, b, x.copy()), strict=True):
+            compare(ours.numpy(), theirs, text)
 
 
 def as_tuple(found: Any) -> tuple[Any, ...]:

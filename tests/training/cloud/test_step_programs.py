@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,25 +46,8 @@ SHORT = {
 TOLERANCE = {"mixed": 2e-3}  # what float16 rounds differs where ONNX Runtime keeps products in float32
 
 
-class TorchSession:
-    """A program in PyTorch, with the one method of ONNX Runtime's sessions that the runner calls."""
-
-    def __init__(self, program: Model) -> None:
-        self.module = TorchModule(program)
-        self.outputs = [info.name for info in program.outputs]
-
-    def run(self, names: Sequence[str], feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-        with torch.no_grad():
-            found = self.module(*(torch.from_numpy(np.array(feed[name])) for name in self.module.input_names))
-        by_name = dict(zip(self.outputs, found if isinstance(found, tuple) else (found,)))
-        return [by_name[name].numpy() for name in names]
-
-
 def torch_runner(program: Model, **given: Any) -> StepRunner:
-    """The reference driver, with PyTorch in the place of ONNX Runtime."""
-    runner = StepRunner(program, **given)
-    runner._session = TorchSession(program)
-    return runner
+    return StepRunner(program, engine="torch:cpu", **given)
 
 
 def pairs() -> list[Any]:
@@ -144,10 +127,10 @@ def test_dropout_masks_are_those_of_onnx_runtime_bit_for_bit() -> None:
     program = training.step_graph(Model.from_proto(proto), losses.l1(), optimizers.sgd())
     for seed in (0, 2**32 - 1):
         runners = [build(program, hyperparameters={"lr": 1.0}, seed=seed) for build in (StepRunner, torch_runner)]
-        for _ in range(3):
+        for step in range(3):
             kept = []
             for runner in runners:
-                runner.tensors["w"] = ones
+                runner.resume({**runner.tensors, "w": ones}, step)
                 runner.step({"x": ones, "label": np.zeros_like(ones)})
                 kept.append(runner.tensors["w"] != 1)
             assert 0.4 < kept[0].mean() < 0.6  # 0.7 * 0.7 are kept
@@ -192,3 +175,25 @@ def test_unsigned_inputs_and_outputs_have_the_types_of_the_graph() -> None:
         for found, value in zip(module(*given), expected, strict=True):
             assert found.dtype == torch.from_numpy(value).dtype
             np.testing.assert_array_equal(found.numpy(), value)
+
+
+def test_weights_go_back_in_the_types_of_the_graph() -> None:
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21]>
+        agraph (float[n, 2] x) => (float[n, 2] y, uint32[2] z)
+        { b = Cast <to = 1> (w) a = Mul (x, b) y = Add (a, f) z = Add (k, k) }"""
+    )
+    stored = [
+        onnx.numpy_helper.from_array(np.array([1, 2**31 + 5], np.uint32), "k"),
+        onnx.numpy_helper.from_array(np.ones(2, np.float32), "f"),
+        onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, [2], [1.5, 2.0]),
+    ]
+    proto.graph.initializer.extend(stored)
+    module = TorchModule(Model.from_proto(proto))
+    assert module(torch.ones(1, 2))[1].tolist() == [2, 10]
+    back = {
+        tensor.name: tensor for tensor in onnx.load_from_string(module.double().to_model().to_bytes()).graph.initializer
+    }
+    for tensor in stored:
+        assert back[tensor.name].data_type == tensor.data_type
+        np.testing.assert_array_equal(onnx.numpy_helper.to_array(back[tensor.name]), onnx.numpy_helper.to_array(tensor))

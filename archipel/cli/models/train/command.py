@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -65,6 +66,8 @@ def train_command(config: Path, resume: bool, dry_run: bool, settings: tuple[str
             _try(model, data, settings_of)
             return
         result = _run(model, data, settings_of, config)
+        if not _speaks():
+            return
         best = result.best.metrics if result.history else {}
         count = sum(each.numel() for each in result.module.parameters() if each.requires_grad)
         card = make_card(job, config, settings, data=data, validated=best, tested=result.test, parameters=count)
@@ -83,10 +86,10 @@ def _run(model: Any, data: Data, config: TrainConfig, file: Path) -> TrainResult
         )  # fmt: skip
         if not result.finished:
             raise KeyboardInterrupt
-    if result.history:
+    if result.history and _speaks():
         best = result.best
         click.echo(f"best epoch {best.number}: {_numbers(best.metrics)}")
-    if result.test:
+    if result.test and _speaks():
         click.echo(f"test: {_numbers(result.test)}")
     return result
 
@@ -158,9 +161,14 @@ def _stop_at_ctrl_c(check: Callable[[], None]) -> Any:
 
 
 def _show(epoch: Epoch) -> None:
-    click.echo(
-        f"epoch {epoch.number}: training loss {epoch.train_loss:.4f}, {_numbers(epoch.metrics)}, {epoch.seconds:.1f} s"
-    )
+    if _speaks():
+        numbers = _numbers(epoch.metrics)
+        click.echo(f"epoch {epoch.number}: training loss {epoch.train_loss:.4f}, {numbers}, {epoch.seconds:.1f} s")
+
+
+def _speaks() -> bool:
+    """Whether this process prints and writes: of those that torchrun starts, the first one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _numbers(metrics: Mapping[str, float]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from archipel.training.cloud.callbacks.callback import Callback
+from archipel.training.cloud.execution import local_part
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,19 +21,20 @@ if TYPE_CHECKING:
 class MovingAverage(Callback):
     """Averages the parameters after every update: a' = decay a + (1 - decay) p, from the first parameters on."""
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
-        self._averages = [p.detach().clone() for p in self._parameters]
+    def __init__(self, parameters: Sequence[nn.Parameter], decay: float) -> None:
+        # Several processes have parts of parameters (DTensor): each averages its own.
+        self._parameters = [local_part(p.detach()) for p in parameters]
+        self._averages = [p.clone() for p in self._parameters]
         self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
         if trainer.updated:
-            self._average(self._averages, [p.detach() for p in self._parameters], trainer.updates)
+            self._average(self._averages, self._parameters, trainer.updates)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """A context in which the module has the averages."""
-        kept = [p.detach().clone() for p in self._parameters]
+        kept = [p.clone() for p in self._parameters]
         with torch.no_grad():
             for parameter, average in zip(self._parameters, self._averages):
                 parameter.copy_(average)

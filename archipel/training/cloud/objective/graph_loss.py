@@ -72,6 +72,24 @@ class GraphLoss:
         results = self._lower(output, label).sums(output, label)
         return Sums(results[0], results[1], results[3] if len(results) == 4 else None, results[2])
 
+    def label_weight(self, label: torch.Tensor) -> torch.Tensor | None:
+        """The sum of the labels' weights before there are outputs, a float64 scalar; None where all are 1.
+
+        A part of a batch needs it for its share of the whole: parts may have different numbers of labels that count.
+        """
+        import torch
+
+        if not isinstance(self.loss, CrossEntropy):
+            return None
+        ignored, table = self.loss.ignore_index, self.loss.class_weights
+        if ignored is None and table is None:
+            return None
+        counts = torch.ones_like(label, dtype=torch.bool) if ignored is None else label != ignored
+        if table is None:
+            return counts.sum(dtype=torch.float64)
+        weights = torch.tensor(table, dtype=torch.float64, device=label.device)
+        return weights[torch.where(counts, label, 0).long()].mul(counts).sum()
+
     def label_type(self, output: torch.Tensor) -> torch.dtype:
         """The type that labels of this output have."""
         return self._for(output).label_type

@@ -91,6 +91,17 @@ class Objective:
         # Several means have no common weight but the number of examples.
         return sum_of([weight * value for weight, value, _ in pairs]), len(next(iter(batch.values())))
 
+    def total(self, outputs: Outputs, batch: Batch) -> torch.Tensor:
+        """The sum of the labels' weighted losses, of an objective with one term."""
+        (term,) = self.terms
+        return term.loss.sums(self._pick(outputs, term), self._label(outputs, batch, term)).total * term.weight
+
+    def label_weight(self, batch: Batch) -> torch.Tensor | None:
+        """The sum of the labels' weights, a float64 scalar; None where every label counts the same."""
+        if len(self.terms) != 1 or self.terms[0].label not in batch:
+            return None
+        return self.terms[0].loss.label_weight(batch[self.terms[0].label])
+
     def check(self, model: Model) -> None:
         """Refuse losses that do not fit the graph's outputs, such as one that applies a softmax a second time."""
         values = {str(value.name): value for value in model.ir.graph.outputs}

@@ -68,3 +68,10 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
     if array.dtype.kind not in "biuf":
         raise TrainingError(f"PyTorch has no tensors of {array.dtype.name}")
     return torch.from_numpy(np.array(array, order="C"))
+
+
+def to_array(tensor: torch.Tensor, dtype: ir.DataType) -> np.ndarray:
+    """A copy of a tensor's content as an array of an ONNX type."""
+    tensor = tensor.detach().to("cpu")
+    tensor = tensor.to(torch.float32) if tensor.dtype is torch.bfloat16 else tensor  # NumPy itself has no bfloat16
+    return np.array(tensor.numpy()).astype(dtype.numpy(), copy=False)

@@ -40,6 +40,8 @@ def cut(module: fx.GraphModule, starts: Sequence[str]) -> list[fx.GraphModule]:
     import torch
     from torch import fx
 
+    from archipel.training.cloud.parallel.contiguous import contiguous
+
     nodes = movable(module)
     light = set(module.graph.nodes).difference(nodes)
     light = {node for node in light if node.op not in ("placeholder", "output")}
@@ -66,6 +68,8 @@ def cut(module: fx.GraphModule, starts: Sequence[str]) -> list[fx.GraphModule]:
     for stage in range(last + 1):
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in arriving}
+        if stage > 0:
+            copies = {node: graph.call_function(contiguous, (given,)) for node, given in copies.items()}
 
         def copy(node: fx.Node, graph: fx.Graph = graph, copies: dict[fx.Node, fx.Node] = copies) -> fx.Node:
             if node not in copies:
@@ -79,7 +83,7 @@ def cut(module: fx.GraphModule, starts: Sequence[str]) -> list[fx.GraphModule]:
         else:
             held = [*arriving, *nodes[edges[stage] : edges[stage + 1]]]
             arriving = [node for node in held if last_reader(node) > stage]
-            leaving = tuple(copies[node] for node in arriving)
+            leaving = tuple(graph.call_function(contiguous, (copies[node],)) for node in arriving)
             graph.output(leaving[0] if len(leaving) == 1 else leaving)
         stages.append(fx.GraphModule(module, graph))
     owners: dict[int, int] = {}

@@ -72,15 +72,18 @@ class Stages(Placed):
         import torch.distributed as dist
         from torch.utils import _pytree as pytree
 
-        even = len(inputs[0]) % self._microbatches == 0
-        schedule, outputs = self._schedule(tuple(inputs), self._microbatches if even else 1, training=False)
+        rows = len(inputs[0])
+        missing = -rows % self._microbatches
+        # Microbatches have one size: the first example fills the last one, and its outputs are left out.
+        inputs = [torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) for tensor in inputs]
+        schedule, outputs = self._schedule(tuple(inputs), self._microbatches, training=False)
         with torch.no_grad():
             result = schedule.eval(*(inputs if self._rank == 0 else ()))
             if result is None:
                 result = pytree.tree_map(lambda like: torch.empty_like(like, device=self.device), outputs)
             for tensor in pytree.tree_leaves(result):
                 dist.broadcast(tensor, group_src=self._world - 1, group=self._group)
-        return result
+        return pytree.tree_map(lambda tensor: tensor[:rows], result)
 
     def _of_rows(self, outputs: Any, rows: torch.Tensor) -> torch.Tensor:
         """The loss of one microbatch. The schedule can divide one tensor of targets: these rows pick from all."""

@@ -10,6 +10,7 @@ import msgspec
 from archipel.durable import write_durably
 from archipel.errors import TrainingError, one_line
 
+_SLOWER = ("all_gather", "reduce_scatter", "all_to_all")
 _LARGEST = 2**20  # bytes of a file
 
 
@@ -22,10 +23,14 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         flops_per_second: of large matrix products, by dtype ("float32", "bfloat16").
         convolution_flops_per_second: of large convolutions; None: as of matrix products.
         memory_bytes_per_second: that elementwise operators read and write.
+        fresh_bytes_per_second: that are written into memory just allocated, as gradients are; None: as elsewhere.
         launch_seconds: that one small operator takes at least.
         link_bytes_per_second: from one device to another, in one direction.
         latency_seconds: until the first byte arrives.
         exchange_seconds: that PyTorch takes to prepare one exchange of a DTensor.
+        exchange_bytes_per_second: that PyTorch copies in one exchange of a DTensor; None: as memory moves bytes.
+        slowdown: how much longer an exchange takes than a ring over these links would, by name ("all_gather",
+            "reduce_scatter", "all_to_all"); 1 for others.
         overlap: the part of an exchange that goes on beside computing, 0..1: 0 where processors do both.
         dtype: in which parameters and activations are computed.
     """
@@ -35,26 +40,36 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     flops_per_second: dict[str, float]
     convolution_flops_per_second: dict[str, float] | None = None
     memory_bytes_per_second: float
+    fresh_bytes_per_second: float | None = None
     launch_seconds: float = 5e-6
     link_bytes_per_second: float
     latency_seconds: float
     exchange_seconds: float = 1e-4
+    exchange_bytes_per_second: float | None = None
+    slowdown: dict[str, float] = {}
     overlap: float = 0.0
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
         rates = [*self.flops_per_second.values(), *(self.convolution_flops_per_second or {}).values()]
+        rates += [*self.slowdown.values(), *filter(None, [self.exchange_bytes_per_second, self.fresh_bytes_per_second])]
         numbers = [*rates, self.memory_bytes_per_second, self.link_bytes_per_second, self.memory_bytes, self.devices]
         if not all(0 < number < 1e30 for number in numbers):
             raise ValueError("devices, memory and speeds must be above 0")
         if not all(0 <= n < 1e6 for n in (self.launch_seconds, self.latency_seconds, self.exchange_seconds)):
             raise ValueError("seconds must be 0 or more")
+        if unknown := set(self.slowdown) - set(_SLOWER):
+            raise ValueError(f"slowdown knows {', '.join(_SLOWER)}, not {min(unknown)!r}")
         if not 0 <= self.overlap <= 1:
             raise ValueError("overlap must be between 0 and 1")
         if self.devices > 2**20:
             raise ValueError("devices must be at most 1048576")
         if self.dtype not in self.flops_per_second:
             raise ValueError(f"flops_per_second has no {self.dtype!r}, which is the dtype")
+
+    def fresh_seconds(self, nbytes: float) -> float:
+        """To allocate and write so many bytes."""
+        return nbytes / (self.fresh_bytes_per_second or self.memory_bytes_per_second)
 
     def product_rate(self, convolution: bool) -> float:
         """FLOPs a second of products or convolutions in the cluster's dtype."""
@@ -110,17 +125,33 @@ def write_cluster(cluster: Cluster, path: str | os.PathLike[str]) -> None:
 
 def all_reduce_seconds(cluster: Cluster, nbytes: float, n: int) -> float:
     """A ring: n - 1 steps that reduce and scatter, and n - 1 that gather, of nbytes / n each."""
-    return 2 * gather_seconds(cluster, nbytes, n)
+    return 2 * _half_ring(cluster, nbytes, n)
 
 
 def gather_seconds(cluster: Cluster, nbytes: float, n: int) -> float:
-    """All-gather to, or reduce-scatter from, nbytes on each device: n - 1 steps of nbytes / n each."""
-    return (n - 1) * (cluster.latency_seconds + nbytes / n / cluster.link_bytes_per_second)
+    """All-gather to nbytes on each device: n - 1 steps of nbytes / n each."""
+    return _half_ring(cluster, nbytes, n) * cluster.slowdown.get("all_gather", 1.0)
+
+
+def scatter_seconds(cluster: Cluster, nbytes: float, n: int) -> float:
+    """Reduce-scatter from nbytes on each device: n - 1 steps of nbytes / n each."""
+    return _half_ring(cluster, nbytes, n) * cluster.slowdown.get("reduce_scatter", 1.0)
 
 
 def all_to_all_seconds(cluster: Cluster, nbytes: float, n: int) -> float:
     """Each device has nbytes / n, of which it sends 1 / n to each other one."""
-    return (n - 1) * (cluster.latency_seconds + nbytes / n / n / cluster.link_bytes_per_second)
+    bare = (n - 1) * (cluster.latency_seconds + nbytes / n / n / cluster.link_bytes_per_second)
+    return bare * cluster.slowdown.get("all_to_all", 1.0)
+
+
+def prepare_seconds(cluster: Cluster, nbytes: float) -> float:
+    """What PyTorch does around one exchange of a DTensor that has nbytes on a device."""
+    rate = cluster.exchange_bytes_per_second or cluster.memory_bytes_per_second
+    return cluster.exchange_seconds + nbytes / rate
+
+
+def _half_ring(cluster: Cluster, nbytes: float, n: int) -> float:
+    return (n - 1) * (cluster.latency_seconds + nbytes / n / cluster.link_bytes_per_second)
 
 
 def send_seconds(cluster: Cluster, nbytes: float) -> float:

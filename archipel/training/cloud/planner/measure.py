@@ -12,14 +12,15 @@ import torch.distributed as dist
 from archipel.training.cloud.planner.cluster import Cluster
 
 _WIDTH = 512
-_LARGE, _SMALL = 2**22, 2**8  # elements of an exchange
+_LARGE, _SMALL = 2**24, 2**8  # elements: more than caches hold, and next to nothing
 _MEMORY_SHARE = 0.9  # of what a device has; the rest is for the allocator and PyTorch itself
 
 
-def measure_cluster(device: torch.device) -> Cluster:
+def measure_cluster(device: torch.device, clock: Callable[[], float] = time.perf_counter) -> Cluster:
     """The cluster of the processes that have joined; each must call this, and all get the numbers of rank 0.
 
-    On a machine that does something else at the same time the numbers are of what is left.
+    On a machine that does something else at the same time the numbers are of what is left. `clock` gives seconds:
+    time.process_time, on CPUs, leaves out what others take.
     """
     n, kind = dist.get_world_size(), device.type
     x = torch.randn(_WIDTH, _WIDTH, device=device)
@@ -28,29 +29,40 @@ def measure_cluster(device: torch.device) -> Cluster:
     large, small = torch.zeros(_LARGE, device=device), torch.zeros(_SMALL, device=device)
     few = torch.zeros(8, device=device)
     # Everybody computes at the same time, as in a step.
-    product = _seconds(lambda: x @ x, kind)
-    convolution = _seconds(lambda: torch.conv2d(images, kernel, padding=1), kind)
-    add = _seconds(lambda: torch.add(large, 1.0), kind)
-    launch = _seconds(lambda: torch.relu(few), kind, repeats=200)
-    if n > 1:
-        quick = _seconds(lambda: dist.all_reduce(small), kind, repeats=20)
-        slow = _seconds(lambda: dist.all_reduce(large), kind, repeats=4)
-    else:
-        quick, slow = 1e-6, 1e-3
+    product = _seconds(lambda: x @ x, kind, clock)
+    convolution = _seconds(lambda: torch.conv2d(images, kernel, padding=1), kind, clock)
+    add = _seconds(lambda: large.mul_(1.0), kind, clock)
+    launch = _seconds(lambda: torch.relu(few), kind, clock, repeats=200)
+    quick = _seconds(lambda: dist.all_reduce(small), kind, clock, repeats=20)
+    slow = _seconds(lambda: dist.all_reduce(large), kind, clock, repeats=4)
     # A ring of n devices makes 2 (n - 1) steps, each of 1 / n of the message.
     steps = 2 * max(n - 1, 1)
     latency = quick / steps
-    bandwidth = 4 * _LARGE / n / max((slow - quick) / steps, 1e-9)
+    bandwidth = large.nbytes / n / max((slow - quick) / steps, 1e-9)
+    half = large.nbytes / n / bandwidth * (n - 1) + latency * (n - 1)
+    part = large[: len(large) // n].clone()
+    exchanges = {
+        "all_gather": lambda: dist.all_gather_into_tensor(large, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, large),
+    }
+    taken = {name: _seconds(call, kind, clock, repeats=4) for name, call in exchanges.items()}
+    laid = _redistribution(device, n)
+    before = _seconds(lambda: laid(small), kind, clock, repeats=20)
+    around = _seconds(lambda: laid(large), kind, clock, repeats=4)
+    fresh = _seconds(lambda: torch.empty_like(large).fill_(1.0), kind, clock)
     found: dict[str, Any] = {
         "devices": n,
         "memory_bytes": int(_memory(device, n) * _MEMORY_SHARE),
         "flops_per_second": {"float32": 2 * _WIDTH**3 / product},
         "convolution_flops_per_second": {"float32": 2 * 16 * 32 * 32 * 32 * 32 * 9 / convolution},
-        "memory_bytes_per_second": 2 * 4 * _LARGE / add,
+        "memory_bytes_per_second": 2 * large.nbytes / add,
+        "fresh_bytes_per_second": large.nbytes / fresh,
         "launch_seconds": launch,
         "link_bytes_per_second": bandwidth,
         "latency_seconds": latency,
-        "exchange_seconds": _exchange(device, n, quick),
+        "exchange_seconds": max(before - quick, 1e-6),
+        "exchange_bytes_per_second": large.nbytes / max(around - slow - (before - quick), 1e-9),
+        "slowdown": {name: max(seconds / half, 0.1) for name, seconds in taken.items()} if n > 1 else {},
         # Where one processor computes and sends, neither goes on beside the other.
         "overlap": 0.0 if kind == "cpu" else 0.8,
     }
@@ -59,31 +71,31 @@ def measure_cluster(device: torch.device) -> Cluster:
     return Cluster(**agreed[0])
 
 
-def _exchange(device: torch.device, n: int, bare: float) -> float:
-    """What a DTensor's redistribution takes longer than the exchange itself."""
+def _redistribution(device: torch.device, n: int) -> Callable[[torch.Tensor], object]:
+    """An all-reduce as a DTensor's redistribution."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
     mesh = init_device_mesh(device.type, (n,))
-    part = torch.zeros(_SMALL, device=device)
 
-    def redistribute() -> None:
-        DTensor.from_local(part, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
+    def redistribute(part: torch.Tensor) -> torch.Tensor:
+        whole = DTensor.from_local(part, mesh, [Partial()], run_check=False)
+        return whole.redistribute(placements=[Replicate()]).to_local()
 
-    return max(_seconds(redistribute, device.type, repeats=20) - bare, 1e-6)
+    return redistribute
 
 
-def _seconds(call: Callable[[], object], kind: str, repeats: int = 8) -> float:
+def _seconds(call: Callable[[], object], kind: str, clock: Callable[[], float], repeats: int = 8) -> float:
     """The median time of a call."""
     times = []
     for _ in range(repeats + 2):
         if kind == "cuda":
             torch.cuda.synchronize()
-        start = time.perf_counter()
+        start = clock()
         call()
         if kind == "cuda":
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
+        times.append(clock() - start)
     return sorted(times[2:])[repeats // 2]
 
 

@@ -13,7 +13,7 @@ from archipel.errors import TrainingError
 from archipel.graph import Model
 from archipel.training.cloud.planner import cluster as links
 from archipel.training.cloud.planner.cluster import Cluster
-from archipel.training.cloud.planner.costs import Costs, costs
+from archipel.training.cloud.planner.costs import Costs, Unit, costs
 from archipel.training.cloud.planner.division import divide
 from archipel.training.cloud.planner.search import OPTIMIZERS, optimizer_seconds, search, unit_seconds
 from archipel.training.cloud.planner.shardings import Strategy
@@ -190,7 +190,10 @@ def _ddp(whole: Costs, cluster: Cluster, optimizer: str) -> Alternative:
         return _uneven("ddp", n, 1, whole.batch_size)
     buckets = max(1, math.ceil(nbytes / _BUCKET))
     exchange = buckets * links.all_reduce_seconds(cluster, nbytes / buckets, n)
-    seconds = _compute(whole, cluster, 1 / n) + optimizer_seconds(nbytes, len(whole.parameters), cluster, optimizer)
+    # DistributedDataParallel copies each gradient into a bucket and back.
+    copies = 4 * nbytes / cluster.memory_bytes_per_second
+    seconds = _compute(whole, cluster, 1 / n) + cluster.fresh_seconds(nbytes) + copies
+    seconds += optimizer_seconds(nbytes, len(whole.parameters), cluster, optimizer)
     seconds += _exposed(exchange, _backward(whole, cluster, 1 / n), cluster)
     # DistributedDataParallel keeps its buckets beside the gradients.
     memory = nbytes * (3 + OPTIMIZERS[optimizer][0]) + sum(unit.saved for unit in whole.units) / n
@@ -202,10 +205,11 @@ def _fsdp(whole: Costs, cluster: Cluster, optimizer: str) -> Alternative:
     if whole.batch_size % n:
         return _uneven("fsdp", n, 1, whole.batch_size)
     # Gathered once for both passes, as the outermost module is, and scattered; each parameter is copied on the way.
-    exchange = 2 * (links.gather_seconds(cluster, nbytes, n) + cluster.exchange_seconds)
-    copies = 4 * nbytes / cluster.memory_bytes_per_second
+    exchange = links.gather_seconds(cluster, nbytes, n) + links.scatter_seconds(cluster, nbytes, n)
+    exchange += 2 * cluster.exchange_seconds
+    copies = 2 * links.prepare_seconds(cluster, nbytes)
     updated = optimizer_seconds(nbytes / n, len(whole.parameters), cluster, optimizer)
-    seconds = _compute(whole, cluster, 1 / n) + copies + updated
+    seconds = _compute(whole, cluster, 1 / n) + cluster.fresh_seconds(nbytes) + copies + updated
     seconds += _exposed(exchange, _backward(whole, cluster, 1 / n), cluster)
     kept = nbytes * (2 + OPTIMIZERS[optimizer][0]) / n
     memory = kept + 2 * nbytes + sum(unit.saved for unit in whole.units) / n
@@ -250,6 +254,16 @@ def _divided(
     return min(candidates, key=lambda found: (found.seconds, found.memory_bytes or math.inf))
 
 
+def _with_followers(units: Sequence[Unit], seconds: Sequence[float]) -> list[float]:
+    """Seconds of each operator with parameters, with those that follow it: each stage begins with one, and learns."""
+    weights = [0.0] * len(units)
+    at = next((place for place, unit in enumerate(units) if unit.parameters), 0)
+    for place, (unit, once) in enumerate(zip(units, seconds)):
+        at = place if unit.parameters else at
+        weights[at] += once
+    return weights
+
+
 def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, microbatches: int | None) -> Alternative:
     """1F1B: (m + n - 1) times the slowest stage for one of m microbatches (Narayanan et al. 2019)."""
     n = cluster.devices
@@ -259,6 +273,12 @@ def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, micr
         return _refused("pipeline", 1, n, why)
     part = costs(model, whole.batch_size // count)
     seconds = [unit_seconds(unit, cluster) for unit in part.units]
+    # Each microbatch makes gradients, which are added to those before.
+    gradients = [sum(parameter.nbytes for parameter in unit.parameters) for unit in part.units]
+    seconds = [
+        once + cluster.fresh_seconds(nbytes) + 3 * nbytes / cluster.memory_bytes_per_second
+        for once, nbytes in zip(seconds, gradients)
+    ]
     first: dict[str, int] = {}
     for place, unit in enumerate(part.units):
         for parameter in unit.parameters:
@@ -266,9 +286,9 @@ def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, micr
                 why = f"two operators read {parameter.name!r}, and may lie in two stages"
                 return _refused("pipeline", 1, n, why)
     try:
-        edges = [0, *divide(seconds, n), len(seconds)]
+        edges = [0, *divide(_with_followers(part.units, seconds), n), len(seconds)]
     except ValueError:
-        return _refused("pipeline", 1, n, f"the graph has fewer than {n} operators")
+        return _refused("pipeline", 1, n, f"fewer than {n} operators have parameters")
     stages = [part.units[a:b] for a, b in pairwise(edges)]
     last_read = {read.name: place for place, unit in enumerate(part.units) for _, read in unit.activations}
     made = {w.name: (place, w.nbytes) for place, unit in enumerate(part.units) for w in unit.writes}

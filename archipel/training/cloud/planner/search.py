@@ -13,9 +13,10 @@ from archipel.training.cloud.planner.cluster import Cluster
 from archipel.training.cloud.planner.costs import CONVOLUTIONS, Costs, Operand, Tensor, Unit
 from archipel.training.cloud.planner.shardings import SUM, WHOLE, Layout, Strategy, strategies
 
-# Bytes that an optimizer keeps, and moves in a step, for each byte of a parameter: value and gradient are read and the
-# value is written; SGD with momentum has one state, Adam two.
-OPTIMIZERS = {"sgd": (0, 3), "momentum": (1, 5), "adam": (2, 7), "adamw": (2, 7)}
+# Bytes that an optimizer keeps, moves and allocates in a step for each byte of a parameter. PyTorch's work one
+# elementwise operation after the other: Adam's lerp_ reads two tensors and writes one, and so on for mul_, addcmul_,
+# sqrt, div, add_ and addcdiv_; sqrt and div write new tensors.
+OPTIMIZERS = {"sgd": (0, 3, 0), "momentum": (1, 8, 0), "adam": (2, 16, 2), "adamw": (2, 18, 2)}
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ def unit_seconds(unit: Unit, cluster: Cluster, share: float = 1.0) -> float:
 
 def optimizer_seconds(nbytes: float, tensors: int, cluster: Cluster, optimizer: str) -> float:
     """One update of parameters of so many bytes."""
-    return nbytes * OPTIMIZERS[optimizer][1] / cluster.memory_bytes_per_second + tensors * cluster.launch_seconds
+    _, moved, fresh = OPTIMIZERS[optimizer]
+    operations = tensors * (1 + moved // 3) * cluster.launch_seconds
+    return nbytes * moved / cluster.memory_bytes_per_second + cluster.fresh_seconds(nbytes * fresh) + operations
 
 
 def search(
@@ -119,9 +122,11 @@ def _seconds(
     total = unit_seconds(unit, cluster, strategy.share)
     for read, layout, gradient in zip(unit.reads, strategy.reads, strategy.gradients):
         if isinstance(read, Operand) and n > 1 and gradient == SUM:
-            total += links.all_reduce_seconds(cluster, read.parameter.nbytes, n) + cluster.exchange_seconds
+            total += links.all_reduce_seconds(cluster, read.parameter.nbytes, n)
+            total += links.prepare_seconds(cluster, read.parameter.nbytes)
         if isinstance(read, Operand) and read.parameter.name not in reader:
-            total += optimizer_seconds(read.parameter.nbytes / (n if layout >= 0 else 1), 1, cluster, optimizer)
+            local = read.parameter.nbytes / (n if layout >= 0 else 1)
+            total += optimizer_seconds(local, 1, cluster, optimizer) + cluster.fresh_seconds(local)
     return total
 
 
@@ -164,10 +169,10 @@ def _move(cluster: Cluster, nbytes: float, n: int, before: Layout, after: Layout
     if after == SUM:
         return math.inf
     if before == SUM:
-        exchange = links.all_reduce_seconds if after == WHOLE else links.gather_seconds
-        return exchange(cluster, nbytes, n) + cluster.exchange_seconds
-    exchange = links.gather_seconds if after == WHOLE else links.all_to_all_seconds
-    return exchange(cluster, nbytes, n) + cluster.exchange_seconds
+        exchange = links.all_reduce_seconds if after == WHOLE else links.scatter_seconds
+    else:
+        exchange = links.gather_seconds if after == WHOLE else links.all_to_all_seconds
+    return exchange(cluster, nbytes, n) + links.prepare_seconds(cluster, nbytes)
 
 
 def _same(first: list[Strategy], a: int, second: list[Strategy], b: int) -> np.ndarray:

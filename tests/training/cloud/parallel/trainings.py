@@ -1,0 +1,73 @@
+"""One of several processes: `train` in each of the given ways; prints what came out, as JSON.
+
+Run by test_trainings.py: trainings.py FOLDER WAY WAY ...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from archipel.training import losses, optimizers
+from archipel.training.cloud import Callback, TrainConfig, Trainer, TrainResult, parallel, train
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(96, 6)).astype(np.float32)
+Y = RNG.integers(0, 4, 96)
+Y[::5] = 3  # does not count
+HELD = 22  # examples of validation, which two and four processes cannot divide evenly
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ddp": {"ema": 0.9, "clip": 0.5},
+    "fsdp": {"ema": 0.9, "clip": 0.5, "optimizer": optimizers.adamw(lr=0.01)},
+    "tensor": {"accumulate": 2},
+    "pipeline": {},
+}
+
+
+class Stop(Callback):
+    def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
+        trainer.stop = trainer.minibatches == 6
+
+
+def run(way: str, parallel_way: str, **changes: Any) -> TrainResult:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    callbacks = changes.pop("callbacks", ())
+    settings = {
+        "optimizer": optimizers.sgd(momentum=0.9, lr=0.1), "loss": losses.cross_entropy(ignore_index=3),
+        "batch_size": 24, "epochs": 3, "device": "cpu", **SETTINGS[way], **changes,
+    }  # fmt: skip
+    config = TrainConfig(parallel=parallel_way, **settings)  # type: ignore[arg-type]
+    return train(module, (X, Y), config, validation=(X[:HELD], Y[:HELD]), callbacks=callbacks)
+
+
+def facts(result: TrainResult) -> dict[str, Any]:
+    return {
+        "losses": [epoch.train_loss for epoch in result.history],
+        "validation": [dict(epoch.metrics) for epoch in result.history],
+        "weights": {name: tensor.tolist() for name, tensor in result.module.state_dict().items()},
+    }
+
+
+def main() -> None:
+    folder, *ways = sys.argv[1:]
+    answers = {}
+    with parallel.processes(device="cpu"):
+        for way in ways:
+            whole = facts(run(way, way))
+            place = f"{folder}/{way}"
+            stopped = run(way, way, checkpoint=place, callbacks=[Stop()])
+            resumed = run(way, way, checkpoint=place)
+            answers[way] = {"whole": whole, "stopped": len(stopped.history), "resumed": facts(resumed)}
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
