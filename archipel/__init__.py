@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from archipel.mode import get_mode as get_mode
     from archipel.mode import set_mode as set_mode
     from archipel.training.cloud import TrainConfig as TrainConfig
-    from archipel.training.cloud import train as train
+    from archipel.training.cloud.train import train as train
 
 __version__ = "0.1.0"
 __all__ = [

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from archipel.datasets.digits import PUPIL_SERIES, STAFF_SERIES, DigitsByWriter
-from archipel.datasets.digits_file import DATA_FILE, decode_digits, encode_digits
+from archipel.datasets.published.digits import PUPIL_SERIES, STAFF_SERIES, DigitsByWriter
+from archipel.datasets.published.digits_file import DATA_FILE, decode_digits, encode_digits
 from archipel.datasets.splits import seeded_order
 
 STAFF = 82

@@ -1,20 +1,20 @@
-"""Real data as NumPy arrays. Needs numpy only; CIFAR-10's pictures need Pillow."""
+"""Data sets: of arrays and files, batches of them, published ones. Files other than NumPy's need `archipel[data]`."""
 
 from __future__ import annotations
 
 from archipel.datasets.batches import Batches
 from archipel.datasets.checks import checked
-from archipel.datasets.cifar10 import cifar10
 from archipel.datasets.dataset import ArrayDataset, Dataset, Field, Stream, Subset
-from archipel.datasets.digits import DigitsByWriter
-from archipel.datasets.digits_file import digits_by_writer
-from archipel.datasets.har import HarByPerson, HarWindows, har_by_person, har_windows
 from archipel.datasets.holding_out import hold_out
 from archipel.datasets.labelled import Labelled, LabelledSplits
 from archipel.datasets.masked_tokens import MaskedTokens, masked_text_splits
-from archipel.datasets.mnist import fashion_mnist, mnist
 from archipel.datasets.opening import as_dataset, open_file
 from archipel.datasets.partitions import split_by, split_dirichlet, split_iid
+from archipel.datasets.published.cifar10 import cifar10
+from archipel.datasets.published.digits import DigitsByWriter
+from archipel.datasets.published.digits_file import digits_by_writer
+from archipel.datasets.published.har import HarByPerson, HarWindows, har_by_person, har_windows
+from archipel.datasets.published.mnist import fashion_mnist, mnist
 from archipel.datasets.readers.arrays import open_arrays
 from archipel.datasets.readers.arrow_files import open_arrow
 from archipel.datasets.readers.audio import open_audio

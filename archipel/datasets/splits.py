@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from archipel.datasets.digits import PUPIL_SERIES, STAFF_SERIES, DigitsByWriter
+from archipel.datasets.published.digits import PUPIL_SERIES, STAFF_SERIES, DigitsByWriter
 from archipel.errors import DatasetError
 
 

@@ -19,24 +19,30 @@ from archipel.errors import IndexRangeError
 
 _SHOWN = 3
 # What Gather, GatherElements, GatherND and the Scatters say.
-_INDEX = re.compile("out of data bounds|Out of range value in index|invalid ind(ex|ice) found")
-_NUMBER = re.compile(r"(?:idx=|index = |indice = )(-?\d+)")
+_INDEX = re.compile(
+    "out of data bounds|Out of range value in index|invalid ind(ex|ice) found"
+    # PyTorch's: of gather and scatter, of index_select, and of both on a GPU, whose process is of no use then.
+    r"|is out of bounds for dimension \d+ with size|index out of range in self|device-side assert triggered"
+)
+_NUMBER = re.compile(r"(?:idx=|index = |indice = )(-?\d+)|index (-?\d+) is out of bounds for dimension")
 _BOUNDS = re.compile(r"must be within the inclusive range \[(-?\d+),(-?\d+)\]")
+_SIZE = re.compile(r"is out of bounds for dimension \d+ with size (\d+)")
 
 
 def index_error(where: str, text: str) -> IndexRangeError | None:
     """The error for what an engine says in `text`, None if it is about something else than an index."""
     if not _INDEX.search(text):
         return None
-    number, bounds = _NUMBER.search(text), _BOUNDS.search(text)
-    which = "an index" if number is None else f"the index {number[1]}"
-    known = "" if bounds is None else f" (0 to {bounds[2]})"
+    number, bounds, size = _NUMBER.search(text), _BOUNDS.search(text), _SIZE.search(text)
+    index = None if number is None else int(number[1] or number[2])
+    highest = int(bounds[2]) if bounds is not None else int(size[1]) - 1 if size is not None else None
+    which = "an index" if index is None else f"the index {index}"
+    known = "" if highest is None else f" (0 to {highest})"
     error = IndexRangeError(
         f"{where}: {which} that follows from the data is not one that the model has{known}; look for a label, class or "
         "token number that is too large, or below 0"
     )
-    error.index = None if number is None else int(number[1])
-    error.highest = None if bounds is None else int(bounds[2])
+    error.index, error.highest = index, highest
     return error
 
 

@@ -12,6 +12,7 @@ from archipel.preprocessing.description import describe as describe
 from archipel.preprocessing.description import to_settings as to_settings
 from archipel.preprocessing.fitting import fitted as fitted
 from archipel.preprocessing.layout import Layout as Layout
+from archipel.preprocessing.numbers import Average as Average
 from archipel.preprocessing.numbers import Cast as Cast
 from archipel.preprocessing.numbers import Clip as Clip
 from archipel.preprocessing.numbers import Normalize as Normalize
@@ -20,19 +21,22 @@ from archipel.preprocessing.numbers import Scale as Scale
 from archipel.preprocessing.numbers import Standardize as Standardize
 from archipel.preprocessing.pictures import CropOrPad as CropOrPad
 from archipel.preprocessing.pictures import Greyscale as Greyscale
-from archipel.preprocessing.pictures import Resize as Resize
 from archipel.preprocessing.raw import Raw as Raw
+from archipel.preprocessing.resize import Resize as Resize
+from archipel.preprocessing.resize import ResizeShorter as ResizeShorter
 from archipel.preprocessing.settings import TRANSFORMS as TRANSFORMS
 from archipel.preprocessing.settings import from_settings as from_settings
 from archipel.preprocessing.settings import load_settings as load_settings
 from archipel.preprocessing.sound import LogMel as LogMel
 from archipel.preprocessing.sound import Mfcc as Mfcc
+from archipel.preprocessing.sound import Preemphasis as Preemphasis
 from archipel.preprocessing.sound import Spectrogram as Spectrogram
 from archipel.preprocessing.transform import Transform as Transform
 from archipel.preprocessing.windows import Frames as Frames
 
 __all__ = [
     "TRANSFORMS",
+    "Average",
     "Cast",
     "Clip",
     "CropOrPad",
@@ -43,6 +47,7 @@ __all__ = [
     "Mfcc",
     "Normalize",
     "OneHot",
+    "Preemphasis",
     "RandomFlip",
     "RandomGain",
     "RandomMask",
@@ -50,6 +55,7 @@ __all__ = [
     "RandomShift",
     "Raw",
     "Resize",
+    "ResizeShorter",
     "Scale",
     "Spectrogram",
     "Standardize",

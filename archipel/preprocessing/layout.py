@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
@@ -41,13 +43,12 @@ class Layout(Transform, frozen=True):
         return op.Unsqueeze(y, new) if new else y
 
 
-PICTURES = ("NHWC", "NCHW")
+PictureLayout = Literal["NHWC", "NCHW"]
 """The layouts of pictures that transforms take."""
 
 
-def picture_axes(layout: str) -> tuple[int, int]:
-    """The axes of height and width."""
-    return layout.index("H"), layout.index("W")
+def check_layout(transform: Transform, layout: str) -> None:
+    transform.need(layout in get_args(PictureLayout), f"layout is NHWC or NCHW, is {layout!r}")
 
 
 def as_channels_first(op: Builder, x: ir.Value, layout: str) -> ir.Value:

@@ -1,4 +1,4 @@
-"""Transforms of pictures: resize, crop or pad, greyscale."""
+"""Transforms of pictures: crop or pad, greyscale."""
 
 from __future__ import annotations
 
@@ -8,65 +8,15 @@ import numpy as np
 import onnx_ir as ir
 
 from archipel.graph.build import Builder
-from archipel.graph.shapes import dims, is_float
-from archipel.preprocessing.layout import PICTURES, as_channels_first, from_channels_first
+from archipel.graph.shapes import dims
+from archipel.preprocessing.layout import PictureLayout, check_layout
 from archipel.preprocessing.transform import Transform, finite, floating, number_type, shape_text, with_shape
 
-PictureLayout = Literal["NHWC", "NCHW"]
 RGB = (0.299, 0.587, 0.114)
 """The share of red, green and blue in luma: ITU-R BT.601, as in Pillow's and PyTorch's conversions."""
-_MAX_SIDE, _MAX_LENGTH = 1 << 14, 1 << 27
-_SINGLE = ir.DataType.FLOAT
+_MAX_LENGTH = 1 << 27
 _SHORT = (ir.DataType.INT16, ir.DataType.UINT16)
 """Types for which ONNX Runtime has no Pad."""
-
-
-class Resize(Transform, frozen=True):
-    """Pictures of any size to one size, in floating point.
-
-    Arguments:
-        size: height and width of the result.
-        mode: "bilinear" or "nearest" (PyTorch's "nearest-exact", Pillow's NEAREST).
-        antialias: widen the filter where an axis shrinks, as Pillow does and PyTorch with `antialias=True`; of
-            "bilinear" only. Without it bilinear reads two neighbours, PyTorch's and OpenCV's default.
-        layout: of the pictures.
-    """
-
-    size: tuple[int, int]
-    mode: Literal["bilinear", "nearest"] = "bilinear"
-    antialias: bool = False
-    layout: PictureLayout = "NHWC"
-
-    def check(self) -> None:
-        _check_picture(self, self.layout)
-        right = len(self.size) == 2 and min(self.size) > 0 and max(self.size) <= _MAX_SIDE
-        self.need(right, f"size is height and width, both 1 to {_MAX_SIDE}")
-        self.need(self.mode in ("bilinear", "nearest"), f"mode is bilinear or nearest, is {self.mode!r}")
-        self.need(not self.antialias or self.mode == "bilinear", "antialias goes with mode bilinear")
-
-    def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
-        self.need_rank(x, 4, f"pictures {self.layout}")
-        # In float32, whatever the floats are: ONNX Runtime has no Resize of float64.
-        y = as_channels_first(op, op.Cast(x, to=int(_SINGLE)) if x.dtype != _SINGLE else x, self.layout)
-        batch, channels, *_ = dims(y)
-        # exclude_outside: at the border the filter's weights in the picture are what counts, as in Pillow and PyTorch.
-        antialias = {"antialias": 1, "exclude_outside": 1} if self.antialias else {}
-        how = (
-            {"mode": "linear", "coordinate_transformation_mode": "half_pixel", **antialias}
-            if self.mode == "bilinear"
-            else {
-                "mode": "nearest",
-                "coordinate_transformation_mode": "half_pixel",
-                "nearest_mode": "round_prefer_ceil",
-            }
-        )
-        # All four sizes: ONNX Runtime (1.31) moves a Transpose through Resize and forgets that axes= names two of them.
-        first = 1 if isinstance(channels, int) else 2
-        rest = op.constant([*([channels] if first == 1 else []), *self.size])
-        y = op.Resize(y, None, None, op.Concat(op.Shape(y, start=0, end=first), rest, axis=0), **how)
-        y = from_channels_first(op, with_shape(y, [batch, channels, *self.size]), self.layout)
-        wanted = x.dtype if is_float(x) else floats
-        return y if wanted in (_SINGLE, None) else op.Cast(y, to=int(wanted))
 
 
 class CropOrPad(Transform, frozen=True):
@@ -139,7 +89,7 @@ class Greyscale(Transform, frozen=True):
     layout: PictureLayout = "NHWC"
 
     def check(self) -> None:
-        _check_picture(self, self.layout)
+        check_layout(self, self.layout)
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
         shape = self.need_rank(x, 4, f"pictures {self.layout}")
@@ -148,7 +98,3 @@ class Greyscale(Transform, frozen=True):
         y = floating(op, x, floats)
         weights = np.array(RGB).reshape([3 if place == axis else 1 for place in range(4)]).astype(number_type(y))
         return op.ReduceSum(op.Mul(y, weights), [axis], keepdims=1)
-
-
-def _check_picture(transform: Transform, layout: str) -> None:
-    transform.need(layout in PICTURES, f"layout is NHWC or NCHW, is {layout!r}")

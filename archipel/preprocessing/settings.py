@@ -13,16 +13,18 @@ import msgspec
 from archipel.errors import PreprocessingError
 from archipel.preprocessing.augmentation import RandomFlip, RandomGain, RandomMask, RandomNoise, RandomShift
 from archipel.preprocessing.layout import Layout
-from archipel.preprocessing.numbers import Cast, Clip, Normalize, OneHot, Scale, Standardize
-from archipel.preprocessing.pictures import CropOrPad, Greyscale, Resize
+from archipel.preprocessing.numbers import Average, Cast, Clip, Normalize, OneHot, Scale, Standardize
+from archipel.preprocessing.pictures import CropOrPad, Greyscale
 from archipel.preprocessing.raw import Raw
-from archipel.preprocessing.sound import LogMel, Mfcc, Spectrogram
+from archipel.preprocessing.resize import Resize, ResizeShorter
+from archipel.preprocessing.sound import LogMel, Mfcc, Preemphasis, Spectrogram
 from archipel.preprocessing.transform import Transform, kind_of
 from archipel.preprocessing.windows import Frames
 
 TRANSFORMS: tuple[type[Transform], ...] = (
-    Raw, Cast, Scale, Normalize, Clip, Standardize, OneHot, Layout, Resize, CropOrPad, Greyscale,
-    Frames, Spectrogram, LogMel, Mfcc, RandomFlip, RandomShift, RandomGain, RandomNoise, RandomMask,
+    Raw, Cast, Scale, Normalize, Clip, Standardize, Average, OneHot, Layout, Resize, ResizeShorter, CropOrPad,
+    Greyscale, Frames, Preemphasis, Spectrogram, LogMel, Mfcc,
+    RandomFlip, RandomShift, RandomGain, RandomNoise, RandomMask,
 )  # fmt: skip
 """Every kind of transform. In settings `CropOrPad` is called "crop_or_pad"."""
 

@@ -1,4 +1,4 @@
-"""Transforms of sound [batch, samples]: spectrogram, log-mel spectrogram, MFCC.
+"""Transforms of sound [batch, samples]: pre-emphasis, spectrogram, log-mel spectrogram, MFCC.
 
 The windowed Fourier transform is one Conv whose kernels are the window times cosines and sines. On this CPU that takes
 a third of the time of ONNX's STFT in ONNX Runtime, it keeps lengths that are known only at run time, and every engine
@@ -21,6 +21,25 @@ from archipel.preprocessing.windows import frames_of
 
 _MAX_BANDS = 1024
 _MAX_POINTS = 1 << 13  # of a Fourier transform: its kernels have as many elements squared, here 268 MB
+
+
+class Preemphasis(Transform, frozen=True):
+    """Raise the high frequencies of sound [batch, samples]: x[i] - coefficient * x[i - 1], with x[-1] of 0.
+
+    Arguments:
+        coefficient: from 0, which changes nothing, to 1.
+    """
+
+    coefficient: float = 0.97
+
+    def check(self) -> None:
+        self.need(0 <= self.coefficient <= 1, "coefficient is 0 to 1")
+
+    def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
+        shape = self.need_rank(x, 2, "sound [batch, samples]")
+        y = floating(op, x, floats)
+        before = op.Pad(op.Slice(y, [0], [-1], [1]), np.array([1, 0]), None, [1])
+        return with_shape(op.Sub(y, op.Mul(before, float(self.coefficient))), shape)
 
 
 class Spectrogram(Transform, frozen=True):
@@ -99,7 +118,9 @@ class Spectrogram(Transform, frozen=True):
 class LogMel(Spectrogram, frozen=True):
     """The logarithm of a spectrogram in mel bands: sound [batch, samples] -> [batch, bands, frames].
 
-    Arguments, beside those of `Spectrogram`:
+    Beside the arguments of `Spectrogram` it has
+
+    Arguments:
         sample_rate: of the sound, in Hz.
         bands: how many mel bands.
         low, high: the bands' first and last frequency, in Hz; `high` of 0: half the sample rate.
@@ -159,8 +180,9 @@ class LogMel(Spectrogram, frozen=True):
 class Mfcc(LogMel, frozen=True):
     """Mel-frequency cepstral coefficients: sound [batch, samples] -> [batch, coefficients, frames].
 
-    The orthonormal DCT-II over the bands of `LogMel`, whose arguments it has beside
+    The orthonormal DCT-II over the bands of `LogMel`, whose arguments it has, too.
 
+    Arguments:
         coefficients: how many, from the 0th on.
     """
 

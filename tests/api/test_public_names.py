@@ -46,16 +46,16 @@ PUBLIC = {
     "RoundStatus Sealed SearchInfo ServerInfo Stage StageEvaluation StageInfo StatisticResult "
     "SuspicionInfo TaskInfo TaskRequest TokenInfo TokenRequest VersionDetail VersionInfo "
     "VersionRequest",
-    "archipel.preprocessing": "Cast Clip CropOrPad Frames Greyscale Layout LogMel Mfcc Normalize OneHot RandomFlip "
-    "RandomGain RandomMask RandomNoise RandomShift Raw Resize Scale Spectrogram Standardize TRANSFORMS Transform chain "
-    "describe fitted from_settings load_settings put_before to_settings",
+    "archipel.preprocessing": "Average Cast Clip CropOrPad Frames Greyscale Layout LogMel Mfcc Normalize OneHot "
+    "Preemphasis RandomFlip RandomGain RandomMask RandomNoise RandomShift Raw Resize ResizeShorter Scale Spectrogram "
+    "Standardize TRANSFORMS Transform chain describe fitted from_settings load_settings put_before to_settings",
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
     "load_settings restore run_coordinator supervise",
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
     "step_graph transforms",
-    "archipel.training.cloud": "Callback Epoch TorchModule TrainConfig TrainResult Trainer in_turn prepare random_flip "
-    "random_scale random_shift train with_preprocessing",
+    "archipel.training.cloud": "Callback Cohort CohortUpdate Epoch TorchModule TrainConfig TrainResult Trainer in_turn "
+    "prepare random_flip random_scale random_shift train with_preprocessing",
 }
 
 

@@ -43,7 +43,10 @@ def test_help_shows_the_commands_in_groups() -> None:
     assert [(title, re.findall(r"^  (\w+)", text, re.M)) for title, text in sections] == [
         ("Start", ["new", "up", "demo", "doctor", "version"]),
         ("Data", ["data"]),
-        ("Models", ["train", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"]),
+        (
+            "Models",
+            ["train", "plan", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"],
+        ),
         ("Devices", ["run", "fit", "bench", "slots", "device"]),
         ("Federation", ["task", "round", "model", "rollout"]),
         ("Operations", ["serve", "token", "population", "access", "audit"]),

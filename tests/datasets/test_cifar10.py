@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from archipel.datasets import cifar10
-from archipel.datasets.cifar10 import FILE
+from archipel.datasets.published.cifar10 import FILE
 from archipel.errors import DatasetError, MissingExtraError
 
 

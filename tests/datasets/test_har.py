@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from archipel.datasets import har_by_person, har_windows
-from archipel.datasets.har import FILE
+from archipel.datasets.published.har import FILE
 from archipel.errors import DatasetError
 
 USERS = (1, 2, 3, 4, 3)

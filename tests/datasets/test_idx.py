@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archipel.datasets import fashion_mnist, mnist
-from archipel.datasets.idx import read_idx
+from archipel.datasets.published.idx import read_idx
 from archipel.errors import DatasetError
 
 

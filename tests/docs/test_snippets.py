@@ -35,6 +35,7 @@ RUN = {
     "docs/models.md",
     "docs/operations.md",
     "docs/operator-api.md",
+    "docs/parallel.md",
     "docs/preprocessing.md",
     "docs/python_functions.md",
     "docs/quickstart.md",
@@ -162,6 +163,20 @@ def test_cloud(tmp_path: Path, shell: dict[str, str]) -> None:
         )
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "trained" / "curves.png").is_file()
+
+
+@pytest.mark.slow
+def test_parallel(tmp_path: Path, shell: dict[str, str]) -> None:
+    """The Python block, which makes the files, then the commands; both tell a plan."""
+    page = blocks("docs/parallel.md")
+    code = "\n".join(text for language, _, text in page if language == "python")
+    commands = "\n".join(text for language, _, text in page if language == "sh")
+    for arguments in ([sys.executable, "-c", code], ["bash", "-ec", commands]):
+        done = subprocess.run(
+            arguments, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "8 devices, batches of 4096" in done.stdout
 
 
 @pytest.mark.slow

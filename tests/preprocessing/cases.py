@@ -10,6 +10,7 @@ import onnxruntime as ort
 
 from archipel.graph import Model
 from archipel.preprocessing import (
+    Average,
     Cast,
     Clip,
     CropOrPad,
@@ -20,6 +21,7 @@ from archipel.preprocessing import (
     Mfcc,
     Normalize,
     OneHot,
+    Preemphasis,
     RandomFlip,
     RandomGain,
     RandomMask,
@@ -27,6 +29,7 @@ from archipel.preprocessing import (
     RandomShift,
     Raw,
     Resize,
+    ResizeShorter,
     Scale,
     Spectrogram,
     Standardize,
@@ -66,6 +69,9 @@ CASES = {
     "resize": Case(FREE_PICTURES, (Resize((8, 21)),), PICTURES),
     "resize, antialias": Case(FREE_PICTURES, (Resize((8, 5), antialias=True),), PICTURES),
     "resize, nearest": Case(FREE_PICTURES, (Resize((20, 9), mode="nearest"),), PICTURES),
+    "resize_shorter": Case(FREE_PICTURES, (ResizeShorter(8, antialias=True),), PICTURES),
+    "average": Case(FREE_PICTURES, (Average(),), PICTURES),
+    "preemphasis": Case(FREE_SOUND, (Preemphasis(),), SOUND),
     "crop_or_pad": Case(FREE_PICTURES, (CropOrPad((10, 20), value=7),), PICTURES),
     "crop_or_pad, start": Case(FREE_SOUND, (CropOrPad((5000,), (1,), at="start"),), SOUND),
     "greyscale": Case(FREE_PICTURES, (Greyscale(),), PICTURES),

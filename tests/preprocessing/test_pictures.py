@@ -20,6 +20,7 @@ from archipel.preprocessing import (
     OneHot,
     Raw,
     Resize,
+    ResizeShorter,
     Scale,
     Standardize,
     chain,
@@ -39,6 +40,20 @@ def test_resize_is_pytorch_s(size: tuple[int, int], mode: str, antialias: bool) 
     np.testing.assert_allclose(answer, wanted, atol=1e-3)  # of 255
     turned = chain([Raw("uint8", ("batch", 3, "h", "w")), Resize(size, mode, antialias, "NCHW")])  # type: ignore[arg-type]
     np.testing.assert_array_equal(run(turned, NCHW.numpy()).transpose(0, 2, 3, 1), answer)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_shorter_side(turned: bool) -> None:
+    """torchvision's Resize(8), then CenterCrop(8): of 13 x 17, so the longer side becomes 10."""
+    pictures = PICTURES.transpose(0, 2, 1, 3) if turned else PICTURES
+    planes = torch.tensor(pictures).permute(0, 3, 1, 2).double()
+    size = (10, 8) if turned else (8, 10)
+    wanted = functional.interpolate(planes, size, mode="bilinear", antialias=True).permute(0, 2, 3, 1).numpy()
+    for raw in (FREE_PICTURES, Raw("uint8", ("batch", *pictures.shape[1:]))):
+        program = chain([raw, ResizeShorter(8, antialias=True)])
+        np.testing.assert_allclose(run(program, pictures), wanted, atol=1e-3)
+        cropped = run(chain([raw, ResizeShorter(8, antialias=True), CropOrPad((8, 8))]), pictures)
+        np.testing.assert_allclose(cropped, wanted[:, 1:9] if turned else wanted[:, :, 1:9], atol=1e-3)
 
 
 @pytest.mark.parametrize("size", [(8, 5), (30, 40)])

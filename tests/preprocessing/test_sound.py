@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.fft
+import scipy.signal
 import torch
 
-from archipel.preprocessing import Frames, LogMel, Mfcc, Raw, Scale, Spectrogram, chain
+from archipel.preprocessing import Average, Frames, LogMel, Mfcc, Preemphasis, Raw, Scale, Spectrogram, chain
 from tests.preprocessing.cases import FREE_SOUND, SOUND, run
 
 VECTORS = Path(__file__).parent / "vectors" / "sound.npz"
@@ -83,6 +84,17 @@ def test_kernels_are_not_stored() -> None:
     for each in (program, program.fix(sizes={"samples": 4000})):
         assert len(each.to_bytes()) < 20_000
     np.testing.assert_array_equal(run(each, SOUND), run(program, SOUND))
+
+
+def test_preemphasis_is_a_filter() -> None:
+    wanted = scipy.signal.lfilter([1, -0.9], [1], SOUND.astype(np.float64), axis=1)
+    np.testing.assert_allclose(run(chain([FREE_SOUND, Preemphasis(0.9)]), SOUND), wanted, rtol=1e-5, atol=1e-2)
+
+
+def test_channels_are_mixed() -> None:
+    stereo = np.stack([SOUND, -SOUND // 2], axis=2)
+    answer = run(chain([Raw("int16", ("batch", "samples", 2)), Average()]), stereo)
+    np.testing.assert_allclose(answer, stereo.mean(axis=2), rtol=1e-6)
 
 
 def test_frames() -> None:

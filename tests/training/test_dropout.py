@@ -42,8 +42,8 @@ def factors(program: Model, steps: int = 1, seed: int = 0, **more: np.ndarray) -
     """
     runner = StepRunner(program, {"lr": 1.0}, seed)
     found = []
-    for _ in range(steps):
-        runner.tensors["w"] = np.ones((ROWS, WIDTH), np.float32)
+    for step in range(steps):
+        runner.resume({**runner.tensors, "w": np.ones((ROWS, WIDTH), np.float32)}, step)
         runner.step({"x": np.ones((ROWS, WIDTH), np.float32), "label": np.zeros((ROWS, WIDTH), np.float32), **more})
         found.append((1 - runner.tensors["w"]) * ROWS * WIDTH)
     return found

@@ -200,7 +200,7 @@ def _run_phase(
     watch: Watch,
 ) -> None:
     program = bundle.program(phase.program)
-    rows, whole = _batch_shape(phase, program, fields)
+    rows, whole = batch_shape(phase, program, fields)
     metric_ports = [port for port in program.outputs if isinstance(port, Metric)]
     loss = loss_of(metric_ports)
     session = sessions.get(phase.program)
@@ -246,7 +246,7 @@ def _run_phase(
     loop.finish()
 
 
-def _batch_shape(phase: Phase, program: Program, fields: Fields) -> tuple[int | None, bool]:
+def batch_shape(phase: Phase, program: Program, fields: Fields) -> tuple[int | None, bool]:
     """The fixed number of rows of the graph, None if it takes any, and whether every batch must have that many."""
     rows = fixed_rows(port for port in program.inputs if isinstance(port, BATCH_ROLES))
     if rows not in (None, phase.batch_size):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from archipel.errors import MissingExtraError
@@ -14,10 +15,13 @@ from archipel.training.cloud.train import prepare, train
 from archipel.training.cloud.trainer import Trainer
 
 if TYPE_CHECKING:
+    from archipel.training.cloud.cohort import Cohort, CohortUpdate
     from archipel.training.cloud.torch_module import TorchModule
 
 __all__ = [
     "Callback",
+    "Cohort",
+    "CohortUpdate",
     "Epoch",
     "TorchModule",
     "TrainConfig",
@@ -33,12 +37,15 @@ __all__ = [
 ]
 
 
+# Classes whose files import PyTorch: whoever does without it can import the rest.
+_OF_TORCH = {"Cohort": "cohort", "CohortUpdate": "cohort", "TorchModule": "torch_module"}
+
+
 def __getattr__(name: str) -> object:
-    # A class of PyTorch's: whoever does without PyTorch can import the rest.
-    if name != "TorchModule":
+    if name not in _OF_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from archipel.training.cloud.torch_module import TorchModule
+        found: object = getattr(import_module(f"{__name__}.{_OF_TORCH[name]}"), name)
     except ImportError as error:
         raise MissingExtraError("torch", "cloud") from error
-    return TorchModule
+    return found

@@ -17,7 +17,7 @@ from torch import nn
 from archipel import bundle as b
 from archipel import engine_registry, lite_runtime, training
 from archipel.converter import Signing, Training, convert
-from archipel.errors import DelegateError, MissingExtraError, NonFiniteLossError
+from archipel.errors import DelegateError, IndexRangeError, MissingExtraError, NonFiniteLossError
 from archipel.lite_runtime import Progress, Runtime
 from archipel.lite_runtime.engines.delegates import preferences
 from archipel.training.cloud.engine import find_device
@@ -150,6 +150,21 @@ def test_the_number_of_threads_of_the_process_stays_the_callers(load: Load) -> N
     runtime = load("torch", threads=2)
     runtime.fit(X, Y, callbacks=[lambda progress: seen.append(torch.get_num_threads())])
     assert set(seen) == {1}
+
+
+@pytest.mark.parametrize("wrong", [3, -1, 10**6])
+def test_labels_that_the_model_does_not_have_change_nothing(tmp_path: Path, wrong: int) -> None:
+    signer = b.generate_key()
+    learning = Training(training.losses.cross_entropy(), training.optimizers.sgd())
+    convert(nn.Linear(8, 3), tmp_path / "m", example=X[:2], training=learning, signing=Signing(signer))
+    runtime = lite_runtime.load(tmp_path / "m", [signer.public_key().public_bytes_raw()], delegates="torch")
+    before = {name: array.copy() for name, array in runtime.parameters().items()}
+    labels = RNG.integers(0, 3, 40)
+    labels[5] = wrong
+    with pytest.raises(IndexRangeError, match=f"field 'label'.*row 5: {wrong}; the model knows 0 to 2"):
+        runtime.fit(X, labels, batch_size=8)
+    for name, array in runtime.parameters().items():
+        np.testing.assert_array_equal(array, before[name])
 
 
 def test_names_of_devices(load: Load) -> None:

@@ -69,7 +69,7 @@ def test_the_batch_may_change_after_its_step(step: Model) -> None:
 def test_a_label_that_is_no_class(step: Model) -> None:
     runner = StepRunner(step, engine="torch:cpu")
     before = runner.tensors
-    with pytest.raises(TrainingError, match=r"step 0 failed.*labels must be from 0 to classes - 1"):
+    with pytest.raises(TrainingError, match=r"step 0 failed.*the index 3 .*\(0 to 2\)"):
         runner.step((X, np.full(16, 3)))
     for name, array in runner.tensors.items():
         np.testing.assert_array_equal(array, before[name])

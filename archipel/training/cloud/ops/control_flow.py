@@ -6,9 +6,10 @@ values as in any PyTorch code.
 torch.compile unrolls a loop whose number of iterations the graph fixes, up to `MOST_UNROLLED`: with 16 of a small
 recurrent cell a step takes 0.8 of the time of an uncompiled one, and compiling 3 s; with 64 it takes 0.3 to 0.6, and 10
 s. Another loop is one break in the compiled graph and runs as it does without torch.compile: compiled by itself, its
-body took three times as long, as each iteration asks anew whether the compiled code fits. PyTorch's own operators for
-loops (`while_loop`, `scan`) are not used: the first takes no gradients without a fixed number of iterations, and both
-run compiled only.
+body took three times as long, as each iteration asks anew whether the compiled code fits. An If whose condition a
+tensor holds is a break, too, and its branches are compiled. PyTorch's own operators for loops are not used: with
+PyTorch 2.13 a compiled `while_loop` over 100 steps of a small recurrent cell took twelve times as long as the Python
+loop, forwards and backwards, and `scan` was refused because a result of its body shares memory with another.
 """
 
 from __future__ import annotations

@@ -156,9 +156,13 @@ def _slice(trace: Trace, node: ir.Node, given: list[Sizes]) -> Sizes | None:
         step = bounds[3].items[0]
     elif len(bounds) == 3 and node.inputs[3] is None:
         step = bounds[2].items[0]
-    if step < 0 and ends < -len(data.items):
-        return Sizes(data.items[starts::step], 1)
-    return Sizes(data.items[starts:ends:step], 1)
+    if step > 0:
+        return Sizes(data.items[starts:ends:step], 1)
+    # Backwards a start is clamped to an element, which Python's slices do not do.
+    count = len(data.items)
+    first, last = (bound + count if bound < 0 else bound for bound in (starts, ends))
+    first, last = min(max(first, 0), count - 1), min(max(last, -1), count - 1)
+    return Sizes([data.items[i] for i in range(first, last, step)], 1)
 
 
 def _unsqueeze(trace: Trace, node: ir.Node, given: list[Sizes]) -> Sizes | None:

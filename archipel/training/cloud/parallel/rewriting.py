@@ -29,6 +29,7 @@ class Part:
     reads: Mapping[str, tuple[Layout, Layout]]  # of a value or parameter: its layout, and its gradient's
     writes: Mapping[str, Layout]
     reshaped: Layout  # the axis of a reshape's result that is divided
+    grouped: bool  # a convolution of which each process has some of the groups
     summed: bool  # the result is a SUM, to which each process adds its part of the bias
 
 
@@ -128,6 +129,9 @@ def rewrite(
         if is_size and part is None and layouts.get(node.args[0], WHOLE) == node.args[1]:
             copies[node] = graph.call_function(operator.mul, (copies[node], n))
         if part is not None:
+            if part.grouped and len(node.args) > 6:
+                arguments: tuple[Any, ...] = copies[node].args
+                copies[node].args = (*arguments[:6], arguments[6] // n)
             if part.reshaped >= 0:
                 _divide_size(graph, copies[node], part.reshaped, n)
             for name in _names(node):
@@ -201,7 +205,8 @@ def _join(group: Sequence[Unit], strategies: Mapping[str, Strategy]) -> Part:
     first = group[0]
     axis = written[first.writes[0].name]
     reshapes = first.op_type in ("Reshape", "Flatten") and axis >= 0
-    return Part(tuple(group), reads, written, axis if reshapes else WHOLE, axis == SUM)
+    grouped = first.op_type == "Conv" and strategies[first.name].name == "axis 1"
+    return Part(tuple(group), reads, written, axis if reshapes else WHOLE, grouped, axis == SUM)
 
 
 def _parameter(module: fx.GraphModule, node: fx.Node) -> str | None:

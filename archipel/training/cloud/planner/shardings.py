@@ -42,6 +42,9 @@ class Strategy:
         gradients: the layout in which each read's gradient comes out. SUM of a parameter: devices must add them up.
         writes: the layout of each result.
         share: the part of the work that each device does.
+
+    On a device an operator runs with its own attributes, but for the sizes of a reshape and the groups of a convolution
+    whose channels are divided: it then has 1 / n of them.
     """
 
     name: str

@@ -38,6 +38,7 @@ def network(name: str) -> nn.Module:
     convolutions = [
         nn.Conv2d(1, 8, 3, padding=1),
         nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
         nn.MaxPool2d(2),
         nn.Conv2d(8, 16, 3, padding=1),
         nn.ReLU(),

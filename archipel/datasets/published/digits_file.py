@@ -26,7 +26,7 @@ from importlib.resources.abc import Traversable
 
 import numpy as np
 
-from archipel.datasets.digits import DigitsByWriter
+from archipel.datasets.published.digits import DigitsByWriter
 from archipel.errors import DatasetError
 
 DATA_FILE = "digits_by_writer.xz"
