@@ -77,7 +77,11 @@ class RandomShift(Transform, frozen=True):
 
 
 class RandomGain(Transform, frozen=True):
-    """Multiply each training example by a number between `low` and `high`, in floating point."""
+    """Multiply each training example by a number between `low` and `high`, in floating point.
+
+    Arguments:
+        low, high: bounds with 1 between them.
+    """
 
     low: float
     high: float

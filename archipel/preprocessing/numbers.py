@@ -25,7 +25,11 @@ Number = Literal["float32", "float64", "int32", "int64"]
 
 
 class Cast(Transform, frozen=True):
-    """Change the type of the numbers: `Cast("int64")` for token ids that come as int32. Any shape."""
+    """Change the type of the numbers: `Cast("int64")` for token ids that come as int32. Any shape.
+
+    Arguments:
+        to: the new type.
+    """
 
     to: Number
 
@@ -85,7 +89,11 @@ class Normalize(Transform, frozen=True):
 
 
 class Clip(Transform, frozen=True):
-    """No number below `low` or above `high`; of any shape and type."""
+    """No number below `low` or above `high`; of any shape, in floating point.
+
+    Arguments:
+        low, high: the least and the largest number of the result.
+    """
 
     low: float
     high: float
@@ -124,7 +132,11 @@ class Standardize(Transform, frozen=True):
 
 class Average(Transform, frozen=True):
     """The mean along an axis, which goes, in floating point: `Average(2)` mixes the channels of sound [batch, samples,
-    channels] to one."""
+    channels] to one.
+
+    Arguments:
+        axis: any but the batch; -1 is the last.
+    """
 
     axis: int = -1
 
@@ -133,7 +145,11 @@ class Average(Transform, frozen=True):
 
 
 class OneHot(Transform, frozen=True):
-    """Whole numbers 0 .. classes - 1 become rows with a single 1, on a new last axis; any other number, zeros."""
+    """Whole numbers 0 .. classes - 1 become rows with a single 1, on a new last axis; any other number, zeros.
+
+    Arguments:
+        classes: how many there are.
+    """
 
     classes: int
 

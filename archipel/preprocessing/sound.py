@@ -24,7 +24,11 @@ _MAX_POINTS = 1 << 13  # of a Fourier transform: its kernels have as many elemen
 
 
 class Preemphasis(Transform, frozen=True):
-    """Raise the high frequencies of sound [batch, samples]: x[i] - coefficient * x[i - 1], with x[-1] of 0."""
+    """Raise the high frequencies of sound [batch, samples]: x[i] - coefficient * x[i - 1], with x[-1] of 0.
+
+    Arguments:
+        coefficient: from 0, which changes nothing, to 1.
+    """
 
     coefficient: float = 0.97
 
@@ -114,7 +118,9 @@ class Spectrogram(Transform, frozen=True):
 class LogMel(Spectrogram, frozen=True):
     """The logarithm of a spectrogram in mel bands: sound [batch, samples] -> [batch, bands, frames].
 
-    Arguments, beside those of `Spectrogram`:
+    Beside the arguments of `Spectrogram` it has
+
+    Arguments:
         sample_rate: of the sound, in Hz.
         bands: how many mel bands.
         low, high: the bands' first and last frequency, in Hz; `high` of 0: half the sample rate.
@@ -174,8 +180,9 @@ class LogMel(Spectrogram, frozen=True):
 class Mfcc(LogMel, frozen=True):
     """Mel-frequency cepstral coefficients: sound [batch, samples] -> [batch, coefficients, frames].
 
-    The orthonormal DCT-II over the bands of `LogMel`, whose arguments it has beside
+    The orthonormal DCT-II over the bands of `LogMel`, whose arguments it has, too.
 
+    Arguments:
         coefficients: how many, from the 0th on.
     """
 

@@ -17,7 +17,7 @@ from archipel.compression.deploy import deploy
 from archipel.compression.part import Part
 from archipel.converter import Signing, Training, convert
 from archipel.preprocessing import Layout, LogMel, Normalize, Raw, Scale, Transform, chain, fitted, put_before
-from archipel.training import losses, optimizers, step_graph
+from archipel.training import StepRunner, losses, optimizers, per_example, step_graph
 from tests.preprocessing.cases import run
 
 KEY = generate_key()
@@ -101,6 +101,20 @@ def test_compression_leaves_preparation_as_it_is(network: Model, transforms: lis
     exact = run(network, prepared)
     assert np.abs(wanted - exact).max() > 1e-5 * np.abs(exact).max()  # the part does change the network
     np.testing.assert_allclose(answer, wanted, atol=2e-3 * np.abs(exact).max())
+
+
+def test_gradients_of_single_examples_are_those_of_the_batch(network: Model, transforms: list[Transform]) -> None:
+    """With a norm that clips nothing: the lanes of examples go through the spectrogram, too."""
+    sound, label = sounds(8, 5)
+    model, after = put_before(network, transforms), []
+    for single in (None, per_example(clip=1e6)):
+        runner = StepRunner(
+            step_graph(model, losses.cross_entropy(), optimizers.sgd(), per_example=single), {"lr": 1.0}
+        )
+        runner.step((sound, label))
+        after.append(runner.tensors)
+    for name in model.parameter_names:
+        np.testing.assert_allclose(after[1][name], after[0][name], rtol=1e-4, atol=1e-5)
 
 
 def test_mixed_precision_leaves_preparation_as_it_is(network: Model, transforms: list[Transform]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from archipel.cli.input_output.settings import meanings, settings_of
+from archipel.cli.models.convert.lists import list_text
 from archipel.errors import PreprocessingError
 from archipel.preprocessing import (
     TRANSFORMS,
@@ -103,6 +106,15 @@ def test_a_file(tmp_path: Path) -> None:
 def test_wrong_entries(tables: Any, problem: str) -> None:
     with pytest.raises(PreprocessingError, match=problem):
         from_settings(tables)
+
+
+def test_the_list_of_the_command_line_says_what_each_field_means() -> None:
+    """`archipel convert --list preprocess` reads it from the docstrings."""
+    for kind in TRANSFORMS:
+        assert set(settings_of(kind)) == set(kind.__struct_fields__) <= set(meanings(kind)), kind
+    text = list_text("preprocess")
+    assert "\nlog_mel\n" in text
+    assert re.search(r"shape +\(needed\) +list of whole number or text\n", text)
 
 
 numbers = st.one_of(st.integers(-(2**40), 2**40), st.floats(), st.integers(0, 70), st.floats(0.1, 2), st.booleans())

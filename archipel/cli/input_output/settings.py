@@ -183,8 +183,8 @@ def _kind(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return " | ".join(map(str, typing.get_args(hint)))
     if _is_list(hint):
-        single = _kind(typing.get_args(hint)[0])
-        return f"list of {single.removeprefix('a ')}"
+        each = (_kind(kind).removeprefix("a ") for kind in _alternatives(typing.get_args(hint)[0]))
+        return f"list of {' or '.join(each)}"
     return _SINGLE[hint]
 
 

@@ -173,7 +173,14 @@ class Together(Alone):
 SHARDS = "shards-"
 
 
-def place(module: nn.Module, way: str, device: torch.device, compiled: bool, plain: Callable[[], nn.Module]) -> Alone:
+def place(
+    module: nn.Module,
+    way: str,
+    device: torch.device,
+    compiled: bool,
+    plain: Callable[[], nn.Module],
+    planning: Mapping[str, Any] | None = None,
+) -> Alone:
     """The module in this process, or over those that torchrun started.
 
     Arguments:
@@ -182,6 +189,7 @@ def place(module: nn.Module, way: str, device: torch.device, compiled: bool, pla
         device: where this process computes.
         compiled: whether torch.compile compiles the module.
         plain: makes a second module like it, for the result.
+        planning: what `parallel.prepare` tells the planner: batch_size, cluster, optimizer, report.
 
     Each process begins with the weights of the first one, and draws random numbers of its own from then on.
 
@@ -199,7 +207,7 @@ def place(module: nn.Module, way: str, device: torch.device, compiled: bool, pla
     if compiled:
         raise TrainingError("compile: does not go with parallel; leave one of them out")
     copy = plain()
-    return Together(prepare(module, way, device=device), copy)
+    return Together(prepare(module, way, device=device, **(planning or {})), copy)
 
 
 def _several() -> bool:

@@ -13,6 +13,8 @@ from archipel.cli.input_output.strategy_options import strategy_settings
 from archipel.cli.models.convert.analysis_options import KINDS
 from archipel.cli.models.convert.policy_options import policy_settings
 from archipel.cli.models.convert.training_options import LOSSES, OPTIMIZERS, SCHEDULES, TRANSFORMS
+from archipel.preprocessing import TRANSFORMS as INPUT_TRANSFORMS
+from archipel.preprocessing.transform import kind_of
 from archipel.strategies.device import UPLOAD_OPTIONS, Upload
 from archipel.strategies.registry import STRATEGIES
 
@@ -53,6 +55,8 @@ LISTS: Mapping[str, Callable[[], str]] = {
     "schedules": lambda: _makers_text("Schedules of --lr over the steps of a round, for --schedule "
                                       "NAME:ARGUMENT=VALUE,...", SCHEDULES, but=("lr", "schedule")),
     "transforms": lambda: _makers_text("Changes of gradients, for --transform NAME:ARGUMENT=VALUE,...", TRANSFORMS),
+    "preprocess": lambda: _makers_text("Transforms of raw inputs, for the [[preprocess]] tables of --preprocess, each "
+                                       "with a kind", {kind_of(kind.__name__): kind for kind in INPUT_TRANSFORMS}),
     "policy": policy_text,
     "statistics": lambda: _makers_text("Statistics of outputs, for the [[statistic]] tables of --analysis, each with "
                                        "a kind", KINDS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from archipel.errors import MissingExtraError, TrainingError, one_line
 if TYPE_CHECKING:
     import torch
 
+_LETTING_GO = 0.1  # seconds
 # What torchrun sets for each process that it starts.
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # What gloo, NCCL and the store say when another process is gone or does not answer.
@@ -75,9 +77,14 @@ def processes(timeout_seconds: float = 300.0, device: str | None = None) -> Iter
     try:
         with told_clearly():
             yield Processes(dist.get_rank(), dist.get_world_size(), where)
-            # Whoever leaves early closes connections that another one may still send on. The plain barrier of gloo is a
-            # collective, whose thread may ask Python for its tensors when Python is already gone.
-            (dist.monitored_barrier if backend == "gloo" else dist.barrier)()
+            # Whoever leaves early closes connections that another one may still send on.
+            if backend == "gloo":
+                # Its plain barrier is a collective. The thread that ran one asks Python to let go of its tensors, and
+                # aborts the process if Python has gone; what it ran last gets the time for that.
+                dist.monitored_barrier()
+                time.sleep(_LETTING_GO)
+            else:
+                dist.barrier()
     finally:
         dist.destroy_process_group()
 
