@@ -52,7 +52,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         seed: of the order of examples, the augmentation and all generators. The same seed on the same machine with
             the same number of threads gives the same numbers.
         device: "auto" takes CUDA, MPS or the CPU, whichever is there first; or "cpu", "cuda", "cuda:1", "mps".
-        compile: whether `torch.compile` compiles the module; None: no.
+        compile: whether `torch.compile` compiles the module; None: no. Not in the mode "eager" (`set_mode`).
         parallel: how the processes that torchrun started share the work: "ddp", "fsdp", "tensor", "pipeline", "hybrid",
             or "auto" (`training.cloud.parallel.prepare` describes them). The losses are those of one process;
             `batch_size` counts the examples of all of them.

@@ -19,6 +19,7 @@ from archipel.datasets.taking import take
 from archipel.errors import CheckpointError, GraphError, TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import match
+from archipel.mode import get_mode
 from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.callbacks.loggers import make_loggers
 from archipel.training.cloud.callbacks.standard import Checkpoints, EarlyStopping, OnEpoch, checkpoint_file
@@ -133,7 +134,9 @@ def prepare(
     if graph is None:
         feed.layout = memory_format(module, device)
         module.to(memory_format=feed.layout)  # type: ignore[call-overload]
-    execution = place(module, config.parallel, device, bool(config.compile), lambda: _twin(module))
+    execution = place(
+        module, config.parallel, device, bool(config.compile) and get_mode() == "graph", lambda: _twin(module)
+    )
     if execution.processes > 1:
         seed_generators(config.seed + execution.number)
     batches = _batches(dataset, config, execution)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.ranks import run_ranks
+from tests.support.ranks import run_ranks, start_ranks
 from tests.training.cloud.parallel.trainings import facts, run
 
 HERE = Path(__file__).parent
@@ -33,3 +33,16 @@ def test_every_way(world: int, tmp_path: Path) -> None:
     answers = run_ranks(HERE / "trainings.py", world, str(tmp_path), *ways)
     for way in ways:
         check(way, answers)
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_other_and_both_go_on_to_the_same_losses(tmp_path: Path) -> None:
+    ranks = start_ranks(HERE / "trainings.py", 2, str(tmp_path), "die")
+    errors = [rank.communicate(timeout=200)[1] for rank in ranks]
+    assert ranks[1].returncode == -9
+    assert ranks[0].returncode == 1
+    assert "another process of this training died or did not answer in time" in errors[0]
+    resumed = run_ranks(HERE / "trainings.py", 2, str(tmp_path), "resume")
+    expected = facts(run("ddp", "none"))
+    for found in resumed:
+        np.testing.assert_allclose(found["losses"], expected["losses"], atol=1e-5)

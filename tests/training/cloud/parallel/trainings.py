@@ -6,6 +6,8 @@ Run by test_trainings.py: trainings.py FOLDER WAY WAY ...
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from typing import Any
 
@@ -35,6 +37,14 @@ class Stop(Callback):
         trainer.stop = trainer.minibatches == 6
 
 
+class Die(Callback):
+    """Ends the second process without a word."""
+
+    def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
+        if trainer.minibatches == 7 and trainer.execution.number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def run(way: str, parallel_way: str, **changes: Any) -> TrainResult:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -57,6 +67,11 @@ def facts(result: TrainResult) -> dict[str, Any]:
 
 def main() -> None:
     folder, *ways = sys.argv[1:]
+    if ways[0] == "die":
+        run("ddp", "ddp", checkpoint=folder, checkpoint_every=2, callbacks=[Die()])
+    if ways[0] == "resume":
+        print(json.dumps(facts(run("ddp", "ddp", checkpoint=folder, checkpoint_every=2))))
+        return
     answers = {}
     with parallel.processes(device="cpu"):
         for way in ways:

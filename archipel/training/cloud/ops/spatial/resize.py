@@ -39,16 +39,17 @@ def resize(ctx: NodeContext) -> torch.Tensor:
     axes = [axis % rank for axis in ctx.integers("axes", list(range(rank)))]
     scales = _scales(ctx, axes)
     lengths = dims(ctx.node.outputs[0])
-    moving = [axis for axis in axes if scales.get(axis) != 1.0 or form.coordinates == "tf_crop_and_resize"]
+    crops = form.coordinates == "tf_crop_and_resize"
+    regions = {axis: _roi(ctx, axes, axis) if crops else None for axis in axes}
+    moving = [axis for axis in axes if scales.get(axis) != 1.0 or regions[axis] not in (None, (0.0, 1.0))]
     fixed = all(isinstance(ctx.dims()[axis], int) and isinstance(lengths[axis], int) for axis in moving)
     if not fixed or not set(moving) <= set(scales):
         return _symbolic(ctx, form, axes, scales)
     matrices: dict[int, np.ndarray] = {}
     for axis in moving:
-        crop = form.coordinates == "tf_crop_and_resize"
         size: Any = ctx.dims()[axis]
         length: Any = lengths[axis]
-        matrix = form.matrix(size, length, scales[axis], _roi(ctx, axes, axis) if crop else None)
+        matrix = form.matrix(size, length, scales[axis], regions[axis])
         if not (size == length and np.array_equal(matrix, np.eye(size))):
             matrices[axis] = matrix
     own = _find_own(form.mode, rank, matrices)
