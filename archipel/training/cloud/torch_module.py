@@ -92,7 +92,9 @@ class TorchModule(SteppedModule):
     def convolves(self) -> bool:
         """Whether the graph convolves pictures, for which PyTorch is faster with channels last."""
         nodes = self.source.ir.graph.all_nodes()
-        return any(node.op_type == "Conv" and node.outputs[0].shape and len(node.outputs[0].shape) == 4 for node in nodes)
+        return any(
+            node.op_type == "Conv" and node.outputs[0].shape and len(node.outputs[0].shape) == 4 for node in nodes
+        )
 
     def in_order(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """The inputs in the graph's order. Raises TypeError for a name that is missing, unknown or given twice."""
