@@ -56,6 +56,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         parallel: how the processes that torchrun started share the work: "ddp", "fsdp", "tensor", "pipeline", "hybrid",
             or "auto" (`training.cloud.parallel.prepare` describes them). The losses are those of one process;
             `batch_size` counts the examples of all of them.
+        cluster: TOML file of the devices, for what `parallel` plans ("auto", "tensor", "hybrid" and "pipeline" of a
+            graph); without it they are measured, and with the path of no file yet the measurements are written there.
         inputs: the fields that the model takes, in its order; by default all that are no labels.
         label: the field with the labels, by default "label", "y", "labels" or "target", whichever is there. An input
             may be the label, as for an autoencoder.
@@ -98,6 +100,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: str = "auto"
     compile: bool | None = None
     parallel: Parallel = "none"
+    cluster: str | None = None
     inputs: tuple[str, ...] = ()
     label: str | None = None
     next_token: bool = False

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from archipel import Model
 from archipel.training import losses, optimizers
 from archipel.training.cloud import Callback, TrainConfig, Trainer, TrainResult, parallel, train
 
@@ -30,6 +31,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tensor": {"accumulate": 2},
     "pipeline": {},
 }
+# Of a graph, by the planner; exchanges cost nothing there, and so it divides what it can.
+CLUSTER = """
+devices = 2
+memory_bytes = 1_000_000_000
+flops_per_second = { float32 = 1e9 }
+memory_bytes_per_second = 1e9
+link_bytes_per_second = 1e12
+latency_seconds = 1e-9
+exchange_seconds = 1e-9
+launch_seconds = 1e-9
+"""
 
 
 class Stop(Callback):
@@ -57,6 +69,15 @@ def run(way: str, parallel_way: str, **changes: Any) -> TrainResult:
     return train(module, (X, Y), config, validation=(X[:HELD], Y[:HELD]), callbacks=callbacks)
 
 
+def run_graph(folder: str, way: str) -> TrainResult:
+    """The graph FOLDER/model.onnx, by a plan for FOLDER/cluster.toml."""
+    config = TrainConfig(
+        loss="cross_entropy", optimizer={"name": "adamw", "lr": 0.01}, batch_size=24, epochs=2, device="cpu",
+        parallel=way, cluster=f"{folder}/cluster.toml",
+    )  # fmt: skip
+    return train(Model.from_onnx(f"{folder}/model.onnx"), (X, Y), config, validation=(X[:HELD], Y[:HELD]))
+
+
 def facts(result: TrainResult) -> dict[str, Any]:
     return {
         "losses": [epoch.train_loss for epoch in result.history],
@@ -71,6 +92,10 @@ def main() -> None:
         run("ddp", "ddp", checkpoint=folder, checkpoint_every=2, callbacks=[Die()])
     if ways[0] == "resume":
         print(json.dumps(facts(run("ddp", "ddp", checkpoint=folder, checkpoint_every=2))))
+        return
+    if ways[0] == "graph":
+        with parallel.processes(device="cpu"):
+            print(json.dumps({way: facts(run_graph(folder, way)) for way in ways[1:]}))
         return
     answers = {}
     with parallel.processes(device="cpu"):
