@@ -25,7 +25,7 @@ OPERATORS = sorted(op_type for domain, op_type in (LOWERINGS.keys() & RULES.keys
 )
 def test_one_graph(op_type: str, count: int, gradient_cases: dict) -> None:
     @settings(
-        max_examples=count, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=count, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(data=st.data())
     def check(data: st.DataObject) -> None:

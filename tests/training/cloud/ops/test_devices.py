@@ -30,7 +30,7 @@ FROM_CONTENT = {"CumSum", "Expand", "If", "Loop", "Pad", "Reshape", "Slice", "Sp
 )
 def test_device(op_type: str, count: int, gradient_cases: dict) -> None:
     @settings(
-        max_examples=count, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=count, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
