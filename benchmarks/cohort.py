@@ -94,14 +94,16 @@ def ways(name: str, clients: int, device: str) -> dict[str, Callable[[], object]
             functional.cross_entropy(module(each_x), each_y).backward()
             optimizer.step()
 
-    def without_gradients(run: Callable[[], object]) -> Callable[[], object]:
+    def waited_for(run: Callable[[], object]) -> Callable[[], object]:
         def call() -> None:
-            with torch.inference_mode():
-                run()
+            run()
             if device != "cpu":
                 torch.accelerator.synchronize()
 
         return call
+
+    def without_gradients(run: Callable[[], object]) -> Callable[[], object]:
+        return waited_for(torch.inference_mode()(run))
 
     def one_by_one() -> None:
         for index in range(clients):
@@ -111,8 +113,8 @@ def ways(name: str, clients: int, device: str) -> dict[str, Callable[[], object]
         "lanes": without_gradients(lambda: lanes(*stacked)),
         "torch.func": without_gradients(lambda: vmap(single, dims)(*given)),
         "one by one": without_gradients(one_by_one),
-        "native": lambda: vmap(native, randomness="different")(weights, momenta, x, y),
-        "native, one by one": one_native,
+        "native": waited_for(lambda: vmap(native, randomness="different")(weights, momenta, x, y)),
+        "native, one by one": waited_for(one_native),
     }
 
 

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from measure import Report, Row, arguments, print_alone
+from cohort import ways
+from measure import Report, Row, arguments, interleave, print_alone
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,23 @@ def main() -> int:
                 print(f"{case.name}, {kind}: left out, {options.minutes:g} minutes are over", file=sys.stderr)
                 continue
             report.add(compare(case, native, ours, device, compiled, peak, options))
+    if not options.only:
+        report.add(cohort(4 if options.tiny else 100, options.device))
     return 0
+
+
+def cohort(clients: int, device: str) -> list[Row]:
+    """Local steps of many clients at once: clients a second, ours beside each of PyTorch's ways."""
+    times = interleave(ways("FedAvg CNN", clients, device), 3.0)
+    ours = times.pop("lanes")
+    return [
+        Row(
+            "gpu", f"cohort of {clients} clients", 1e3 * clients / statistics.median(ours),
+            1e3 * clients / statistics.median(values), name,
+            statistics.median(b / a for a, b in zip(ours, values)), "clients/s",
+        )
+        for name, values in times.items()
+    ]  # fmt: skip
 
 
 def compare(

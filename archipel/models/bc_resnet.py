@@ -37,7 +37,6 @@ def bc_resnet(seed: int, classes: int = 12, width: int = 8, dropout: float = 0.1
         model = Model.from_torch(bc_resnet(0), torch.zeros(2, 1, 40, 98))
     """
     with seeded(seed):
-        import torch
         from torch import nn
 
         class BandNorm(nn.BatchNorm2d):
@@ -50,12 +49,6 @@ def bc_resnet(seed: int, classes: int = 12, width: int = 8, dropout: float = 0.1
                 batch, filters, height, time = input.shape
                 bands = input.reshape(batch, filters * BANDS, height // BANDS, time)
                 return super().forward(bands).reshape(batch, filters, height, time)
-
-        class ChannelDropout(nn.Dropout):
-            """Drops whole channels of [batch, filters, 1, time], as `Dropout2d`, which exported graphs lack."""
-
-            def forward(self, input: Any) -> Any:
-                return input * super().forward(torch.ones_like(input[..., :1]))
 
         class Block(nn.Module):
             def __init__(self, before: int, after: int, stride: int, dilation: int) -> None:
@@ -82,7 +75,7 @@ def bc_resnet(seed: int, classes: int = 12, width: int = 8, dropout: float = 0.1
                         norm=nn.BatchNorm2d(after),
                         swish=nn.SiLU(),
                         pointwise=nn.Conv2d(after, after, 1, bias=False),
-                        dropout=ChannelDropout(dropout),
+                        dropout=nn.Dropout2d(dropout),
                     )
                 )
                 self.relu = nn.ReLU()

@@ -137,7 +137,7 @@ _NETWORKS = (
     ),
     Network(
         "bc_resnet", models.bc_resnet, "keyword spotting", _pictures(1, 40, 98), ((12,),),
-        9_232, 4_816_880, 316_624, "Kim et al. 2021, arXiv:2106.04140",
+        9_232, 4_816_880, 316_912, "Kim et al. 2021, arXiv:2106.04140",
     ),
     Network(
         "bert", models.bert, "text encoding", _BERT, ((128, 768), (768,)),

@@ -23,7 +23,11 @@ def test_it_has_every_network() -> None:
         assert [p.name for p in inspect.signature(network.make).parameters.values() if p.default is p.empty] == ["seed"]
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+# PyTorch takes LSTM apart, a step at a time.
+RECURRENT = {"char_rnn", "deep_conv_lstm"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in RECURRENT else n for n in CATALOGUE])
 def test_parameters_flops_and_shapes(name: str) -> None:
     network = CATALOGUE[name]
     with torch.device("meta"), torch.no_grad():

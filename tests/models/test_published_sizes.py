@@ -49,6 +49,20 @@ def test_bc_resnets_are_as_large_as_in_the_paper(width: int, thousands: float) -
     assert count / 1000 == pytest.approx(thousands, rel=0.005)
 
 
+@pytest.mark.parametrize(("name", "tensors"), [("resnet18", 122), ("resnet50", 320)])
+def test_tensors_are_called_as_in_torchvision(name: str, tensors: int) -> None:
+    """As in the files that torchvision publishes: some names of layers, and how many tensors there are."""
+    with torch.device("meta"):
+        state = getattr(models, name)(0).state_dict()
+    assert len(state) == tensors
+    first = {"resnet18": (64, 64, 3, 3), "resnet50": (64, 64, 1, 1)}[name]
+    assert state["layer1.0.conv1.weight"].shape == first
+    assert state["layer4.1.bn2.running_var"].shape == (512,)
+    assert state["layer3.0.downsample.1.num_batches_tracked"].shape == ()
+    assert state["fc.weight"].shape[0] == 1000
+    assert ("layer1.0.downsample.0.weight" in state) == (name == "resnet50")
+
+
 def tokens(*shape: int, below: int = 20) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(0).integers(0, below, shape))
 
@@ -69,7 +83,7 @@ INPUTS: dict[str, tuple[torch.Tensor, ...]] = {
     "gpt": (tokens(2, 6),),
     "bert": (tokens(2, 6), torch.tensor([[1] * 6, [1] * 4 + [0] * 2]), tokens(2, 6, below=2)),
 }
-LONG = {"resnet50", "bc_resnet", "deep_conv_lstm"}
+LONG = {"resnet18", "resnet50", "bc_resnet", "deep_conv_lstm"}
 SHAPES = {"gpt": (2, 6, 20), "bert": (2, 6, 16)}
 
 

@@ -131,11 +131,14 @@ def _export(module: torch.nn.Module, examples: tuple[torch.Tensor, ...], dynamic
 def _keeping_dropout() -> Iterator[None]:
     """Export Dropout that is off as an ONNX Dropout node, the identity in inference, where PyTorch leaves it out.
 
-    `step_graph` turns these nodes on. Covers `nn.Dropout` and `functional.dropout`.
+    `step_graph` turns these nodes on. Covers `nn.Dropout` and `functional.dropout`, and Dropout of whole channels, as
+    `nn.Dropout2d` and its like: a product with a Dropout of ones [batch, channels, 1, ...].
     """
     import torch
     from torch.nn import functional
 
+    names = ("dropout", "dropout1d", "dropout2d", "dropout3d")
+    originals = {name: getattr(functional, name) for name in names}
     original = functional.dropout
 
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -144,11 +147,23 @@ def _keeping_dropout() -> Iterator[None]:
         ratio = torch.tensor(p, dtype=torch.float32)
         return torch.onnx.ops.symbolic("Dropout", (input, ratio), dtype=input.dtype, shape=input.shape, version=OPSET)
 
+    def of_channels(whole: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def channels(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+            if training or p == 0.0 or input.ndim < 3:
+                return whole(input, p, training, inplace)
+            ones = torch.ones_like(input[(slice(None), slice(None), *[slice(1)] * (input.ndim - 2))])
+            return input * dropout(ones, p, training)
+
+        return channels
+
     functional.dropout = dropout
+    for name in names[1:]:
+        setattr(functional, name, of_channels(originals[name]))
     try:
         yield
     finally:
-        functional.dropout = original
+        for name, function in originals.items():
+            setattr(functional, name, function)
 
 
 @functools.cache

@@ -12,9 +12,9 @@ from archipel.datasets.dataset import Field
 from archipel.datasets.ragged import LENGTH, Ragged
 from archipel.datasets.readers.arrow_columns import RowsError, class_names, field_of, is_text, to_numpy
 from archipel.datasets.readers.blocks import Block
-from archipel.datasets.readers.extra import need
+from archipel.datasets.readers.extra import arrow_errors, need
 from archipel.datasets.readers.schema import KEY, bytes_of, decode_schema
-from archipel.errors import DatasetError
+from archipel.errors import DatasetError, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,6 +40,21 @@ def read_fields(
 
     Raises DatasetError for a column that is missing, that can be no field, or that is not as archipel's schema says.
     """
+    try:
+        return _read_fields(path, schema, columns, classes, texts)
+    except DatasetError:
+        raise
+    except arrow_errors() as error:  # such as names and texts that are no UTF-8
+        raise DatasetError(f"{path}: {one_line(error)}; make the file again") from None
+
+
+def _read_fields(
+    path: Path,
+    schema: pa.Schema,
+    columns: Sequence[str] | None,
+    classes: Mapping[str, Sequence[str]],
+    texts: Callable[[str], list[pa.ChunkedArray]],
+) -> tuple[dict[str, Field], list[str]]:
     names = list(schema.names) if columns is None else list(columns)
     check_columns(path, schema.names, [*names, *classes])
     metadata = schema.metadata or {}
@@ -94,6 +109,8 @@ def decode_columns(table: Any, fields: Mapping[str, Field], where: str, first: i
             ) from None
         except DatasetError as error:
             raise DatasetError(f"{where}: column {name!r}: {error}") from None
+        except arrow_errors() as error:
+            raise DatasetError(f"{where}: column {name!r}: {one_line(error)}; make the file again") from None
         if isinstance(column, Ragged):
             made[name + LENGTH] = column.lengths
     return made

@@ -17,7 +17,7 @@ def need(module: str, package: str = "") -> Any:
 
 
 def arrow_errors() -> tuple[type[Exception], ...]:
-    """What pyarrow raises for a file that it cannot read; not what it raises where memory is short."""
+    """What pyarrow raises for a file that it cannot read, also where there is no memory for what a file announces."""
     # Most of its errors are also ValueError, OSError and the like; some, such as those of what it has not implemented,
     # are others.
-    return OSError, ValueError, TypeError, KeyError, IndexError, NotImplementedError
+    return OSError, ValueError, TypeError, KeyError, IndexError, NotImplementedError, MemoryError

@@ -16,7 +16,7 @@ _SAME_IF_ALONE = frozenset({"Concat", "Sum", "Max", "Min", "Mean"})
 
 class RemoveNoOps(LevelPass):
     """Drop Dropout in inference mode and random changes of examples, Pad by nothing, Reshape and the like to the same
-    shape, Concat and Sum of one."""
+    shape, Mul by ones, Concat and Sum of one."""
 
     def change_level(self, op: Builder) -> bool:
         modified = False
@@ -62,7 +62,21 @@ def _unchanged_input(node: ir.Node) -> ir.Value | None:
         # A Slice may have its input's shape and still reverse it.
         turned = node.op_type == "Slice" and not _has_unit_steps(node)
         return source if same_shape(dims(source), dims(output)) and not turned else None
+    if node.op_type == "Mul" and output.shape is not None:
+        factors = [value for value in node.inputs if value is not None]
+        for factor, other in (factors, factors[::-1]):
+            if _has_ones_alone(factor) and other.shape is not None and same_shape(dims(other), dims(output)):
+                return other
     return None
+
+
+def _has_ones_alone(value: ir.Value) -> bool:
+    """Whether a value is a one, expanded to any shape: what is left of a Dropout of whole channels."""
+    node = value.producer()
+    if node is not None and (node.domain, node.op_type) == ("", "Expand"):
+        value = node.inputs[0] or value
+    content = constant_array(value) if value.shape is not None and set(dims(value)) <= {1} else None
+    return content is not None and bool((content == 1).all())
 
 
 def _has_unit_steps(node: ir.Node) -> bool:

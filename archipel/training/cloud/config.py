@@ -52,10 +52,12 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         seed: of the order of examples, the augmentation and all generators. The same seed on the same machine with
             the same number of threads gives the same numbers.
         device: "auto" takes CUDA, MPS or the CPU, whichever is there first; or "cpu", "cuda", "cuda:1", "mps".
-        compile: whether `torch.compile` compiles the module; None: no.
+        compile: whether `torch.compile` compiles the module; None: no. Not in the mode "eager" (`set_mode`).
         parallel: how the processes that torchrun started share the work: "ddp", "fsdp", "tensor", "pipeline", "hybrid",
             or "auto" (`training.cloud.parallel.prepare` describes them). The losses are those of one process;
             `batch_size` counts the examples of all of them.
+        cluster: TOML file of the devices, for what `parallel` plans ("auto", "tensor", "hybrid" and "pipeline" of a
+            graph); without it they are measured, and with the path of no file yet the measurements are written there.
         inputs: the fields that the model takes, in its order; by default all that are no labels.
         label: the field with the labels, by default "label", "y", "labels" or "target", whichever is there. An input
             may be the label, as for an autoencoder.
@@ -98,6 +100,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: str = "auto"
     compile: bool | None = None
     parallel: Parallel = "none"
+    cluster: str | None = None
     inputs: tuple[str, ...] = ()
     label: str | None = None
     next_token: bool = False

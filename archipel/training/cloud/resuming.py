@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def save(trainer: Trainer, path: Path, pending: bool) -> None:
     """Write the checkpoint; `pending`: gradients wait for more minibatches. All processes call it together."""
-    name = f"{SHARDS}{trainer.minibatches}"
+    # Another folder each time: the one that the file points to must stay whole.
+    name = f"{SHARDS}{trainer.minibatches}-{len(trainer.history)}"
     execution = trainer.execution
     gradients = {str(i): p.grad for i, p in enumerate(trainer.parameters) if pending and p.grad is not None}
     content = {

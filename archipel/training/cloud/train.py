@@ -19,6 +19,7 @@ from archipel.datasets.taking import take
 from archipel.errors import CheckpointError, GraphError, TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import match
+from archipel.mode import get_mode
 from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.callbacks.loggers import make_loggers
 from archipel.training.cloud.callbacks.standard import Checkpoints, EarlyStopping, OnEpoch, checkpoint_file
@@ -130,12 +131,13 @@ def prepare(
     _choose_trainable(module, config.trainable)
     # Before the optimizer is made and the checkpoint read: their tensors take the parameters' device and layout.
     module.to(device)
-    if graph is None:
-        feed.layout = memory_format(module, device)
-        module.to(memory_format=feed.layout)  # type: ignore[call-overload]
-    execution = place(module, config.parallel, device, bool(config.compile), lambda: _twin(module))
+    feed.layout = memory_format(module, device)
+    module.to(memory_format=feed.layout)  # type: ignore[call-overload]
+    compiled = bool(config.compile) and get_mode() == "graph"
+    execution = place(module, config.parallel, device, compiled, lambda: _twin(module), _planning(config))
     if execution.processes > 1:
-        seed_generators(config.seed + execution.number)
+        # Processes that compute the same examples draw alike: what each of them has whole must not differ.
+        seed_generators(config.seed + execution.rank)
     batches = _batches(dataset, config, execution)
     optimizer, rates, described = _optimizer(execution.parameters(), config, _updates(batches, config), device)
     autocast = Autocast(config.precision, device)
@@ -159,6 +161,16 @@ def prepare(
     )  # fmt: skip
     _resume(trainer, config)
     return trainer
+
+
+def _planning(config: TrainConfig) -> dict[str, Any]:
+    """What the planner of `parallel` has to know."""
+    from archipel.training.cloud.planner.search import OPTIMIZERS
+
+    named = config.optimizer.get("name") if isinstance(config.optimizer, Mapping) else config.optimizer
+    # It matters for time and memory alone; most others keep as much as Adam.
+    known = named if isinstance(named, str) and named in OPTIMIZERS else "adam"
+    return {"batch_size": config.batch_size, "cluster": config.cluster, "optimizer": known}
 
 
 def _as_module(model: object) -> nn.Module:

@@ -22,6 +22,7 @@ from archipel.training.cloud.faults import find_label, find_not_finite
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.objective.objective import Batch, Objective, Outputs
 from archipel.training.cloud.optimizers import Rates
+from archipel.training.cloud.parallel.group import told_clearly
 from archipel.training.cloud.result import Epoch
 from archipel.training.cloud.resuming import load, save
 from archipel.training.cloud.validation import Validation
@@ -120,7 +121,8 @@ class Trainer:
         if not self.module.training:
             self.module.train()
         try:
-            loss = self._minibatch(batch)
+            with told_clearly() if self.execution.processes > 1 else nullcontext():
+                loss = self._minibatch(batch)
         except ArchipelError:
             raise
         except (RuntimeError, MemoryError, IndexError, TypeError, ValueError) as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from PIL import Image
 
 from archipel import Model
 from archipel import bundle as b
@@ -85,6 +86,17 @@ def test_the_bundle_takes_bytes_and_says_so(archipel: Command, folder: Path) -> 
     arguments = ["-o", again, "--key", key, "--preprocess", str(folder / "raw.toml")]
     _, problem = archipel("convert", str(folder / "m.bundle"), *arguments, code=1)
     assert "the model prepares raw inputs already" in problem
+
+
+def test_a_folder_of_pictures_says_mean_and_deviation(archipel: Command, folder: Path) -> None:
+    with np.load(folder / "data.npz") as file:
+        for number, (picture, label) in enumerate(zip(file["x"], file["label"])):
+            (folder / "pictures" / f"kind{label}").mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture).save(folder / "pictures" / f"kind{label}" / f"{number}.png")
+        mean = file["x"].mean(axis=(0, 1, 2)) / 255
+    call(archipel, folder, "--preprocess-data", str(folder / "pictures"))
+    shown, _ = archipel("inspect", str(folder / "m.bundle"), "--key", str(folder / "key.pub"), "--json")
+    np.testing.assert_allclose(json.loads(shown)["preprocessing"][2]["mean"], mean, rtol=1e-5)
 
 
 def test_what_is_wrong_is_said(archipel: Command, folder: Path) -> None:

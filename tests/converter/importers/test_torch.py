@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from archipel import Model
+from archipel import Model, training
 from archipel.converter.importers.torch_module import _translations
 from archipel.errors import MissingExtraError, ModelImportError
 from archipel.graph import check_model
+from archipel.graph.passes.inference import optimize_for_inference
 from archipel.graph.shapes import constant_array
 
 
@@ -184,6 +186,30 @@ def test_dropout_stays_in_the_graph_and_is_off() -> None:
     ratios = [constant_array(node.inputs[1]) for node in model.ir.graph if node.op_type == "Dropout"]
     np.testing.assert_allclose(np.array(ratios), [0.3, 0.25], rtol=1e-6)
     np.testing.assert_allclose(run(model, x.numpy())[0], net.eval()(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("layer", "shape"), [("Dropout1d", (4, 6, 5)), ("Dropout2d", (4, 6, 3, 5)),
+                                              ("Dropout3d", (4, 6, 2, 3, 2))])  # fmt: skip
+def test_dropout_of_whole_channels(layer: str, shape: tuple[int, ...]) -> None:
+    """Off in inference, where nothing is left of it; a step drops whole channels, each for itself in each example."""
+    linear = torch.nn.Linear(math.prod(shape[1:]), 1)
+    torch.nn.init.zeros_(linear.weight)
+    torch.nn.init.zeros_(linear.bias)
+    net = torch.nn.Sequential(getattr(torch.nn, layer)(0.5), torch.nn.Flatten(), linear)
+    original = torch.nn.functional.dropout2d
+    model = Model.from_torch(net, torch.ones(shape))
+    assert torch.nn.functional.dropout2d is original
+    assert sum(node.op_type == "Dropout" for node in model.ir.graph) == 1
+    quiet = model.copy()
+    optimize_for_inference(quiet.ir, list(quiet.parameters))
+    assert {node.op_type for node in quiet.ir.graph} <= {"Flatten", "Reshape", "Gemm"}
+    # Weights of 0 and a label of 1 / 2: a step of rate 1 adds to each weight what it has read.
+    step = training.step_graph(model, training.losses.mse(), training.optimizers.sgd(lr=1.0))
+    runner = training.StepRunner(step, seed=3)
+    runner.step((np.ones((1, *shape[1:]), np.float32), np.full((1, 1), 0.5, np.float32)))
+    read = runner.tensors["2.weight"].reshape(shape[1], -1)
+    assert set(read[:, 0].tolist()) == {0.0, 2.0}
+    np.testing.assert_array_equal(read, np.broadcast_to(read[:, :1], read.shape))
 
 
 def test_the_exporters_translations_are_read_once_and_left_as_they_were() -> None:

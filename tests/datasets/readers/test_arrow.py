@@ -50,12 +50,23 @@ def test_both_forms(tmp_path: Path, form: str, compression: str | None) -> None:
     assert sorted(label for batch in Batches(again, 3, drop_last=False) for label in batch["kind"]) == [0] * 5 + [1] * 5
 
 
+@pytest.mark.parametrize("form", ["file", "stream"])
+def test_a_name_that_is_no_text(tmp_path: Path, form: str) -> None:
+    (tmp_path / "t.arrow").write_bytes(arrow(form).replace(b"kind", b"\xebind"))
+    with pytest.raises(DatasetError, match=r"t\.arrow: 'utf-8' codec .*; make the file again"):
+        open_arrow(tmp_path / "t.arrow")
+
+
 @settings(max_examples=60)
 @given(st.data())
 def test_mutated_arrow_files_are_refused_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    content = bytearray(arrow(data.draw(st.sampled_from(["file", "stream"]))))
+    form, compression = (
+        data.draw(st.sampled_from(["file", "stream"])),
+        data.draw(st.sampled_from([None, "zstd", "lz4"])),
+    )
+    content = bytearray(arrow(form, compression))
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
     path = tmp_path_factory.getbasetemp() / "mutated.arrow"

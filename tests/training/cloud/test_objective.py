@@ -104,11 +104,11 @@ def test_a_missing_label_names_the_fields() -> None:
 
 
 def test_outputs_by_position_name_and_mapping() -> None:
-    made = objective({"a": "mse", "b": "l1"}, "x a b")
+    made = objective({"a": {"name": "mse", "weight": 0.5}, "b": "l1"}, "x a b")
     batch = {"a": torch.zeros(3, 1), "b": torch.zeros(3, 1)}
     one, two = torch.full((3, 1), 2.0), torch.full((3, 1), 3.0)
     for outputs in ((one, two), {"b": two, "a": one}):
-        assert float(made.loss(outputs, batch)[0]) == 4.0 + 3.0
+        assert float(made.loss(outputs, batch)[0]) == 0.5 * 4.0 + 3.0
     with pytest.raises(TrainingError, match="no output 'b'; it has a, c"):
         made.loss({"a": one, "c": two}, batch)
 

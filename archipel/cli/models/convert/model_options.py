@@ -3,7 +3,7 @@ transforms of raw inputs in front of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import numpy as np
 from archipel.cli.input_output.arrays import read_arrays
 from archipel.cli.input_output.option_group import option_group
 from archipel.converter.sources import read_model
+from archipel.datasets import Dataset, Stream, as_dataset
 from archipel.datasets.entry_names import name_entries
 from archipel.errors import CommandError
 from archipel.graph import Model
@@ -53,18 +54,24 @@ class ModelOptions:
             )
         transforms = load_settings(file)
         if self.preprocess_data is not None:
-            arrays = read_arrays(self.preprocess_data)
-            names = [info.name for info in model.inputs]
-            if not isinstance(arrays, np.ndarray):
-                entries = name_entries(arrays, names, [])
-                arrays = {name: entries[name] for name in names if name in entries}
-            transforms = fitted(transforms, arrays)
+            transforms = fitted(transforms, _examples(self.preprocess_data, [info.name for info in model.inputs]))
         elif any(isinstance(part, Normalize) and not part.mean for part in transforms):
             raise CommandError(
                 f"--preprocess {file}: normalize has no mean and std; write them into the file, or give raw "
-                "examples to measure them on, --preprocess-data FILE.npy"
+                "examples to measure them on, --preprocess-data DATA"
             )
         return put_before(model, transforms)
+
+
+def _examples(path: Path, inputs: Sequence[str]) -> np.ndarray | dict[str, np.ndarray] | Dataset | Stream:
+    """What `fitted` takes: the arrays of a file of NumPy's that the model reads, or a data set of anything else."""
+    if path.suffix not in (".npy", ".npz"):
+        return as_dataset(path)
+    arrays = read_arrays(path)
+    if isinstance(arrays, np.ndarray):
+        return arrays
+    entries = name_entries(arrays, inputs, [])
+    return {name: entries[name] for name in inputs if name in entries}
 
 
 def _number(text: str) -> tuple[str, int | float]:
@@ -95,6 +102,7 @@ model_options = option_group(
     click.option("--preprocess", type=click.Path(path_type=Path), metavar="FILE.toml",
                  help="Put transforms of raw inputs (bytes of pictures, 16-bit sound) in front of the model, so that "
                  "devices take these: [[preprocess]] tables, see docs/preprocessing.md."),
-    click.option("--preprocess-data", type=click.Path(path_type=Path), metavar="FILE.npy",
-                 help="Raw examples on which normalize without mean and std is measured."),
+    click.option("--preprocess-data", type=click.Path(path_type=Path), metavar="DATA",
+                 help="Raw examples on which normalize without mean and std is measured: .npy, .npz, or what "
+                 "`archipel data inspect` reads, such as a folder of pictures."),
 )  # fmt: skip

@@ -107,7 +107,7 @@ def _make(name: str, arguments: Mapping[str, Any], term: Term, output: torch.Ten
     for key, value in _defaults(term, output).items():
         if key in known and value is not None:
             given.setdefault(key, value)
-    if _by_task(called) and given.get("task") == "multiclass" and "average" in known:
+    if _by_task(called) and given.get("task") in ("multiclass", "multilabel") and "average" in known:
         given.setdefault("average", "micro" if "Accuracy" in called.__name__ else "macro")
     if _by_task(called) and "task" not in given:
         raise TrainingError(f"metrics: {name} is for classifications, and the loss of {term.loss.name} is none")

@@ -70,6 +70,19 @@ class Divided(Placed):
             self._add_up()
         return own
 
+    def forward(self, inputs: Sequence[torch.Tensor]) -> Any:
+        import torch
+        from torch.utils import _pytree as pytree
+
+        count, n = len(inputs[0]), self._model.size()
+        more = -count % n if self._divides_examples else 0
+        # Evaluation takes batches of any size: the last example again, as often as the processes need it.
+        whole = [
+            torch.cat([tensor, tensor[-1:].expand(more, *tensor.shape[1:])]) if more else tensor for tensor in inputs
+        ]
+        outputs = super().forward(whole)
+        return pytree.tree_map(lambda tensor: tensor[:count] if len(tensor) == count + more else tensor, outputs)
+
     def _exchanging(self, last: bool) -> Any:
         self._last = last
         return super()._exchanging(last)

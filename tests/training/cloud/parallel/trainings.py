@@ -6,6 +6,8 @@ Run by test_trainings.py: trainings.py FOLDER WAY WAY ...
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from archipel import Model
 from archipel.training import losses, optimizers
 from archipel.training.cloud import Callback, TrainConfig, Trainer, TrainResult, parallel, train
 
@@ -28,11 +31,30 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "tensor": {"accumulate": 2},
     "pipeline": {},
 }
+# Of a graph, by the planner; exchanges cost nothing there, and so it divides what it can.
+CLUSTER = """
+devices = 2
+memory_bytes = 1_000_000_000
+flops_per_second = { float32 = 1e9 }
+memory_bytes_per_second = 1e9
+link_bytes_per_second = 1e12
+latency_seconds = 1e-9
+exchange_seconds = 1e-9
+launch_seconds = 1e-9
+"""
 
 
 class Stop(Callback):
     def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
         trainer.stop = trainer.minibatches == 6
+
+
+class Die(Callback):
+    """Ends the second process without a word."""
+
+    def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
+        if trainer.minibatches == 7 and trainer.execution.number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run(way: str, parallel_way: str, **changes: Any) -> TrainResult:
@@ -47,6 +69,15 @@ def run(way: str, parallel_way: str, **changes: Any) -> TrainResult:
     return train(module, (X, Y), config, validation=(X[:HELD], Y[:HELD]), callbacks=callbacks)
 
 
+def run_graph(folder: str, way: str) -> TrainResult:
+    """The graph FOLDER/model.onnx, by a plan for FOLDER/cluster.toml."""
+    config = TrainConfig(
+        loss="cross_entropy", optimizer={"name": "adamw", "lr": 0.01}, batch_size=24, epochs=2, device="cpu",
+        parallel=way, cluster=f"{folder}/cluster.toml",
+    )  # fmt: skip
+    return train(Model.from_onnx(f"{folder}/model.onnx"), (X, Y), config, validation=(X[:HELD], Y[:HELD]))
+
+
 def facts(result: TrainResult) -> dict[str, Any]:
     return {
         "losses": [epoch.train_loss for epoch in result.history],
@@ -57,6 +88,15 @@ def facts(result: TrainResult) -> dict[str, Any]:
 
 def main() -> None:
     folder, *ways = sys.argv[1:]
+    if ways[0] == "die":
+        run("ddp", "ddp", checkpoint=folder, checkpoint_every=2, callbacks=[Die()])
+    if ways[0] == "resume":
+        print(json.dumps(facts(run("ddp", "ddp", checkpoint=folder, checkpoint_every=2))))
+        return
+    if ways[0] == "graph":
+        with parallel.processes(device="cpu"):
+            print(json.dumps({way: facts(run_graph(folder, way)) for way in ways[1:]}))
+        return
     answers = {}
     with parallel.processes(device="cpu"):
         for way in ways:
