@@ -50,7 +50,7 @@ def parameters(model: CompressedModel) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "recipe",
     [
-        [PruneChannels(flops=0.4, fine_tune=TUNE)],
+        pytest.param([PruneChannels(flops=0.4, fine_tune=TUNE)], marks=pytest.mark.slow),
         [Distil(fine_tune=TUNE)],
         [StaticInt8(), QuantizationAware(TUNE)],
     ],

@@ -27,6 +27,7 @@ from archipel.cli.input_output.arrays import check_fields, read_fields
 from archipel.cli.input_output.publisher_keys import publisher_keys, trusted_keys
 from archipel.cli.input_output.sources import has_bundle, open_runtime
 from archipel.client.conditions.probes.space import Memory
+from archipel.engine_registry import ENGINES
 from archipel.errors import CommandError
 from archipel.lite_runtime import ModelRuntime
 from archipel.lite_runtime.training.driver import need_program
@@ -142,7 +143,9 @@ def bench(
             _summarize(row, answers)
         runtime.predict(examples)
         report = runtime.delegate_report()
-        operators = runtime.profile(examples) if profile else None
+        # Only ONNX Runtime's kernels can be measured one by one.
+        engines = {name for placement in report.programs.values() for name in placement.delegates} & set(ENGINES)
+        operators = runtime.profile(examples) if profile and not engines else None
     if as_json:
         result = {
             "bundle": runtime.bundle.manifest.name,

@@ -91,6 +91,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def memory_format(module: nn.Module, device: torch.device) -> torch.memory_format:
     """Channels last where there are 2-D convolutions, which is a third faster for those of `archipel.models`."""
     import torch
+    from torch import nn
 
-    convolves = any(isinstance(part, torch.nn.Conv2d) for part in module.modules())
+    convolves = getattr(module, "convolves", False) or any(isinstance(part, nn.Conv2d) for part in module.modules())
     return torch.channels_last if convolves and device.type in ("cpu", "cuda") else torch.contiguous_format

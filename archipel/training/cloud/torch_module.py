@@ -88,6 +88,14 @@ class TorchModule(SteppedModule):
         """The names of the graph's inputs, in order."""
         return tuple(info.name for info in self.source.inputs)
 
+    @property
+    def convolves(self) -> bool:
+        """Whether the graph convolves pictures, for which PyTorch is faster with channels last."""
+        nodes = self.source.ir.graph.all_nodes()
+        return any(
+            node.op_type == "Conv" and node.outputs[0].shape and len(node.outputs[0].shape) == 4 for node in nodes
+        )
+
     def in_order(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """The inputs in the graph's order. Raises TypeError for a name that is missing, unknown or given twice."""
         names = self.input_names

@@ -131,9 +131,8 @@ def prepare(
     _choose_trainable(module, config.trainable)
     # Before the optimizer is made and the checkpoint read: their tensors take the parameters' device and layout.
     module.to(device)
-    if graph is None:
-        feed.layout = memory_format(module, device)
-        module.to(memory_format=feed.layout)  # type: ignore[call-overload]
+    feed.layout = memory_format(module, device)
+    module.to(memory_format=feed.layout)  # type: ignore[call-overload]
     compiled = bool(config.compile) and get_mode() == "graph"
     execution = place(module, config.parallel, device, compiled, lambda: _twin(module), _planning(config))
     if execution.processes > 1:

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from archipel import bundle as b
-from archipel import engine_registry, lite_runtime, training
-from archipel.converter import Signing, Training, convert
+from archipel import engine_registry, lite_runtime, strategies, training
+from archipel.compression import StaticInt8
+from archipel.converter import Analysis, Compression, Mean, Signing, Training, convert
 from archipel.errors import DelegateError, IndexRangeError, MissingExtraError, NonFiniteLossError
 from archipel.lite_runtime import Progress, Runtime
 from archipel.lite_runtime.engines.delegates import preferences
@@ -152,7 +153,7 @@ def test_the_number_of_threads_of_the_process_stays_the_callers(load: Load) -> N
     assert set(seen) == {1}
 
 
-@pytest.mark.parametrize("wrong", [3, -1, 10**6])
+@pytest.mark.parametrize("wrong", [3, *(pytest.param(each, marks=pytest.mark.slow) for each in (-1, 10**6))])
 def test_labels_that_the_model_does_not_have_change_nothing(tmp_path: Path, wrong: int) -> None:
     signer = b.generate_key()
     learning = Training(training.losses.cross_entropy(), training.optimizers.sgd())
@@ -206,3 +207,46 @@ def test_in_a_confined_process(load: Load) -> None:
             runtime.fit(X, Y, batch_size=12, seed=3)
         assert found.confinement is not None
         close(found.parameters(), expected.parameters())
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
+def test_every_kind_of_program(tmp_path: Path, strategy: str) -> None:
+    """A frozen backbone's features, `begin` and `finish` with state, mixed with an int8 form that `refresh` makes."""
+    torch.manual_seed(0)
+    signer = b.generate_key()
+    trusted = [signer.public_key().public_bytes_raw()]
+    network = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 3))
+    trainable = "4.*" if strategy == "fedavg" else "*"
+    learning = Training(training.losses.cross_entropy(), training.optimizers.sgd(lr=0.1), batch_size=8,
+                        trainable=trainable, strategy=strategy)  # fmt: skip
+    convert(network, tmp_path / "m", example=X[:2], training=learning, signing=Signing(signer),
+            compression=Compression([StaticInt8()], calibration=(X,)))  # fmt: skip
+    labels = np.arange(40) % 3
+    algorithm = strategies.get(strategy)
+    kept = []
+    for delegates in ("cpu", "torch"):
+        runtime = lite_runtime.load(tmp_path / "m", trusted, delegates=delegates)
+        parameters = runtime.parameters()
+        broadcast = {n: a for n, a in algorithm.broadcast(algorithm.init(parameters)).items() if n not in parameters}
+        updates = [runtime.local_round(X, labels, seed=seed, broadcast=broadcast) for seed in range(2)]
+        runtime.fit(X, labels, batch_size=8, broadcast=broadcast)
+        measured = {name: np.array(value) for name, value in runtime.evaluate(X, labels).items()}
+        kept.append([*(update.arrays for update in updates), runtime.parameters(), runtime.state.state, measured])
+    for expected, found in zip(*kept):
+        close(found, expected)
+    kinds = {runtime.bundle.program(name).kind for name in runtime.delegate_report().programs}
+    assert {"train", "finish", "evaluate", "predict", "refresh"} <= kinds
+    assert ("features" if strategy == "fedavg" else "begin") in kinds
+
+
+def test_an_analysis(tmp_path: Path) -> None:
+    signer = b.generate_key()
+    analysis = Analysis(statistics=[Mean(name="mean", low=-2, high=2)])
+    convert(nn.Flatten(), tmp_path / "m", example=X[:2, :1], signing=Signing(signer), analysis=analysis)
+    trusted = [signer.public_key().public_bytes_raw()]
+    expected, found = (
+        lite_runtime.load(tmp_path / "m", trusted, delegates=delegates).analyze({"input": X[:, :1]}, batch_size=16)
+        for delegates in ("cpu", "torch")
+    )
+    close(found[0], expected[0])
+    assert found[1] == expected[1] == 40

@@ -63,6 +63,22 @@ def test_fifty_steps(name: str) -> None:
         assert torch.equal(again(*inputs), module(*inputs))
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
+@pytest.mark.parametrize("name", TASKS)
+def test_torch_compile_sees_one_graph(name: str) -> None:
+    task = TASKS[name]
+    inputs = tuple(map(torch.from_numpy, task.batch(0)[:-1]))
+    module = TorchModule(make(task)[1])
+    expected = module(*inputs)
+    torch.compiler.reset()
+    # With its gradient.
+    found = torch.compile(module, backend="aot_eager", fullgraph=True)(*inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    found.sum().backward()
+    assert all(parameter.grad is not None for parameter in module.parameters())
+
+
 INPUT = np.random.default_rng(0).standard_normal((5, 2, 6, 6), np.float32)
 Small = tuple[torch.nn.Module, Model]
 
