@@ -88,7 +88,7 @@ def test_gradients_are_those_of_autodiff(case: Case) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(PROGRAMS)
 def test_generated_programs(text: str) -> None:
     program = compiled(text)

@@ -29,9 +29,7 @@ FROM_CONTENT = {"CumSum", "Expand", "If", "Loop", "Pad", "Reshape", "Slice", "Sp
     "op_type", sorted(op_type for domain, op_type in LOWERINGS.keys() & RULES.keys() if domain == "")
 )
 def test_device(op_type: str, count: int, gradient_cases: dict) -> None:
-    @settings(
-        max_examples=count, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=count, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
         case = data.draw(gradient_cases["", op_type])
