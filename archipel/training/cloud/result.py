@@ -92,9 +92,6 @@ class TrainResult:
         """
         import torch
 
-        model = self.model
-        if card is not None:
-            set_card(model.ir, card)
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         state = io.BytesIO()
@@ -110,11 +107,15 @@ class TrainResult:
         files = {
             place / "state.pt": state.getvalue(),
             place / "metrics.json": json.dumps(facts, indent=2).encode() + b"\n",
-            place / "model.onnx": model.to_bytes(),
         }
         for path, content in files.items():
             write_durably(path, content, 0o666)
-        written = list(files)
+        # After them: an export that fails must not cost what was trained.
+        model = self.model
+        if card is not None:
+            set_card(model.ir, card)
+        model.save(place / "model.onnx")
+        written = [*files, place / "model.onnx"]
         if self.history:
             try:
                 self.plot(place / "curves.png")

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from archipel.datasets import Batches
+from archipel.datasets.dataset import Dataset, Stream
 from archipel.errors import ArchipelError, NonFiniteLossError, TrainingError, one_line
 from archipel.training.cloud.augment import Augment
 from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.device import Autocast, is_out_of_memory
 from archipel.training.cloud.execution import Alone, all_finite
-from archipel.training.cloud.faults import find_label, find_not_finite
+from archipel.training.cloud.faults import check_labels, find_not_finite
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.objective.objective import Batch, Objective, Outputs
 from archipel.training.cloud.optimizers import Rates
@@ -213,7 +214,7 @@ class Trainer:
         train_loss = float(self.loss_sum / self.loss_weight)
         best = self._validation.is_better(metrics, train_loss, self.history)
         if not math.isfinite(metrics.get("loss", 0.0)):
-            raise self._not_finite("the validation loss")
+            raise self._not_finite("the validation loss", self._validation.data)
         epoch = Epoch(
             len(self.history) + 1, self.updates, train_loss, metrics, best, self.rate,
             seconds + time.perf_counter() - started,
@@ -237,7 +238,7 @@ class Trainer:
 
         def compute(outputs: Outputs, targets: Batch) -> torch.Tensor:
             nonlocal found
-            self._check_labels(outputs, batch)
+            check_labels(self._objective, outputs, batch, self.batches.dataset)
             if whole is None:
                 loss, found = self._objective.loss(outputs, targets)
                 return loss
@@ -293,23 +294,6 @@ class Trainer:
         name = self._feed.inputs[0]
         return {**batch, name: self._augment(torch.as_tensor(batch[name]), self.generator)}  # type: ignore[dict-item]
 
-    def _check_labels(self, outputs: Outputs, batch: Arrays) -> None:
-        """Before the loss, which on a GPU would end the process for a label that is no class."""
-        for term in self._objective.terms:
-            labels = batch.get(term.label)
-            if labels is None or not hasattr(labels, "dtype") or not hasattr(labels.dtype, "kind"):
-                continue
-            output = self._objective.output(outputs, term)
-            wrong = term.loss.wrong_label(output, labels)
-            if wrong is not None:
-                classes = term.loss.classes(output) or 0
-                place = find_label(self.batches.dataset, term.label, 0, classes, term.loss.ignored)
-                raise TrainingError(
-                    f"{place or 'the data'}: field {term.label!r} has the label {wrong}, and the model has {classes} "
-                    f"classes, 0 to {classes - 1}; correct the label, give the model more classes, or set the "
-                    "loss's ignore_index"
-                )
-
     def _look(self, now: bool = False) -> None:
         """Raise NonFiniteLossError if a loss was not finite; on a GPU only every few minibatches."""
         if now or self.device.type == "cpu" or self.minibatches - self._looked >= _LOOK_EVERY:
@@ -317,8 +301,9 @@ class Trainer:
             if not math.isfinite(float(self.loss_sum)):
                 raise self._not_finite("the loss")
 
-    def _not_finite(self, what: str) -> NonFiniteLossError:
-        place = None if self._feed.next_token else find_not_finite(self.batches.dataset, self._feed.used)
+    def _not_finite(self, what: str, data: Dataset | Stream | None = None) -> NonFiniteLossError:
+        searched = self.batches.dataset if data is None else data
+        place = None if self._feed.next_token else find_not_finite(searched, self._feed.used)
         if place is not None:
             return NonFiniteLossError(f"{place}; correct the value or leave the example out")
         return NonFiniteLossError(

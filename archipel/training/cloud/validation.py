@@ -11,6 +11,7 @@ from archipel.datasets.dataset import Dataset
 from archipel.errors import TrainingError
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.execution import Alone
+from archipel.training.cloud.faults import check_labels
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.objective.metrics import Metrics
 from archipel.training.cloud.objective.objective import Objective, Outputs
@@ -74,6 +75,7 @@ class Validation:
                 tensors = self._feed.tensors(batch, self._device)
                 with self._autocast():
                     outputs = self._execution.forward(self._feed.arguments(tensors))
+                check_labels(self._objective, outputs, batch, chosen)
                 # Where examples do not divide, some come twice, at the end: they count once.
                 size = _once(batches, len(next(iter(batch.values()))))
                 count += size

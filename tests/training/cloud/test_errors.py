@@ -45,6 +45,16 @@ def test_a_label_that_is_no_class_is_found(label: int) -> None:
     run(data, loss={"name": "cross_entropy", "ignore_index": label})
 
 
+def test_faults_of_the_validation_data_are_found_there() -> None:
+    config = TrainConfig(epochs=1, device="cpu")
+    held = ArrayDataset({"input": X, "label": changed(Y, 17, 2)}, name="held.npz")
+    with pytest.raises(TrainingError, match=r"held\.npz, row 17: field 'label' has the label 2"):
+        train(nn.Linear(5, 2), (X, Y), config, validation=held)
+    held = ArrayDataset({"input": changed(X, 41, np.inf), "label": Y}, name="held.npz")
+    with pytest.raises(NonFiniteLossError, match=r"held\.npz, row 41: field 'input' is inf"):
+        train(nn.Linear(5, 2), (X, Y), config, validation=held)
+
+
 def test_a_token_beyond_the_vocabulary_is_named() -> None:
     tokens = np.full((8, 4), 9)
     with pytest.raises(TrainingError, match="a token beyond the vocabulary"):

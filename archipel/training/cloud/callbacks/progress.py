@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from archipel.errors import MissingExtraError
@@ -26,6 +27,7 @@ class ProgressBar(Callback):
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
             TextColumn("{task.fields[numbers]}"), console=Console(stderr=True), transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # what goes into a file or pipe stays standard output
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None, numbers="")
 

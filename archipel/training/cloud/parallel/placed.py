@@ -54,15 +54,11 @@ class Placed(ABC):
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters that this process updates, by their names in the module that `prepare` was given."""
-        return {self.original_name(name): parameter for name, parameter in self.module.named_parameters()}
+        return dict(self.module.named_parameters())
 
     def parameters(self) -> list[nn.Parameter]:
         """The values of `named_parameters`: what the optimizer takes."""
         return list(self.named_parameters().values())
-
-    def original_name(self, name: str) -> str:
-        """The name, in the module that `prepare` was given, of a parameter or buffer of `self.module`."""
-        return name
 
     def step(
         self,
@@ -145,19 +141,23 @@ class Placed(ABC):
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         tensors: dict[str, Any] = get_model_state_dict(self.module, options=options)
-        return {self.original_name(name): tensor for name, tensor in tensors.items()}
+        return tensors
 
     def load_state_dict(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Set all parameters and buffers; each process gives the same whole tensors. Raises TrainingError for names."""
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            get_model_state_dict,
+            set_model_state_dict,
+        )
 
-        own = {name: self.original_name(name) for name in self._keys()}
-        missing = sorted(set(own.values()) - set(tensors))
+        own = list(get_model_state_dict(self.module))
+        missing = sorted(set(own) - set(tensors))
         if missing:
             raise TrainingError(f"the state has no {missing[0]!r}, which the module has; give the state of this module")
         set_model_state_dict(
             self.module,
-            {name: tensors[original] for name, original in own.items()},
+            {name: tensors[name] for name in own},
             options=StateDictOptions(full_state_dict=True),
         )
 
@@ -190,7 +190,7 @@ class Placed(ABC):
             set_state_dict(
                 self.module,
                 optimizer,
-                model_state_dict=self._back(state["module"]),
+                model_state_dict=state["module"],
                 optim_state_dict=state["optimizer"],
                 options=StateDictOptions(flatten_optimizer_state_dict=True),
             )
@@ -214,18 +214,10 @@ class Placed(ABC):
         """The sum over processes that hold different parameters without PyTorch's knowing."""
         return value
 
-    def _keys(self) -> list[str]:
-        from torch.distributed.checkpoint.state_dict import get_model_state_dict
-
-        return list(get_model_state_dict(self.module))
-
     def _sharded(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
         # Flat: each value of the optimizer has a name of its own, so that stages add up to one checkpoint.
         options = StateDictOptions(flatten_optimizer_state_dict=True)
         tensors, state = get_state_dict(self.module, optimizer, options=options)
-        return {"module": {self.original_name(k): v for k, v in tensors.items()}, "optimizer": state}
-
-    def _back(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: tensors[self.original_name(name)] for name in self._keys()}
+        return {"module": tensors, "optimizer": state}

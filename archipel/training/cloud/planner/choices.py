@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from archipel.errors import MissingExtraError
 
-_SECONDS = 60.0  # after which the best choice so far is taken
+_SECONDS = 20.0  # after which the best choice so far is taken
+_GAP = 1e-3  # a choice counts as cheapest if no other can be cheaper by this share
 
 
 @dataclass
@@ -52,8 +53,11 @@ def choose(problem: Problem) -> list[int] | None:
     return choose_by_ilp(problem)
 
 
-def choose_by_ilp(problem: Problem) -> list[int] | None:
-    """As `choose`, for any graph, with a limit or without. Needs SciPy."""
+def choose_by_ilp(problem: Problem, gap: float = _GAP) -> list[int] | None:
+    """As `choose`, for any graph, with a limit or without. Needs SciPy.
+
+    The choice costs at most the share `gap` more than the cheapest, unless the search takes too long.
+    """
     try:
         from scipy import optimize, sparse
     except ImportError as error:
@@ -107,7 +111,7 @@ def choose_by_ilp(problem: Problem) -> list[int] | None:
         # The pairs follow from the options, so these alone have to be whole.
         integrality=np.array([1] * count + [0] * (size - count)),
         bounds=optimize.Bounds(0.0, np.array(upper)),
-        options={"time_limit": _SECONDS, "mip_rel_gap": 1e-6},
+        options={"time_limit": _SECONDS, "mip_rel_gap": gap},
     )
     if result.x is None:
         return None

@@ -237,7 +237,11 @@ def _divided(
             division = tight or division
         if division is None:
             continue
-        exchange = links.all_reduce_seconds(cluster, division.gradient_bytes, groups) if groups > 1 else 0.0
+        exchange = 0.0
+        if groups > 1:  # all gradients in one tensor, and back
+            nbytes = division.gradient_bytes
+            exchange = links.all_reduce_seconds(cluster, nbytes, groups) + cluster.fresh_seconds(nbytes)
+            exchange += 4 * nbytes / cluster.memory_bytes_per_second
         candidates.append(
             _judged(
                 Alternative(

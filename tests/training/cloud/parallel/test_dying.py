@@ -17,6 +17,7 @@ from tests.support.ranks import start_ranks
 from tests.training.cloud.parallel.networks import network
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_all_with_one_error_and_keeps_the_checkpoint(tmp_path: Path) -> None:
     running = start_ranks(Path(__file__).parent / "dying.py", 2, str(tmp_path))
     try:
