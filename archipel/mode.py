@@ -18,7 +18,8 @@ def set_mode(mode: Mode) -> None:
         mode: "graph" runs a graph as a whole, and lets `archipel.train` compile it with `torch.compile` where its
             configuration asks for that. "eager" runs it node by node on PyTorch (extra `cloud`): an error says which
             node it came from, and the first NaN, in a result or in a gradient, raises NotANumberError with the node's
-            name. It is slower, and computes the same.
+            name. It is slower, and computes the same. It holds for every `TorchModule`, and for bundles that are loaded
+            and step runners that are made in this mode, whatever engine they are told.
 
     Raises ValueError for another mode.
 

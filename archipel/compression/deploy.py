@@ -28,7 +28,7 @@ from archipel.graph.passes import remove_dead_code
 from archipel.graph.passes.constants import UNPACK, gives_tensors, is_laid_out
 from archipel.graph.passes.inference import optimize_for_inference
 from archipel.graph.walk import computable_values, dependencies, descendants, values
-from archipel.lite_runtime.engines.sessions import error_types
+from archipel.lite_runtime.engines.onnx_runtime import error_types
 from archipel.training.batch_norm import prepared
 from archipel.training.folding import fold_batch_norm_symbolic
 

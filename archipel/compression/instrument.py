@@ -13,7 +13,7 @@ import onnxruntime
 from archipel.compression.matching import Reading
 from archipel.errors import CompressionError, one_line
 from archipel.graph import Model
-from archipel.lite_runtime.engines.sessions import error_types
+from archipel.lite_runtime.engines.onnx_runtime import error_types
 
 
 class Instrumented:

@@ -13,7 +13,7 @@ from archipel.compression.examples import Examples, fixed_batch, out_of_range
 from archipel.errors import CompressionError, one_line
 from archipel.graph import Builder, Model
 from archipel.graph.opset import IR_VERSION, OPSET
-from archipel.lite_runtime.engines.sessions import error_types
+from archipel.lite_runtime.engines.onnx_runtime import error_types
 from archipel.training.losses import CrossEntropy, Loss, counted, cross_entropy, mse, total
 
 BATCH = 256

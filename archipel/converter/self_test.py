@@ -14,7 +14,7 @@ from archipel.errors import ConversionError, one_line
 from archipel.graph import Model
 from archipel.graph.shapes import constant_array
 from archipel.graph.walk import trace_back
-from archipel.lite_runtime.engines.sessions import error_types
+from archipel.lite_runtime.engines.onnx_runtime import error_types
 from archipel.lite_runtime.fields import describe
 
 FILE = "self_test.safetensors"

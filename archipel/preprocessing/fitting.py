@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from archipel.datasets.dataset import INPUT, Dataset, Stream
 from archipel.errors import PreprocessingError
-from archipel.lite_runtime.engines.sessions import error_types
+from archipel.lite_runtime.engines.onnx_runtime import error_types
 from archipel.preprocessing.assembling import chain
 from archipel.preprocessing.numbers import Normalize
 from archipel.preprocessing.raw import Raw

@@ -30,7 +30,7 @@ from archipel.bundle.roles import (
     Step,
     role_of,
 )
-from archipel.errors import RuntimeInputError, TrainingError
+from archipel.errors import NotANumberError, RuntimeInputError, TrainingError
 from archipel.graph.model import Model
 from archipel.lite_runtime.fields import check_array
 from archipel.lite_runtime.noise import DiscreteGaussian, Randomness
@@ -125,6 +125,8 @@ class StepRunner:
         kept = {port.name for port in outputs if isinstance(port, _KEPT)}
         try:
             results = self._engine.run([port.name for port in outputs], feed, kept)
+        except NotANumberError:
+            raise  # it says which node
         except TrainingError as error:
             # Engines say that an index is out of bounds, but not where such an index comes from.
             text = str(error)

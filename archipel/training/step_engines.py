@@ -15,7 +15,8 @@ from archipel.engine_registry import ENGINES
 from archipel.errors import TrainingError, one_line
 from archipel.graph.model import Model
 from archipel.lite_runtime.engines.kernels import kernel_pack
-from archipel.lite_runtime.engines.sessions import error_types
+from archipel.lite_runtime.engines.onnx_runtime import error_types
+from archipel.mode import get_mode
 
 ONNX_RUNTIME = "onnxruntime"
 
@@ -40,6 +41,8 @@ def open_engine(step: Model, engine: str) -> StepEngine:
 
     Raises TrainingError where the engine cannot run it, or is none; MissingExtraError where it is not installed.
     """
+    if get_mode() == "eager":
+        engine = "torch:cpu"  # node by node, whatever was asked for
     if engine == ONNX_RUNTIME:
         return _OnnxRuntime(step)
     name, _, device = engine.partition(":")

@@ -31,7 +31,7 @@ from network import equation, network, weights
 from problems import PROBLEMS, Points, Problem, draw_points, grid
 
 from archipel import Model
-from archipel.cli.models.progress import progress_line
+from archipel.cli.input_output.progress_line import progress_line
 from archipel.training import losses, optimizers, step_graph
 from archipel.training.driver import StepRunner
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from archipel.bundle.graphs.operators import KERNELS_DOMAIN
 from archipel.lite_runtime.engines.kernels import KernelPack, kernel_pack
-from archipel.lite_runtime.engines.sessions import error_types
+from archipel.lite_runtime.engines.onnx_runtime import error_types
 
 WEIGHTS = "weights.safetensors"
 OUTPUTS = {

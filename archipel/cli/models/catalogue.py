@@ -8,6 +8,7 @@ import msgspec
 from archipel.bundle import ModelCard
 from archipel.cli.input_output.tables import as_json, show, table
 from archipel.cli.models.card import card_lines
+from archipel.cli.models.hub import pull, push
 from archipel.errors import CommandError
 from archipel.models.catalogue import CATALOGUE, Field, Network, find
 
@@ -40,7 +41,13 @@ def models() -> None:
     archipel models list --task "image classification"
     archipel models show resnet18
     archipel models show resnet18 --recipe > resnet18.toml
+    archipel models push digits digits.bundle --population pupils
+    archipel models pull digits -o digits.bundle --max-size 300kB --max-latency 5ms
     """
+
+
+models.add_command(push)
+models.add_command(pull)
 
 
 @models.command("list")

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 
 from archipel.errors import ModelImportError, one_line
-from archipel.lite_runtime.engines.sessions import error_types
+from archipel.lite_runtime.engines.onnx_runtime import error_types
 
 TOLERANCE = 1e-4
 """Largest deviation (see `deviation`) that an import may have."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,89 +23,22 @@ from archipel.lite_runtime.engines.delegates import (
     Delegate,
     DelegateReport,
     Delegates,
-    NodePlacement,
     Preference,
-    ProgramPlacement,
     Skipped,
     attempts,
     engines,
-    name_of,
     preferences,
 )
 from archipel.lite_runtime.engines.fastest import FastestSession
 from archipel.lite_runtime.engines.kernels import calls_kernels, kernel_pack
-from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
-from archipel.lite_runtime.out_of_range import index_error
+from archipel.lite_runtime.engines.onnx_runtime import Session, error_types, onnxruntime, program_error, share_arena
+from archipel.lite_runtime.engines.program_session import ProgramSession
+from archipel.mode import get_mode
 
 _FASTEST: dict[tuple[str, int], str] = {}
 """The delegate that was fastest in this process, by a graph's SHA-256 and the number of threads."""
+_BY_NODE: Delegates = [("torch", {"device": "cpu"})]
 _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
-
-
-class Session(ProgramSession):
-    """A program in ONNX Runtime."""
-
-    def __init__(
-        self,
-        name: str,
-        native: Any,
-        error_types: tuple[type[Exception], ...],
-        keep: object = None,
-        kernels: str = "",
-    ) -> None:
-        self.name = name
-        self.kernels = kernels
-        self.native = native
-        self.inputs = frozenset(value.name for value in native.get_inputs())
-        self.outputs = frozenset(value.name for value in native.get_outputs())
-        self._errors = error_types
-        # Replaced initializers stay the caller's memory: ONNX Runtime only points to them.
-        self._keep = keep
-        self._run = native.run
-
-    def run(self, outputs: Sequence[str], feed: Mapping[str, Any]) -> list[np.ndarray]:
-        try:
-            return self._run(outputs, feed)  # type: ignore[no-any-return]
-        except self._errors as error:
-            raise _program_error(self.name, "cannot be run", error) from None
-
-    def bind(
-        self, inputs: Arrays, outputs: Arrays, bound: dict[int, Any] | None = None, kept: Collection[str] = ()
-    ) -> Callable[[], None]:
-        binding = self.native.io_binding()
-        values = {} if bound is None else bound
-        for array in (*inputs.values(), *outputs.values()):
-            if id(array) not in values:
-                values[id(array)] = bound_value(array)
-        for name, array in inputs.items():
-            binding.bind_ortvalue_input(name, values[id(array)])
-        for name, array in outputs.items():
-            binding.bind_ortvalue_output(name, values[id(array)])
-        return partial(self.run_bound, binding)
-
-    def value(self, array: np.ndarray) -> Any:
-        return bound_value(array)
-
-    def run_bound(self, binding: Any) -> None:
-        """Run with ONNX Runtime's own binding of inputs and outputs. Raises RuntimeProgramError."""
-        try:
-            self.native.run_with_iobinding(binding)
-        except self._errors as error:
-            raise _program_error(self.name, "cannot be run", error) from None
-
-    def placement(self) -> ProgramPlacement:
-        delegates = tuple(map(name_of, self.native.get_providers()))
-        # Older versions of ONNX Runtime do not have the method.
-        list_parts = getattr(self.native, "get_provider_graph_assignment_info", None)
-        if list_parts is None:
-            return ProgramPlacement(self.name, delegates, None, self.kernels)
-        nodes = [
-            NodePlacement(node.name, f"{node.domain}.{node.op_type}" if node.domain else node.op_type, delegate)
-            for part in list_parts()
-            for delegate in [name_of(part.ep_name)]
-            for node in part.get_nodes()
-        ]
-        return ProgramPlacement(self.name, delegates, tuple(nodes), self.kernels)
 
 
 class Sessions:
@@ -117,9 +50,10 @@ class Sessions:
 
     def __init__(self, bundle: Bundle, threads: int = 1, delegates: Delegates = "auto") -> None:
         self.threads = threads
-        self.delegates = delegates
+        # Node by node, for whoever looks for a fault, runs PyTorch, whatever else there is.
+        self.delegates: Delegates = _BY_NODE if get_mode() == "eager" else delegates
         self._bundle = bundle
-        self._preferences = preferences(delegates)
+        self._preferences = preferences(self.delegates)
         self._lock = threading.RLock()
         self._ready: dict[str, ProgramSession] = {}
         self._latest: weakref.WeakValueDictionary[str, ProgramSession] = weakref.WeakValueDictionary()
@@ -173,7 +107,7 @@ class Sessions:
                     continue
                 except error_types() as error:
                     if not delegates:
-                        raise _program_error(name, "cannot be loaded", error) from None
+                        raise program_error(name, "cannot be loaded", error) from None
                     for delegate in delegates:
                         failed.setdefault(delegate.name, one_line(error))
                     continue
@@ -219,7 +153,7 @@ class Sessions:
                     # First: what the others answer is compared with its answers.
                     opened = {"cpu": self._open(name, (), initializers), **opened}
                 except error_types() as error:
-                    raise _program_error(name, "cannot be loaded", error) from None
+                    raise program_error(name, "cannot be loaded", error) from None
             [first, *others] = opened.values()
             session = FastestSession(opened, partial(_FASTEST.__setitem__, key)) if others else first
             self._latest[name] = session
@@ -246,7 +180,7 @@ class Sessions:
         return Path(self._latest[self._profile[0]].native.end_profiling())
 
     def _open(self, name: str, delegates: Sequence[Delegate], initializers: Mapping[str, np.ndarray] | None) -> Session:
-        ort = _onnxruntime()
+        ort = onnxruntime()
         kind = self._bundle.program(name).kind
         fallback = self._preferences[kind].fallback
         options = self._options(ort, kind, delegates, fallback)
@@ -312,7 +246,7 @@ class Sessions:
         names = [delegate.name for delegate in delegates]
         if not names:
             # One arena for all sessions: programs run one after the other and can use the same memory.
-            _shared_arena()
+            share_arena()
             options.add_session_config_entry("session.use_env_allocators", "1")
         if "xnnpack" in names:
             # It has threads of its own; ONNX Runtime's must not fight them for the cores.
@@ -350,38 +284,9 @@ class Sessions:
                 )
 
 
-def bound_value(array: np.ndarray) -> Any:
-    """ONNX Runtime's view of `array`: no copy, and it keeps the array alive. The array must be contiguous."""
-    return _onnxruntime().OrtValue.ortvalue_from_numpy(array)
-
-
-def _program_error(name: str, what: str, error: Exception) -> RuntimeProgramError:
-    text = " ".join(str(error).split())
-    return index_error(f"program {name!r}", text) or RuntimeProgramError(
-        f"program {name!r} {what}: ONNX Runtime says: {one_line(error)}"
-    )
-
-
 def _available(preference: Preference) -> Sequence[str]:
     """ONNX Runtime's providers, where the preference names any: an agent that waits does not import it."""
-    return _onnxruntime().get_available_providers() if preference.names_providers else ()
-
-
-@cache
-def _onnxruntime() -> Any:
-    import onnxruntime
-
-    onnxruntime.disable_telemetry_events()
-    onnxruntime.set_default_logger_severity(4)
-    return onnxruntime
-
-
-@cache
-def _shared_arena() -> None:
-    ort = _onnxruntime()
-    place = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    # Doubling, as ONNX Runtime's own arenas do, so that a block often holds the next larger batch, too.
-    ort.create_and_register_allocator(place, ort.OrtArenaCfg({"arena_extend_strategy": 0}))
+    return onnxruntime().get_available_providers() if preference.names_providers else ()
 
 
 def import_engines(delegates: Delegates) -> None:
@@ -390,12 +295,3 @@ def import_engines(delegates: Delegates) -> None:
     for name in engines(delegates):
         with suppress(Refusal):  # the session of each program says why
             ENGINES[name].load()
-
-
-@cache
-def error_types() -> tuple[type[Exception], ...]:
-    """The exceptions that ONNX Runtime raises; its own ones share no base class."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as native
-
-    types = [value for value in vars(native).values() if isinstance(value, type) and issubclass(value, Exception)]
-    return (*types, RuntimeError, ValueError)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from archipel.engine_registry import Refusal
-from archipel.errors import ArchipelError, TrainingError
+from archipel.errors import ArchipelError, NotANumberError, TrainingError
 from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
 from archipel.training.cloud.engine import TorchSession, find_device, to_numpy
@@ -30,6 +30,8 @@ class TorchSteps(StepEngine):
     def run(self, outputs: Sequence[str], feed: Mapping[str, Any], kept: Collection[str]) -> list[Any]:
         try:
             results = self._session.run_held(outputs, feed)
+        except NotANumberError:
+            raise
         except ArchipelError as error:
             raise TrainingError(str(error)) from None
         return [each if name in kept else to_numpy(each) for name, each in zip(outputs, results)]

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 from archipel.client import Agent, AgentConfig
 from archipel.client.versions import adoption, comparing
-from archipel.lite_runtime.engines import sessions
+from archipel.lite_runtime.engines import onnx_runtime
 
 template, model, stride, data, x = json.loads(sys.argv[1])
 template, X = Path(template), np.array(x, np.float32)
 examples = {key: np.array(value, np.float32) for key, value in data.items()}
-sessions._onnxruntime()
+onnx_runtime.onnxruntime()
 CHANGING = {"fsync", "rename", "replace", "mkdir", "rmdir", "unlink", "write", "fchmod", "copyfileobj"}
 CALLED = {"open_bundle", "compare", "switch", "install", "begin", "end", "_tell", "consider"}
 

@@ -15,7 +15,8 @@ from onnx import TensorProto, helper
 from archipel import bundle as b
 from archipel.bundle.roles import Example, Output
 from archipel.errors import RuntimeProgramError
-from archipel.lite_runtime.engines.sessions import Session, Sessions, bound_value
+from archipel.lite_runtime.engines.onnx_runtime import Session, bound_value
+from archipel.lite_runtime.engines.sessions import Sessions
 from tests.support.text_bundles import Roles
 
 W = np.arange(12, dtype=np.float32).reshape(4, 3)

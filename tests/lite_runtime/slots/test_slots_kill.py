@@ -36,11 +36,11 @@ SCRIPT = r"""
 import json, os, random, shutil, signal, sys, time
 import numpy as np
 from pathlib import Path
-from archipel.lite_runtime.engines import sessions
+from archipel.lite_runtime.engines import onnx_runtime
 from archipel.lite_runtime.slots.model_slots import Slots
 from archipel.lite_runtime.slots.folder import SlotFolder
 
-sessions._onnxruntime()
+onnx_runtime.onnxruntime()
 mode, base, key, seed, count = sys.argv[1], Path(sys.argv[2]), bytes.fromhex(sys.argv[3]), sys.argv[4], int(sys.argv[5])
 two, three = map(Path, sys.argv[6:8])
 X = np.array([[1.0, 2.0, 4.0]], np.float32)

@@ -12,7 +12,7 @@ import pytest
 from archipel.bundle import Phase
 from archipel.bundle.roles import Feature
 from archipel.lite_runtime import Progress, Runtime
-from archipel.lite_runtime.engines.sessions import Session
+from archipel.lite_runtime.engines.onnx_runtime import Session
 from tests.support.text_bundles import Roles
 
 W = np.array([[0.5, -1.0], [0.25, 2.0], [1.0, 0.0], [0.1, 0.3]], np.float32)
