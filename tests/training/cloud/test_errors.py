@@ -166,6 +166,7 @@ def test_unusable_arguments_are_named(settings: dict[str, Any], message: str) ->
         ({"lr": 0.1}, r"train.lr: no such setting; the optimizer has it: optimizer = \{ name = .sgd., lr"),
         ({"epoch": 1}, "train.epoch: no such setting; did you mean 'epochs'"),
         ({"checkpoint_every": 5}, "train.checkpoint_every needs a folder; set checkpoint"),
+        ({"precision": "fp16", "parallel": "fsdp"}, "train.precision 'fp16' goes with parallel 'none' and 'ddp', not"),
     ],
 )
 def test_a_table_of_settings_is_read_strictly(settings: dict[str, Any], message: str) -> None:
