@@ -100,7 +100,7 @@ def test_every_former_keyword_is_here() -> None:
     # What is still one has not become a former one.
     assert set(inspect.signature(convert).parameters) == {
         "source", "path", "training", "analysis", "compression", "signing", "example", "name", "privacy", "self_test",
-        "min_agreement", "min_snr",
+        "min_agreement", "min_snr", "card",
     }  # fmt: skip
 
 

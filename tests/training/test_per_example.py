@@ -90,7 +90,7 @@ def test_noise_has_the_declared_spread(model: Model, batches: Batches) -> None:
     drawn = []
     for _ in range(20):
         for runner in runners:
-            runner.tensors = dict(plain.initial)
+            runner.resume(dict(plain.initial), 0)
             runner.step((x, y))
         differences = [runners[0].tensors[n] - runners[1].tensors[n] for n in plain.initial]
         drawn.append(np.concatenate([d.ravel() for d in differences]) * len(x) / (multiplier * CLIP))
@@ -105,7 +105,7 @@ def test_noised_sums_lie_on_the_grid(model: Model, batches: Batches) -> None:
     options = training.per_example(65536.0, 1.0)
     step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(), per_example=options)
     runner = StepRunner(step, {"lr": 1.0})
-    runner.tensors = {name: np.zeros_like(value) for name, value in runner.tensors.items()}
+    runner.resume({name: np.zeros_like(value) for name, value in runner.tensors.items()}, 0)
     runner.step(batches[0])
     moved = np.concatenate([runner.tensors[name].ravel() for name in step.initial]).astype(np.float64) * 7
     assert np.abs(moved).max() > 65536

@@ -172,6 +172,7 @@ CONVERT = """
 """.strip().splitlines()
 """Wrong options beside --loss cross_entropy. "--fixed" takes a model of batch 5, "--no-loss" leaves the loss out."""
 COMPRESS = """
+--engine abacus --data data.npz --recipe aware.toml
 --data bad.npz --recipe aware.toml
 --calibration missing.npy
 --calibration bad.npz
@@ -190,6 +191,8 @@ UNTRIED = {
     "-h", "--help", "--output", "--trainable", "--report", "--json", "--work", "--list",  # any path is right
     "--dropout", "--no-dropout",  # both are right
     "--weights", "--source-key", "--key",  # test_sources.py
+    "--card",  # test_cards.py
+    "--preprocess", "--preprocess-data",  # test_convert_preprocess.py
 }  # fmt: skip
 FILES = {
     "wrong.toml": "colour = 3\n",
