@@ -140,8 +140,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.precision == "fp16" and self.parallel not in ("none", "ddp"):
             # The loss scale must fall in all processes at once, and each sees its own part of the gradients alone.
             raise TrainingError(
-                f"TrainConfig: precision 'fp16' goes with parallel 'none' and 'ddp', not with {self.parallel!r}; choose "
-                "'bf16', which needs no loss scale"
+                f"TrainConfig: precision 'fp16' goes with parallel 'none' and 'ddp', not with {self.parallel!r}; "
+                "choose 'bf16', which needs no loss scale"
             )
         if self.checkpoint_every is not None and self.checkpoint is None:
             raise TrainingError("TrainConfig: checkpoint_every needs a folder; set checkpoint")
