@@ -1,4 +1,4 @@
-"""Clip, with a gradient on the bounds."""
+"""Clip, with a gradient on the bounds, but for ReLU6."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from archipel.training.cloud.ops.context import NodeContext
 from archipel.training.cloud.ops.table import lowering
@@ -25,6 +26,9 @@ def clip(ctx: NodeContext) -> torch.Tensor:
     low, high = bounds
     if not ctx.onnx_dtype().is_floating_point():
         return torch.clamp(x, low, high)
+    if (low, high) == (0.0, 6.0):
+        # Made of a ReLU6, as far as one can tell: it stays what it was, and exactly on a bound its gradient is 0.
+        return functional.relu6(x)
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
     return ctx.call(clamp, x, low, high)  # type: ignore[no-any-return]
 

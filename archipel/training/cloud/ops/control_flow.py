@@ -15,7 +15,6 @@ loop, forwards and backwards, and `scan` was refused because a result of its bod
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 import onnx_ir as ir
@@ -24,6 +23,7 @@ import torch
 from archipel.graph.shapes import constant_array, dims, dtype_of
 from archipel.graph.walk import trace_back
 from archipel.training.cloud.ops.bodies import NUMBER
+from archipel.training.cloud.ops.compiling import uncompiled
 from archipel.training.cloud.ops.context import NodeContext
 from archipel.training.cloud.ops.table import lowering
 from archipel.training.cloud.ops.types import torch_dtype
@@ -31,12 +31,6 @@ from archipel.training.cloud.ops.types import torch_dtype
 Module = Callable[..., tuple[torch.Tensor, ...]]
 
 MOST_UNROLLED = 64
-
-
-@cache
-def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # Not where the function is defined: this loads PyTorch's compiler.
-    return torch.compiler.disable(function)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @lowering("If")
@@ -81,7 +75,7 @@ def loop(ctx: NodeContext) -> tuple[torch.Tensor, ...]:
     empty = [_empty(value) for value in graph.outputs[1 + len(states) :]]
     once = isinstance(limit, int) and limit <= MOST_UNROLLED and always
     found = ctx.call(
-        _loop if once else _uncompiled(_loop),
+        _loop if once else uncompiled(_loop),
         body.module,
         limit,
         condition,
@@ -142,7 +136,7 @@ def scan(ctx: NodeContext) -> tuple[torch.Tensor, ...]:
         for value, (axis, backwards) in zip(graph.outputs[len(states) :], _ways(ctx, "scan_output", results))
     ]
     length = ctx.dims(len(states))[_ways(ctx, "scan_input", count)[0][0]]
-    run = _scan if isinstance(length, int) and length <= MOST_UNROLLED else _uncompiled(_scan)
+    run = _scan if isinstance(length, int) and length <= MOST_UNROLLED else uncompiled(_scan)
     found = ctx.call(run, body.module, states, sequences, body.captured, ends, ctx.device)
     return tuple(found[i] for i in range(len(ctx.node.outputs)))
 

@@ -15,6 +15,7 @@ from archipel.training.cloud import TorchModule
 from archipel.training.cloud.ops import LOWERINGS
 
 # What these compute has a shape, or takes a way, that follows from what a tensor holds.
+RECURRENT = ("LSTM", "GRU", "RNN")  # stay PyTorch's own kernels, between two graphs
 FROM_CONTENT = {("", op_type) for op_type in ("CumSum", "Expand", "If", "Loop", "Reshape", "Slice")}
 OPERATORS = sorted(op_type for domain, op_type in (LOWERINGS.keys() & RULES.keys()) - FROM_CONTENT if domain == "")
 
@@ -44,5 +45,5 @@ def compare(case: Case) -> None:
     module, arrays = TorchModule(model), case.arrays(precise)
     inputs = [as_tensor(arrays[port.name]) for port in model.inputs]
     torch.compiler.reset()
-    found = torch.compile(module, backend="eager", fullgraph=True)(*inputs)
+    found = torch.compile(module, backend="eager", fullgraph=case.op_type not in RECURRENT)(*inputs)
     torch.testing.assert_close(found, module(*inputs))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from archipel.training.cloud.ops.compiling import uncompiled
 from archipel.training.cloud.ops.context import NodeContext
 from archipel.training.cloud.ops.recurrent.exported import ORDERS, Weights
 from archipel.training.cloud.ops.recurrent.loop import DEFAULTS, parse_activations, run_loop
@@ -34,7 +35,8 @@ def lower_recurrent(ctx: NodeContext, exported: Weights | None) -> tuple[torch.T
             weights = ctx.call(_reorder, *_weights(ctx), ORDERS[op_type])
         else:
             weights = [[ctx.load(value) for value in direction] for direction in exported]
-        found = ctx.call(_run_native, kind, direction, layout, ctx.tensor(0), weights, lengths, initial)
+        # torch.compile would write the layer out, a step at a time, which takes almost three times as long.
+        found = ctx.call(uncompiled(_run_native), kind, direction, layout, ctx.tensor(0), weights, lengths, initial)
     else:
         inputs = (ctx.tensor(0), *_weights(ctx), lengths, initial)
         peepholes = ctx.tensor(7) if ctx.has(7) else None
