@@ -68,7 +68,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         checkpoint_every: write it after every so many updates, too.
         resume: go on from the checkpoint that is there; False refuses a folder that has one.
         tensorboard: a folder for TensorBoard's event files.
-        mlflow: the URI of an MLflow server or folder.
+        mlflow: the URI of an MLflow server, or of its database ("sqlite:///mlflow.db").
         wandb: a project of Weights & Biases.
         progress: show a progress bar on stderr.
         threads: threads of PyTorch on the CPU; None for as many as it uses otherwise. Small networks are often

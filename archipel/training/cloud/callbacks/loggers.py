@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from archipel.errors import MissingExtraError, TrainingError
+from archipel.errors import MissingExtraError, TrainingError, one_line
 from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.result import Epoch
@@ -58,21 +59,25 @@ class TensorBoard(Logger):
 
 
 class MLflow(Logger):
-    """A run on an MLflow server, or in a folder, whose URI this is."""
+    """A run on an MLflow server, or in its database, whose URI this is. A training that fails is a run that failed."""
 
     def __init__(self, uri: str) -> None:
         self._mlflow = _module("mlflow")
-        self._mlflow.set_tracking_uri(uri)
+        self._uri = uri
 
     def before_training(self, trainer: Trainer) -> None:
-        self._mlflow.start_run()
-        self._mlflow.log_params(_settings(trainer))
+        try:
+            self._mlflow.set_tracking_uri(self._uri)
+            self._mlflow.start_run()
+            self._mlflow.log_params(_settings(trainer))
+        except self._mlflow.exceptions.MlflowException as error:
+            raise TrainingError(f"mlflow: {self._uri}: {one_line(error)}") from error
 
     def log(self, numbers: Mapping[str, float], update: int) -> None:
         self._mlflow.log_metrics(dict(numbers), step=update)
 
     def after_training(self, trainer: Trainer) -> None:
-        self._mlflow.end_run()
+        self._mlflow.end_run("FINISHED" if sys.exc_info()[0] is None else "FAILED")
 
 
 class Wandb(Logger):
