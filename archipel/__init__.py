@@ -49,7 +49,7 @@ def _load_openvino() -> Any:
 
 
 def _load_torch() -> Any:
-    from archipel.training.cloud.engine import open_program
+    from archipel.training.cloud.programs.engine import open_program
 
     return open_program
 

@@ -10,8 +10,8 @@ import numpy as np
 from archipel.datasets.entry_names import name_entries
 from archipel.errors import CompressionError
 from archipel.graph import Model
+from archipel.graph.importing.samples import index_bound
 from archipel.graph.model import TensorInfo
-from archipel.graph.samples import index_bound
 
 LABEL = "label"
 

@@ -1,4 +1,4 @@
-"""What runs the program of a StepRunner: ONNX Runtime, or PyTorch (`training.cloud.engine`)."""
+"""What runs the program of a StepRunner: ONNX Runtime, or PyTorch (`training.cloud.programs.engine`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def open_engine(step: Model, engine: str) -> StepEngine:
     if name != "torch":
         raise TrainingError(f"engine {engine!r} is none that trains graphs in memory; choose from onnxruntime, torch")
     ENGINES["torch"].require()
-    from archipel.training.cloud.steps import TorchSteps
+    from archipel.training.cloud.programs.steps import TorchSteps
 
     return TorchSteps(step, device or "auto")
 

@@ -18,11 +18,11 @@ from archipel.graph.importing.comparison import HALF_TOLERANCE, TOLERANCE, Canno
 from archipel.graph.importing.half import widen
 from archipel.graph.importing.loading import free_name, normalize
 from archipel.graph.importing.merged import separate_statistics
+from archipel.graph.importing.samples import KINDS, sample, sizes
 from archipel.graph.importing.sources import read
 from archipel.graph.opset import opset_of
 from archipel.graph.parameters import NAMES_KEY, STATE_KEY, parameter_names, record_parameters
 from archipel.graph.report import CONVERSION_KEY, DEVIATION_KEY, REPORT_KEY, ImportReport
-from archipel.graph.samples import KINDS, sample, sizes
 from archipel.graph.shapes import dims, rename_size
 
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})

@@ -15,8 +15,8 @@ from archipel.training.cloud.train import prepare, train
 from archipel.training.cloud.trainer import Trainer
 
 if TYPE_CHECKING:
-    from archipel.training.cloud.cohort import Cohort, CohortUpdate
-    from archipel.training.cloud.torch_module import TorchModule
+    from archipel.training.cloud.graphs.torch_module import TorchModule
+    from archipel.training.cloud.programs.cohort import Cohort, CohortUpdate
 
 __all__ = [
     "Callback",

@@ -69,7 +69,7 @@ class GraphOptimizer(torch.optim.Optimizer):
         return self._updates[key]
 
     def _lower(self, parameter: nn.Parameter) -> nn.Module:
-        from archipel.training.cloud.torch_module import TorchModule
+        from archipel.training.cloud.graphs.torch_module import TorchModule
 
         if parameter.dtype not in _TYPES:
             raise TrainingError(f"optimizer: parameters must be float32 or float64, got {parameter.dtype}")

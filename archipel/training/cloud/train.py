@@ -23,11 +23,11 @@ from archipel.mode import get_mode
 from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.callbacks.loggers import make_loggers
 from archipel.training.cloud.callbacks.standard import Checkpoints, EarlyStopping, OnEpoch, checkpoint_file
+from archipel.training.cloud.checkpoints.generators import kept_generators, seed_generators
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.device import Autocast, choose_device, memory_format, require_torch, threads
 from archipel.training.cloud.execution import Alone, place
 from archipel.training.cloud.feed import Feed
-from archipel.training.cloud.generators import kept_generators, seed_generators
 from archipel.training.cloud.objective.objective import Objective
 from archipel.training.cloud.optimizers import Rates, make_torch_optimizer
 from archipel.training.cloud.parts import make_augment, make_optimizer
@@ -177,7 +177,7 @@ def _as_module(model: object) -> nn.Module:
     import torch
 
     if isinstance(model, Model):
-        from archipel.training.cloud.torch_module import TorchModule
+        from archipel.training.cloud.graphs.torch_module import TorchModule
 
         return TorchModule(model)
     if not isinstance(model, torch.nn.Module):
@@ -245,7 +245,7 @@ def _twin(module: nn.Module) -> nn.Module:
     source = getattr(module, "source", None)
     if source is None:
         return copy.deepcopy(module).to("cpu")
-    from archipel.training.cloud.torch_module import TorchModule
+    from archipel.training.cloud.graphs.torch_module import TorchModule
 
     return TorchModule(source)
 

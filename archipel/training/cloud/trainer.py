@@ -16,6 +16,7 @@ from archipel.datasets.dataset import Dataset, Stream
 from archipel.errors import ArchipelError, NonFiniteLossError, TrainingError, one_line
 from archipel.training.cloud.augment import Augment
 from archipel.training.cloud.callbacks.callback import Callback
+from archipel.training.cloud.checkpoints.resuming import load, save
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.device import Autocast, is_out_of_memory
 from archipel.training.cloud.execution import Alone, all_finite
@@ -25,7 +26,6 @@ from archipel.training.cloud.objective.objective import Batch, Objective, Output
 from archipel.training.cloud.optimizers import Rates
 from archipel.training.cloud.parallel.group import told_clearly
 from archipel.training.cloud.result import Epoch
-from archipel.training.cloud.resuming import load, save
 from archipel.training.cloud.validation import Validation
 
 if TYPE_CHECKING:

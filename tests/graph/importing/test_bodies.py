@@ -65,7 +65,7 @@ def test_weights_of_branches_are_parameters_of_the_model(tmp_path: Path) -> None
 
 def test_both_branches_are_compared_with_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rate that a condition compares with is among the sample inputs: else a wrong branch would not be seen."""
-    from archipel.graph.samples import KINDS, sample
+    from archipel.graph.importing.samples import KINDS, sample
 
     model = Model.from_onnx(saved(tmp_path, branches()))
     rates = {int(sample(model.ir, kind, {"n": 2})["rate"]) for kind in KINDS}

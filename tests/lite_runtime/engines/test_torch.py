@@ -21,7 +21,7 @@ from archipel.converter import Analysis, Compression, Mean, Signing, Training, c
 from archipel.errors import DelegateError, IndexRangeError, MissingExtraError, NonFiniteLossError
 from archipel.lite_runtime import Progress, Runtime
 from archipel.lite_runtime.engines.delegates import preferences
-from archipel.training.cloud.engine import find_device
+from archipel.training.cloud.programs.engine import find_device
 
 Load = Callable[..., Any]
 Arrays = dict[str, np.ndarray]
@@ -83,7 +83,7 @@ def test_it_predicts_learns_and_takes_part_in_rounds_as_onnx_runtime_does(load: 
 
 def test_parameters_stay_on_the_device_between_steps(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted by the bytes of arrays that a fit hands to PyTorch: those of parameters do not grow with its steps."""
-    from archipel.training.cloud import engine
+    from archipel.training.cloud.programs import engine
 
     moved: list[int] = []
     real = engine.to_numpy

@@ -18,7 +18,7 @@ from archipel.converter import Signing, Training, convert
 from archipel.errors import IndexRangeError, TrainingError
 from archipel.lite_runtime import DeviceState, Runtime
 from archipel.training import losses, optimizers
-from archipel.training.cloud.cohort import Cohort, CohortUpdate
+from archipel.training.cloud.programs.cohort import Cohort, CohortUpdate
 
 # Fewer than a batch, several batches with a smaller last one, whole batches.
 SIZES = (3, 10, 8, 17, 4)

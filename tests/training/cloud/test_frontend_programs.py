@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import archipel
 from archipel import autodiff
-from archipel.training.cloud.torch_module import TorchModule
+from archipel.training.cloud.graphs.torch_module import TorchModule
 from tests.frontend import algorithms, array_programs, calling, control_flow, named_programs, odd_programs
 from tests.frontend.cases import CASES, Case
 from tests.frontend.generated import PROGRAMS, compiled

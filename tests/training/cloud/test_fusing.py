@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from archipel import Model
 from archipel.training.cloud import TorchModule
-from archipel.training.cloud.fusing import find_fusions
+from archipel.training.cloud.graphs.fusing import find_fusions
 
 
 class Attention(nn.Module):

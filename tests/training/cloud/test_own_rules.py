@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from archipel import Model, autodiff
 from archipel.autodiff import RULES
 from archipel.graph.functions import KEPT
-from archipel.training.cloud.torch_module import TorchModule
+from archipel.training.cloud.graphs.torch_module import TorchModule
 
 TEXT = """<ir_version: 10, opset_import: ["" : 21, "test.rules" : 1]>
 agraph (double[n, 3] x) => (double s) <double[3] w = {0.5, -1.5, 2}> {

@@ -13,7 +13,7 @@ from torch import nn
 
 from archipel import Model, training
 from archipel.training import StepRunner, losses, optimizers, schedules, transforms
-from archipel.training.cloud.torch_module import TorchModule
+from archipel.training.cloud.graphs.torch_module import TorchModule
 from tests.training.cloud.step_networks import NETWORKS, Network
 
 STEPS = 10

@@ -56,7 +56,7 @@ def train_command(config: Path, resume: bool, dry_run: bool, settings: tuple[str
         settings_of = msgspec.structs.replace(settings_of, resume=resume)
         make_card(job, config, settings)  # before hours of training, for what is wrong in it
         # Before the model, whose parameters may come from the user's own function.
-        from archipel.training.cloud.generators import seed_generators
+        from archipel.training.cloud.checkpoints.generators import seed_generators
 
         seed_generators(settings_of.seed)
         model, data = _model(job, settings_of.seed, work), read_data(job)

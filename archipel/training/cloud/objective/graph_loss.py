@@ -150,7 +150,7 @@ class GraphLoss:
     def _build(self, output: torch.Tensor) -> _Lowered:
         import torch
 
-        from archipel.training.cloud.torch_module import TorchModule
+        from archipel.training.cloud.graphs.torch_module import TorchModule
 
         dtype = {torch.float32: ir.DataType.FLOAT, torch.float64: ir.DataType.DOUBLE}.get(output.dtype)
         if dtype is None:

@@ -16,7 +16,7 @@ from archipel.training.cloud.ops.sizes import Size, Sizes
 from archipel.training.cloud.ops.types import to_torch, torch_dtype
 
 if TYPE_CHECKING:
-    from archipel.training.cloud.tracing import Trace
+    from archipel.training.cloud.graphs.tracing import Trace
 
 
 class NodeContext:

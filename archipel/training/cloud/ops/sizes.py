@@ -19,7 +19,7 @@ from torch import fx
 from archipel.graph.shapes import dims, dtype_of
 
 if TYPE_CHECKING:
-    from archipel.training.cloud.tracing import Trace
+    from archipel.training.cloud.graphs.tracing import Trace
 
 Size = Any
 """A Python number, or a Proxy of one that is known when the module runs."""

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
+    from archipel.training.cloud.graphs.torch_module import TorchModule
     from archipel.training.cloud.planner.costs import Unit
     from archipel.training.cloud.planner.shardings import Strategy
-    from archipel.training.cloud.torch_module import TorchModule
 
 
 class Divided(Placed):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx, nn
 
-    from archipel.training.cloud.torch_module import TorchModule
+    from archipel.training.cloud.graphs.torch_module import TorchModule
 
 WAYS = ("auto", "ddp", "fsdp", "tensor", "pipeline", "hybrid")
 
@@ -83,7 +83,7 @@ def prepare(
         raise TrainingError(f"prepare expects a torch.nn.Module, got {type(module).__name__}")
     from torch.distributed.device_mesh import init_device_mesh
 
-    from archipel.training.cloud.torch_module import TorchModule
+    from archipel.training.cloud.graphs.torch_module import TorchModule
 
     kind = "cuda" if dist.get_backend() == "nccl" else "cpu"
     where = torch.device(device) if device is not None else torch.device(kind, *_current(kind))
@@ -169,8 +169,8 @@ def _planned(
 
 def node_starts(module: TorchModule, starts: Sequence[str]) -> list[str]:
     """Names of the traced nodes that begin what the plan says begins with these nodes of the graph."""
+    from archipel.training.cloud.graphs.stepping import ONNX_NODE
     from archipel.training.cloud.parallel.cuts import movable
-    from archipel.training.cloud.stepping import ONNX_NODE
 
     order = list(module.source.ir.graph)
     place = {str(node.name or node.outputs[0].name): index for index, node in enumerate(order)}

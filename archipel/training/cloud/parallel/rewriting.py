@@ -16,9 +16,9 @@ from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from archipel.training.cloud.graphs.stepping import ONNX_NODE, VALUES
 from archipel.training.cloud.planner.costs import Operand, Tensor, Unit
 from archipel.training.cloud.planner.shardings import SUM, WHOLE, Layout, Strategy
-from archipel.training.cloud.stepping import ONNX_NODE, VALUES
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from onnx.backend.test.case.node import collect_testcases
 
 from archipel import Model
 from archipel.errors import ArchipelError, ModelImportError
-from archipel.training.cloud.torch_module import TorchModule
+from archipel.training.cloud.graphs.torch_module import TorchModule
 
 # What TorchModule refuses, by what its error says.
 NO_LOWERING = {

@@ -13,8 +13,8 @@ from torch import nn
 
 import archipel
 from archipel import Model
+from archipel.training.cloud.graphs.torch_module import TorchModule
 from archipel.training.cloud.ops.control_flow import MOST_UNROLLED
-from archipel.training.cloud.torch_module import TorchModule
 
 torch.set_num_threads(1)
 

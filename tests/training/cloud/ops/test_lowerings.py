@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from archipel import Model
 from archipel.autodiff import RULES, vjp
+from archipel.training.cloud.graphs.torch_module import TorchModule
 from archipel.training.cloud.ops import LOWERINGS
-from archipel.training.cloud.torch_module import TorchModule
 
 OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("archipel."))
 

@@ -11,7 +11,7 @@ import torch
 from gradient_cases.reference import evaluator
 
 from archipel import Model
-from archipel.training.cloud.torch_module import TorchModule
+from archipel.training.cloud.graphs.torch_module import TorchModule
 
 
 def compare(text: str, *shape: int) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from archipel.errors import CheckpointError, one_line
-from archipel.training.cloud.checkpoint import damaged, read_checkpoint, write_checkpoint
+from archipel.training.cloud.checkpoints.checkpoint import damaged, read_checkpoint, write_checkpoint
+from archipel.training.cloud.checkpoints.generators import generator_states, seed_generators, set_generator_states
 from archipel.training.cloud.execution import SHARDS
-from archipel.training.cloud.generators import generator_states, seed_generators, set_generator_states
 from archipel.training.cloud.result import Epoch
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from archipel.training.cloud.ops.recurrent.exported import find_exported
 from archipel.training.cloud.ops.recurrent.native import lower_recurrent
 
 if TYPE_CHECKING:
-    from archipel.training.cloud.tracing import Trace
+    from archipel.training.cloud.graphs.tracing import Trace
 
 _HIDDEN = -1e30
 """At most this a mask adds to what must not be seen: minus infinity, or the lowest number, of which exp is 0 too."""

@@ -24,7 +24,7 @@ class OwnRule(nn.Module):
 
     def __init__(self, model: Model, node: ir.Node) -> None:
         """model: the one whose functions the node calls."""
-        from archipel.training.cloud.torch_module import TorchModule
+        from archipel.training.cloud.graphs.torch_module import TorchModule
 
         super().__init__()
         call = _call(model, node)

@@ -12,7 +12,7 @@ from archipel.engine_registry import Refusal
 from archipel.errors import ArchipelError, NotANumberError, TrainingError
 from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
-from archipel.training.cloud.engine import TorchSession, find_device, to_numpy
+from archipel.training.cloud.programs.engine import TorchSession, find_device, to_numpy
 from archipel.training.step_engines import StepEngine
 
 

@@ -24,8 +24,8 @@ from archipel.graph.model import Model
 from archipel.lite_runtime.engines.delegates import NodePlacement, ProgramPlacement
 from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
+from archipel.training.cloud.graphs.torch_module import TorchModule
 from archipel.training.cloud.ops.types import to_torch
-from archipel.training.cloud.torch_module import TorchModule
 
 NAME = "torch"
 _OPTIONS = ("device",)

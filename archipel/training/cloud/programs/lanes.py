@@ -14,7 +14,7 @@ from archipel.errors import ArchipelError, TrainingError
 from archipel.graph.importing.bundled import read_bundled
 from archipel.graph.importing.loading import normalize
 from archipel.graph.model import Model
-from archipel.training.cloud.engine import TorchSession
+from archipel.training.cloud.programs.engine import TorchSession
 
 BATCH = (Example, Label, ExampleWeight)
 MOVING = (Parameter, Personal, State)

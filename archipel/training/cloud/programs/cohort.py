@@ -24,9 +24,9 @@ from archipel.lite_runtime.out_of_range import locate
 from archipel.lite_runtime.shuffle import batches
 from archipel.lite_runtime.training.driver import batch_shape, collect_data, find_program, need_program
 from archipel.lite_runtime.values import Values
-from archipel.training.cloud.engine import find_device, to_numpy
-from archipel.training.cloud.lanes import BATCH, MOVING, LaneProgram, has_lanes
 from archipel.training.cloud.ops.types import to_torch
+from archipel.training.cloud.programs.engine import find_device, to_numpy
+from archipel.training.cloud.programs.lanes import BATCH, MOVING, LaneProgram, has_lanes
 
 Arrays = Mapping[str, np.ndarray]
 Tensors = dict[tuple[type[Port], str], torch.Tensor]

@@ -15,12 +15,12 @@ from archipel.graph.model import Model
 from archipel.graph.parameters import parameter_names, statistics, trainable_names
 from archipel.graph.shapes import dtype_of
 from archipel.graph.source_state import further_state
+from archipel.training.cloud.graphs.own_rules import OwnRule, has_own_rule
+from archipel.training.cloud.graphs.paths import has, install, module_paths
+from archipel.training.cloud.graphs.stepping import SteppedModule
+from archipel.training.cloud.graphs.tracing import CONSTANTS, NODES, Trace, forget_constants
 from archipel.training.cloud.ops import LOWERINGS
 from archipel.training.cloud.ops.types import to_array, to_torch
-from archipel.training.cloud.own_rules import OwnRule, has_own_rule
-from archipel.training.cloud.paths import has, install, module_paths
-from archipel.training.cloud.stepping import SteppedModule
-from archipel.training.cloud.tracing import CONSTANTS, NODES, Trace, forget_constants
 
 
 class TorchModule(SteppedModule):

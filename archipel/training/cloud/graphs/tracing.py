@@ -20,13 +20,13 @@ from torch import fx, nn
 from archipel.errors import TrainingError
 from archipel.graph.shapes import constant_array, dims, dtype_of, fixed_sizes, is_static
 from archipel.graph.walk import bodies, captured_values
-from archipel.training.cloud.fusing import find_fusions
+from archipel.training.cloud.graphs.fusing import find_fusions
+from archipel.training.cloud.graphs.own_rules import has_own_rule
+from archipel.training.cloud.graphs.stepping import ONNX_NODE, VALUES, SteppedModule
 from archipel.training.cloud.ops import NodeContext, find_lowering
 from archipel.training.cloud.ops.bodies import NUMBER, Body, Given
 from archipel.training.cloud.ops.sizes import Sizes, compute_sizes, make_tensor
 from archipel.training.cloud.ops.types import OUTSIDE, hold, to_torch, torch_dtype
-from archipel.training.cloud.own_rules import has_own_rule
-from archipel.training.cloud.stepping import ONNX_NODE, VALUES, SteppedModule
 
 NODES = "_nodes"
 """The attribute of a traced module below which its modules without parameters and its bodies lie."""

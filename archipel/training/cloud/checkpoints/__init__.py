@@ -1,0 +1,1 @@
+"""The checkpoint of a training: its file, what it holds, and the random generators."""
