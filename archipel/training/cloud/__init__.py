@@ -38,7 +38,7 @@ __all__ = [
 
 
 # Classes whose files import PyTorch: whoever does without it can import the rest.
-_OF_TORCH = {"Cohort": "cohort", "CohortUpdate": "cohort", "TorchModule": "torch_module"}
+_OF_TORCH = {"Cohort": "programs.cohort", "CohortUpdate": "programs.cohort", "TorchModule": "graphs.torch_module"}
 
 
 def __getattr__(name: str) -> object:
@@ -46,6 +46,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         found: object = getattr(import_module(f"{__name__}.{_OF_TORCH[name]}"), name)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
         raise MissingExtraError("torch", "cloud") from error
     return found
