@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from archipel.models.attention import attend
+from archipel.models.decoder_layer import decoder_layer
 from archipel.models.seeding import seeded
 
 if TYPE_CHECKING:
@@ -49,34 +49,15 @@ def gpt(
         from torch import nn
         from torch.nn import functional
 
-        class Layer(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.norm1 = nn.LayerNorm(width)
-                self.attention = nn.Linear(width, 3 * width)
-                self.project = nn.Linear(width, width)
-                self.norm2 = nn.LayerNorm(width)
-                self.widen = nn.Linear(width, 4 * width)
-                self.narrow = nn.Linear(4 * width, width)
-                self.dropout = nn.Dropout(dropout)
-
-            def forward(self, x: Any) -> Any:
-                batch, time, _ = x.shape
-                # [batch, time, 3 * width] -> q, k and v, each [batch, heads, time, width // heads].
-                split = self.attention(self.norm1(x)).reshape(batch, time, 3, heads, width // heads)
-                q, k, v = split.permute(2, 0, 3, 1, 4).unbind(0)
-                mixed = attend(q, k, v, self.dropout, causal=True)
-                x = x + self.dropout(self.project(mixed.transpose(1, 2).reshape(batch, time, width)))
-                wide = functional.gelu(self.widen(self.norm2(x)), approximate="tanh")
-                return x + self.dropout(self.narrow(wide))
-
         class GPT(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
                 self.tokens = nn.Embedding(vocabulary, width)
                 self.positions = nn.Parameter(torch.empty(length, width))
                 self.dropout = nn.Dropout(dropout)
-                self.layers = nn.Sequential(*(Layer() for _ in range(layers)))
+                self.layers = nn.Sequential(
+                    *(decoder_layer(width, heads, dropout, gelu="tanh", hide=True) for _ in range(layers))
+                )
                 self.norm = nn.LayerNorm(width)
                 # GPT (Radford et al. 2018, section 4.1): normal with 0.02, no bias at first. GPT-2 makes what is added
                 # to the residual stream smaller, by the root of how often that happens.

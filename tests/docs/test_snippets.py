@@ -98,6 +98,21 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
             assert parse_recipe(text), page
 
 
+def run_page(page: str, folder: Path, shell: dict[str, str]) -> list[str]:
+    """Run the Python blocks of a page as one program, then its commands as one script; what each of them prints."""
+    code = "\n".join(text for language, _, text in blocks(page) if language == "python")
+    commands = "\n".join(text for language, _, text in blocks(page) if language == "sh")
+    outputs = []
+    for command in (
+        [sys.executable, "-W", "error::DeprecationWarning:archipel", "-c", code],
+        ["bash", "-e", "-c", commands],
+    ):
+        done = subprocess.run(command, cwd=folder, env=shell, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    return outputs
+
+
 def test_readme(tmp_path: Path, shell: dict[str, str]) -> None:
     code = "\n".join(
         text for language, _, text in blocks("README.md") if language == "python" and "OperatorClient(" not in text
@@ -154,47 +169,21 @@ def test_python_blocks(page: str, tmp_path: Path, shell: dict[str, str]) -> None
 @pytest.mark.slow
 def test_cloud(tmp_path: Path, shell: dict[str, str]) -> None:
     """The Python blocks, which make the files, then the commands."""
-    page = blocks(TRAININGS)
-    code = "\n".join(text for language, _, text in page if language == "python")
-    commands = "\n".join(text for language, _, text in page if language == "sh")
-    for arguments in ([sys.executable, "-c", code], ["bash", "-ec", commands]):
-        done = subprocess.run(
-            arguments, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stderr
+    run_page(TRAININGS, tmp_path, shell)
     assert (tmp_path / "trained" / "curves.png").is_file()
 
 
 @pytest.mark.slow
 def test_parallel(tmp_path: Path, shell: dict[str, str]) -> None:
     """The Python block, which makes the files, then the commands; both tell a plan."""
-    page = blocks("docs/parallel.md")
-    code = "\n".join(text for language, _, text in page if language == "python")
-    commands = "\n".join(text for language, _, text in page if language == "sh")
-    for arguments in ([sys.executable, "-c", code], ["bash", "-ec", commands]):
-        done = subprocess.run(
-            arguments, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert "8 devices, batches of 4096" in done.stdout
+    for output in run_page("docs/parallel.md", tmp_path, shell):
+        assert "8 devices, batches of 4096" in output
 
 
 @pytest.mark.slow
 def test_device(tmp_path: Path, shell: dict[str, str]) -> None:
     """Publisher and device in Python, then the commands on what they made."""
-    page = blocks("docs/device.md")
-    code = "\n".join(text for language, _, text in page if language == "python")
-    commands = "\n".join(text for language, _, text in page if language == "sh")
-    outputs = []
-    for command in (
-        [sys.executable, "-W", "error::DeprecationWarning:archipel", "-c", code],
-        ["bash", "-e", "-c", commands],
-    ):
-        done = subprocess.run(
-            command, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        outputs.append(done.stdout)
+    outputs = run_page("docs/device.md", tmp_path, shell)
     first, last = map(float, re.match(r"(\S+) -> (\S+)", outputs[0]).groups())  # type: ignore[union-attr]
     assert last < first
     assert "nodes on cpu" in outputs[0]
@@ -205,16 +194,7 @@ def test_device(tmp_path: Path, shell: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_data(tmp_path: Path, shell: dict[str, str]) -> None:
     """Python first: it makes the files that the commands take."""
-    page = blocks("docs/data.md")
-    code = "\n".join(text for language, _, text in page if language == "python")
-    commands = "\n".join(text for language, _, text in page if language == "sh")
-    outputs = []
-    for command in ([sys.executable, "-c", code], ["bash", "-e", "-c", commands]):
-        done = subprocess.run(
-            command, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        outputs.append(done.stdout)
+    outputs = run_page("docs/data.md", tmp_path, shell)
     # What the comments on the page say is printed.
     assert "people.csv, line 5: '4O' in column 'hours' is no number; correct the file" in outputs[0]
     assert "2 left out: people.csv, line 3: no value in column 'job'; people.csv, line 5: '4O' in" in outputs[0]
@@ -225,16 +205,7 @@ def test_data(tmp_path: Path, shell: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_compression(tmp_path: Path, shell: dict[str, str]) -> None:
     """Python first: it makes the files that the commands take."""
-    page = blocks("docs/compression.md")
-    code = "\n".join(text for language, _, text in page if language == "python")
-    commands = "\n".join(text for language, _, text in page if language == "sh")
-    outputs = []
-    for command in ([sys.executable, "-c", code], ["bash", "-e", "-c", commands]):
-        done = subprocess.run(
-            command, cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        outputs.append(done.stdout)
+    outputs = run_page("docs/compression.md", tmp_path, shell)
     smaller, full = map(int, re.findall(r"^(\d+) of (\d+) bytes$", outputs[0], re.M)[0])
     assert smaller < 0.5 * full
     assert "meets size<40%, accuracy>=-2" in outputs[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,7 @@ MEMORY = 256 << 20
 Block = Mapping[str, NDArray[Any] | Ragged]
 
 
-class BlockDataset:
+class BlockDataset(ABC):
     """Examples in blocks, of which the most recently used stay decoded within a limit of memory.
 
     Who inherits from it decodes a block in `_read_block` and names rows in `locate`.
@@ -55,8 +56,9 @@ class BlockDataset:
         """Where an example comes from."""
         return f"row {row}"
 
+    @abstractmethod
     def _read_block(self, block: int) -> Block:
-        raise NotImplementedError
+        """Decode a block."""
 
     def _block(self, block: int) -> Block:
         # One thread decodes at a time: readers of a file are not made for several, and two threads that need the same

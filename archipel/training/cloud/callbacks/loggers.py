@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +33,16 @@ def make_loggers(config: TrainConfig) -> list[Callback]:
     return made
 
 
-class Logger(Callback):
+class Logger(Callback, ABC):
     """Hands the numbers of every epoch to `log`."""
 
     def after_epoch(self, trainer: Trainer, epoch: Epoch) -> None:
         numbers = {f"validation/{name}": value for name, value in epoch.metrics.items()}
         self.log({"train/loss": epoch.train_loss, "rate": epoch.rate, **numbers}, epoch.updates)
 
+    @abstractmethod
     def log(self, numbers: Mapping[str, float], update: int) -> None:
         """Write these numbers for the parameters after so many updates."""
-        raise NotImplementedError
 
 
 class TensorBoard(Logger):
