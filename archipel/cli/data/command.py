@@ -13,12 +13,17 @@ import numpy as np
 from archipel.cli.data.sources import on_bad_option, open_source, source_options
 from archipel.cli.data.text import first_lines, statistics_lines
 from archipel.cli.input_output.progress_line import progress_line
+from archipel.cli.input_output.spelling import rule, spells_options
 from archipel.cli.input_output.tables import as_json, show
 from archipel.datasets import Dataset, Stream, checked, hold_out, summarize, write_records
 from archipel.datasets.dataset import Arrays
 from archipel.datasets.left_out import LeftOut, OnBad
 from archipel.datasets.taking import take
 from archipel.errors import CommandError
+
+
+RULES = [rule(r"with on_bad='skip'", "with --on-bad skip")]
+"""How errors of the readers are spelled."""
 
 
 class FieldFacts(msgspec.Struct, frozen=True):
@@ -73,6 +78,7 @@ def data() -> None:
 @click.option("--allow-nan", is_flag=True, help="Keep examples with NaN or infinite numbers.")
 @click.option("--force", is_flag=True, help="Replace DST.")
 @as_json
+@spells_options(RULES)
 def convert(
     source: Path,
     fields: tuple[str, ...],
@@ -192,6 +198,7 @@ def inspect(
 @on_bad_option("skip")
 @click.option("--plot", is_flag=True, help="Draw histograms in the terminal; reads the data twice.")
 @as_json
+@spells_options(RULES)
 def stats(
     source: Path,
     fields: tuple[str, ...],

@@ -66,7 +66,7 @@ def list_(task: str | None, as_json: bool) -> None:
         raise CommandError(f"--task {task}: no network is for that; tasks are {', '.join(tasks)}")
     chosen = [network for network in CATALOGUE.values() if task in (None, network.task)]
     rows = [
-        (f"{each.parameters:,}", _short(each.flops), each.name, each.task, _inputs(each), _measured(each.card))
+        (f"{each.parameters:,}", _short(each.flops), each.name, each.task, _inputs(each), _measured(each))
         for each in chosen
     ]
     head = ("parameters", "FLOPs", "network", "task", "input", "measured")
@@ -139,11 +139,14 @@ def _inputs(network: Network) -> str:
     return f"{kind}{shapes}"
 
 
-def _measured(card: ModelCard | None) -> str:
+def _measured(network: Network) -> str:
+    card = network.card
     if card is None or not card.metrics:
         return "-"
     first = card.metrics[0]
-    return f"{first.name} {first.value:.4g}, {first.data}"
+    # A recipe may be for a smaller network than the published one that the row is of.
+    size = "" if card.parameters == network.parameters else f" ({card.parameters:,} parameters)"
+    return f"{first.name} {first.value:.4g}, {first.data}{size}"
 
 
 def _short(count: int) -> str:

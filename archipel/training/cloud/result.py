@@ -145,6 +145,7 @@ def plot(history: Sequence[Epoch], path: str | os.PathLike[str] | None = None) -
     """See `TrainResult.plot`."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise MissingExtraError("matplotlib", "curves") from error
     numbers = [epoch.number for epoch in history]
@@ -159,6 +160,7 @@ def plot(history: Sequence[Epoch], path: str | os.PathLike[str] | None = None) -
             place.plot(numbers, [epoch.metrics.get(name) for epoch in history], label=f"validation {name}")
     for place in axes:
         place.set_xlabel("epoch")
+        place.xaxis.set_major_locator(MaxNLocator(integer=True))
         place.legend()
         place.grid(alpha=0.3)
     if path is not None:

@@ -37,6 +37,7 @@ def test_convert_inspect_stats(archipel: Command, people: Path, tmp_path: Path) 
     # Other programs read it as a table.
     assert pq.read_table(target).column("label").to_pylist() == [0, 0, 1]
     assert "exists; --force replaces it" in archipel(*arguments, code=1)[1]
+    assert "or leave such rows out with --on-bad skip" in archipel(*arguments, "--force", code=1)[1]
     made = json.loads(archipel(*arguments, "--on-bad", "skip", "--force", "--field", "label=income",
                                "--classes", "income=yes,no", "--json")[0])  # fmt: skip
     assert (made["examples"], made["left_out"], len(made["first_left_out"])) == (4, 1, 1)

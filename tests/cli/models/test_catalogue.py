@@ -17,6 +17,9 @@ def test_the_list(archipel: Command) -> None:
     assert head.split()[:3] == ["parameters", "FLOPs", "network"]
     assert len(rows) == len(CATALOGUE)
     assert re.search(r"^ *11,689,512 +3\.63 G +resnet18 +image classification +3x224x224 ", out, re.M)
+    # What a recipe reached is of the recipe's network, which may be smaller than the published one of the row.
+    assert re.search(r"^ *124,439,808 .* loss 1\.769, tiny Shakespeare, .* \(817,920 parameters\)$", out, re.M)
+    assert re.search(r"^ *61,706 .* lenet .* accuracy 0\.9091, Fashion-MNIST, test$", out, re.M)
     found = json.loads(archipel("models", "list", "--task", "keyword spotting", "--json")[0])
     assert [each["name"] for each in found] == ["bc_resnet", "ds_cnn"]
     _, err = archipel("models", "list", "--task", "chess", code=1)
