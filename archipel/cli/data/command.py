@@ -21,7 +21,6 @@ from archipel.datasets.left_out import LeftOut, OnBad
 from archipel.datasets.taking import take
 from archipel.errors import CommandError
 
-
 RULES = [rule(r"with on_bad='skip'", "with --on-bad skip")]
 """How errors of the readers are spelled."""
 
