@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +12,11 @@ from hypothesis import strategies as st
 
 from archipel import Model
 from archipel.training.cloud import TorchModule
+from tests.support.fixtures.gradient_cases import all_cases
 
 pytestmark = pytest.mark.gpu
 
-CASES: dict[tuple[str, str], Any] = {}
-for _path in sorted((Path(__file__).parents[1] / "autodiff" / "gradient_cases").glob("*.py")):
-    CASES.update(getattr(importlib.import_module(f"gradient_cases.{_path.stem}"), "CASES", {}))
+CASES = all_cases()
 
 
 @pytest.mark.parametrize("key", sorted(CASES), ids=lambda key: key[1])

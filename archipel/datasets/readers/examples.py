@@ -61,9 +61,7 @@ class IndexedExamples:
         except (ArchipelError, MemoryError):
             raise
         except Exception as error:
-            raise DatasetError(
-                f"{self.locate(row)}: {type(error).__name__}: {one_line(error)}; mend it or leave it out"
-            ) from error
+            raise _damaged(self.locate(row), error) from error
 
 
 class IteratedExamples:
@@ -113,9 +111,11 @@ class IteratedExamples:
         except (ArchipelError, MemoryError):
             raise
         except Exception as error:
-            raise DatasetError(
-                f"{self.locate(row)}: {type(error).__name__}: {one_line(error)}; mend it or leave it out"
-            ) from error
+            raise _damaged(self.locate(row), error) from error
+
+
+def _damaged(where: str, error: Exception) -> DatasetError:
+    return DatasetError(f"{where}: {type(error).__name__}: {one_line(error)}; mend it or leave it out")
 
 
 def stack_examples(examples: Sequence[Any], fields: Mapping[str, Field], where: Sequence[str]) -> Arrays:
