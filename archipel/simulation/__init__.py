@@ -5,7 +5,7 @@ from __future__ import annotations
 from archipel.simulation.clients import Clients, DrawnClients, ListedClients, SplitClients
 from archipel.simulation.result import ClientRow, Result
 from archipel.simulation.rounds import RoundRow
-from archipel.simulation.simulate import simulate_bundle
+from archipel.simulation.simulate import simulate
 
 __all__ = [
     "ClientRow",
@@ -15,5 +15,5 @@ __all__ = [
     "Result",
     "RoundRow",
     "SplitClients",
-    "simulate_bundle",
+    "simulate",
 ]

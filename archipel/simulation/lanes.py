@@ -173,10 +173,9 @@ class Lanes:
 
         states = [self._states.load(number, work.number) for number in numbers] if self._keeps else []
         own = [values(state) for state in states]
-        group = _Group(
-            numbers, seeds, [len(each) for each in rows], states, arrays, rows, own[0] if own else values(DeviceState()),
-            own,
-        )  # fmt: skip
+        counts = [len(each) for each in rows]
+        shared = own[0] if own else values(DeviceState())
+        group = _Group(numbers, seeds, counts, states, arrays, rows, shared, own)
         group.steps = np.zeros(len(numbers), np.int64)
         group.fine = np.ones(len(numbers), bool)
         return group

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,8 +17,7 @@ from archipel.simulation.rounds import RoundRow
 from archipel.simulation.work import Report
 
 
-@dataclass
-class ClientRow:
+class ClientRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One client over the whole run: rounds that it was drawn for and that counted it, and its last mean loss."""
 
     client: int
@@ -27,7 +27,7 @@ class ClientRow:
     loss: float | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Result:
     """The result of a simulation.
 
@@ -36,6 +36,7 @@ class Result:
         parameters: the federated model's parameters by name.
         bundle: the bundle whose programs ran; `runtime.set_parameters(result.parameters)` gives the model to use.
         engine: how the local rounds were run, and why so.
+        clients: what each client that was drawn did, by its number.
     """
 
     history: list[RoundRow]
@@ -47,7 +48,7 @@ class Result:
     def add(self, reports: list[Report]) -> None:
         """Count a round's reports."""
         for report in reports:
-            row = self.clients.setdefault(report.client, ClientRow(report.client))
+            row = self.clients.setdefault(report.client, ClientRow(client=report.client))
             row.drawn += 1
             if not report.left:
                 row.counted, row.examples = row.counted + 1, report.examples

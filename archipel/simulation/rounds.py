@@ -116,6 +116,10 @@ class Rounds:
         self.standing.rows.append(row)
         return row, reports
 
+    def first_work(self) -> Work:
+        """What devices get in the first round."""
+        return self._work(1, 0)
+
     def _draw(self, number: int) -> tuple[list[int], set[int]]:
         settings = self._settings
         drawn = draw_cohort(self._population, settings.cohort, settings.seed, number).tolist()

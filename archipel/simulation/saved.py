@@ -14,6 +14,7 @@ from archipel.bundle import read_weights, write_weights
 from archipel.durable import write_durably
 from archipel.errors import ArchipelError, SimulationError
 from archipel.lite_runtime.learned import join_names, split_names
+from archipel.simulation.result import ClientRow
 from archipel.simulation.rounds import RoundRow, RoundSettings, Standing
 
 HISTORY = "history.json"
@@ -24,10 +25,11 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What `history.json` holds. `engine` is the way in which the rounds were run so far, which a run keeps to."""
 
     bundle: str
-    clients: int
+    population: int
     settings: RoundSettings
     engine: str
     rows: list[RoundRow]
+    clients: list[ClientRow] = []
 
 
 def save(folder: Path, record: Record, standing: Standing) -> None:
@@ -56,7 +58,7 @@ def load(folder: Path, expected: Record) -> tuple[Record, Standing] | None:
         groups = split_names(tensors, _GROUPS)
     except (msgspec.MsgspecError, OSError, ArchipelError) as error:
         raise SimulationError(f"{folder}: its run cannot be read ({error}); remove the folder to begin anew") from None
-    for name in ("bundle", "clients", "settings"):
+    for name in ("bundle", "population", "settings"):
         if getattr(record, name) != getattr(expected, name):
             raise SimulationError(
                 f"{folder}: has a run with another {name}; give another folder, or remove it to begin anew"
