@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.errors import ProtocolError
 from archipel.protocol.bounds import groups, largest, step, weight_port
 from archipel.protocol.plain import PlainSum, decode_plain, encode_plain
 from archipel.protocol.vector import DecodedSum, Layout, Vector
@@ -108,11 +107,3 @@ class FloatSum(Sum):
         decoded = self._sum.decoded()
         self._layout.check_sum(decoded, devices)
         return decoded
-
-
-def check_finite_lanes(arrays: Arrays) -> NDArray[np.bool_]:
-    """Which devices' updates are finite, `[devices]`."""
-    fine = [np.isfinite(array.reshape(len(array), -1)).all(axis=1) for array in map(np.asarray, arrays.values())]
-    if not fine:
-        raise ProtocolError("an update without arrays")
-    return np.logical_and.reduce(fine)
