@@ -16,6 +16,7 @@ from archipel.training.cloud.planner.cluster import Cluster
 from archipel.training.cloud.planner.compute import OPTIMIZERS, optimizer_seconds, unit_seconds
 from archipel.training.cloud.planner.costs import Costs, Unit, costs
 from archipel.training.cloud.planner.division import divide
+from archipel.training.cloud.planner.schedule import pipeline_seconds
 from archipel.training.cloud.planner.search import search
 from archipel.training.cloud.planner.shardings import Strategy
 
@@ -294,10 +295,7 @@ def _with_followers(units: Sequence[Unit], seconds: Sequence[float]) -> list[flo
 
 
 def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, microbatches: int | None) -> Alternative:
-    """1F1B: the first of m microbatches passes all stages, and the slowest one sets the pace of the others.
-
-    Of equal stages that is Narayanan et al.'s (2019) m + n - 1 times one of them.
-    """
+    """Stages of about equal work, in the schedule 1F1B (Narayanan et al. 2019)."""
     n = cluster.devices
     count = math.gcd(4 * n, whole.batch_size) if microbatches is None else microbatches
     if count < 1 or whole.batch_size % count:
@@ -325,12 +323,14 @@ def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, micr
     last_read = {read.name: place for place, unit in enumerate(part.units) for _, read in unit.activations}
     made = {w.name: (place, w.nbytes) for place, unit in enumerate(part.units) for w in unit.writes}
     made.update((tensor.name, (-1, tensor.nbytes)) for tensor in part.inputs)
-    times, updates, memory = list[float](), 0.0, 0.0
+    forward, backward, updates, memory = list[float](), list[float](), 0.0, 0.0
     for index, stage in enumerate(stages):
         crossing = sum(b for name, (at, b) in made.items() if at < edges[index + 1] <= last_read.get(name, -1))
-        sent = 0.0 if index == n - 1 else 2 * (links.send_seconds(cluster, crossing) + cluster.exchange_seconds)
+        sent = 0.0 if index == n - 1 else links.send_seconds(cluster, crossing) + cluster.exchange_seconds
         nbytes = sum(parameter.nbytes for unit in stage for parameter in unit.parameters)
-        times.append(sum(seconds[edges[index] : edges[index + 1]]) + sent)
+        ahead = sum(unit_seconds(unit, cluster) / (1 + unit.backward) for unit in stage)
+        forward.append(ahead + sent)
+        backward.append(sum(seconds[edges[index] : edges[index + 1]]) - ahead + sent)
         tensors = sum(len(unit.parameters) for unit in stage)
         # At the end PyTorch divides gradients by the number of microbatches.
         scaled = 2 * nbytes / cluster.memory_bytes_per_second
@@ -342,7 +342,7 @@ def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, micr
         name="pipeline",
         groups=1,
         devices=n,
-        seconds=sum(times) + (count - 1) * max(times) + updates,
+        seconds=pipeline_seconds(forward, backward, count) + updates,
         memory_bytes=memory,
         starts=tuple(stage[0].name for stage in stages[1:]),
         microbatches=count,
