@@ -102,6 +102,18 @@ def make_augment(value: object) -> augment.Augment | None:
     raise TrainingError(f"augment: expected a name, a table, a function or a list of these, got {value!r}")
 
 
+def describe(value: object) -> str:
+    """A setting in words that are the same in every process."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {describe(each)}" for key, each in sorted(value.items())) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(describe, value)) + "]"
+    if inspect.isroutine(value) or isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    text = repr(value)
+    return type(value).__name__ if " at 0x" in text else text
+
+
 def _make(makers: Mapping[str, Maker], value: str | Mapping[str, Any], key: str) -> Any:
     table = _table(value, key)
     name = table.pop("name")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from numpy.typing import NDArray
 
@@ -25,7 +25,7 @@ from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.objective.objective import Batch, Objective, Outputs
 from archipel.training.cloud.optimizers import Rates
 from archipel.training.cloud.parallel.group import told_clearly
-from archipel.training.cloud.result import Epoch
+from archipel.training.cloud.result import Epoch, TrainResult
 from archipel.training.cloud.validation import Validation
 
 if TYPE_CHECKING:
@@ -136,16 +136,37 @@ class Trainer:
         with self._ema.swapped_in() if self._ema is not None else nullcontext():
             return self._validation.run(data)
 
-    def run(self) -> None:
-        """Train until the epochs or updates are done, `patience` is used up, or `stop` is set."""
+    @overload
+    def run(self) -> None: ...
+
+    @overload
+    def run(self, conclude: Callable[[], TrainResult]) -> TrainResult: ...
+
+    def run(self, conclude: Callable[[], TrainResult] | None = None) -> TrainResult | None:
+        """Train until the epochs or updates are done, `patience` is used up, or `stop` is set.
+
+        Arguments:
+            conclude: makes the result, before callbacks are closed.
+        """
+        result: TrainResult | None = None
+        failure: BaseException | None = None
         try:
-            for callback in self.callbacks:
-                callback.before_training(self)
-            while not self._is_over():
-                self._run_epoch()
+            try:
+                for callback in self.callbacks:
+                    callback.before_training(self)
+                while not self._is_over():
+                    self._run_epoch()
+            finally:
+                for callback in self.callbacks:
+                    callback.after_training(self)
+            result = None if conclude is None else conclude()
+        except BaseException as error:
+            failure = error
+            raise
         finally:
             for callback in self.callbacks:
-                callback.after_training(self)
+                callback.close(self, result, failure)
+        return result
 
     def finish(self) -> nn.Module:
         """The module with the weights of the best epoch, or the averages where no epoch has ended."""
