@@ -158,7 +158,9 @@ def mark_compressed(card: ModelCard) -> ModelCard:
     marked = tuple(
         metric
         if metric.data.endswith(BEFORE_COMPRESSION)
-        else msgspec.structs.replace(metric, data=metric.data[: MAX_TEXT - len(BEFORE_COMPRESSION)] + BEFORE_COMPRESSION)
+        else msgspec.structs.replace(
+            metric, data=metric.data[: MAX_TEXT - len(BEFORE_COMPRESSION)] + BEFORE_COMPRESSION
+        )
         for metric in card.metrics
     )
     return msgspec.structs.replace(card, metrics=marked)

@@ -76,11 +76,8 @@ def pull(
     passed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="archipel-pull-") as work, remedy_of(key_files):
         opened = _open_versions(client, name, most_bytes, keys, Path(work), passed)
-        if newest:
-            # Opened as it is reached, so that nothing older is downloaded than needed.
-            candidates = ((version, "the newest that fits") for version in opened)
-        else:
-            candidates = _by_accuracy(list(opened))
+        # Opened as they are reached: for the newest one nothing older is downloaded than needed.
+        candidates = ((version, "the newest that fits") for version in opened) if newest else _by_accuracy(list(opened))
         for version, why in candidates:
             taken = None if most_seconds is None else measure_latency(version.bundle)
             if most_seconds is not None and taken is not None and taken > most_seconds:

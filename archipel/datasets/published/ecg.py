@@ -89,7 +89,9 @@ def ecg_beats(folder: str | os.PathLike[str], *, seed: int = 0, validation: int 
     return EcgBeats(parts[0], parts[1], parts[2], CLASSES, recordings)
 
 
-def _cut(samples: NDArray[np.int16], columns: dict[str, np.ndarray], recordings: tuple[int, ...], path: Path) -> Labelled:
+def _cut(
+    samples: NDArray[np.int16], columns: dict[str, np.ndarray], recordings: tuple[int, ...], path: Path
+) -> Labelled:
     rows, middles = columns["ann_record"].astype(np.intp), columns["ann_sample"].astype(np.intp)
     labels = np.full(len(rows), -1, np.int64)
     for number, symbols in enumerate(SYMBOLS):

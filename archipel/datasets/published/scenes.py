@@ -1,7 +1,8 @@
 """Scenes for segmentation: real digits and real clothes on one canvas, with a class for each pixel.
 
-Made of the pictures of MNIST and Fashion-MNIST, which have no masks: a pixel belongs to what was drawn on it. Digits and
-clothes are equally bright and overlap, and all have noise behind them, so that no pixel tells its class by itself.
+Made of the pictures of MNIST and Fashion-MNIST, which have no masks: a pixel belongs to what was drawn on it. Digits
+and clothes overlap, and all have noise behind them; both may have any brightness, so no pixel tells its class by
+itself.
 """
 
 from __future__ import annotations
