@@ -167,7 +167,7 @@ def prepare(
 
 def _planning(config: TrainConfig) -> dict[str, Any]:
     """What the planner of `parallel` has to know."""
-    from archipel.training.cloud.planner.search import OPTIMIZERS
+    from archipel.training.cloud.planner.compute import OPTIMIZERS
 
     named = config.optimizer.get("name") if isinstance(config.optimizer, Mapping) else config.optimizer
     # It matters for time and memory alone; most others keep as much as Adam.
