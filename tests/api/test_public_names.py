@@ -54,7 +54,7 @@ PUBLIC = {
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
     "step_graph transforms",
-    "archipel.training.cloud": "Callback Cohort CohortUpdate Epoch TorchModule TrainConfig TrainResult Trainer in_turn "
+    "archipel.training.cloud": "Callback Cohort CohortUpdate Epoch TorchModule TrainConfig TrainResult Trainer "
     "prepare random_flip random_scale random_shift train with_preprocessing",
 }
 

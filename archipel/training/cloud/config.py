@@ -68,7 +68,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             may be the label, as for an autoencoder.
         next_token: the model predicts each token's successor: its input is the sequence without the last token, the
             label the sequence without the first.
-        augment: changes of training batches, `training.cloud.random_flip` and its like.
+        augment: changes of training batches of the first input, which stay out of the model: random transforms of
+            `archipel.preprocessing`, `training.cloud.random_flip` and its like, functions (batch, generator), a list.
         checkpoint: a folder for the training's state, written after every epoch.
         checkpoint_every: write it after every so many updates, too.
         resume: go on from the checkpoint that is there; False refuses a folder that has one.

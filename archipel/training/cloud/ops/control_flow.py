@@ -25,6 +25,7 @@ from archipel.graph.walk import trace_back
 from archipel.training.cloud.ops.bodies import NUMBER
 from archipel.training.cloud.ops.compiling import uncompiled
 from archipel.training.cloud.ops.context import NodeContext
+from archipel.training.cloud.ops.lanes import find_map
 from archipel.training.cloud.ops.table import lowering
 from archipel.training.cloud.ops.types import torch_dtype
 
@@ -135,6 +136,12 @@ def scan(ctx: NodeContext) -> tuple[torch.Tensor, ...]:
         (axis, bool(backwards), _empty(value))
         for value, (axis, backwards) in zip(graph.outputs[len(states) :], _ways(ctx, "scan_output", results))
     ]
+    if not states and not any(backwards for _, _, backwards in sequences):
+        axes = [axis for axis, _, _ in ends]
+        mapped = find_map(graph, [axis for _, axis, _ in sequences], axes) if not any(e[1] for e in ends) else None
+        if mapped is not None:
+            found = ctx.call(mapped, body.module, [(x, axis) for x, axis, _ in sequences], body.captured, axes)
+            return tuple(found[i] for i in range(len(ctx.node.outputs)))
     length = ctx.dims(len(states))[_ways(ctx, "scan_input", count)[0][0]]
     run = _scan if isinstance(length, int) and length <= MOST_UNROLLED else uncompiled(_scan)
     found = ctx.call(run, body.module, states, sequences, body.captured, ends, ctx.device)

@@ -137,7 +137,7 @@ def _planned(
     if cluster is None or (not isinstance(cluster, Cluster) and not Path(cluster).exists()):
         from archipel.training.cloud.planner.measure import measure_cluster
 
-        measured = measure_cluster(device)
+        measured = measure_cluster(device, layout=_layout(module))
         if cluster is not None and dist.get_rank() == 0:
             write_cluster(measured, cluster)
         cluster = measured
@@ -185,6 +185,15 @@ def node_starts(module: TorchModule, starts: Sequence[str]) -> list[str]:
     if len(set(found)) < len(starts):
         raise TrainingError("two stages of the pipeline begin with one function of PyTorch's; start fewer processes")
     return found
+
+
+def _layout(module: nn.Module) -> torch.memory_format:
+    """How the module's pictures lie: as the weights of its convolutions do."""
+    import torch
+
+    kernels = [parameter for parameter in module.parameters() if parameter.ndim == 4 and parameter.shape[1] > 1]
+    last = [kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels]
+    return torch.channels_last if last and all(last) else torch.contiguous_format
 
 
 def _current(kind: str) -> tuple[int, ...]:

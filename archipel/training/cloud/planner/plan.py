@@ -13,9 +13,10 @@ from archipel.errors import TrainingError
 from archipel.graph import Model
 from archipel.training.cloud.planner import cluster as links
 from archipel.training.cloud.planner.cluster import Cluster
+from archipel.training.cloud.planner.compute import OPTIMIZERS, optimizer_seconds, unit_seconds
 from archipel.training.cloud.planner.costs import Costs, Unit, costs
 from archipel.training.cloud.planner.division import divide
-from archipel.training.cloud.planner.search import OPTIMIZERS, optimizer_seconds, search, unit_seconds
+from archipel.training.cloud.planner.search import search
 from archipel.training.cloud.planner.shardings import Strategy
 
 _BUCKET = 25 * 2**20  # bytes that DistributedDataParallel sends at once
@@ -269,7 +270,10 @@ def _with_followers(units: Sequence[Unit], seconds: Sequence[float]) -> list[flo
 
 
 def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, microbatches: int | None) -> Alternative:
-    """1F1B: (m + n - 1) times the slowest stage for one of m microbatches (Narayanan et al. 2019)."""
+    """1F1B: the first of m microbatches passes all stages, and the slowest one sets the pace of the others.
+
+    Of equal stages that is Narayanan et al.'s (2019) m + n - 1 times one of them.
+    """
     n = cluster.devices
     count = math.gcd(4 * n, whole.batch_size) if microbatches is None else microbatches
     if count < 1 or whole.batch_size % count:
@@ -297,12 +301,12 @@ def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, micr
     last_read = {read.name: place for place, unit in enumerate(part.units) for _, read in unit.activations}
     made = {w.name: (place, w.nbytes) for place, unit in enumerate(part.units) for w in unit.writes}
     made.update((tensor.name, (-1, tensor.nbytes)) for tensor in part.inputs)
-    slowest, updates, memory = 0.0, 0.0, 0.0
+    times, updates, memory = list[float](), 0.0, 0.0
     for index, stage in enumerate(stages):
         crossing = sum(b for name, (at, b) in made.items() if at < edges[index + 1] <= last_read.get(name, -1))
         sent = 0.0 if index == n - 1 else 2 * (links.send_seconds(cluster, crossing) + cluster.exchange_seconds)
         nbytes = sum(parameter.nbytes for unit in stage for parameter in unit.parameters)
-        slowest = max(slowest, sum(seconds[edges[index] : edges[index + 1]]) + sent)
+        times.append(sum(seconds[edges[index] : edges[index + 1]]) + sent)
         tensors = sum(len(unit.parameters) for unit in stage)
         updates = max(updates, optimizer_seconds(nbytes, tensors, cluster, optimizer))
         # A stage keeps what it needs for the backward pass of as many microbatches as there are stages after it.
@@ -312,7 +316,7 @@ def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, micr
         name="pipeline",
         groups=1,
         devices=n,
-        seconds=(count + n - 1) * slowest + updates,
+        seconds=sum(times) + (count - 1) * max(times) + updates,
         memory_bytes=memory,
         starts=tuple(stage[0].name for stage in stages[1:]),
         microbatches=count,
