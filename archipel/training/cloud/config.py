@@ -153,7 +153,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise TrainingError(f"TrainConfig: {name} must be a list of names, is {given!r}")
         for name in _TEXTS:
             given = getattr(self, name)
-            fits = isinstance(given, os.PathLike if name in _PATHS else str) or isinstance(given, str)
+            fits = isinstance(given, (str, os.PathLike) if name in _PATHS else str)
             if not (fits and str(given)) and (given is not None or name == "monitor"):
                 what = "a path" if name in _PATHS else "a text"
                 raise TrainingError(f"TrainConfig: {name} must be {what}, is {given!r}")

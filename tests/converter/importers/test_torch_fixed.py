@@ -81,9 +81,7 @@ def test_a_damaged_record_is_an_error(model: Model) -> None:
 
 def test_the_record_goes_with_the_model(model: Model, tmp_path: Path) -> None:
     model.save(tmp_path / "model.onnx")
-    prepared = preprocessing.put_before(
-        model, [preprocessing.Raw("uint8", ("batch", 6)), preprocessing.Scale()]
-    )
+    prepared = preprocessing.put_before(model, [preprocessing.Raw("uint8", ("batch", 6)), preprocessing.Scale()])
     small, _ = compression.compress(model, [compression.PruneWeights(0.5)])
     for each in (Model.from_onnx(tmp_path / "model.onnx"), prepared, small, TorchModule(model).to_model()):
         assert sorted(trainable_names(each.ir, "*")) == LEARNED
