@@ -87,7 +87,7 @@ def _fixed(module: torch.nn.Module, names: Sequence[str]) -> Fixed:
     tensors = module.named_parameters(remove_duplicate=False)
     held = {name for name, parameter in tensors if not parameter.requires_grad}
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    return Fixed(buffers.intersection(names), held.intersection(names))
+    return Fixed(frozenset(buffers.intersection(names)), frozenset(held.intersection(names)))
 
 
 def _record_state(module: torch.nn.Module, model: Model) -> list[str]:
