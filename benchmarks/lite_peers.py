@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import venv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,21 +48,16 @@ def python_of(folder: Path, environment: str, benchmark: str = "benchmarks/lite.
 
 
 def install(folder: Path, environment: str, packages: Sequence[str], stamp: str = "") -> Path:
-    """An environment with `packages`, made once; the path of its Python. Raises PeerError with pip's last lines.
+    """An environment with `packages`, made once; the path of its Python. Raises PeerError where pip fails.
 
     It is made anew when `stamp` (by default the packages) is not what it was made for.
     """
-    place = folder / environment
-    made, wanted = place / ".installed", stamp or "\n".join(packages)
-    if not made.exists() or made.read_text() != wanted:
-        print(f"installing {', '.join(packages)} in {place}", file=sys.stderr)
-        venv.create(place, with_pip=True, clear=True)
-        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        done = subprocess.run([*pip, *packages], capture_output=True, text=True, env=clean_environment(), check=False)
-        if done.returncode:
-            raise PeerError(f"{environment}: pip says: {' '.join(done.stderr.split())[-300:]}")
-        made.write_text(wanted)
-    return place / "bin" / "python"
+    command = [sys.executable, str(ROOT / "scripts" / "environment.py"), str(folder / environment)]
+    command += [*(["--stamp", stamp] if stamp else []), "--", *packages]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise PeerError(f"{environment} cannot be installed: see above what pip says")
+    return Path(done.stdout.strip())
 
 
 def clean_environment() -> dict[str, str]:

@@ -21,6 +21,8 @@ MAX_TEXT = 4096
 """Characters of one text."""
 MAX_ENTRIES = 64
 """Data sets, metrics or references."""
+BEFORE_COMPRESSION = ", before compression"
+"""The end of a metric's `data` where the model was made smaller after it was measured."""
 
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -149,6 +151,19 @@ def parse_card(text: str) -> ModelCard:
     except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
         raise CardError(f"card: {error}") from None
     return decode_card(encode_card(card))
+
+
+def mark_compressed(card: ModelCard) -> ModelCard:
+    """The card of a model that was made smaller: its metrics say that they are from before that."""
+    marked = tuple(
+        metric
+        if metric.data.endswith(BEFORE_COMPRESSION)
+        else msgspec.structs.replace(
+            metric, data=metric.data[: MAX_TEXT - len(BEFORE_COMPRESSION)] + BEFORE_COMPRESSION
+        )
+        for metric in card.metrics
+    )
+    return msgspec.structs.replace(card, metrics=marked)
 
 
 def _check_format(found: object) -> None:

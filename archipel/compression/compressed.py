@@ -9,11 +9,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from archipel.bundle.card import mark_compressed
 from archipel.compression.deploy import deploy
 from archipel.compression.examples import Examples
 from archipel.compression.report import Report
 from archipel.errors import CompressionError
 from archipel.graph import Model
+from archipel.graph.model_card import card_of, set_card
 from archipel.graph.parameters import trainable_names
 from archipel.graph.slim import slim
 
@@ -75,5 +77,8 @@ class CompressedModel(Model):
         """Write the form that devices run, or with `trainable` the graph with float parameters, as plain ONNX."""
         if trainable:
             super().save(path)
-        else:
-            onnx.save(slim(self.deployed().ir, card=True), path)
+            return
+        small = self.deployed().ir
+        if (card := card_of(small)) is not None:
+            set_card(small, mark_compressed(card))
+        onnx.save(slim(small, card=True), path)

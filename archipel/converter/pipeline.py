@@ -24,6 +24,7 @@ from archipel.bundle import (
     parameter_specs,
     write_bundle,
 )
+from archipel.bundle.card import mark_compressed
 from archipel.compression.compress import compress
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.report import Measured, Report
@@ -229,7 +230,8 @@ def _card(card: ModelCard | None, model: Model, compressed: bool) -> ModelCard |
         return card
     parameters = model.parameters
     count = sum(parameters[name].size for name in trainable_names(model.ir, "*"))
-    return msgspec.structs.replace(card, parameters=count)
+    card = msgspec.structs.replace(card, parameters=count)
+    return mark_compressed(card) if compressed else card
 
 
 def _lineage(lineage: Lineage, agreement: dict[str, float]) -> Lineage:

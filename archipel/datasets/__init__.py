@@ -13,8 +13,10 @@ from archipel.datasets.partitions import split_by, split_dirichlet, split_iid
 from archipel.datasets.published.cifar10 import cifar10
 from archipel.datasets.published.digits import DigitsByWriter
 from archipel.datasets.published.digits_file import digits_by_writer
+from archipel.datasets.published.ecg import EcgBeats, ecg_beats
 from archipel.datasets.published.har import HarByPerson, HarWindows, har_by_person, har_windows
 from archipel.datasets.published.mnist import fashion_mnist, mnist
+from archipel.datasets.published.scenes import Scenes, SceneSplits, digits_and_clothes
 from archipel.datasets.readers.arrays import open_arrays
 from archipel.datasets.readers.arrow_files import open_arrow
 from archipel.datasets.readers.audio import open_audio
@@ -33,12 +35,15 @@ __all__ = [
     "CsvStream",
     "Dataset",
     "DigitsByWriter",
+    "EcgBeats",
     "Field",
     "HarByPerson",
     "HarWindows",
     "Labelled",
     "LabelledSplits",
     "MaskedTokens",
+    "SceneSplits",
+    "Scenes",
     "Stream",
     "Subset",
     "Summary",
@@ -47,7 +52,9 @@ __all__ = [
     "as_dataset",
     "checked",
     "cifar10",
+    "digits_and_clothes",
     "digits_by_writer",
+    "ecg_beats",
     "fashion_mnist",
     "har_by_person",
     "har_windows",

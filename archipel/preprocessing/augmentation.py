@@ -43,21 +43,25 @@ class RandomFlip(Transform, frozen=True):
 
 
 class RandomShift(Transform, frozen=True):
-    """Move training examples along axes, each by as many places as it draws; what comes in is the border's element.
+    """Move training examples along axes, each by as many places as it draws.
 
     Arguments:
         most: places, in both directions.
         axes: (1, 2) for "NHWC" pictures, (1,) for sound.
+        fill: what comes in; None: the border's element.
     """
 
     most: int
     axes: tuple[int, ...] = (1, 2)
+    fill: float | None = None
 
     def check(self) -> None:
         self.need(0 < self.most < 1 << (_BITS - 2), f"most is 1 to {(1 << (_BITS - 2)) - 1}")
         self.need(self.axes, "axes has at least one")
+        self.need(self.fill is None or finite([self.fill]), "fill is a number")
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
+        fill = None if self.fill is None else self.fill_of(self.fill, x)
         for axis in self.axes:
             place = self.axis_of(x, axis)
             drawn = op.Floor(op.Mul(_uniform(op, x), float(2 * self.most + 1)))
@@ -72,6 +76,9 @@ class RandomShift(Transform, frozen=True):
             spread = with_shape(op.Unsqueeze(inside, apart), shape) if apart else inside
             indices = with_shape(op.Expand(spread, op.Shape(x)), dims(x))
             moved = with_shape(op.GatherElements(x, indices, axis=place), dims(x))
+            if fill is not None:
+                there = op.Equal(sources, inside)
+                moved = op.Where(op.Unsqueeze(there, apart) if apart else there, moved, fill)
             x = _chosen(op, _wide(op, op.Not(op.Equal(places, np.float32(0))), x), moved, x)
         return x
 
@@ -81,10 +88,12 @@ class RandomGain(Transform, frozen=True):
 
     Arguments:
         low, high: bounds with 1 between them.
+        axis: each place of this axis has a number of its own, such as 1 for channels; None: an example has one.
     """
 
     low: float
     high: float
+    axis: int | None = None
 
     def check(self) -> None:
         right = finite([self.low, self.high]) and self.low <= 1 <= self.high and self.low < self.high
@@ -94,10 +103,13 @@ class RandomGain(Transform, frozen=True):
         y = floating(op, x, floats)
         # Once around from 1, so that the gain is 1 where nothing is drawn.
         start = (1 - self.low) / (self.high - self.low)
-        turned = op.Add(_uniform(op, x), start)
+        place = None if self.axis is None else self.axis_of(x, self.axis)
+        turned = op.Add(_uniform(op, x, place), start)
         share = op.Sub(turned, op.Cast(op.GreaterOrEqual(turned, np.float32(1)), to=_FLOAT))
-        gain = op.Add(op.Mul(share, self.high - self.low), self.low)
-        return _passes(op.Mul(y, _wide(op, op.Cast(gain, to=int(y.dtype or floats)), y)), 0)
+        gain = op.Cast(op.Add(op.Mul(share, self.high - self.low), self.low), to=int(y.dtype or floats))
+        others = [i for i in range(1, len(dims(x))) if i != place]
+        wide = _wide(op, gain, y) if place is None else op.Unsqueeze(gain, others) if others else gain
+        return _passes(op.Mul(y, wide), 0)
 
 
 class RandomNoise(Transform, frozen=True):
@@ -161,18 +173,24 @@ class RandomMask(Transform, frozen=True):
         return x
 
 
-def _dropped(op: Builder, x: ir.Value, count: int, ratio: float) -> ir.Value:
-    """Dropout of ones, float32 [batch, count]: in training 0 with probability `ratio`, else above 1; 1 elsewhere."""
-    shape = op.Concat(op.Shape(x, start=0, end=1), op.constant([count]), axis=0)
-    ones = op.ConstantOfShape(shape, value=ir.tensor(np.ones(1, np.float32)))
-    return op.Dropout(with_shape(ones, [dims(x)[0], count]), np.float32(ratio))
+def _dropped(op: Builder, x: ir.Value, count: int, ratio: float, axis: int | None = None) -> ir.Value:
+    """Dropout of ones, float32 [batch, count]: in training 0 with probability `ratio`, else above 1; 1 elsewhere.
+
+    With an axis [batch, its size, count].
+    """
+    places = [0] if axis is None else [0, axis]
+    sizes = [op.Shape(x, start=place, end=place + 1) for place in places]
+    ones = op.ConstantOfShape(op.Concat(*sizes, op.constant([count]), axis=0), value=ir.tensor(np.ones(1, np.float32)))
+    return op.Dropout(with_shape(ones, [*(dims(x)[place] for place in places), count]), np.float32(ratio))
 
 
-def _uniform(op: Builder, x: ir.Value) -> ir.Value:
-    """A number in [0, 1) for each example, float32 [batch, 1]; 0 where Dropout does not draw."""
-    bits = op.Cast(op.Greater(_dropped(op, x, _BITS, 0.5), np.float32(1.5)), to=_FLOAT)
+def _uniform(op: Builder, x: ir.Value, axis: int | None = None) -> ir.Value:
+    """A number in [0, 1) for each example, float32 [batch, 1]; 0 where Dropout does not draw. With an axis [batch, its
+    size]."""
+    bits = op.Cast(op.Greater(_dropped(op, x, _BITS, 0.5, axis), np.float32(1.5)), to=_FLOAT)
     weights = (0.5 ** np.arange(1, _BITS + 1)).astype(np.float32)[:, None]
-    return with_shape(op.MatMul(bits, weights), [dims(x)[0], 1])
+    drawn = with_shape(op.MatMul(bits, weights), [*dims(bits)[:-1], 1])
+    return drawn if axis is None else op.Squeeze(drawn, [2])
 
 
 def _wide(op: Builder, value: ir.Value, x: ir.Value) -> ir.Value:

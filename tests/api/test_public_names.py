@@ -28,12 +28,12 @@ PUBLIC = {
     "compress load_recipe parse_recipe write_recipe",
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
     "convert_variants export open_model variant_recipes",
-    "archipel.datasets": "ArrayDataset Batches CsvStream Dataset DigitsByWriter Field HarByPerson HarWindows Labelled "
-    "LabelledSplits MaskedTokens Stream Subset Summary TextSplits WriterSplit as_dataset checked cifar10 "
-    "digits_by_writer fashion_mnist har_by_person har_windows hold_out masked_text_splits mnist "
-    "open_arrays open_arrow open_audio open_csv open_file open_images open_lines open_parquet open_text "
-    "split_by split_dirichlet split_iid split_own_digits split_writers summarize text_splits "
-    "write_records",
+    "archipel.datasets": "ArrayDataset Batches CsvStream Dataset DigitsByWriter EcgBeats Field HarByPerson HarWindows "
+    "Labelled LabelledSplits MaskedTokens SceneSplits Scenes Stream Subset Summary TextSplits "
+    "WriterSplit as_dataset checked cifar10 digits_and_clothes digits_by_writer ecg_beats "
+    "fashion_mnist har_by_person har_windows hold_out masked_text_splits mnist open_arrays "
+    "open_arrow open_audio open_csv open_file open_images open_lines open_parquet open_text split_by "
+    "split_dirichlet split_iid split_own_digits split_writers summarize text_splits write_records",
     "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
@@ -54,7 +54,7 @@ PUBLIC = {
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
     "step_graph transforms",
-    "archipel.training.cloud": "Callback Cohort CohortUpdate Epoch TorchModule TrainConfig TrainResult Trainer in_turn "
+    "archipel.training.cloud": "Callback Cohort CohortUpdate Epoch TorchModule TrainConfig TrainResult Trainer "
     "prepare random_flip random_scale random_shift train with_preprocessing",
 }
 

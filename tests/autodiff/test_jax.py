@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from gradient_cases.reference import evaluator
 
 from archipel import Model
 from archipel.autodiff import gradient, hessian_vector, jvp, vmap
+from tests.support.environments import other_python
 
 ROOT = Path(__file__).resolve().parents[2]
 VECTORS: dict[str, Any] = json.loads((ROOT / "vectors" / "jax" / "derivatives.json").read_text())
@@ -154,13 +154,9 @@ def test_derivatives_equal_those_of_jax(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_vectors_are_what_jax_says(tmp_path: Path) -> None:
+def test_the_vectors_are_what_jax_says() -> None:
     """JAX in an environment of its own: JAX_PYTHON, or one that is made here."""
-    python = os.environ.get("JAX_PYTHON", "")
-    if not python:
-        subprocess.run([sys.executable, "-m", "venv", tmp_path / "jax"], check=True)
-        python = str(tmp_path / "jax" / "bin" / "python")
-        subprocess.run([python, "-m", "pip", "install", "-q", "jax[cpu]"], check=True)
+    python = os.environ.get("JAX_PYTHON") or other_python("jax", "jax[cpu]")
     script = ROOT / "scripts" / "make_jax_vectors.py"
     told = subprocess.run([python, script, "--check"], capture_output=True, text=True, check=True).stdout
     assert told.startswith(f"{len(VECTORS)} functions: as in derivatives.json")

@@ -46,6 +46,8 @@ def test_a_seed_divides_the_training_part_and_never_the_test_part(tmp_path: Path
     assert np.array_equal(again.train.inputs, splits.train.inputs)
     assert not np.array_equal(other.train.inputs, splits.train.inputs)
     assert np.array_equal(other.test.inputs, splits.test.inputs)
+    flat = mnist(tmp_path, seed=1, validation=3, flat=True)
+    assert np.array_equal(flat.train.inputs, splits.train.inputs.reshape(9, 784))
 
 
 @pytest.mark.parametrize("validation", [0, 12, -1])

@@ -96,9 +96,20 @@ def test_shift(draw: Draw) -> None:
     assert len(found) > 10  # the axes do not go together
 
 
-def moved(picture: np.ndarray, places: int, axis: int) -> np.ndarray:
-    """By padding with the border and cutting."""
-    padded = np.pad(picture, [(2, 2) if i == axis else (0, 0) for i in range(3)], mode="edge")
+@both
+def test_shift_that_fills(draw: Draw) -> None:
+    found = set()
+    for each in draw(RandomShift(2, axes=(2,), fill=0.5)):
+        places = [by for by in range(-2, 3) if np.allclose(each, moved(PICTURE[0], by, 1, 0.5), atol=1e-6)]
+        assert len(places) == 1
+        found.update(places)
+    assert found == {-2, -1, 0, 1, 2}
+
+
+def moved(picture: np.ndarray, places: int, axis: int, fill: float | None = None) -> np.ndarray:
+    """By padding with the border or `fill`, and cutting."""
+    widths = [(2, 2) if i == axis else (0, 0) for i in range(3)]
+    padded = np.pad(picture, widths, mode="edge") if fill is None else np.pad(picture, widths, constant_values=fill)
     return np.take(padded, np.arange(picture.shape[axis]) + 2 - places, axis=axis)
 
 
@@ -110,6 +121,15 @@ def test_gain(draw: Draw) -> None:
     assert 0.5 <= each.min() < 0.7
     assert 1.8 < each.max() <= 2.0
     assert abs(each.mean() - 1.25) < 5 * 1.5 / np.sqrt(12 * DRAWS)
+
+
+@both
+def test_gain_of_each_channel(draw: Draw) -> None:
+    gains = draw(RandomGain(0.5, 2.0, axis=-1)) / PICTURE
+    each = gains.mean(axis=(1, 2))
+    np.testing.assert_allclose(gains, np.broadcast_to(each[:, None, None], gains.shape), rtol=1e-4)
+    assert (each[:, 0] != each[:, 1]).sum() > DRAWS - 5
+    assert abs(np.corrcoef(each.T)[0, 1]) < 5 / np.sqrt(DRAWS)
 
 
 @both
@@ -140,7 +160,14 @@ def test_mask(draw: Draw) -> None:
 
 @pytest.mark.parametrize(
     "transform",
-    [RandomFlip(1), RandomShift(3), RandomGain(0.25, 2.0), RandomNoise(0.5), RandomMask(2, 3, count=2, value=9.0)],
+    [
+        RandomFlip(1),
+        RandomShift(3),
+        RandomShift(3, fill=7.0),
+        RandomGain(0.25, 2.0, axis=1),
+        RandomNoise(0.5),
+        RandomMask(2, 3, count=2, value=9.0),
+    ],
     ids=lambda each: each.kind,
 )
 def test_a_runtime_that_predicts_changes_nothing(transform: Transform) -> None:

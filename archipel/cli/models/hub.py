@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
-from archipel.bundle import open_bundle
+from archipel.bundle import Bundle, open_bundle
 from archipel.cli.input_output.publisher_keys import remedy_of, trusted_keys
 from archipel.cli.input_output.remote import remote, save
+from archipel.cli.models.ranking import figures, rank
 from archipel.errors import CommandError
 from archipel.lite_runtime.choice import measure_latency
 from archipel.operator import OperatorClient
@@ -45,6 +48,7 @@ def push(client: OperatorClient, name: str, files: tuple[Path, ...], population:
               help="The publisher's public key. Default: your development key.")  # fmt: skip
 @click.option("--max-size", metavar="SIZE", help="Largest file, such as 300kB.")
 @click.option("--max-latency", metavar="TIME", help="Longest prediction of one example, such as 5ms, measured here.")
+@click.option("--newest", is_flag=True, help="Take the newest version that fits, whatever its accuracy.")
 @remote
 def pull(
     client: OperatorClient,
@@ -53,11 +57,13 @@ def pull(
     key_files: tuple[Path, ...],
     max_size: str | None,
     max_latency: str | None,
+    newest: bool,
 ) -> None:
-    """Write the newest version of the model NAME that fits into OUTPUT, after its signature is checked.
+    """Write the version of the model NAME that fits and is the most accurate into OUTPUT, its signature checked.
 
-    Versions that were rejected are left out, and those that are weights which rounds made (`archipel model download`
-    writes them). A size is that of the file; a prediction is timed with one thread.
+    Accuracy is what the versions' model cards say; of equal ones the newest is taken. Versions that were rejected are
+    left out, and those that are weights which rounds made (`archipel model download` writes them). A size is that of
+    the file; a prediction is timed with one thread.
 
     \b
     archipel models pull digits -o digits.bundle --key publisher.pub --max-size 300kB --max-latency 5ms
@@ -65,7 +71,37 @@ def pull(
     most_bytes = None if max_size is None else _bound("--max-size", max_size, _SIZES)
     most_seconds = None if max_latency is None else _bound("--max-latency", max_latency, _TIMES)
     keys = trusted_keys(output, key_files)
+    if output.exists():
+        raise CommandError(f"{output}: exists already; choose another name")
     passed: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="archipel-pull-") as work, remedy_of(key_files):
+        opened = _open_versions(client, name, most_bytes, keys, Path(work), passed)
+        # Opened as they are reached: for the newest one nothing older is downloaded than needed.
+        candidates = ((version, "the newest that fits") for version in opened) if newest else _by_accuracy(list(opened))
+        for version, why in candidates:
+            taken = None if most_seconds is None else measure_latency(version.bundle)
+            if most_seconds is not None and taken is not None and taken > most_seconds:
+                passed.append(f"version {version.number} takes {1e3 * taken:.3g} ms")
+                continue
+            save(output, version.file.read_bytes)
+            click.echo(f"version {version.number} of {name}: {'; '.join([why, *passed])}")
+            return
+    raise CommandError(f"{name}: no version fits: {'; '.join(passed) or 'it has none that is a bundle'}")
+
+
+class _Version(NamedTuple):
+    number: int
+    file: Path
+    bundle: Bundle
+
+
+def _open_versions(
+    client: OperatorClient, name: str, most_bytes: float | None, keys: list[bytes], work: Path, passed: list[str]
+) -> Iterator[_Version]:
+    """The versions that may be taken and are small enough, the newest first, each downloaded and verified.
+
+    What is too large is added to `passed`.
+    """
     for version in client.models.versions(name):
         if version.weights is not None or version.state == "rejected":
             continue
@@ -73,21 +109,20 @@ def pull(
         if most_bytes is not None and size > most_bytes:
             passed.append(f"version {version.number} has {size:,} bytes")
             continue
-        data = client.bundles.download(version.bundle)
-        with tempfile.TemporaryDirectory() as folder, remedy_of(key_files):
-            file = Path(folder, "version.bundle")
-            file.write_bytes(data)
-            bundle = open_bundle(file, keys, Path(folder, "cache"), allow_development=True)
-            if bundle.digest != version.bundle:
-                raise CommandError(f"version {version.number}: the server sent another bundle than it names")
-            taken = None if most_seconds is None else measure_latency(bundle)
-        if most_seconds is not None and taken is not None and taken > most_seconds:
-            passed.append(f"version {version.number} takes {1e3 * taken:.3g} ms")
-            continue
-        save(output, lambda data=data: data)  # type: ignore[misc]
-        click.echo(f"version {version.number} of {name}{''.join(f'; {each}' for each in passed)}")
-        return
-    raise CommandError(f"{name}: no version fits: {'; '.join(passed) or 'it has none that is a bundle'}")
+        file = work / f"{version.number}.bundle"
+        file.write_bytes(client.bundles.download(version.bundle))
+        bundle = open_bundle(file, keys, work / "cache", allow_development=True)
+        if bundle.digest != version.bundle:
+            raise CommandError(f"version {version.number}: the server sent another bundle than it names")
+        yield _Version(version.number, file, bundle)
+
+
+def _by_accuracy(versions: list[_Version]) -> Iterator[tuple[_Version, str]]:
+    stated = [(each.number, figures(each.bundle.card, each.bundle.manifest.lineage.metrics)) for each in versions]
+    known = {each.number: each for each in versions}
+    for place, each in enumerate(rank(stated)):
+        best = "" if place or len(versions) == 1 else "most accurate of those small enough, "
+        yield known[each.number], f"{best}{each.why}"
 
 
 def _bound(option: str, text: str, units: dict[str, float]) -> float:

@@ -30,13 +30,16 @@ CLOTHES = (
 )
 
 
-def mnist(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 5_000) -> LabelledSplits:
+def mnist(
+    folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 5_000, flat: bool = False
+) -> LabelledSplits:
     """Handwritten digits, float32 [n, 1, 28, 28] in 0..1: 55,000 to train, 5,000 to validate, 10,000 to test.
 
     Arguments:
         folder: the folder with train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same of t10k.
         seed: determines which of the 60,000 training pictures are for validation, and the order.
         validation: the number of pictures for validation.
+        flat: whether the pictures are laid out in one row each, float32 [n, 784], for networks without convolutions.
 
     Returns the three parts; the test part is the same for every seed.
 
@@ -46,24 +49,28 @@ def mnist(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 5_
         data = mnist("/data/mnist")
         runtime.fit(data.train.inputs, data.train.labels)
     """
-    return _read_splits("MNIST", Path(folder), DIGITS, seed, validation)
+    return _read_splits("MNIST", Path(folder), DIGITS, seed, validation, flat)
 
 
-def fashion_mnist(folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 5_000) -> LabelledSplits:
+def fashion_mnist(
+    folder: str | os.PathLike[str], *, seed: int = 0, validation: int = 5_000, flat: bool = False
+) -> LabelledSplits:
     """Articles of clothing, float32 [n, 1, 28, 28] in 0..1: 55,000 to train, 5,000 to validate, 10,000 to test.
 
-    Files, split and errors are as for `mnist`.
+    Files, split, `flat` and errors are as for `mnist`.
     """
-    return _read_splits("Fashion-MNIST", Path(folder), CLOTHES, seed, validation)
+    return _read_splits("Fashion-MNIST", Path(folder), CLOTHES, seed, validation, flat)
 
 
-def _read_splits(name: str, folder: Path, classes: tuple[str, ...], seed: int, validation: int) -> LabelledSplits:
+def _read_splits(
+    name: str, folder: Path, classes: tuple[str, ...], seed: int, validation: int, flat: bool
+) -> LabelledSplits:
     images, labels = _read_part(name, folder, "train", classes)
     train, held_out = draw_split(name, len(labels), validation, seed)
     return LabelledSplits(
-        train=_to_labelled(images[train], labels[train]),
-        validation=_to_labelled(images[held_out], labels[held_out]),
-        test=_to_labelled(*_read_part(name, folder, "t10k", classes)),
+        train=_to_labelled(images[train], labels[train], flat),
+        validation=_to_labelled(images[held_out], labels[held_out], flat),
+        test=_to_labelled(*_read_part(name, folder, "t10k", classes), flat),
         classes=classes,
     )
 
@@ -82,5 +89,6 @@ def _read_part(
     return images, labels
 
 
-def _to_labelled(images: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Labelled:
-    return Labelled(scale_pixels(images)[:, None], labels.astype(np.int64))
+def _to_labelled(images: NDArray[np.uint8], labels: NDArray[np.uint8], flat: bool) -> Labelled:
+    pixels = scale_pixels(images)
+    return Labelled(pixels.reshape(len(pixels), -1) if flat else pixels[:, None], labels.astype(np.int64))

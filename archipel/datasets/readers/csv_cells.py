@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,11 @@ class CsvFile:
         if not names:
             for _, names in self._records():  # noqa: B007  (the first is the head)
                 break
+            if names and all(re.match(_NUMBER, name.strip()) for name in names):
+                raise DatasetError(f"{self.path}: line {self.skip + 1} has numbers; write a head with names of columns "
+                                   "above it, or give them: names=[...]")  # fmt: skip
+            if any("\ufffd" in name for name in names):
+                raise DatasetError(f"{self.path}: no text in UTF-8; save it as that")
         names = [name.strip() for name in names]
         if not 0 < len(names) <= MAX_COLUMNS:
             raise DatasetError(f"{self.path}: {len(names)} columns, expected 1..{MAX_COLUMNS}; look at the delimiter")

@@ -288,7 +288,8 @@ def _assign(
     if fields == "columns":
         return {name: name for name in there}
     if fields is None:
-        label = next((name for name in LABELS if name in there), there[-1])
+        lower = {name.lower(): name for name in reversed(there)}
+        label = next((lower[name] for name in LABELS if name in lower), there[-1])
         others = tuple(name for name in there if name != label)
         return {INPUT: others, LABEL: label} if others else {label: label}
     assigned = {name: columns if isinstance(columns, str) else tuple(columns) for name, columns in fields.items()}

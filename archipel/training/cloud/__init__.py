@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from archipel.errors import MissingExtraError
-from archipel.training.cloud.augment import in_turn, random_flip, random_scale, random_shift
+from archipel.training.cloud.augment import random_flip, random_scale, random_shift
 from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.preprocess import with_preprocessing
@@ -27,7 +27,6 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "Trainer",
-    "in_turn",
     "prepare",
     "random_flip",
     "random_scale",

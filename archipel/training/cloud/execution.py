@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from archipel.errors import CheckpointError, TrainingError
 from archipel.training.cloud.parallel.placed import Placed
+from archipel.training.cloud.parallel.shards import laid_as, names_in_order, part_of, read_shards, set_whole
 
 if TYPE_CHECKING:
     import torch
@@ -38,9 +39,13 @@ class Alone:
         """Whether this process writes files and speaks."""
         return self.number == 0
 
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """What the optimizer updates, by name."""
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
     def parameters(self) -> list[nn.Parameter]:
         """What the optimizer updates."""
-        return [p for p in self.module.parameters() if p.requires_grad]
+        return list(self.named_parameters().values())
 
     def step(self, inputs: Sequence[torch.Tensor], targets: Any, loss: Loss, scale: float, last: bool) -> torch.Tensor:
         """Add the gradients of `scale` times the whole batch's loss, and return that loss; see Placed.step."""
@@ -78,21 +83,48 @@ class Alone:
         """What each process gives, in the order of their numbers."""
         return [value]
 
-    def state(self, optimizer: torch.optim.Optimizer, folder: Path, name: str) -> dict[str, Any]:
-        """Module and optimizer, for the checkpoint's file."""
-        return {"module": self.module.state_dict(), "optimizer": optimizer.state_dict()}
+    def state(
+        self, optimizer: torch.optim.Optimizer, folder: Path, name: str, averages: Sequence[torch.Tensor] = ()
+    ) -> dict[str, Any]:
+        """Module, optimizer and the averages of its parameters, for the checkpoint's file."""
+        return {
+            "module": self.module.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "names": names_in_order(self.module, optimizer),
+            "averages": dict(zip(self.named_parameters(), averages)),
+        }
 
-    def restore(self, content: Mapping[str, Any], optimizer: torch.optim.Optimizer, folder: Path) -> None:
-        """Continue from what `state` gave."""
+    def restore(
+        self,
+        content: Mapping[str, Any],
+        optimizer: torch.optim.Optimizer,
+        folder: Path,
+        averages: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Continue from what `state` gave, here or in a training by another number of processes."""
         if "shards" in content:
-            raise CheckpointError(
-                f"{folder}: several processes wrote this checkpoint; go on with torchrun and parallel"
-            )
+            extra = {"averages": dict(zip(self.named_parameters(), averages))} if averages else None
+            read_shards(folder / _shards(content, folder), self.module, optimizer, extra)
+            return
         self.module.load_state_dict(content["module"])
         optimizer.load_state_dict(content["optimizer"])
+        for own, name in zip(averages, self.named_parameters()):
+            own.copy_(content["averages"][name])
+
+    def set_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Give parameters gradients to which the next minibatches add theirs: whole ones, of the whole batch's loss."""
+        for name, parameter in self.named_parameters().items():
+            if name in gradients:
+                parameter.grad = part_of(parameter, gradients[name])
 
     def tidy(self, folder: Path, name: str) -> None:
         """Remove what checkpoints before this one have left."""
+        import shutil
+
+        if self.first:
+            for old in folder.glob(f"{SHARDS}*"):
+                if old.name != name:
+                    shutil.rmtree(old, ignore_errors=True)
 
 
 class Together(Alone):
@@ -110,9 +142,6 @@ class Together(Alone):
         self.module = placed.module
         self.rank, self.world = placed.data_rank, placed.data_world
         self.number, self.processes = dist.get_rank(), dist.get_world_size()
-
-    def parameters(self) -> list[nn.Parameter]:
-        return [p for p in self._placed.parameters() if p.requires_grad]
 
     def step(self, inputs: Sequence[torch.Tensor], targets: Any, loss: Loss, scale: float, last: bool) -> torch.Tensor:
         return self._placed.step(inputs, targets, loss, scale=scale, last=last)
@@ -150,27 +179,46 @@ class Together(Alone):
         dist.all_gather_object(found, value)
         return found
 
-    def state(self, optimizer: torch.optim.Optimizer, folder: Path, name: str) -> dict[str, Any]:
+    def state(
+        self, optimizer: torch.optim.Optimizer, folder: Path, name: str, averages: Sequence[torch.Tensor] = ()
+    ) -> dict[str, Any]:
         # Each process writes its part into a folder of this checkpoint's own; the file then says which one counts.
-        self._placed.save(folder / name, optimizer)
+        self._placed.save(folder / name, optimizer, self._extra(averages))
         return {"shards": name}
 
-    def restore(self, content: Mapping[str, Any], optimizer: torch.optim.Optimizer, folder: Path) -> None:
-        name = content.get("shards")
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{folder}: one process wrote this checkpoint; go on without torchrun")
-        self._placed.load(folder / name, optimizer)
+    def restore(
+        self,
+        content: Mapping[str, Any],
+        optimizer: torch.optim.Optimizer,
+        folder: Path,
+        averages: Sequence[torch.Tensor] = (),
+    ) -> None:
+        if "shards" in content:
+            self._placed.load(folder / _shards(content, folder), optimizer, self._extra(averages))
+            return
+        set_whole(self.module, optimizer, content["module"], content["optimizer"], content["names"])
+        for own, (name, parameter) in zip(averages, self.named_parameters().items()):
+            own.copy_(local_part(part_of(parameter, content["averages"][name])))
 
-    def tidy(self, folder: Path, name: str) -> None:
-        import shutil
+    def set_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        # Groups of processes add theirs up, where PyTorch does not average them.
+        share = 1 / self._placed.data_world if self._placed.adds_up else 1.0
+        super().set_gradients({name: gradient * share for name, gradient in gradients.items()})
 
-        if self.first:
-            for old in folder.glob(f"{SHARDS}*"):
-                if old.name != name:
-                    shutil.rmtree(old, ignore_errors=True)
+    def _extra(self, averages: Sequence[torch.Tensor]) -> dict[str, dict[str, torch.Tensor]] | None:
+        own = self.named_parameters().items()
+        return {"averages": {n: laid_as(p, each) for (n, p), each in zip(own, averages)}} if averages else None
 
 
 SHARDS = "shards-"
+
+
+def _shards(content: Mapping[str, Any], folder: Path) -> str:
+    """The name of the folder of shards that a checkpoint's file points to."""
+    name = content["shards"]
+    if not isinstance(name, str) or Path(name).name != name:
+        raise CheckpointError(f"{folder}: the checkpoint names {name!r} for its shards, which is no folder beside it")
+    return name
 
 
 def place(

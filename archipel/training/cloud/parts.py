@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import reduce
 from typing import Any
 
-from archipel.errors import TrainingError
+from archipel.errors import PreprocessingError, TrainingError
+from archipel.preprocessing import Transform
 from archipel.training import losses, optimizers, schedules
 from archipel.training.arguments import check_part, whole
 from archipel.training.cloud import augment
@@ -90,16 +92,29 @@ def make_schedule(value: object, rate: float, steps: int | None) -> Schedule:
 
 
 def make_augment(value: object) -> augment.Augment | None:
-    """An augmentation from a name, a table, a function or a list of these."""
+    """An augmentation from a name, a table, a transform, a function or a list of these."""
     if value is None or callable(value):
         return value
     if isinstance(value, str | Mapping):
-        made: augment.Augment = _make(AUGMENTATIONS, value, "augment")
-        return made
+        value = _make(AUGMENTATIONS, value, "augment")
+    if isinstance(value, Transform):
+        return augment.Changes(value)
     if isinstance(value, Sequence) and value:
-        steps = [make_augment(each) for each in value]
-        return augment.in_turn(*(step for step in steps if step is not None))
-    raise TrainingError(f"augment: expected a name, a table, a function or a list of these, got {value!r}")
+        steps = [step for each in value if (step := make_augment(each)) is not None]
+        return lambda batch, generator: reduce(lambda changed, step: step(changed, generator), steps, batch)
+    raise TrainingError(f"augment: expected a name, a table, a transform, a function or a list of these, got {value!r}")
+
+
+def describe(value: object) -> str:
+    """A setting in words that are the same in every process."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {describe(each)}" for key, each in sorted(value.items())) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(describe, value)) + "]"
+    if inspect.isroutine(value) or isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
+    text = repr(value)
+    return type(value).__name__ if " at 0x" in text else text
 
 
 def _make(makers: Mapping[str, Maker], value: str | Mapping[str, Any], key: str) -> Any:
@@ -112,9 +127,7 @@ def _make(makers: Mapping[str, Maker], value: str | Mapping[str, Any], key: str)
             raise TrainingError(f"{key}.{argument}: {name} has no such argument; it has {', '.join(known) or 'none'}")
     try:
         return maker(**table)
-    except TypeError as error:
-        raise TrainingError(f"{key}: {error}") from None
-    except TrainingError as error:
+    except (TypeError, TrainingError, PreprocessingError) as error:
         raise TrainingError(f"{key}: {error}") from None
 
 

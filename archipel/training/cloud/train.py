@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from archipel.training.cloud.execution import Alone, place
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.objective.objective import Objective
 from archipel.training.cloud.optimizers import Rates, make_torch_optimizer
-from archipel.training.cloud.parts import make_augment, make_optimizer
+from archipel.training.cloud.parts import describe, make_augment, make_optimizer
 from archipel.training.cloud.result import Epoch, TrainResult
 from archipel.training.cloud.trainer import Trainer
 from archipel.training.cloud.validation import Validation
@@ -90,13 +89,19 @@ def train(
     measured = None if test is None else as_dataset(test)  # a file that is missing shows before the training
     own = [*callbacks, *([] if on_epoch is None else [OnEpoch(on_epoch)])]
     with threads(config.threads), kept_generators(), _joined(config):
+        learning = _learning(model)
         trainer = prepare(model, data, config, validation=validation, callbacks=own)
-        trainer.run()
-        module = trainer.finish()
-        tested = {} if measured is None or trainer.stop else trainer.evaluate(measured)
-    # The caller gets the usual layout: other code need not expect channels-last weights.
-    module.to("cpu").eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    return TrainResult(module, tuple(trainer.history), not trainer.stop, _example(trainer), tested)
+
+        def conclude() -> TrainResult:
+            module = trainer.finish()
+            tested = {} if measured is None or trainer.stop else trainer.evaluate(measured)
+            # The caller gets the usual layout: other code need not expect channels-last weights.
+            module.to("cpu").eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(learning.get(name, parameter.requires_grad))
+            return TrainResult(module, tuple(trainer.history), not trainer.stop, _example(trainer), tested)
+
+        return trainer.run(conclude)
 
 
 def prepare(
@@ -165,7 +170,7 @@ def prepare(
 
 def _planning(config: TrainConfig) -> dict[str, Any]:
     """What the planner of `parallel` has to know."""
-    from archipel.training.cloud.planner.search import OPTIMIZERS
+    from archipel.training.cloud.planner.compute import OPTIMIZERS
 
     named = config.optimizer.get("name") if isinstance(config.optimizer, Mapping) else config.optimizer
     # It matters for time and memory alone; most others keep as much as Adam.
@@ -250,6 +255,14 @@ def _twin(module: nn.Module) -> nn.Module:
     return TorchModule(source)
 
 
+def _learning(model: object) -> dict[str, bool]:
+    """Which parameters of a caller's module learn: `trainable` is of one training, and no later one freezes by it."""
+    import torch
+
+    named = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
+    return {name: parameter.requires_grad for name, parameter in named}
+
+
 def _choose_trainable(module: nn.Module, patterns: str | Sequence[str]) -> None:
     if patterns == "*":
         return
@@ -296,18 +309,6 @@ def _made_with(config: TrainConfig, module: nn.Module, dataset: Dataset | Stream
         content = take(dataset, rows.astype(np.intp))
         facts["examples (CRC-32)"] = zlib.crc32(b"".join(content[name].tobytes() for name in sorted(content)))
     return facts
-
-
-def describe(value: object) -> str:
-    """A setting in words that are the same in every process."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {describe(each)}" for key, each in sorted(value.items())) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(describe, value)) + "]"
-    if inspect.isroutine(value) or isinstance(value, type):
-        return f"{value.__module__}.{value.__qualname__}"
-    text = repr(value)
-    return type(value).__name__ if " at 0x" in text else text
 
 
 def _resume(trainer: Trainer, config: TrainConfig) -> None:

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from numpy.typing import NDArray
 
 from archipel.datasets import Batches
+from archipel.datasets.checks import find_broken
 from archipel.datasets.dataset import Dataset, Stream
 from archipel.errors import ArchipelError, NonFiniteLossError, TrainingError, one_line
 from archipel.training.cloud.augment import Augment
@@ -20,12 +21,12 @@ from archipel.training.cloud.checkpoints.resuming import load, save
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.device import Autocast, is_out_of_memory
 from archipel.training.cloud.execution import Alone, all_finite
-from archipel.training.cloud.faults import check_labels, find_not_finite
+from archipel.training.cloud.faults import check_labels
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.objective.objective import Batch, Objective, Outputs
 from archipel.training.cloud.optimizers import Rates
 from archipel.training.cloud.parallel.group import told_clearly
-from archipel.training.cloud.result import Epoch
+from archipel.training.cloud.result import Epoch, TrainResult
 from archipel.training.cloud.validation import Validation
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Trainer:
         generator: what augmentations draw from.
         made_with: gives the facts that must be equal for another training to go on from the checkpoint.
         execution: how the module computes.
+        ema: the averages of the parameters; None without them.
         stop: set it to end the training after the present batch.
 
     Example:
@@ -92,7 +94,7 @@ class Trainer:
         self.history: list[Epoch] = []
         self.autocast = Autocast(config.precision, device)
         self._feed, self._objective, self._rates, self._augment = feed, objective, rates, augment
-        self._validation, self._ema, self.made_with = validation, ema, made_with
+        self._validation, self.ema, self.made_with = validation, ema, made_with
         self.parameters = execution.parameters()
         self.generator = torch.Generator().manual_seed(config.seed)
         self.loss_sum, self.loss_weight = self._zeros()
@@ -133,38 +135,59 @@ class Trainer:
 
     def evaluate(self, data: object = None) -> dict[str, float]:
         """The metrics of the validation data, or of others: `loss`, `accuracy` and those of the config, by name."""
-        with self._ema.swapped_in() if self._ema is not None else nullcontext():
+        with self.ema.swapped_in() if self.ema is not None else nullcontext():
             return self._validation.run(data)
 
-    def run(self) -> None:
-        """Train until the epochs or updates are done, `patience` is used up, or `stop` is set."""
+    @overload
+    def run(self) -> None: ...
+
+    @overload
+    def run(self, conclude: Callable[[], TrainResult]) -> TrainResult: ...
+
+    def run(self, conclude: Callable[[], TrainResult] | None = None) -> TrainResult | None:
+        """Train until the epochs or updates are done, `patience` is used up, or `stop` is set.
+
+        Arguments:
+            conclude: makes the result, before callbacks are closed.
+        """
+        result: TrainResult | None = None
+        failure: BaseException | None = None
         try:
-            for callback in self.callbacks:
-                callback.before_training(self)
-            while not self._is_over():
-                self._run_epoch()
+            try:
+                for callback in self.callbacks:
+                    callback.before_training(self)
+                while not self._is_over():
+                    self._run_epoch()
+            finally:
+                for callback in self.callbacks:
+                    callback.after_training(self)
+            result = None if conclude is None else conclude()
+        except BaseException as error:
+            failure = error
+            raise
         finally:
             for callback in self.callbacks:
-                callback.after_training(self)
+                callback.close(self, result, failure)
+        return result
 
     def finish(self) -> nn.Module:
         """The module with the weights of the best epoch, or the averages where no epoch has ended."""
-        if not self.best_weights and self._ema is not None:
-            self._ema.take_over()
-        self._ema = None  # `evaluate` now measures these weights
+        if not self.best_weights and self.ema is not None:
+            self.ema.take_over()
+        self.ema = None  # `evaluate` now measures these weights
         return self.execution.take_over(self.best_weights)
 
     def save(self, path: Path) -> None:
         """Write everything that a training needs to go on exactly here. Raises CheckpointError, NonFiniteLossError.
 
-        Several processes write only after an update: gradients that are not exchanged yet belong to each alone.
+        Several processes write only after an update: before it each has gradients of its own.
         """
         self._look(now=True)
         # A checkpoint with damaged weights would take the place of a sound one.
         if not all_finite(self.parameters):
             raise self._not_finite("a parameter")
         pending = self.minibatches % self.config.accumulate > 0
-        if not (pending and self.execution.world > 1):
+        if not (pending and self.execution.processes > 1):
             save(self, path, pending)
 
     def load(self, path: Path) -> None:
@@ -220,7 +243,7 @@ class Trainer:
             seconds + time.perf_counter() - started,
         )  # fmt: skip
         if best:
-            with self._ema.swapped_in() if self._ema is not None else nullcontext():
+            with self.ema.swapped_in() if self.ema is not None else nullcontext():
                 self.best_weights = self.execution.weights()
         self.history.append(epoch)
         self.epoch = len(self.history) + 1
@@ -303,9 +326,9 @@ class Trainer:
 
     def _not_finite(self, what: str, data: Dataset | Stream | None = None) -> NonFiniteLossError:
         searched = self.batches.dataset if data is None else data
-        place = None if self._feed.next_token else find_not_finite(searched, self._feed.used)
-        if place is not None:
-            return NonFiniteLossError(f"{place}; correct the value or leave the example out")
+        found = None if self._feed.next_token else find_broken(searched, floats=self._feed.used)
+        if found is not None:
+            return NonFiniteLossError(": ".join(found))
         return NonFiniteLossError(
             f"{what} is no longer finite in epoch {self.epoch}, update {self.updates}; lower the learning rate of "
             f"{self.rate:g}, set clip, or check the inputs' range"

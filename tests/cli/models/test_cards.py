@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from msgspec.structs import replace
 from onnx import helper, numpy_helper
 
 from archipel import bundle as b
@@ -75,12 +76,14 @@ def test_a_card_goes_where_the_model_goes(archipel: Command, folder: Path) -> No
     (folder / "r.toml").write_text('[[part]]\nkind = "static_int8"\n')
     archipel("compress", str(folder / "e.onnx"), "-o", str(folder / "c.onnx"), "--recipe", str(folder / "r.toml"),
              "--calibration", str(folder / "x.npy"))  # fmt: skip
-    for source in ("e.onnx", "c.onnx", "a.bundle"):
+    # What was measured before the compression does not pass for a measurement of the small model.
+    smaller = replace(first, metrics=(replace(first.metrics[0], data="drawn numbers, held out, before compression"),))
+    for source, expected in (("e.onnx", first), ("a.bundle", first), ("c.onnx", smaller)):
         convert(archipel, folder, source, f"{source}-again.bundle")
-        assert card(folder, f"{source}-again.bundle") == first, source
+        assert card(folder, f"{source}-again.bundle") == expected, source
     convert(archipel, folder, "e.onnx", "release", "--variants", "float,int8", "--calibration", str(folder / "x.npy"))
-    for variant in ("float", "int8"):
-        assert card(folder, f"release/{variant}.bundle") == first
+    for variant, expected in (("float", first), ("int8", smaller)):
+        assert card(folder, f"release/{variant}.bundle") == expected
 
 
 def test_inspect_and_verify_show_it(archipel: Command, folder: Path) -> None:

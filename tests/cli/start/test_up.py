@@ -230,7 +230,8 @@ def test_a_bundle_says_itself_how_devices_train(folder: Path, archipel: Command)
 
 def test_a_table_is_examples_too(folder: Path) -> None:
     from archipel.cli.start.up.data import read_data
-    from archipel.errors import CommandError
+    from archipel.datasets import write_records
+    from archipel.errors import ArchipelError
 
     file = folder / "table.csv"
     file.write_text("a,b,y,c\n1,2,0,3\n4,5.5,1,6\n")
@@ -239,17 +240,27 @@ def test_a_table_is_examples_too(folder: Path) -> None:
     assert read.labels.tolist() == [0, 1]
     assert read.classes == 2
     for text, words in (
-        ("a,b,y\n1,2\n", "line 2 has 2 columns, the head has 3"),
-        ("a,y\n1,cat\n", "line 2, column 'y': 'cat' is no number"),
+        ("a,b,y\n1,2\n", "table.csv, line 2: expected 3 cells, one for each column"),
+        ("a,y\n1,3\n\n2,cat\n", "table.csv, line 4: 'cat' in column 'y' is no number"),
+        ("a,y\nfour,1\n", "column 'a' has texts ('four')"),
+        ("a,y\n1,inf\n2,1\n", "labels that are not finite"),
+        ("a,y\nnan,1\n2,1\n", "table.csv, line 2: no value in column 'a'"),
         ("a,y\n", "no rows"),
-        ("a\n1\n", "expected a head"),
+        ("a\n1\n", "no labels"),
         ("1,0\n2,1\n", "line 1 has numbers; write a head"),
-        ("gr\xf6\xdfe,y\n1,0\n", "no CSV in UTF-8"),
+        ("gr\xf6\xdfe,y\n1,0\n", "no text in UTF-8"),
     ):
         file.write_text(text, "latin-1")
-        with pytest.raises(CommandError) as raised:
+        with pytest.raises(ArchipelError) as raised:
             read_data(file, [("features", "float32")])
         assert words in str(raised.value)
+    file.write_text("a,LABEL,b\n1,yes,2\n3,no,4\n")
+    read = read_data(file, [("features", "float32")])
+    assert read.labels.tolist() == [1, 0]  # texts are classes in the order of the alphabet
+    records = folder / "records.parquet"
+    write_records({"features": np.ones((3, 2), np.float32), "label": np.arange(3), "person": np.arange(3)}, records)
+    read = read_data(records, [("features", "float32")])
+    assert (read.classes, list(read.others)) == (3, ["person"])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from archipel.errors import TrainingError
-from archipel.training.cloud import Callback, Epoch, TrainConfig, Trainer, train
+from archipel.training.cloud import Callback, Epoch, TrainConfig, Trainer, TrainResult, prepare, train
 
 X = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64)
@@ -43,6 +43,10 @@ class Note(Callback):
     def after_training(self, trainer: Trainer) -> None:
         self.seen.append("end")
 
+    def close(self, trainer: Trainer, result: TrainResult | None, error: BaseException | None) -> None:
+        self.seen.append("closed" if error is None else f"closed by {type(error).__name__}")
+        self.result = result
+
 
 def test_the_hooks_come_in_order() -> None:
     note = Note()
@@ -53,7 +57,9 @@ def test_the_hooks_come_in_order() -> None:
         *["epoch 1", "batch 0 of 40", "added", "batch 1 of 20", "updated", "done 1"],
         *["epoch 2", "batch 2 of 40", "added", "batch 3 of 20", "updated", "done 2"],
         "end",
+        "closed",
     ]
+    assert note.result is result
     assert [epoch.number for epoch in result.history] == [1, 2]
 
 
@@ -66,7 +72,22 @@ def test_an_error_ends_the_training_and_lets_callbacks_close() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         train(nn.Linear(5, 2), (X, Y), TrainConfig(epochs=2), callbacks=[Fail(), note])
-    assert note.seen[-1] == "end"
+    assert note.seen[-2:] == ["end", "closed by KeyboardInterrupt"]
+    assert note.result is None
+
+
+def test_a_loop_of_ones_own_closes_without_a_result() -> None:
+    note = Note()
+    prepare(nn.Linear(5, 2), (X, Y), TrainConfig(epochs=1), callbacks=[note]).run()
+    assert note.seen[-2:] == ["end", "closed"]
+    assert note.result is None
+
+
+def test_an_error_in_the_test_data_is_one_of_the_training() -> None:
+    note = Note()
+    with pytest.raises(TrainingError):
+        train(nn.Linear(5, 2), (X, Y), TrainConfig(epochs=1), test=(X, Y + 1), callbacks=[note])
+    assert note.seen[-1] == "closed by TrainingError"
 
 
 def scalars(folder: Path) -> dict[str, list[float]]:

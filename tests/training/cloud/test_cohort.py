@@ -85,6 +85,22 @@ def test_normalization_dropout_and_adam(make: Make) -> None:
     assert len({tuple(each) for each in expected.losses}) == len(SIZES)
 
 
+def test_convolutions(make: Make) -> None:
+    """Gradients that PyTorch has a function for, and convolutions with weights of each lane."""
+    layers = [nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(4, 3, 2)]
+    bundle = make(nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(6, 3)), optimizer=optimizers.sgd(lr=0.1))
+    expected = one_by_one(bundle, [DeviceState() for _ in SIZES])
+    check(Cohort(bundle, "cpu").local_rounds(data(), SEEDS), expected)
+
+
+def test_features_of_a_frozen_backbone(make: Make) -> None:
+    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)]
+    bundle = make(nn.Sequential(*layers), optimizer=optimizers.sgd(lr=0.1), trainable="4.*")
+    assert "features" in bundle.manifest.programs
+    expected = one_by_one(bundle, [DeviceState() for _ in SIZES])
+    check(Cohort(bundle, "cpu").local_rounds(data(), SEEDS), expected)
+
+
 @pytest.mark.parametrize("strategy", ["scaffold", pytest.param("ditto", marks=pytest.mark.slow)])
 def test_what_devices_keep_from_round_to_round(make: Make, strategy: str) -> None:
     """Control variates, and models of their own in a phase of their own."""

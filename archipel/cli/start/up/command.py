@@ -114,8 +114,9 @@ def up(
 
     MODEL is an ONNX file (torch.onnx.export writes one; give it optimize=False), a .pt2 file, or a .bundle of `archipel
     convert`, which says itself how devices train. DATA is an .npz with an entry for each of the model's inputs, or `x`,
-    and the labels as `y`; or a .csv of numbers with a head, labels in the column `y` or the last one. In a folder of
-    `archipel new` both may be left out.
+    and the labels as `y`; or a .csv with a head, labels in the column `y` or the last one, numbers in all others; or
+    Parquet and Arrow files (all but .npz: pip install 'archipel[data]'). In a folder of `archipel new` both may be left
+    out.
 
     Without --key it signs with your development key. The bundle's policy is for trying out: a sum of two devices is
     enough, and it reckons with no device that works with the server.

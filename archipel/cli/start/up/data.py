@@ -1,8 +1,7 @@
-"""Read the examples of `archipel up`: an .npz or a .csv, with the fields of the model's inputs and the labels."""
+"""Read the examples of `archipel up`: a file with the fields of the model's inputs and the labels."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from archipel.cli.input_output.arrays import read_arrays
-from archipel.datasets import split_by, split_dirichlet, split_iid
+from archipel.datasets import Dataset, open_file, split_by, split_dirichlet, split_iid
+from archipel.datasets.dataset import INPUT
 from archipel.datasets.entry_names import LABELS
+from archipel.datasets.taking import take
 from archipel.errors import CommandError, DatasetError
-
-MAX_ROWS = 5_000_000
-MAX_WHOLE = 2**53  # beyond it float64 does not hold every whole number
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,12 @@ def read_data(path: Path, inputs: Sequence[tuple[str, str]]) -> Data:
     """The examples in a file for a model with these inputs, pairs of name and dtype.
 
     An .npz has an entry for each input, or `x` where the model has one, and the labels as `y` (or `label`, `labels`,
-    `target`). A .csv has a head and columns of numbers: the labels in a column of such a name, or the last one; the
-    others are the features.
+    `target`). Other files are what `archipel.datasets.open_file` opens: a .csv has the labels in a column of such a
+    name, or the last one; the others are the features.
 
-    Raises CommandError that names file, field and remedy, OSError.
+    Raises CommandError and DatasetError that name file, field and remedy, OSError.
     """
-    arrays = _read_csv(path, inputs) if path.suffix.lower() == ".csv" else read_arrays(path)
+    arrays = read_arrays(path) if path.suffix.lower() in ("", ".npz", ".npy") else _read_dataset(path, inputs)
     if isinstance(arrays, np.ndarray):
         raise CommandError(f"{path}: one array without labels; save both: numpy.savez({path.stem!r}, x=x, y=y)")
     if single := [name for name, array in arrays.items() if not array.ndim]:
@@ -119,55 +117,13 @@ def _cast(path: Path, name: str, array: np.ndarray, dtype: str) -> np.ndarray:
     return made
 
 
-def _read_csv(path: Path, inputs: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
-    if len(inputs) != 1:
-        names = ", ".join(name for name, _ in inputs)
-        raise CommandError(f"{path}: a table is for a model with one input, this one has {names}; give an .npz")
-    try:
-        head, values = _read_rows(path)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise CommandError(f"{path}: no CSV in UTF-8 ({error}); save it as that") from None
-    if not values:
-        raise CommandError(f"{path}: no rows below the head")
-    table = np.array(values, np.float64)
-    label = next((at for at, name in enumerate(head) if name.lower() in LABELS), len(head) - 1)
-    labels = table[:, label]
-    # Beyond MAX_WHOLE, and so infinite ones, they are no classes.
-    whole = bool(((labels == np.round(labels)) & (np.abs(labels) <= MAX_WHOLE)).all())
-    return {"x": np.delete(table, label, axis=1), "y": labels.astype(np.int64) if whole else labels}
-
-
-def _read_rows(path: Path) -> tuple[list[str], list[list[float]]]:
-    """The head of a table, and the numbers below it. Raises CommandError, UnicodeDecodeError, csv.Error, OSError."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file)
-        head = [name.strip() for name in next(rows, [])]
-        if len(head) < 2:
-            raise CommandError(f"{path}: expected a head with names of columns, and commas between them")
-        if all(_is_number(name) for name in head):
-            raise CommandError(f"{path}: line 1 has numbers; write a head with names of columns above it")
-        values = []
-        for number, row in enumerate(rows, 2):
-            if number > MAX_ROWS:
-                raise CommandError(f"{path}: more than {MAX_ROWS:,} rows; give an .npz")
-            if not row:
-                continue
-            if len(row) != len(head):
-                raise CommandError(f"{path}: line {number} has {len(row)} columns, the head has {len(head)}")
-            try:
-                values.append([float(cell) for cell in row])
-            except ValueError:
-                at = next(at for at, cell in enumerate(row) if not _is_number(cell))
-                raise CommandError(
-                    f"{path}: line {number}, column {head[at]!r}: {row[at][:40]!r} is no number; give numbers, and "
-                    "classes as whole numbers from 0"
-                ) from None
-    return head, values
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+def _read_dataset(path: Path, inputs: Sequence[tuple[str, str]]) -> dict[str, np.ndarray]:
+    """All examples of a file that `archipel.datasets` opens; a single input may be called "input" there."""
+    # The widest: `_cast` says what the model's own type does not hold.
+    dataset = open_file(path, **({"dtype": "float64"} if ".csv" in path.suffixes or ".tsv" in path.suffixes else {}))
+    if not isinstance(dataset, Dataset):
+        raise CommandError(f"{path}: nobody knows how many examples it has; convert it first: archipel data convert")
+    arrays = dict(take(dataset, np.arange(len(dataset))))
+    if len(inputs) == 1 and inputs[0][0] not in arrays and INPUT in arrays:
+        arrays["x"] = arrays.pop(INPUT)
+    return arrays

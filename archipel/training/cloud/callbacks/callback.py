@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from archipel.training.cloud.result import Epoch
+from archipel.training.cloud.result import Epoch, TrainResult
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,15 @@ class Callback:
         """After validation."""
 
     def after_training(self, trainer: Trainer) -> None:
-        """At the end, also after an error."""
+        """After the last batch, also after an error; the module still has its last weights."""
+
+    def close(self, trainer: Trainer, result: TrainResult | None, error: BaseException | None) -> None:
+        """Last of all, also after an error.
+
+        Arguments:
+            result: what `train` returns; None in a loop of one's own and after an error.
+            error: what ended the training, if anything did.
+        """
 
     def state(self) -> dict[str, Any]:
         """What belongs into the checkpoint: tensors, numbers and texts."""

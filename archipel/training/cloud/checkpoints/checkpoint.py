@@ -16,7 +16,7 @@ from typing import Any
 from archipel.durable import write_durably
 from archipel.errors import CheckpointError
 
-FORMAT = "archipel cloud training 1"
+FORMAT = "archipel cloud training 2"
 
 # The errors that PyTorch's unpickler raises for damaged bytes.
 _UNREADABLE = (

@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archipel.errors import CheckpointError, one_line
+from archipel.errors import one_line
 from archipel.training.cloud.checkpoints.checkpoint import damaged, read_checkpoint, write_checkpoint
 from archipel.training.cloud.checkpoints.generators import generator_states, seed_generators, set_generator_states
 from archipel.training.cloud.execution import SHARDS
 from archipel.training.cloud.result import Epoch
 
 if TYPE_CHECKING:
+    import torch
+
     from archipel.training.cloud.trainer import Trainer
 
 
@@ -21,9 +23,10 @@ def save(trainer: Trainer, path: Path, pending: bool) -> None:
     # Another folder each time: the one that the file points to must stay whole.
     name = f"{SHARDS}{trainer.minibatches}-{len(trainer.history)}"
     execution = trainer.execution
-    gradients = {str(i): p.grad for i, p in enumerate(trainer.parameters) if pending and p.grad is not None}
+    own = execution.named_parameters().items()
+    gradients = {name: p.grad for name, p in own if pending and p.grad is not None}
     content = {
-        **execution.state(trainer.optimizer, path.parent, name),
+        **execution.state(trainer.optimizer, path.parent, name, _averages(trainer)),
         "scaler": trainer.autocast.scaler.state_dict(),
         "pending": gradients,
         "callbacks": execution.gather([callback.state() for callback in trainer.callbacks]),
@@ -46,11 +49,10 @@ def load(trainer: Trainer, path: Path) -> None:
     content = read_checkpoint(path, trainer.made_with())
     execution = trainer.execution
     try:
-        execution.restore(content, trainer.optimizer, path.parent)
+        execution.restore(content, trainer.optimizer, path.parent, _averages(trainer))
         trainer.autocast.scaler.load_state_dict(content["scaler"])
-        for index, gradient in content["pending"].items():
-            trainer.parameters[int(index)].grad = gradient.to(trainer.device)
-        _restore_callbacks(trainer, content["callbacks"], path)
+        execution.set_gradients(content["pending"])
+        _restore_callbacks(trainer, content["callbacks"])
         trainer.batches.restore(json.loads(content["batches"]))
         trainer.epoch, trainer.minibatches, trainer.updates = content["place"]
         trainer.loss_sum, trainer.loss_weight = (each.to(trainer.device) for each in content["sums"])
@@ -62,22 +64,27 @@ def load(trainer: Trainer, path: Path) -> None:
         raise damaged(path, one_line(error)) from error
 
 
-def _restore_callbacks(trainer: Trainer, states: list[list[dict[str, Any]]], path: Path) -> None:
-    if len(states) != trainer.execution.processes:
-        if any(state for each in states for state in each):
-            raise CheckpointError(
-                f"{path}: {len(states)} processes wrote it, each with its part of the averages; start as many again"
-            )
-        return
-    for callback, state in zip(trainer.callbacks, states[trainer.execution.number], strict=False):
+def _averages(trainer: Trainer) -> list[torch.Tensor]:
+    return [] if trainer.ema is None else trainer.ema.averages
+
+
+def _restore_callbacks(trainer: Trainer, states: list[list[dict[str, Any]]]) -> None:
+    """Each process its own; where there were as many as now. Others take what the first one had."""
+    alike = len(states) == trainer.execution.processes
+    # The first process has loggers as well, before the callbacks of the caller.
+    given = states[trainer.execution.number if alike else 0][::-1]
+    for callback, state in zip(reversed(trainer.callbacks), given, strict=False):
         callback.restore(state)
 
 
 def _continue_drawing(trainer: Trainer, content: dict[str, Any]) -> None:
     """Each process with its own generators; another number of processes begins new ones."""
-    number, everyone = trainer.execution.number, trainer.execution.processes
-    if len(content["generators"]) != everyone:
-        seed_generators(trainer.config.seed + trainer.minibatches * everyone + number)
+    number, execution = trainer.execution.number, trainer.execution
+    if len(content["generators"]) != execution.processes:
+        # By the part of the data: processes that compute the same examples draw alike.
+        seed = trainer.config.seed + trainer.minibatches * execution.world + execution.rank
+        seed_generators(seed)
+        trainer.generator.manual_seed(seed)
         return
     trainer.generator.set_state(content["augment"][number])
     set_generator_states(content["generators"][number])

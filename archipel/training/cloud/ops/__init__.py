@@ -7,6 +7,7 @@ from archipel.training.cloud.ops import dropout as dropout
 from archipel.training.cloud.ops import elementwise as elementwise
 from archipel.training.cloud.ops import gather as gather
 from archipel.training.cloud.ops import generating as generating
+from archipel.training.cloud.ops import gradients as gradients
 from archipel.training.cloud.ops import loss as loss
 from archipel.training.cloud.ops import markers as markers
 from archipel.training.cloud.ops import matmul as matmul

@@ -136,6 +136,10 @@ class NodeContext:
         """The element type of an output in the graph."""
         return dtype_of(self.node.outputs[index])
 
+    def output_dims(self, index: int = 0) -> tuple[Dim, ...]:
+        """The dimensions of an output, as far as the graph knows them."""
+        return dims(self.node.outputs[index])
+
     def size(self, index: int, axis: int) -> Size:
         """The size of an input's axis: an integer where the graph knows it, else read from the tensor."""
         known = self.dims(index)[axis]

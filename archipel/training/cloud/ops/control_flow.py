@@ -20,11 +20,13 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from archipel.errors import TrainingError
 from archipel.graph.shapes import constant_array, dims, dtype_of
 from archipel.graph.walk import trace_back
 from archipel.training.cloud.ops.bodies import NUMBER
 from archipel.training.cloud.ops.compiling import uncompiled
 from archipel.training.cloud.ops.context import NodeContext
+from archipel.training.cloud.ops.lanes import find_map
 from archipel.training.cloud.ops.table import lowering
 from archipel.training.cloud.ops.types import torch_dtype
 
@@ -53,7 +55,33 @@ def _call(module: Module, captured: Sequence[Any]) -> tuple[torch.Tensor, ...]:
 def _branch(
     condition: Any, then: Module, captured: Sequence[Any], otherwise: Module, captured_otherwise: Sequence[Any]
 ) -> tuple[torch.Tensor, ...]:
+    if isinstance(condition, torch.Tensor) and _differs_by_lane(condition):
+        return _both(condition, then(*captured), otherwise(*captured_otherwise))
     return then(*captured) if bool(condition) else otherwise(*captured_otherwise)
+
+
+def _differs_by_lane(tensor: torch.Tensor) -> bool:
+    functorch = torch._C._functorch  # has no public name
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def _both(
+    condition: torch.Tensor, chosen: tuple[torch.Tensor, ...], others: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Under `torch.func.vmap`, with a condition of each lane: both branches run, which change nothing around them."""
+    results = []
+    for one, other in zip(chosen, others, strict=True):
+        if one.shape != other.shape:
+            raise TrainingError(
+                "If: under torch.func.vmap its condition differs from lane to lane, and so does the shape of a result: "
+                f"{list(one.shape)} or {list(other.shape)}; give both branches results of one shape"
+            )
+        results.append(torch.where(condition.reshape([1] * one.ndim), one, other))
+    return tuple(results)
 
 
 @lowering("Loop")
@@ -135,6 +163,12 @@ def scan(ctx: NodeContext) -> tuple[torch.Tensor, ...]:
         (axis, bool(backwards), _empty(value))
         for value, (axis, backwards) in zip(graph.outputs[len(states) :], _ways(ctx, "scan_output", results))
     ]
+    if not states and not any(backwards for _, _, backwards in sequences):
+        axes = [axis for axis, _, _ in ends]
+        mapped = find_map(graph, [axis for _, axis, _ in sequences], axes) if not any(e[1] for e in ends) else None
+        if mapped is not None:
+            found = ctx.call(mapped, body.module, [(x, axis) for x, axis, _ in sequences], body.captured, axes)
+            return tuple(found[i] for i in range(len(ctx.node.outputs)))
     length = ctx.dims(len(states))[_ways(ctx, "scan_input", count)[0][0]]
     run = _scan if isinstance(length, int) and length <= MOST_UNROLLED else uncompiled(_scan)
     found = ctx.call(run, body.module, states, sequences, body.captured, ends, ctx.device)

@@ -23,6 +23,8 @@ class Divided(Placed):
     The processes of one group read the same examples; groups divide the batch. Parameters are DTensors over the group.
     """
 
+    adds_up = True
+
     def __init__(
         self,
         module: TorchModule,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from archipel.errors import MissingExtraError, TrainingError, one_line
+from archipel.training.cloud.parallel.allocation import keep_freed_memory
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +72,8 @@ def processes(timeout_seconds: float = 300.0, device: str | None = None) -> Iter
     where = _device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
+    else:
+        keep_freed_memory()
     backend = "nccl" if where.type == "cuda" else "gloo"
     with told_clearly():
         dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_seconds))

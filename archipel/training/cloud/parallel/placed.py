@@ -6,10 +6,10 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archipel.errors import CheckpointError, TrainingError, one_line
+from archipel.errors import TrainingError
+from archipel.training.cloud.parallel.shards import Extra, read_shards, write_shards
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +51,7 @@ class Placed(ABC):
     device: torch.device
     data_rank: int
     data_world: int
+    adds_up = False  # whether groups add their gradients up, each of its share; else they are averaged
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Parameters that this process updates, by their names in the module that `prepare` was given."""
@@ -161,41 +162,25 @@ class Placed(ABC):
             options=StateDictOptions(full_state_dict=True),
         )
 
-    def save(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer) -> None:
+    def save(
+        self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer, extra: Extra | None = None
+    ) -> None:
         """Write module and optimizer, each process its shards, into a new folder (torch.distributed.checkpoint).
 
         Write to a folder of its own each time and point to it when this returns: then a process that dies here leaves
-        the checkpoint before whole. Raises CheckpointError if it cannot be written.
+        the checkpoint before whole. `extra` has more tensors by kind and then by the parameter's name, laid as that
+        parameter. Raises CheckpointError if it cannot be written.
         """
-        from torch.distributed import checkpoint
+        write_shards(folder, self.module, optimizer, extra)
 
-        try:
-            checkpoint.state_dict_saver.save(self._sharded(optimizer), checkpoint_id=str(folder))
-        except (OSError, checkpoint.api.CheckpointException) as error:
-            raise CheckpointError(f"cannot write the checkpoint {folder}: {one_line(error)[:200]}") from error
-
-    def load(self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer) -> None:
+    def load(
+        self, folder: str | os.PathLike[str], optimizer: torch.optim.Optimizer, extra: Extra | None = None
+    ) -> None:
         """Read what `save` wrote; the number of processes and the way of placing may have changed since.
 
         Raises CheckpointError if it cannot be read.
         """
-        from torch.distributed import checkpoint
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
-
-        if not (Path(folder) / ".metadata").is_file():
-            raise CheckpointError(f"{folder} is no complete checkpoint: it has no .metadata; name another folder")
-        state = self._sharded(optimizer)
-        try:
-            checkpoint.state_dict_loader.load(state, checkpoint_id=str(folder))
-            set_state_dict(
-                self.module,
-                optimizer,
-                model_state_dict=state["module"],
-                optim_state_dict=state["optimizer"],
-                options=StateDictOptions(flatten_optimizer_state_dict=True),
-            )
-        except (OSError, RuntimeError, ValueError, KeyError, checkpoint.api.CheckpointException) as error:
-            raise CheckpointError(f"the checkpoint {folder} cannot be read: {one_line(error)[:200]}") from error
+        read_shards(folder, self.module, optimizer, extra)
 
     @abstractmethod
     def _backward(
@@ -213,11 +198,3 @@ class Placed(ABC):
     def _over_stages(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over processes that hold different parameters without PyTorch's knowing."""
         return value
-
-    def _sharded(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-
-        # Flat: each value of the optimizer has a name of its own, so that stages add up to one checkpoint.
-        options = StateDictOptions(flatten_optimizer_state_dict=True)
-        tensors, state = get_state_dict(self.module, optimizer, options=options)
-        return {"module": tensors, "optimizer": state}

@@ -11,6 +11,9 @@ from archipel.durable import write_durably
 from archipel.errors import TrainingError, one_line
 
 _SLOWER = ("all_gather", "reduce_scatter", "all_to_all")
+_CONVOLUTIONS = ("narrow", "depthwise")
+_OPERATORS = ("AveragePool", "BatchNormalization", "Dropout", "Gelu", "LayerNormalization", "MatMul", "MaxPool",
+              "Softmax", "Tanh")  # fmt: skip
 _LARGEST = 2**20  # bytes of a file
 
 
@@ -22,7 +25,11 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         memory_bytes: of one device, for everything that training keeps there.
         flops_per_second: of large matrix products, by dtype ("float32", "bfloat16").
         convolution_flops_per_second: of large convolutions; None: as of matrix products.
+        convolution_share: how fast others are, as a part of that: "narrow" ones of a few channels, "depthwise" ones.
         memory_bytes_per_second: that elementwise operators read and write.
+        operator_bytes_per_second: the same of operators that are slower, by ONNX operator: MaxPool, AveragePool,
+            BatchNormalization, LayerNormalization, Gelu, Tanh, Softmax, Dropout, each also for those like it; of
+            MatMul the copies of its factors that it makes before it computes.
         fresh_bytes_per_second: that are written into memory just allocated, as gradients are; None: as elsewhere.
         launch_seconds: that one small operator takes at least.
         link_bytes_per_second: from one device to another, in one direction.
@@ -39,7 +46,9 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     memory_bytes: int
     flops_per_second: dict[str, float]
     convolution_flops_per_second: dict[str, float] | None = None
+    convolution_share: dict[str, float] = {}
     memory_bytes_per_second: float
+    operator_bytes_per_second: dict[str, float] = {}
     fresh_bytes_per_second: float | None = None
     launch_seconds: float = 5e-6
     link_bytes_per_second: float
@@ -52,6 +61,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def __post_init__(self) -> None:
         rates = [*self.flops_per_second.values(), *(self.convolution_flops_per_second or {}).values()]
+        rates += [*self.operator_bytes_per_second.values(), *self.convolution_share.values()]
         rates += [*self.slowdown.values(), *filter(None, [self.exchange_bytes_per_second, self.fresh_bytes_per_second])]
         numbers = [*rates, self.memory_bytes_per_second, self.link_bytes_per_second, self.memory_bytes, self.devices]
         if not all(0 < number < 1e30 for number in numbers):
@@ -60,6 +70,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ValueError("seconds must be 0 or more")
         if unknown := set(self.slowdown) - set(_SLOWER):
             raise ValueError(f"slowdown knows {', '.join(_SLOWER)}, not {min(unknown)!r}")
+        if unknown := set(self.convolution_share) - set(_CONVOLUTIONS):
+            raise ValueError(f"convolution_share knows {', '.join(_CONVOLUTIONS)}, not {min(unknown)!r}")
+        if unknown := set(self.operator_bytes_per_second) - set(_OPERATORS):
+            raise ValueError(f"operator_bytes_per_second knows {', '.join(_OPERATORS)}, not {min(unknown)!r}")
         if not 0 <= self.overlap <= 1:
             raise ValueError("overlap must be between 0 and 1")
         if self.devices > 2**20:

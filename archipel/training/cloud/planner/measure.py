@@ -9,30 +9,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from archipel.training.cloud.planner.calibrate import launch, operator_speeds
 from archipel.training.cloud.planner.cluster import Cluster
 
-_WIDTH = 512
 _LARGE, _SMALL = 2**24, 2**8  # elements: more than caches hold, and next to nothing
 _MEMORY_SHARE = 0.9  # of what a device has; the rest is for the allocator and PyTorch itself
 
 
-def measure_cluster(device: torch.device, clock: Callable[[], float] = time.perf_counter) -> Cluster:
+def measure_cluster(
+    device: torch.device,
+    clock: Callable[[], float] = time.perf_counter,
+    layout: torch.memory_format = torch.contiguous_format,
+) -> Cluster:
     """The cluster of the processes that have joined; each must call this, and all get the numbers of rank 0.
 
     On a machine that does something else at the same time the numbers are of what is left. `clock` gives seconds:
-    time.process_time, on CPUs, leaves out what others take.
+    time.process_time, on CPUs, leaves out what others take. `layout` is that of pictures, in
+    order or torch.channels_last.
     """
     n, kind = dist.get_world_size(), device.type
-    x = torch.randn(_WIDTH, _WIDTH, device=device)
-    images = torch.randn(16, 32, 32, 32, device=device)
-    kernel = torch.randn(32, 32, 3, 3, device=device)
     large, small = torch.zeros(_LARGE, device=device), torch.zeros(_SMALL, device=device)
-    few = torch.zeros(8, device=device)
+    another, third = torch.zeros_like(large), torch.zeros_like(large)
     # Everybody computes at the same time, as in a step.
-    product = _seconds(lambda: x @ x, kind, clock)
-    convolution = _seconds(lambda: torch.conv2d(images, kernel, padding=1), kind, clock)
-    add = _seconds(lambda: large.mul_(1.0), kind, clock)
-    launch = _seconds(lambda: torch.relu(few), kind, clock, repeats=200)
+    speeds = operator_speeds(device, lambda call: _seconds(call, kind, clock), layout)
+    small_one = launch(device, lambda call: _seconds(call, kind, clock, repeats=20))
+    add = _seconds(lambda: torch.add(large, another, out=third), kind, clock)
     quick = _seconds(lambda: dist.all_reduce(small), kind, clock, repeats=20)
     slow = _seconds(lambda: dist.all_reduce(large), kind, clock, repeats=4)
     # A ring of n devices makes 2 (n - 1) steps, each of 1 / n of the message.
@@ -53,11 +54,10 @@ def measure_cluster(device: torch.device, clock: Callable[[], float] = time.perf
     found: dict[str, Any] = {
         "devices": n,
         "memory_bytes": int(_memory(device, n) * _MEMORY_SHARE),
-        "flops_per_second": {"float32": 2 * _WIDTH**3 / product},
-        "convolution_flops_per_second": {"float32": 2 * 16 * 32 * 32 * 32 * 32 * 9 / convolution},
-        "memory_bytes_per_second": 2 * large.nbytes / add,
+        **speeds,
+        "memory_bytes_per_second": 3 * large.nbytes / add,
         "fresh_bytes_per_second": large.nbytes / fresh,
-        "launch_seconds": launch,
+        "launch_seconds": small_one,
         "link_bytes_per_second": bandwidth,
         "latency_seconds": latency,
         "exchange_seconds": max(before - quick, 1e-6),

@@ -10,13 +10,9 @@ import numpy as np
 from archipel.training.cloud.planner import cluster as links
 from archipel.training.cloud.planner.choices import Problem, choose
 from archipel.training.cloud.planner.cluster import Cluster
-from archipel.training.cloud.planner.costs import CONVOLUTIONS, Costs, Operand, Tensor, Unit
+from archipel.training.cloud.planner.compute import OPTIMIZERS, optimizer_seconds, unit_seconds
+from archipel.training.cloud.planner.costs import Costs, Operand, Tensor, Unit
 from archipel.training.cloud.planner.shardings import SUM, WHOLE, Layout, Strategy, strategies
-
-# Bytes that an optimizer keeps, moves and allocates in a step for each byte of a parameter. PyTorch's work one
-# elementwise operation after the other: Adam's lerp_ reads two tensors and writes one, and so on for mul_, addcmul_,
-# sqrt, div, add_ and addcdiv_; sqrt and div write new tensors.
-OPTIMIZERS = {"sgd": (0, 3, 0), "momentum": (1, 8, 0), "adam": (2, 16, 2), "adamw": (2, 18, 2)}
 
 
 @dataclass(frozen=True)
@@ -36,21 +32,6 @@ class Division:
     memory_bytes: float
     gradient_bytes: float
     tensors: int
-
-
-def unit_seconds(unit: Unit, cluster: Cluster, share: float = 1.0) -> float:
-    """Forward and backward pass: the slower of computing and moving bytes (Williams et al. 2009), and launches."""
-    rate = cluster.product_rate(unit.op_type in CONVOLUTIONS)
-    once = max(unit.flops / rate, unit.traffic / cluster.memory_bytes_per_second) * share
-    # A view takes a launch as well.
-    return (once + cluster.launch_seconds) * (1 + unit.backward)
-
-
-def optimizer_seconds(nbytes: float, tensors: int, cluster: Cluster, optimizer: str) -> float:
-    """One update of parameters of so many bytes."""
-    _, moved, fresh = OPTIMIZERS[optimizer]
-    operations = tensors * (1 + moved // 3) * cluster.launch_seconds
-    return nbytes * moved / cluster.memory_bytes_per_second + cluster.fresh_seconds(nbytes * fresh) + operations
 
 
 def search(

@@ -24,6 +24,7 @@ from archipel.graph.model import Model
 from archipel.lite_runtime.engines.delegates import NodePlacement, ProgramPlacement
 from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
+from archipel.training.cloud.graphs.recognizing import recognize_gradients
 from archipel.training.cloud.graphs.torch_module import TorchModule
 from archipel.training.cloud.ops.types import to_torch
 
@@ -103,7 +104,7 @@ class TorchSession(ProgramSession):
 
     def __init__(self, name: str, model: Model, threads: int, device: torch.device) -> None:
         self.name = name
-        self.native = TorchModule(model).requires_grad_(False).to(device)
+        self.native = TorchModule(recognize_gradients(model)).requires_grad_(False).to(device)
         self.inputs = frozenset(info.name for info in model.inputs)
         self.outputs = frozenset(info.name for info in model.outputs)
         self.device = device

@@ -8,15 +8,28 @@ import torch
 
 from archipel.autodiff import vmap
 from archipel.bundle import Bundle
-from archipel.bundle.roles import Count, Example, ExampleWeight, Label, Noise, Parameter, Personal, Port, Seed, State
+from archipel.bundle.roles import (
+    Count,
+    Example,
+    ExampleWeight,
+    Feature,
+    Label,
+    Noise,
+    Parameter,
+    Personal,
+    Port,
+    Seed,
+    State,
+)
 from archipel.engine_registry import Refusal
 from archipel.errors import ArchipelError, TrainingError
 from archipel.graph.importing.bundled import read_bundled
 from archipel.graph.importing.loading import normalize
 from archipel.graph.model import Model
+from archipel.training.cloud.graphs.recognizing import recognize_gradients
 from archipel.training.cloud.programs.engine import TorchSession
 
-BATCH = (Example, Label, ExampleWeight)
+BATCH = (Example, Label, ExampleWeight, Feature)
 MOVING = (Parameter, Personal, State)
 OF_A_CLIENT = (*BATCH, *MOVING, Seed, Noise, Count)
 
@@ -41,7 +54,8 @@ class LaneProgram:
         over = [port.name for port in self.program.inputs if has_lanes(port)]
         try:
             single = Model(normalize(read_bundled(path.parent, path.name), parameters=()))
-            model = vmap(single, over)
+            # Before the lanes: with them a gradient is written otherwise.
+            model = vmap(recognize_gradients(single), over)
             self._session = TorchSession(name, model, threads, device)
         except (ArchipelError, Refusal) as error:
             raise TrainingError(f"cohort: program {name!r} cannot run for many clients at once: {error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from archipel import Model
 from tests.support.ranks import run_ranks
+from tests.training.cloud.parallel.conftest import SHORT, write_graphs
 from tests.training.cloud.parallel.networks import batch, network
 
 HERE = Path(__file__).parent
 NETWORKS = ("mlp", "transformer", "cnn")
 CASES = [f"{name}-{way}" for name in NETWORKS for way in ("ddp", "fsdp", "tensor", "pipeline")]
 GRAPHS = [f"{name}-{way}-graph" for name in NETWORKS for way in ("ddp", "fsdp", "tensor", "pipeline", "hybrid", "auto")]
-# One of each way, and each network.
-SHORT = ["mlp-ddp", "transformer-fsdp", "cnn-pipeline", "cnn-auto-graph"]
 
 
 def alone(name: str) -> tuple[list[float], torch.nn.Module]:
@@ -35,18 +32,6 @@ def alone(name: str) -> tuple[list[float], torch.nn.Module]:
         optimizer.step()
         losses.append(loss.item())
     return losses, module
-
-
-@pytest.fixture(scope="module")
-def of_two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("two")
-    write_graphs(folder, ["cnn"])
-    return run_ranks(HERE / "ways.py", 2, str(folder), *SHORT)
-
-
-def write_graphs(folder: Path, names: Iterable[str]) -> None:
-    for name in names:
-        Model.from_torch(network(name).eval(), batch(name)[0]).save(folder / f"{name}.onnx")
 
 
 def check(case: str, answers: list[dict[str, Any]]) -> None:

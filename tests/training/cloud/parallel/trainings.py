@@ -45,8 +45,11 @@ launch_seconds = 1e-9
 
 
 class Stop(Callback):
+    def __init__(self, minibatches: int = 6) -> None:
+        self.minibatches = minibatches
+
     def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
-        trainer.stop = trainer.minibatches == 6
+        trainer.stop = trainer.minibatches == self.minibatches
 
 
 class Die(Callback):
@@ -96,6 +99,13 @@ def main() -> None:
     if ways[0] == "graph":
         with parallel.processes(device="cpu"):
             print(json.dumps({way: facts(run_graph(folder, way)) for way in ways[1:]}))
+        return
+    if ways[0] == "stop":
+        with parallel.processes(device="cpu"):
+            for pair in ways[2:]:
+                way, _, parallel_way = pair.partition(":")
+                run(way, parallel_way, checkpoint=f"{folder}/{way}", callbacks=[Stop(int(ways[1]))])
+        print("null")
         return
     answers = {}
     with parallel.processes(device="cpu"):

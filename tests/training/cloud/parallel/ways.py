@@ -1,7 +1,7 @@
 """One of several processes: trains the three networks in each of the given ways and prints what came out, as JSON.
 
 Run by test_ways.py: ways.py FOLDER CASE CASE ...; a case is NETWORK-WAY for the nn.Module, NETWORK-WAY-graph for the
-TorchModule of FOLDER/NETWORK.onnx.
+TorchModule of FOLDER/NETWORK.onnx, or the name of one of checks.py.
 """
 
 from __future__ import annotations
@@ -85,12 +85,20 @@ def run(folder: str, name: str, way: str, kind: str = "module") -> dict[str, Any
     }
 
 
+def answer(folder: str, case: str) -> dict[str, Any]:
+    if "-" in case:
+        return run(folder, *case.split("-"))
+    from tests.training.cloud.parallel.checks import CHECKS
+
+    return CHECKS[case](folder)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of PyTorch about its own functions
     folder, *cases = sys.argv[1:]
     with parallel.processes(timeout_seconds=60):
-        print(json.dumps({case: run(folder, *case.split("-")) for case in cases}))
+        print(json.dumps({case: answer(folder, case) for case in cases}))
 
 
 main()

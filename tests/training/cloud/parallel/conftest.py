@@ -1,0 +1,37 @@
+"""Two processes, started once for all quick tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from archipel import Model
+from tests.support.ranks import run_ranks
+from tests.training.cloud.parallel.networks import batch, network
+from tests.training.cloud.parallel.trainings import Stop, run
+
+HERE = Path(__file__).parent
+# One of each way, and each network.
+SHORT = ["mlp-ddp", "transformer-fsdp", "cnn-pipeline", "cnn-auto-graph"]
+CHECKS = ["moved", "in_segments"]
+
+
+def write_graphs(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        Model.from_torch(network(name).eval(), batch(name)[0]).save(folder / f"{name}.onnx")
+
+
+@pytest.fixture(scope="session")
+def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the two processes read and write."""
+    return tmp_path_factory.mktemp("pair")
+
+
+@pytest.fixture(scope="session")
+def of_two(pair_folder: Path) -> list[dict[str, Any]]:
+    write_graphs(pair_folder, ["cnn"])
+    run("fsdp", "none", checkpoint=str(pair_folder / "one"), callbacks=[Stop()], decay="matrices", accumulate=4)
+    return run_ranks(HERE / "ways.py", 2, str(pair_folder), *SHORT, *CHECKS)
