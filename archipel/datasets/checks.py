@@ -12,7 +12,7 @@ from archipel.datasets.dataset import Arrays, Dataset, Field, Stream, Subset, lo
 from archipel.datasets.left_out import NAMED, LeftOut, OnBad, check_on_bad
 from archipel.datasets.opening import as_dataset
 from archipel.datasets.order import count_of
-from archipel.datasets.taking import rows_a_piece, take
+from archipel.datasets.taking import pieces_of, rows_a_piece, take
 from archipel.errors import DatasetError
 
 _MOST_CLASSES = 2**31
@@ -46,26 +46,65 @@ def checked(
     """
     check_on_bad(on_bad)
     dataset = as_dataset(data)
-    rules = _Rules(dataset, need, classes or {}, finite)
+    rules = _Rules.of(dataset, need, classes or {}, finite)
     if isinstance(dataset, Dataset):
         return SoundExamples(dataset, rules) if once and on_bad == "skip" else CheckedDataset(dataset, rules, on_bad)
     return CheckedStream(dataset, rules, on_bad)
 
 
+def find_broken(
+    data: Dataset | Stream,
+    *,
+    floats: Sequence[str] = (),
+    classes: Mapping[str, int] | None = None,
+    ignored: int | None = None,
+    most: int = 4_000_000,
+) -> tuple[str, str] | None:
+    """The place and the fault of the first example that breaks a rule; None where none does.
+
+    Arguments:
+        data: read from its beginning.
+        floats: fields whose numbers are finite.
+        classes: how many classes the labels of a field have.
+        ignored: a label that is no class, and right all the same.
+        most: after about so many examples it gives up.
+
+    Example:
+        find_broken(data, floats=["input"])  # ("train.csv, line 18", "field 'input' is nan; correct it or ...")
+    """  # fmt: skip
+    rules, row = _Rules(classes or {}, [name for name in floats if data.fields[name].dtype.kind == "f"], ignored), 0
+    for piece in pieces_of(data, rows_a_piece(data.fields)):
+        wrong, reasons = rules.broken(piece)
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            return locate(data, row + place), reasons[place]
+        row += count_of(piece)
+        if row >= most:
+            break
+    return None
+
+
 class _Rules:
-    def __init__(self, data: Dataset | Stream, need: Sequence[str], classes: Mapping[str, int], finite: bool) -> None:
+    """What examples must keep to: `classes` by field, the fields `floats` finite, but for the label `ignored`."""
+
+    def __init__(self, classes: Mapping[str, int], floats: Sequence[str], ignored: int | None = None) -> None:
+        self.classes, self.floats, self.ignored = classes, floats, ignored
+
+    @classmethod
+    def of(cls, data: Dataset | Stream, need: Sequence[str], classes: Mapping[str, int], finite: bool) -> _Rules:
+        """Those that `checked` is asked for. Raises DatasetError for fields that cannot have them."""
         has = ", ".join(data.fields)
         for name in [*need, *classes]:
             if name not in data.fields:
                 raise DatasetError(
                     f"no field {name!r}; the data has {has}; name its columns so, or read it with fields="
                 )
-        self.classes = {name: len(field.classes) for name, field in data.fields.items() if field.classes}
+        counts = {name: len(field.classes) for name, field in data.fields.items() if field.classes}
         for name, count in classes.items():
             if data.fields[name].dtype.kind not in "iu" or not 0 < count < _MOST_CLASSES:
                 raise DatasetError(f"{count} classes of field {name!r}, which is {data.fields[name]}; expected labels")
-            self.classes[name] = count
-        self.floats = [name for name, field in data.fields.items() if finite and field.dtype.kind == "f"]
+            counts[name] = count
+        return cls(counts, [name for name, field in data.fields.items() if finite and field.dtype.kind == "f"])
 
     def broken(self, piece: Arrays) -> tuple[NDArray[np.bool_], dict[int, str]]:
         """Which examples break a rule, and what it is for each of them."""
@@ -85,6 +124,8 @@ class _Rules:
         for name, count in self.classes.items():
             array = piece[name].reshape(len(piece[name]), -1)
             good = (array >= 0) & (array < count)
+            if self.ignored is not None:
+                good |= array == self.ignored
             for row in np.flatnonzero(~good.all(axis=1)):
                 label = array[row][int(np.argmin(good[row]))]
                 reasons.setdefault(

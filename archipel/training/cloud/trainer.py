@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 from numpy.typing import NDArray
 
 from archipel.datasets import Batches
+from archipel.datasets.checks import find_broken
 from archipel.datasets.dataset import Dataset, Stream
 from archipel.errors import ArchipelError, NonFiniteLossError, TrainingError, one_line
 from archipel.training.cloud.augment import Augment
@@ -20,7 +21,7 @@ from archipel.training.cloud.checkpoints.resuming import load, save
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.device import Autocast, is_out_of_memory
 from archipel.training.cloud.execution import Alone, all_finite
-from archipel.training.cloud.faults import check_labels, find_not_finite
+from archipel.training.cloud.faults import check_labels
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.objective.objective import Batch, Objective, Outputs
 from archipel.training.cloud.optimizers import Rates
@@ -325,9 +326,9 @@ class Trainer:
 
     def _not_finite(self, what: str, data: Dataset | Stream | None = None) -> NonFiniteLossError:
         searched = self.batches.dataset if data is None else data
-        place = None if self._feed.next_token else find_not_finite(searched, self._feed.used)
-        if place is not None:
-            return NonFiniteLossError(f"{place}; correct the value or leave the example out")
+        found = None if self._feed.next_token else find_broken(searched, floats=self._feed.used)
+        if found is not None:
+            return NonFiniteLossError(": ".join(found))
         return NonFiniteLossError(
             f"{what} is no longer finite in epoch {self.epoch}, update {self.updates}; lower the learning rate of "
             f"{self.rate:g}, set clip, or check the inputs' range"

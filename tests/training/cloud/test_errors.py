@@ -33,7 +33,7 @@ def run(data: Any = (X, Y), module: nn.Module | None = None, **settings: Any) ->
 
 def test_nan_in_the_data_is_found(tmp_path: Path) -> None:
     data = ArrayDataset({"input": changed(X, 41, np.nan), "label": Y}, name="train.npz")
-    with pytest.raises(NonFiniteLossError, match=r"train\.npz, row 41: field 'input' is nan; correct the value"):
+    with pytest.raises(NonFiniteLossError, match=r"train\.npz, row 41: field 'input' is nan; correct it"):
         run(data, checkpoint=str(tmp_path), checkpoint_every=1, batch_size=30)
 
 

@@ -12,11 +12,11 @@ from torch import nn
 
 from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
-from archipel.graph.parameters import parameter_names, statistics, trainable_names
+from archipel.graph.parameters import Fixed, statistics, trainable_names
 from archipel.graph.shapes import dtype_of
 from archipel.graph.source_state import further_state
 from archipel.training.cloud.graphs.own_rules import OwnRule, has_own_rule
-from archipel.training.cloud.graphs.paths import has, install, module_paths
+from archipel.training.cloud.graphs.paths import find, has, install, module_paths
 from archipel.training.cloud.graphs.stepping import SteppedModule
 from archipel.training.cloud.graphs.tracing import CONSTANTS, NODES, Trace, forget_constants
 from archipel.training.cloud.ops import LOWERINGS
@@ -43,7 +43,8 @@ class TorchModule(SteppedModule):
         Arguments:
             model: any model whose operators have a lowering; a program too, whose inputs and outputs have roles. It is
                 not changed.
-            trainable: a glob over parameter names, or a list of globs. Others get no gradient.
+            trainable: a glob over parameter names, or a list of globs. Others get no gradient; by default neither do
+                those that the model's source has frozen.
 
         Raises TrainingError for a graph that PyTorch cannot run (MissingLoweringError for an operator).
 
@@ -57,13 +58,12 @@ class TorchModule(SteppedModule):
             {graph.initializers[name]: path for name, path in paths.items()}, lambda node: OwnRule(model, node)
         )
         trace.run(graph)
-        averages = set(statistics(model.ir))
-        learned = set(parameter_names(model.ir)) - averages
-        chosen = learned if trainable == "*" else set(trainable_names(model.ir, trainable))
+        buffers = {*statistics(model.ir), *Fixed.of(model.ir).buffers}
+        chosen = set(trainable_names(model.ir, trainable))
         contents = dict(trace.contents)
         for name, array in model.parameters.items():
             tensor = to_torch(np.asarray(array))
-            is_buffer = name in averages or not tensor.is_floating_point()
+            is_buffer = name in buffers or not tensor.is_floating_point()
             contents[paths[name]] = tensor if is_buffer else nn.Parameter(tensor, requires_grad=name in chosen)
         root = nn.Module()
         for path, content in contents.items():
@@ -75,7 +75,7 @@ class TorchModule(SteppedModule):
             if not has(self, path):
                 install(self, path, content)
         for name, twin in same.items():
-            install(self, name, self.get_parameter(paths[twin]))
+            install(self, name, find(self, paths[twin]))
         for name, array in rest.items():
             install(self, name, to_torch(array))
         forget_constants(self)

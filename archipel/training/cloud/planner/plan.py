@@ -16,10 +16,12 @@ from archipel.training.cloud.planner.cluster import Cluster
 from archipel.training.cloud.planner.compute import OPTIMIZERS, optimizer_seconds, unit_seconds
 from archipel.training.cloud.planner.costs import Costs, Unit, costs
 from archipel.training.cloud.planner.division import divide
+from archipel.training.cloud.planner.schedule import pipeline_seconds
 from archipel.training.cloud.planner.search import search
 from archipel.training.cloud.planner.shardings import Strategy
 
 _BUCKET = 25 * 2**20  # bytes that DistributedDataParallel sends at once
+MARGIN = 0.05  # two steps whose predicted times differ by less than this share of the shorter are about equal
 
 
 class Alternative(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +75,21 @@ class Plan:
         """What "auto" does."""
         return self["auto"]
 
+    def about_equal(self, name: str) -> tuple[str, ...]:
+        """The other ways that are predicted to take as long as this one, within 5 % of the shorter time.
+
+        What "auto" does is one of the others, or a division of its own, and is not named again. Raises KeyError for
+        another name.
+        """
+        found = self[name]
+        if found.refused or name == "auto":
+            return ()
+        return tuple(
+            other.name
+            for other in self.alternatives[:-1]
+            if other is not found and are_about_equal(found.seconds, other.seconds)
+        )
+
     def table(self) -> str:
         """The alternatives as text, one a line, with the reason for each that is refused."""
         lines = [
@@ -83,6 +100,8 @@ class Plan:
             shape = f"{found.groups} x {found.devices}"
             time = "-" if math.isinf(found.seconds) else f"{found.seconds * 1e3:.3g} ms"
             remark = f"refused: {found.refused}" if found.refused else _remark(found)
+            if equals := self.about_equal(found.name):
+                remark = "; ".join([*filter(None, [remark]), f"about equal: {', '.join(equals)}"])
             memory = "-" if not found.memory_bytes else f"{found.memory_bytes / 2**20:.1f} MiB"
             lines.append(f"{found.name:<9} {shape:>16} {time:>12} {memory:>14}  {remark}".rstrip())
         return "\n".join(lines)
@@ -93,6 +112,7 @@ class Plan:
         for found in self.alternatives:
             row = msgspec.to_builtins(found)
             row["seconds"] = None if math.isinf(found.seconds) else found.seconds
+            row["about_equal"] = self.about_equal(found.name)
             row["strategies"] = {name: strategy.name for name, strategy in found.strategies.items()}
             rows.append(row)
         content = {"batch_size": self.batch_size, "optimizer": self.optimizer, "alternatives": rows}
@@ -135,6 +155,11 @@ def plan(
     # What the best way is stays to be seen in its other fields; a fixed order breaks ties for the simplest.
     found.append(msgspec.structs.replace(best, name="auto") if best is not operators else operators)
     return Plan(batch_size, optimizer, cluster, tuple(found))
+
+
+def are_about_equal(seconds: float, others: float) -> bool:
+    """Whether two predicted times differ by less than predictions can tell."""
+    return math.isfinite(seconds + others) and abs(seconds - others) <= MARGIN * min(seconds, others)
 
 
 def chosen_way(found: Plan) -> str:
@@ -270,10 +295,7 @@ def _with_followers(units: Sequence[Unit], seconds: Sequence[float]) -> list[flo
 
 
 def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, microbatches: int | None) -> Alternative:
-    """1F1B: the first of m microbatches passes all stages, and the slowest one sets the pace of the others.
-
-    Of equal stages that is Narayanan et al.'s (2019) m + n - 1 times one of them.
-    """
+    """Stages of about equal work, in the schedule 1F1B (Narayanan et al. 2019)."""
     n = cluster.devices
     count = math.gcd(4 * n, whole.batch_size) if microbatches is None else microbatches
     if count < 1 or whole.batch_size % count:
@@ -301,14 +323,18 @@ def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, micr
     last_read = {read.name: place for place, unit in enumerate(part.units) for _, read in unit.activations}
     made = {w.name: (place, w.nbytes) for place, unit in enumerate(part.units) for w in unit.writes}
     made.update((tensor.name, (-1, tensor.nbytes)) for tensor in part.inputs)
-    times, updates, memory = list[float](), 0.0, 0.0
+    forward, backward, updates, memory = list[float](), list[float](), 0.0, 0.0
     for index, stage in enumerate(stages):
         crossing = sum(b for name, (at, b) in made.items() if at < edges[index + 1] <= last_read.get(name, -1))
-        sent = 0.0 if index == n - 1 else 2 * (links.send_seconds(cluster, crossing) + cluster.exchange_seconds)
+        sent = 0.0 if index == n - 1 else links.send_seconds(cluster, crossing) + cluster.exchange_seconds
         nbytes = sum(parameter.nbytes for unit in stage for parameter in unit.parameters)
-        times.append(sum(seconds[edges[index] : edges[index + 1]]) + sent)
+        ahead = sum(unit_seconds(unit, cluster) / (1 + unit.backward) for unit in stage)
+        forward.append(ahead + sent)
+        backward.append(sum(seconds[edges[index] : edges[index + 1]]) - ahead + sent)
         tensors = sum(len(unit.parameters) for unit in stage)
-        updates = max(updates, optimizer_seconds(nbytes, tensors, cluster, optimizer))
+        # At the end PyTorch divides gradients by the number of microbatches.
+        scaled = 2 * nbytes / cluster.memory_bytes_per_second
+        updates = max(updates, scaled + optimizer_seconds(nbytes, tensors, cluster, optimizer))
         # A stage keeps what it needs for the backward pass of as many microbatches as there are stages after it.
         kept = min(n - index, count) * sum(unit.saved for unit in stage)
         memory = max(memory, nbytes * (2 + OPTIMIZERS[optimizer][0]) + kept)
@@ -316,7 +342,7 @@ def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, micr
         name="pipeline",
         groups=1,
         devices=n,
-        seconds=sum(times) + (count - 1) * max(times) + updates,
+        seconds=pipeline_seconds(forward, backward, count) + updates,
         memory_bytes=memory,
         starts=tuple(stage[0].name for stage in stages[1:]),
         microbatches=count,

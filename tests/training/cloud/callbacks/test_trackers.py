@@ -15,7 +15,7 @@ from tests.support.environments import ROOT, other_python
 
 HERE = Path(__file__).parent
 SETTINGS = {"loss": "cross_entropy", "schedule": "cosine", "epochs": "3", "batch_size": "20", "metrics": "['F1Score']"}
-NAN = "the arrays, row 59: field 'input' is nan; correct the value or leave the example out"
+NAN = "the arrays, row 59: field 'input' is nan; correct it or leave the example out"
 
 pytestmark = pytest.mark.slow
 
