@@ -89,7 +89,7 @@ class Network:
 
     @property
     def card(self) -> ModelCard | None:
-        """What the recipe, or the variant that results.toml names, reached on which data; None where nobody trained it."""
+        """What the recipe, or its variant in results.toml, reached on which data; None where nobody has trained it."""
         measured = _results().get(self.name)
         variant = "" if measured is None else measured.get("variant", "")
         path = self.variants.get(variant) if variant else self.recipe

@@ -25,8 +25,14 @@ RECIPES = sorted(PATHS)
 # What the functions of archipel.datasets give: the shape of an example, and the number of classes.
 PICTURES = {"mnist": ((1, 28, 28), 10), "fashion_mnist": ((1, 28, 28), 10), "cifar10": ((3, 32, 32), 10),
             "har_windows": ((6, 128), 6)}  # fmt: skip
-OTHERS = {"bc_resnet": ((1, 40, 98), 12), "ds_cnn": ((1, 49, 10), 12),
-          "mlp": ((784,), 10), "unet": ((1, 64, 64), 3), "bc_resnet-ecg": ((1, 40, 75), 3), "ds_cnn-ecg": ((1, 50, 10), 3)}  # fmt: skip
+OTHERS = {
+    "bc_resnet": ((1, 40, 98), 12),
+    "bc_resnet-ecg": ((1, 40, 75), 3),
+    "ds_cnn": ((1, 49, 10), 12),
+    "ds_cnn-ecg": ((1, 50, 10), 3),
+    "mlp": ((784,), 10),
+    "unet": ((1, 64, 64), 3),
+}
 
 
 def test_every_network_has_one() -> None:
