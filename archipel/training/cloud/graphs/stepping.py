@@ -63,7 +63,7 @@ class SteppedModule(fx.GraphModule):
         changed = False
         for node in self.graph.nodes:
             given = node.args, node.kwargs
-            args, kwargs = fx.node.map_aggregate(given, lambda each: new if each is old else each)  # type: ignore[misc]
+            args, kwargs = fx.node.map_aggregate(given, lambda each: new if each is old else each)
             if (args, kwargs) != given:
                 node.args, node.kwargs, changed = args, kwargs, True
         if changed:

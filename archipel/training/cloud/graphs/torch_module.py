@@ -121,7 +121,7 @@ class TorchModule(SteppedModule):
         return result
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        result = super()._apply(fn, recurse)
+        result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._follow()
         return result
 
