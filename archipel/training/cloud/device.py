@@ -87,7 +87,7 @@ def tf32(allowed: bool) -> Iterator[None]:
     """
     import torch
 
-    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    backends: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [backend.allow_tf32 for backend in backends]
     for backend in backends:
         backend.allow_tf32 = allowed

@@ -183,7 +183,7 @@ def test_tf32_is_off_unless_the_options_say_so(load: Load) -> None:
             seen.clear()
     assert torch.backends.cudnn.allow_tf32 == before
     with pytest.raises(DelegateError, match="tf32 is 0 or 1, not 'maybe'"):
-        load([("torch", {"tf32": "maybe"})])
+        load([("torch", {"tf32": "maybe"})]).predict(X)
 
 
 def test_names_of_devices(load: Load) -> None:
