@@ -86,7 +86,7 @@ def read_checkpoint(path: Path, made_with: Mapping[str, Any]) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         # Its own text advises to load the file without the check, which would run the file's code.
         raise CheckpointError(
-            f"the checkpoint {path} cannot be read (it holds something other than tensors, numbers and texts); {_REMEDY}"
+            f"the checkpoint {path} cannot be read (it holds more than tensors, numbers and texts); {_REMEDY}"
         ) from error
     except _UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
