@@ -93,6 +93,14 @@ def test_convolutions(make: Make) -> None:
     check(Cohort(bundle, "cpu").local_rounds(data(), SEEDS), expected)
 
 
+def test_features_of_a_frozen_backbone(make: Make) -> None:
+    layers = [nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3)]
+    bundle = make(nn.Sequential(*layers), optimizer=optimizers.sgd(lr=0.1), trainable="4.*")
+    assert "features" in bundle.manifest.programs
+    expected = one_by_one(bundle, [DeviceState() for _ in SIZES])
+    check(Cohort(bundle, "cpu").local_rounds(data(), SEEDS), expected)
+
+
 @pytest.mark.parametrize("strategy", ["scaffold", pytest.param("ditto", marks=pytest.mark.slow)])
 def test_what_devices_keep_from_round_to_round(make: Make, strategy: str) -> None:
     """Control variates, and models of their own in a phase of their own."""

@@ -28,14 +28,19 @@ def movable(module: fx.GraphModule) -> list[fx.Node]:
     return [node for node in module.graph.nodes if node.op not in ("placeholder", "output") and node not in light]
 
 
-def cut(module: fx.GraphModule, starts: Sequence[str]) -> list[fx.GraphModule]:
+def cut(module: fx.GraphModule, starts: Sequence[str], alone: bool = True) -> list[fx.GraphModule]:
     """Cut a graph before each of the nodes named in `starts`.
 
     Stage i takes what stage i - 1 returns, the first one the graph's inputs; the last one returns the graph's outputs.
     A stage hands on what later stages read, in the order of the graph. Attributes keep their names, and parameters stay
     the same objects.
 
-    Raises TrainingError if a name is no node, or two stages would read one parameter.
+    Arguments:
+        module: any graph.
+        starts: names of nodes.
+        alone: whether each stage is for a process of its own: it sends what it hands on, and shares no parameter.
+
+    Raises TrainingError if a name is no node, or two stages would read one parameter and may not.
     """
     import torch
     from torch import fx
@@ -68,7 +73,7 @@ def cut(module: fx.GraphModule, starts: Sequence[str]) -> list[fx.GraphModule]:
     for stage in range(last + 1):
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {node: graph.placeholder(node.name) for node in arriving}
-        if stage > 0:
+        if stage > 0 and alone:
             copies = {node: graph.call_function(contiguous, (given,)) for node, given in copies.items()}
 
         def copy(node: fx.Node, graph: fx.Graph = graph, copies: dict[fx.Node, fx.Node] = copies) -> fx.Node:
@@ -83,9 +88,13 @@ def cut(module: fx.GraphModule, starts: Sequence[str]) -> list[fx.GraphModule]:
         else:
             held = [*arriving, *nodes[edges[stage] : edges[stage + 1]]]
             arriving = [node for node in held if last_reader(node) > stage]
-            leaving = tuple(graph.call_function(contiguous, (copies[node],)) for node in arriving)
+            leaving = tuple(copies[node] for node in arriving)
+            if alone:
+                leaving = tuple(graph.call_function(contiguous, (value,)) for value in leaving)
             graph.output(leaving[0] if len(leaving) == 1 else leaving)
         stages.append(fx.GraphModule(module, graph))
+    if not alone:
+        return stages
     owners: dict[int, int] = {}
     for stage, part in enumerate(stages):
         for name, parameter in part.named_parameters():

@@ -38,6 +38,7 @@ def prepare(
     optimizer: str = "adam",
     microbatches: int | None = None,
     compute_dtype: torch.dtype | None = None,
+    segment_bytes: int | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Placed:
     """Place `module` over all processes of the training, which `processes()` has joined.
@@ -60,6 +61,8 @@ def prepare(
         optimizer: for the planner: "sgd", "momentum", "adam" or "adamw".
         microbatches: of "pipeline", 1 or more; None: four for each process, or as many as divide the batch.
         compute_dtype: of "fsdp", the type in which parameters are gathered, such as torch.bfloat16; None: their own.
+        segment_bytes: of "fsdp" of a TorchModule: bytes of parameters that are gathered together at least, 1 or more;
+            None: 32 MiB.
         report: is given the planner's table, on rank 0.
 
     Raises TrainingError for a way that the module or the number of processes does not allow, MissingExtraError without
@@ -103,12 +106,14 @@ def prepare(
         mesh = init_device_mesh(kind, (world,), mesh_dim_names=("data",))
         if found.starts:
             return Stages(module, node_starts(module, found.starts), mesh, where, found.microbatches)
-        return Shards(module, mesh, where, compute_dtype) if found.name == "fsdp" else Replicas(module, mesh, where)
+        if found.name == "fsdp":
+            return Shards(module, mesh, where, compute_dtype, segment_bytes)
+        return Replicas(module, mesh, where)
     mesh = init_device_mesh(kind, (world,), mesh_dim_names=("data",))
     if way == "ddp":
         return Replicas(module, mesh, where)
     if way == "fsdp":
-        return Shards(module, mesh, where, compute_dtype)
+        return Shards(module, mesh, where, compute_dtype, segment_bytes)
     if way == "tensor":
         return ShardedLinears(module, mesh, where)
     if way == "pipeline":

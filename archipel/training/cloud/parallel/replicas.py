@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from archipel.mode import get_mode
 from archipel.training.cloud.parallel.placed import Loss, Placed
 
 if TYPE_CHECKING:
@@ -45,35 +46,64 @@ class Replicas(Placed):
 class Shards(Placed):
     """`fsdp`: each process keeps a part of each parameter, gradient and optimizer state (Zhao et al. 2023; ZeRO 3).
 
-    Parameters are gathered block by block for the forward and the backward pass. A block is a child with parameters of
-    an nn.Sequential or nn.ModuleList; what lies outside is one more block.
+    Parameters are gathered block by block for the forward and the backward pass. Of a graph a block is a segment of at
+    least `segment_bytes` of parameters; of another module it is a child with parameters of an nn.Sequential or
+    nn.ModuleList. What several blocks read, or lies outside, is gathered for the whole step.
     """
 
     name = "fsdp"
 
     def __init__(
-        self, module: nn.Module, mesh: DeviceMesh, device: torch.device, compute_dtype: torch.dtype | None = None
+        self,
+        module: nn.Module,
+        mesh: DeviceMesh,
+        device: torch.device,
+        compute_dtype: torch.dtype | None = None,
+        segment_bytes: int | None = None,
     ) -> None:
+        from torch import fx
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        from archipel.training.cloud.parallel.segments import segment
 
         self.module, self.mesh, self.device = module, mesh, device
         self.data_rank, self.data_world = mesh.get_rank(), mesh.size()
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype)
-        for block in blocks(module):
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        self._sharded_module = fully_shard(module, mesh=mesh, mp_policy=policy)
+        # Node by node a graph runs as a whole.
+        is_cut = isinstance(module, fx.GraphModule) and get_mode() == "graph"
+        segments = segment(module, segment_bytes) if is_cut else None  # type: ignore[arg-type]
+        if segments is None:
+            for block in blocks(module):
+                fully_shard(block, mesh=mesh, mp_policy=policy)
+            self._run: Any = fully_shard(module, mesh=mesh, mp_policy=policy)
+            return
+        places = {id(each): name for name, each in segments.named_parameters()}
+        for part in segments.segments:
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+        self._run = fully_shard(segments, mesh=mesh, mp_policy=policy)
+        # The module keeps its names, for the optimizer and checkpoints, and gets the shards.
+        for path, parameter in list(module.named_parameters(remove_duplicate=False)):
+            if id(parameter) in places:
+                owner, _, last = path.rpartition(".")
+                setattr(module.get_submodule(owner), last, segments.get_parameter(places[id(parameter)]))
+
+    def forward(self, inputs: Sequence[torch.Tensor]) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return self._run(*inputs)
 
     def _backward(
         self, inputs: tuple[torch.Tensor, ...], targets: Any, loss: Loss, share: float, scale: float
     ) -> torch.Tensor:
         import torch
 
-        own = loss(self.module(*inputs), targets)
+        own = loss(self._run(*inputs), targets)
         torch.autograd.backward(own * (share * self.data_world * scale))
         return own
 
     def _exchanging(self, last: bool) -> AbstractContextManager[Any]:
-        self._sharded_module.set_requires_gradient_sync(last)
+        self._run.set_requires_gradient_sync(last)
         return nullcontext()
 
 

@@ -23,9 +23,11 @@ from archipel.lite_runtime.fields import Fields
 from archipel.lite_runtime.out_of_range import locate
 from archipel.lite_runtime.shuffle import batches
 from archipel.lite_runtime.training.driver import batch_shape, collect_data, find_program, need_program
+from archipel.lite_runtime.training.features import find_features
 from archipel.lite_runtime.values import Values
 from archipel.training.cloud.ops.types import to_torch
 from archipel.training.cloud.programs.engine import find_device, to_numpy
+from archipel.training.cloud.programs.features import FeatureProgram
 from archipel.training.cloud.programs.lanes import BATCH, MOVING, LaneProgram, has_lanes
 
 Arrays = Mapping[str, np.ndarray]
@@ -68,8 +70,9 @@ class Cohort:
         threads: inside one operator, on the CPU; 0: PyTorch's own number.
         lanes: the most clients at once; more go one group after the other. None: all.
 
-    Raises TrainingError for a bundle whose programs cannot run so: one that PyTorch cannot run, or that reads features
-    of a frozen backbone.
+    Features of a frozen backbone are computed once for each example, and stay on the device for the round.
+
+    Raises TrainingError for a bundle whose programs PyTorch cannot run so.
 
     Example:
         cohort = Cohort(open_bundle("digits.bundle", keys))
@@ -82,11 +85,6 @@ class Cohort:
         self._begin = find_program(bundle, "begin")
         if not schedule:
             raise TrainingError(f"bundle {bundle.manifest.name!r} has no schedule, so no local round")
-        for phase in schedule:
-            if any(isinstance(port, Feature) for port in bundle.program(phase.program).inputs):
-                raise TrainingError(
-                    f"cohort: program {phase.program!r} reads features of a frozen backbone; run the clients one by one"
-                )
         if lanes is not None and lanes < 1:
             raise TrainingError(f"cohort: lanes must be at least 1, is {lanes}")
         bundle.inspect_graphs()
@@ -97,6 +95,8 @@ class Cohort:
         self._bundle, self._schedule, self._most = bundle, schedule, lanes
         names = [*(phase.program for phase in schedule), self._finish, *([self._begin] if self._begin else [])]
         self._programs = {name: LaneProgram(bundle, name, self._device, threads) for name in dict.fromkeys(names)}
+        features = find_features(bundle, {name: bundle.program(name) for name in names})
+        self._features = None if features is None else FeatureProgram(bundle, features, self._device, threads)
 
     def local_rounds(
         self,
@@ -140,12 +140,13 @@ class Cohort:
 
     def _run_group(self, clients: list[_Client], first: int, result: CohortUpdate) -> None:
         present: Tensors = {}
+        features: dict[str, torch.Tensor] = {}
         everyone = list(range(len(clients)))
         if self._begin is not None:
             self._run(self._begin, clients, everyone, present, {})
         for number, phase in enumerate(self._schedule):
             try:
-                self._run_phase(phase, number, clients, present)
+                self._run_phase(phase, number, clients, present, features)
             except IndexRangeError as error:
                 raise self._locate(error, clients, first) from None
         for client in clients:
@@ -182,7 +183,10 @@ class Cohort:
                     client.values.write(port, to_numpy(present[key][index]).copy())
         client.values.keep()
 
-    def _run_phase(self, phase: Phase, number: int, clients: list[_Client], present: Tensors) -> None:
+    def _run_phase(
+        self, phase: Phase, number: int, clients: list[_Client], present: Tensors, features: dict[str, torch.Tensor]
+    ) -> None:
+        """`features`: of all clients together; the first phase that reads them fills it."""
         program = self._bundle.program(phase.program)
         chosen = None if phase.moves is None else set(phase.moves)
         orders, offsets, total = [], [], 0
@@ -198,6 +202,12 @@ class Cohort:
             offsets.append(total)
             total += client.fields.count
         data = self._join(program, clients)
+        if self._features is not None and any(isinstance(port, Feature) for port in program.inputs):
+            if not features:
+                read = [port.name for port in self._features.program.inputs]
+                fields = {name: np.concatenate([client.fields.arrays[name] for client in clients]) for name in read}
+                features.update(self._features.run(fields))
+            data |= features
         for step in self._steps(orders):
             for size, members in step.items():
                 indices = np.zeros((len(members), rows or size), np.int64)

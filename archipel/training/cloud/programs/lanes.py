@@ -8,7 +8,19 @@ import torch
 
 from archipel.autodiff import vmap
 from archipel.bundle import Bundle
-from archipel.bundle.roles import Count, Example, ExampleWeight, Label, Noise, Parameter, Personal, Port, Seed, State
+from archipel.bundle.roles import (
+    Count,
+    Example,
+    ExampleWeight,
+    Feature,
+    Label,
+    Noise,
+    Parameter,
+    Personal,
+    Port,
+    Seed,
+    State,
+)
 from archipel.engine_registry import Refusal
 from archipel.errors import ArchipelError, TrainingError
 from archipel.graph.importing.bundled import read_bundled
@@ -17,7 +29,7 @@ from archipel.graph.model import Model
 from archipel.training.cloud.graphs.recognizing import recognize_gradients
 from archipel.training.cloud.programs.engine import TorchSession
 
-BATCH = (Example, Label, ExampleWeight)
+BATCH = (Example, Label, ExampleWeight, Feature)
 MOVING = (Parameter, Personal, State)
 OF_A_CLIENT = (*BATCH, *MOVING, Seed, Noise, Count)
 

@@ -16,7 +16,7 @@ from tests.training.cloud.parallel.trainings import Stop, run
 HERE = Path(__file__).parent
 # One of each way, and each network.
 SHORT = ["mlp-ddp", "transformer-fsdp", "cnn-pipeline", "cnn-auto-graph"]
-CHECKS = ["moved"]
+CHECKS = ["moved", "in_segments"]
 
 
 def write_graphs(folder: Path, names: Iterable[str]) -> None:
