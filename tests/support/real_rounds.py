@@ -74,4 +74,6 @@ def run_rounds(
     done = list(operator.tasks.rounds(task.task_id))
     assert [each.reason for each in done if each.weights_out is None] == []
     assert len(done) == rounds
-    return dict(operator.weights.read(done[-1].weights_out))
+    last = done[-1].weights_out
+    assert last is not None
+    return dict(operator.weights.read(last))
