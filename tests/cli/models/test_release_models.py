@@ -48,7 +48,7 @@ def test_a_signed_release_with_sums(archipel: Command, tmp_path: Path, monkeypat
     assert all(each.accuracy is not None for each in signed.release.variants)
     card = choose("dist/models/tiny-3", trusted, cache=tmp_path / "cache").bundle.card
     assert card is not None
-    assert card.recipe == RECIPE
+    assert card.recipe == RECIPE.strip()
     checked = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd="dist/models", capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout
     assert checked.stdout.count(": OK") == 4
