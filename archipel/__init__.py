@@ -15,22 +15,26 @@ if TYPE_CHECKING:
     from archipel.graph import Model as Model
     from archipel.mode import get_mode as get_mode
     from archipel.mode import set_mode as set_mode
+    from archipel.simulation.simulate import simulate as simulate
     from archipel.training.cloud import TrainConfig as TrainConfig
     from archipel.training.cloud.train import train as train
 
 __version__ = "0.1.0"
 __all__ = [
-    "Model", "TrainConfig", "__version__", "compress", "convert", "export", "function", "get_mode", "set_mode", "train",
+    "Model", "TrainConfig", "__version__", "compress", "convert", "export", "function", "get_mode", "set_mode",
+    "simulate", "train",
 ]  # fmt: skip
 
 _HOMES = {
     "Model": "archipel.graph", "TrainConfig": "archipel.training.cloud", "compress": "archipel.compression",
     "convert": "archipel.converter", "export": "archipel.converter", "function": "archipel.frontend",
-    "get_mode": "archipel.mode", "set_mode": "archipel.mode", "train": "archipel.training.cloud",
+    "get_mode": "archipel.mode", "set_mode": "archipel.mode", "simulate": "archipel.simulation",
+    "train": "archipel.training.cloud",
 }  # fmt: skip
 _ROOMS = (
     "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "frontend", "graph",
-    "lite_runtime", "models", "operator", "preprocessing", "protocol", "server", "strategies", "training",
+    "lite_runtime", "models", "operator", "preprocessing", "protocol", "server", "simulation",
+    "strategies", "training",
 )  # fmt: skip
 
 

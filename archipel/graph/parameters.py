@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import onnx_ir as ir
@@ -13,6 +14,7 @@ from archipel.graph.shapes import is_float
 
 NAMES_KEY = "archipel.parameters"
 STATE_KEY = "archipel.source_state"
+FIXED_KEY = "archipel.fixed"
 
 # Float inputs that configure an operator and are no weights, by position.
 _SETTINGS: dict[str, frozenset[int]] = {
@@ -73,20 +75,56 @@ def statistics(model: ir.Model) -> tuple[str, ...]:
     return tuple(name for name, value in model.graph.initializers.items() if _is_running_statistic(value))
 
 
-def trainable_names(model: ir.Model, patterns: str | Sequence[str]) -> list[str]:
-    """The parameters that match one of the globs, without running statistics.
+@dataclass(frozen=True)
+class Fixed:
+    """What a source does not train: its buffers, and the parameters that its owner has frozen."""
 
-    Raises GraphError for a pattern that matches no parameter, or only running statistics.
+    buffers: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, model: ir.Model) -> Fixed:
+        """As the model's metadata say; nothing where they do not. Raises GraphError for a damaged record."""
+        recorded = model.metadata_props.get(FIXED_KEY)
+        if recorded is None:
+            return cls()
+        try:
+            fields = json.loads(recorded)
+            return cls(frozenset(map(str, fields["buffers"])), frozenset(map(str, fields["frozen"])))
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise GraphError(f"the record of the source's buffers is damaged ({error!r})") from None
+
+    def record(self, model: ir.Model) -> None:
+        """Write into the metadata; where nothing is fixed, there is no record."""
+        model.metadata_props.pop(FIXED_KEY, None)
+        if self.buffers or self.frozen:
+            fields = {"buffers": sorted(self.buffers), "frozen": sorted(self.frozen)}
+            model.metadata_props[FIXED_KEY] = json.dumps(fields)
+
+
+def trainable_names(model: ir.Model, patterns: str | Sequence[str]) -> list[str]:
+    """The parameters that match one of the globs, without running statistics and buffers of the model's source.
+
+    "*" also leaves out what the source has frozen (`requires_grad=False`); any other glob takes it.
+
+    Raises GraphError for a pattern that matches no parameter, or only running statistics or only buffers.
     """
-    names, averages = parameter_names(model), set(statistics(model))
+    names, averages, fixed = parameter_names(model), set(statistics(model)), Fixed.of(model)
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         chosen = match(names, pattern)
+        if chosen and pattern != "*" and fixed.buffers.issuperset(chosen):
+            raise GraphError(
+                f"{pattern!r} matches only buffers of the model's source ({', '.join(chosen)}), which training does "
+                "not move; make an nn.Parameter of what it shall move"
+            )
         if chosen and averages.issuperset(chosen):
             raise GraphError(
                 f"{pattern!r} matches only running statistics of BatchNormalization ({', '.join(chosen)}), which have "
                 "no gradient; leave it out: batch_norm= says whether training moves them"
             )
-    return [name for name in match(names, patterns) if name not in averages]
+    everything = patterns == "*" or list(patterns) == ["*"]
+    left_out = averages | fixed.buffers | (fixed.frozen if everything else set())
+    return [name for name in match(names, patterns) if name not in left_out]
 
 
 def match(names: Sequence[str], patterns: str | Sequence[str]) -> list[str]:

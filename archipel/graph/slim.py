@@ -9,12 +9,12 @@ import onnx
 import onnx_ir as ir
 
 from archipel.graph.model_card import CARD_KEY
-from archipel.graph.parameters import NAMES_KEY, STATE_KEY
+from archipel.graph.parameters import FIXED_KEY, NAMES_KEY, STATE_KEY
 from archipel.graph.passes.constants import AUGMENTS, EXACT, UNPACK
 from archipel.graph.walk import proto_bodies
 
 _OWN = "archipel."
-_LISTS = (NAMES_KEY, STATE_KEY)
+_LISTS = (NAMES_KEY, STATE_KEY, FIXED_KEY)
 
 
 def slim(model: ir.Model, lists: bool = False, card: bool = False) -> onnx.ModelProto:

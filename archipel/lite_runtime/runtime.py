@@ -32,10 +32,8 @@ from archipel.lite_runtime.training.checkpoint import CheckpointFile
 from archipel.lite_runtime.training.driver import (
     Watch,
     collect_data,
-    finish,
     need_program,
-    run_begin,
-    run_phases,
+    run_round,
 )
 from archipel.lite_runtime.training.features import DEFAULT_BUDGET
 from archipel.lite_runtime.training.fitting import Fitting, call_all, checkpoint_file, open_checkpoint
@@ -301,32 +299,17 @@ class Runtime(Learning):
             examples=fields.count,
             randomness=randomness,
         )
-        run_begin(self._sessions, self.bundle, values)
-        with locating(self.bundle, fields.arrays):
-            training = run_phases(
-                self._sessions,
-                self.bundle,
-                schedule,
-                values,
-                fields,
-                watch=Watch(call_all(hooks.callbacks)),
-                feature_budget=self._feature_budget,
-            )
-        if training.stopped:
-            raise RuntimeInputError(
-                "local_round: a callback asked to stop, but a round cannot end early; raise an error to abandon it"
-            )
-        update, metrics = finish(self._sessions, self.bundle, values)
+        update = run_round(
+            self._sessions,
+            self.bundle,
+            values,
+            fields,
+            watch=Watch(call_all(hooks.callbacks)),
+            feature_budget=self._feature_budget,
+        )
         # Last: a round that fails anywhere leaves no trace in the device's state.
         self._model.keep_state(values)
-        return LocalUpdate(
-            arrays=update,
-            examples=training.examples,
-            steps=values.steps,
-            metrics={**training.metrics.reduce(), **metrics},
-            losses=training.losses,
-            parameters=values.parameters,
-        )
+        return update
 
     # --- inside ---------------------------------------------------------------------------------------------------
 

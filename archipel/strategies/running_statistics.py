@@ -140,7 +140,7 @@ def combine_statistics(
 
     `total` is the checked sum of a cohort. A variance grows by no more than the factor 1 + its range and shrinks by no
     more, and a mean shifts by no more than its range. `scale`: the part of the way that the round's step goes, as
-    server.rounds.steps decides it.
+    strategies.step_limits decides it.
     """
     weight = float(cohort) if total.weight is None else total.weight
     if weight <= 0:

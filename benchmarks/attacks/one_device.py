@@ -42,7 +42,7 @@ from archipel.lite_runtime import Runtime
 from archipel.models import digits_cnn
 from archipel.protocol.bounds import groups, step, sum_bound
 from archipel.protocol.vector import Layout
-from archipel.server.rounds.steps import History, keep_within
+from archipel.strategies.step_limits import History, keep_within
 from archipel.training import losses, optimizers
 
 CLIP, TIGHT, BITS = 1.0, 0.1, 16

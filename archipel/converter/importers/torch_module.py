@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import io
 import logging
 import warnings
@@ -22,6 +23,7 @@ from archipel.graph.batch import BATCH
 from archipel.graph.importing.comparison import TOLERANCE, CannotRunError
 from archipel.graph.model import Model
 from archipel.graph.opset import OPSET
+from archipel.graph.parameters import Fixed
 from archipel.graph.passes import simplify
 from archipel.graph.report import ImportReport
 from archipel.graph.source_state import record_state
@@ -49,7 +51,7 @@ def import_module(module: torch.nn.Module, example: Any, name: str, dynamic_batc
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             hint = "; if its batch size is fixed, pass dynamic_batch=False" if dynamic_batch else ""
             raise ModelImportError(f"{name} does not run on the example: {_first_line(error)}{hint}") from error
-        with _keeping_dropout(), _translations_read_once(), torch_bodies.one_version_of_bodies():
+        with _keeping_dropout(), _translations_read_once(), _whole_layers(), torch_bodies.one_version_of_bodies():
             model = _export(module, examples, dynamic, name)
         parameters = _parameter_names(module, model)
         simplify(model, keep=parameters)
@@ -77,7 +79,16 @@ def import_module(module: torch.nn.Module, example: Any, name: str, dynamic_batc
             f"the graph does not read {', '.join(left)}, which are too large to be kept beside it"
         )
     report.record(imported.ir)
+    _fixed(module, imported.parameter_names).record(imported.ir)
     return imported
+
+
+def _fixed(module: torch.nn.Module, names: Sequence[str]) -> Fixed:
+    """What of the model's parameters PyTorch does not train in the module."""
+    tensors = module.named_parameters(remove_duplicate=False)
+    held = {name for name, parameter in tensors if not parameter.requires_grad}
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    return Fixed(frozenset(buffers.intersection(names)), frozenset(held.intersection(names)))
 
 
 def _record_state(module: torch.nn.Module, model: Model) -> list[str]:
@@ -164,6 +175,43 @@ def _keeping_dropout() -> Iterator[None]:
     finally:
         for name, function in originals.items():
             setattr(functional, name, function)
+
+
+@contextlib.contextmanager
+def _whole_layers() -> Iterator[None]:
+    """Export `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` as what they consist of.
+
+    In evaluation mode PyTorch computes them by a fused operator, which has no form in ONNX and no gradient. And it
+    compares masks with the causal one, by their values, which an export does not have; any mask is applied as it is.
+    `nn.EmbeddingBag` of bags of one size is a sum, mean or maximum of an Embedding; the exporter makes a loop of it.
+    """
+    import torch
+    from torch.nn import functional
+    from torch.nn.modules import transformer
+
+    before, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
+    torch.backends.mha.set_fastpath_enabled(False)
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    whole = functional.embedding_bag
+
+    def embedding_bag(input: torch.Tensor, weight: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+        given = inspect.signature(whole).bind(input, weight, *arguments, **named).arguments
+        weights = given.get("per_sample_weights")
+        if input.ndim != 2 or given.get("padding_idx") is not None or given.get("max_norm") is not None:
+            return whole(input, weight, *arguments, **named)
+        rows = functional.embedding(input, weight)
+        rows = rows if weights is None else rows * weights[..., None]
+        if given.get("mode", "mean") == "max":
+            return rows.max(1).values
+        return rows.sum(1) if given.get("mode", "mean") == "sum" else rows.mean(1)
+
+    functional.embedding_bag = embedding_bag
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+        transformer._detect_is_causal_mask = detect
+        functional.embedding_bag = whole
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from archipel.graph.importing.merged import separate_statistics
 from archipel.graph.importing.samples import KINDS, sample, sizes
 from archipel.graph.importing.sources import read
 from archipel.graph.opset import opset_of
-from archipel.graph.parameters import NAMES_KEY, STATE_KEY, parameter_names, record_parameters
+from archipel.graph.parameters import FIXED_KEY, NAMES_KEY, STATE_KEY, parameter_names, record_parameters
 from archipel.graph.report import CONVERSION_KEY, DEVIATION_KEY, REPORT_KEY, ImportReport
 from archipel.graph.shapes import dims, rename_size
 
@@ -48,7 +48,7 @@ def import_onnx(proto: onnx.ModelProto, dynamic_batch: bool = True) -> ir.Model:
         _serialize(model)
         return model  # `Model.save` wrote this file: it is clean, and has its report
     # Anybody may have written these into the file: only this import says what they are.
-    for key in (NAMES_KEY, STATE_KEY, DEVIATION_KEY, REPORT_KEY, CONVERSION_KEY):
+    for key in (NAMES_KEY, STATE_KEY, FIXED_KEY, DEVIATION_KEY, REPORT_KEY, CONVERSION_KEY):
         model.metadata_props.pop(key, None)
     constants = (node for node in model.graph.all_nodes() if node.op_type == "Constant")
     given = set(model.graph.initializers) | {str(node.outputs[0].name) for node in constants}

@@ -16,10 +16,11 @@ from archipel.bundle.roles import ExampleWeight, Metric, Parameter, Personal, Po
 from archipel.errors import NonFiniteLossError, RuntimeInputError, RuntimeProgramError
 from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.fields import BATCH_ROLES, FIELD_ROLES, Fields, collect, fixed_rows
+from archipel.lite_runtime.out_of_range import locating
 from archipel.lite_runtime.shuffle import batches, group_batches
 from archipel.lite_runtime.training.features import DEFAULT_BUDGET, FeatureCache, find_features
 from archipel.lite_runtime.training.loop import Repeated, TrainLoop
-from archipel.lite_runtime.training.results import MetricTable, Progress, loss_of
+from archipel.lite_runtime.training.results import LocalUpdate, MetricTable, Progress, loss_of
 from archipel.lite_runtime.values import Values
 
 _KEPT = (Parameter, Personal, State)
@@ -187,6 +188,40 @@ def finish(sessions: Sessions, bundle: Bundle, values: Values) -> tuple[dict[str
         if not np.isfinite(array).all():
             raise NonFiniteLossError(f"program {name!r}: update {output!r} has values that are not finite")
     return update, {port.name: float(outputs[port.name]) for port in ports if isinstance(port, Metric)}
+
+
+def run_round(
+    sessions: Sessions,
+    bundle: Bundle,
+    values: Values,
+    fields: Fields,
+    *,
+    watch: Watch | None = None,
+    feature_budget: int = DEFAULT_BUDGET,
+) -> LocalUpdate:
+    """One device's part of a federated round: `begin`, the bundle's schedule, `finish`.
+
+    `values` have the result, and what outlives the round; the caller keeps it (`Values.keep`). Raises RuntimeInputError
+    where a callback asked to stop, NonFiniteLossError, RuntimeProgramError, IndexRangeError.
+    """
+    run_begin(sessions, bundle, values)
+    with locating(bundle, fields.arrays):
+        training = run_phases(
+            sessions, bundle, bundle.manifest.schedule, values, fields, watch=watch, feature_budget=feature_budget
+        )
+    if training.stopped:
+        raise RuntimeInputError(
+            "local_round: a callback asked to stop, but a round cannot end early; raise an error to abandon it"
+        )
+    update, metrics = finish(sessions, bundle, values)
+    return LocalUpdate(
+        arrays=update,
+        examples=training.examples,
+        steps=values.steps,
+        metrics={**training.metrics.reduce(), **metrics},
+        losses=training.losses,
+        parameters=values.parameters,
+    )
 
 
 def _run_phase(

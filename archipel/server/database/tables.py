@@ -222,7 +222,7 @@ class Round(Base):
     round. `spoiled`: it failed because of what some device sent that is not known. `draw`: the probabilities with which
     devices were drawn (devices.spoiler_search). `settled`: since when the set of devices in the sum is fixed, and
     devices may know it. `step_norm` and `state_norm` are the L2 norms of what a training's round changed, `step_scale`
-    is the factor that limited it (server.rounds.steps); null before the round is committed, and for other kinds of
+    is the factor that limited it (strategies.step_limits); null before the round is committed, and for other kinds of
     tasks. `complaints` is the number of excluded participants. `deadlines` are the seconds that each phase of this
     round may take (null: those of the task), `timings` what its devices took (server.rounds.durations).
     """

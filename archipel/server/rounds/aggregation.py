@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -22,6 +21,7 @@ from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import disputes, liars, unmask_sum
+from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import plan_layout
 from archipel.protocol.vector import DecodedSum, Vector
 from archipel.server.database.tables import Answer, BundleRow, Round, Task
@@ -29,11 +29,12 @@ from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
 from archipel.server.rounds import folding
 from archipel.server.rounds.frozen import read_cohort
+from archipel.server.rounds.history import read_history
 from archipel.server.rounds.machine import answered, read_plan, sharers
-from archipel.server.rounds.results import released, training
-from archipel.server.rounds.steps import History, Step, keep_within, read_history
+from archipel.server.rounds.results import released
 from archipel.server.rounds.weights_log import endorsement, sum_digest
-from archipel.strategies.running_statistics import combine_statistics, shared_statistics, split_statistics
+from archipel.strategies.moving import move_model
+from archipel.strategies.step_limits import History, Step
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -134,7 +135,7 @@ def aggregate(services: Services, round_id: str) -> Outcome:
 
 def _make(services: Services, collected: Collected, decoded: DecodedSum) -> Outcome:
     if collected.plan.kind == "training":
-        metrics, rest = training(decoded, collected.updates)
+        metrics, rest = split_metrics(decoded, collected.updates)
         version = _update(services, collected, rest)
         result = None if metrics is None else msgspec.to_builtins(metrics)
         return Outcome(collected.updates, decoded.weight, version=version, result=result)
@@ -229,28 +230,16 @@ def _faults(collected: Collected, cohort: Cohort, answers: Mapping[str, Unmaskin
     return faults | {dealer: WRONG_SHARES_DEALT for dealer, count in rest.items() if count > most}
 
 
-def _check_finite(parameters: Mapping[str, np.ndarray]) -> None:
-    for name, array in parameters.items():
-        if not np.isfinite(array).all():
-            raise ServerError(f"the new value of parameter {name!r} is not finite; lower the learning rates")
-
-
 def _update(services: Services, collected: Collected, decoded: DecodedSum) -> NewVersion:
     strategy = strategies.get(collected.manifest.strategy)
     parameters = services.blobs.read_weights(collected.weights)
     state = {}
     if collected.strategy_state is not None:
         state = services.blobs.read_weights(collected.strategy_state)
-    hyperparameters = collected.request.hyperparameters
-    bound = strategy.step_bound(collected.manifest, hyperparameters, collected.updates)
-    pairs = shared_statistics(collected.manifest)
-    trained, statistics = split_statistics(parameters, pairs)
-    after = strategy.update(trained, state, decoded, collected.updates, hyperparameters)
-    _check_finite(after[0])
-    moved, state, step = keep_within((trained, state), after, bound, collected.history)
-    # With the step's scale: its statistics come from the same sum, and the sum is what may be attacked.
-    moved |= combine_statistics(statistics, decoded, collected.updates, pairs, step.scale)
-    _check_finite(moved)
+    moved, state, step = move_model(
+        strategy, collected.manifest, parameters, state, decoded, collected.updates,
+        collected.request.hyperparameters, collected.history,
+    )  # fmt: skip
     with services.database.read() as session:
         evidence = endorsement(session, collected.current)
     weights = write_weights(moved)

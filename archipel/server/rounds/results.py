@@ -1,4 +1,4 @@
-"""What the sum of a round says: an evaluation's or analysis's result, and the metrics of a training."""
+"""What the sum of an evaluation's or analysis's round says."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from archipel.bundle import Manifest, Statistic
 from archipel.errors import ServerError
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.operator.tasks import Adoption, RoundResult, StatisticResult
-from archipel.protocol.training_metrics import CAPPED, CLAMPED, CLIPPED, DEVICES, TRAINING
+from archipel.protocol.training_metrics import CLAMPED
 from archipel.protocol.uploads import CONTRIBUTORS, DECIDED, TOOK, TRUTHFUL
 from archipel.protocol.vector import DecodedSum
 
@@ -48,39 +48,6 @@ def estimate_adoption(decided: int, yes: int) -> Adoption:
     estimate = (yes - decided * (1 - TRUTHFUL)) / (2 * TRUTHFUL - 1)
     error = math.sqrt(decided * TRUTHFUL * (1 - TRUTHFUL)) / (2 * TRUTHFUL - 1)
     return Adoption(decided=decided, taken=min(max(estimate, 0.0), float(decided)), standard_error=error)
-
-
-def training(total: DecodedSum, devices: int) -> tuple[RoundResult | None, DecodedSum]:
-    """The metrics of a training's round and the rest of its sum, which alone makes the next version.
-
-    The result is None where the bundle has its devices report no metrics.
-    """
-    own = {name: float(array) for name, array in total.values.items() if name.startswith((TRAINING, CLAMPED, DEVICES))}
-    if not own:
-        return None, total
-    rest = replace(total, values={name: array for name, array in total.values.items() if name not in own})
-    # Without an uploaded weight each device weighs 1. A sum of weights of 0 has no means.
-    weight = float(devices) if total.weight is None else total.weight
-    means = {name: value / weight for name, value in own.items()} if weight > 0 else {}
-    counts = {name: round(value) for name, value in _of(own, DEVICES).items()}
-    result = RoundResult(
-        devices=devices,
-        contributors=devices,
-        metrics={training_name(name): mean for name, mean in _of(means, TRAINING).items()},
-        clamped={training_name(name): share for name, share in _of(means, CLAMPED).items() if share > 0},
-        clipped=counts.get(CLIPPED),
-        capped=counts.get(CAPPED),
-    )
-    return result, rest
-
-
-def training_name(metric: str) -> str:
-    """The name of a mean over the steps of a round: of the training form, on the examples that it trains on."""
-    return f"training {metric}"
-
-
-def _of(values: Mapping[str, float], prefix: str) -> dict[str, float]:
-    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
 def evaluation(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from archipel.errors import TrainingError
-from archipel.training.arguments import number, whole
+from archipel.training.arguments import flag, number, whole
 
 Precision = Literal["auto", "float32", "bf16", "fp16"]
 Parallel = Literal["none", "auto", "ddp", "fsdp", "tensor", "pipeline", "hybrid"]
@@ -18,6 +19,10 @@ Parallel = Literal["none", "auto", "ddp", "fsdp", "tensor", "pipeline", "hybrid"
 EPOCHS = 10
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
 _COUNTS = ("epochs", "steps", "batch_size", "accumulate", "patience", "checkpoint_every", "threads")
+_PATHS = ("cluster", "checkpoint", "tensorboard")
+_TEXTS = ("monitor", "label", "mlflow", "wandb", *_PATHS)
+# What PyTorch's generators take; and where a slip of the keyboard would bring the machine down.
+_MOST = {"seed": 2**63 - 1, "threads": 4096, "workers": 1024}
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,13 +51,16 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             the averages.
         precision: "bf16" and "fp16" compute products in 16 bits (autocast; fp16 with loss scaling), parameters stay
             float32; "auto" is bf16 or fp16 on a GPU and float32 elsewhere.
+        tf32: let GPUs round the factors of float32 products to 10 bits (TF32), which is faster from Ampere on; without
+            it they give what a CPU gives.
         patience: epochs without a better `monitor` after which training ends; without it all epochs are trained.
         monitor: the validation metric that chooses the best epoch, "loss" or one of `metrics`.
         metrics: names of `torchmetrics` classes, such as "F1Score", or tables with their arguments.
         seed: of the order of examples, the augmentation and all generators. The same seed on the same machine with
             the same number of threads gives the same numbers.
         device: "auto" takes CUDA, MPS or the CPU, whichever is there first; or "cpu", "cuda", "cuda:1", "mps".
-        compile: whether `torch.compile` compiles the module; None: no. Not in the mode "eager" (`set_mode`).
+        compile: whether `torch.compile` compiles the module for training; None: no. Not in the mode "eager"
+            (`set_mode`). Validation runs the module as it is: its mode and batches would be compiled once more.
         parallel: how the processes that torchrun started share the work: "ddp", "fsdp", "tensor", "pipeline", "hybrid",
             or "auto" (`training.cloud.parallel.prepare` describes them). The losses are those of one process;
             `batch_size` counts the examples of all of them.
@@ -94,6 +102,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     clip: float | None = None
     ema: float | None = None
     precision: Precision = "float32"
+    tf32: bool = False
     patience: int | None = None
     monitor: str = "loss"
     metrics: tuple[Any, ...] = ()
@@ -118,10 +127,17 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
-            if getattr(self, name) is not None:
+            if getattr(self, name) is not None or name in ("batch_size", "accumulate"):
                 whole("TrainConfig", name, getattr(self, name), 1)
         whole("TrainConfig", "seed", self.seed, 0)
         whole("TrainConfig", "workers", self.workers, 0)
+        for name, most in _MOST.items():
+            if (getattr(self, name) or 0) > most:
+                raise TrainingError(f"TrainConfig: {name} must be at most {most}, is {getattr(self, name)!r}")
+        for name in ("next_token", "resume", "progress"):
+            flag("TrainConfig", name, getattr(self, name))
+        if self.compile is not None:
+            flag("TrainConfig", "compile", self.compile)
         if self.clip is not None:
             number("TrainConfig", "clip", self.clip, ends="(]")
         if self.ema is not None:
@@ -135,9 +151,16 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise TrainingError(
                     f"TrainConfig: {name} must be {' or '.join(map(repr, allowed))}, is {getattr(self, name)!r}"
                 )
-        for name in ("inputs", "metrics"):
-            if isinstance(getattr(self, name), str):
-                raise TrainingError(f"TrainConfig: {name} must be a list of names, is {getattr(self, name)!r}")
+        for name in ("inputs", "metrics", "trainable"):
+            given = getattr(self, name)
+            if not isinstance(given, list | tuple) and not (name == "trainable" and isinstance(given, str)):
+                raise TrainingError(f"TrainConfig: {name} must be a list of names, is {given!r}")
+        for name in _TEXTS:
+            given = getattr(self, name)
+            fits = isinstance(given, (str, os.PathLike) if name in _PATHS else str)
+            if not (fits and str(given)) and (given is not None or name == "monitor"):
+                what = "a path" if name in _PATHS else "a text"
+                raise TrainingError(f"TrainConfig: {name} must be {what}, is {given!r}")
         if self.precision == "fp16" and self.parallel not in ("none", "ddp"):
             # The loss scale must fall in all processes at once, and each sees its own part of the gradients alone.
             raise TrainingError(

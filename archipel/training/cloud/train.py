@@ -24,7 +24,7 @@ from archipel.training.cloud.callbacks.loggers import make_loggers
 from archipel.training.cloud.callbacks.standard import Checkpoints, EarlyStopping, OnEpoch, checkpoint_file
 from archipel.training.cloud.checkpoints.generators import kept_generators, seed_generators
 from archipel.training.cloud.config import TrainConfig
-from archipel.training.cloud.device import Autocast, choose_device, memory_format, require_torch, threads
+from archipel.training.cloud.device import Autocast, choose_device, memory_format, require_torch, tf32, threads
 from archipel.training.cloud.execution import Alone, place
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.objective.objective import Objective
@@ -88,7 +88,8 @@ def train(
     config = TrainConfig() if config is None else config
     measured = None if test is None else as_dataset(test)  # a file that is missing shows before the training
     own = [*callbacks, *([] if on_epoch is None else [OnEpoch(on_epoch)])]
-    with threads(config.threads), kept_generators(), _joined(config):
+    with threads(config.threads), tf32(config.tf32), kept_generators(), _joined(config):
+        learning = _learning(model)
         trainer = prepare(model, data, config, validation=validation, callbacks=own)
 
         def conclude() -> TrainResult:
@@ -96,6 +97,8 @@ def train(
             tested = {} if measured is None or trainer.stop else trainer.evaluate(measured)
             # The caller gets the usual layout: other code need not expect channels-last weights.
             module.to("cpu").eval().to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+            for name, parameter in module.named_parameters():
+                parameter.requires_grad_(learning.get(name, parameter.requires_grad))
             return TrainResult(module, tuple(trainer.history), not trainer.stop, _example(trainer), tested)
 
         return trainer.run(conclude)
@@ -250,6 +253,14 @@ def _twin(module: nn.Module) -> nn.Module:
     from archipel.training.cloud.graphs.torch_module import TorchModule
 
     return TorchModule(source)
+
+
+def _learning(model: object) -> dict[str, bool]:
+    """Which parameters of a caller's module learn: `trainable` is of one training, and no later one freezes by it."""
+    import torch
+
+    named = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
+    return {name: parameter.requires_grad for name, parameter in named}
 
 
 def _choose_trainable(module: nn.Module, patterns: str | Sequence[str]) -> None:

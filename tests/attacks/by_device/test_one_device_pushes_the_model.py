@@ -16,7 +16,7 @@ from archipel.bundle import Bundle
 from archipel.protocol.bounds import step
 from archipel.server.database.tables import Round, Task
 from archipel.server.rounds.aggregation import Outcome
-from archipel.server.rounds.steps import limit
+from archipel.strategies.step_limits import limit
 from tests.attacks.bounds_federation import *  # noqa: F403
 from tests.attacks.bounds_federation import CLIP, DEVICES, TASK, Digits
 from tests.support.world import World

@@ -18,9 +18,9 @@ from werkzeug.serving import make_server
 from archipel.errors import ClientError, MissingExtraError
 from archipel.operator import OperatorClient, RoundMetrics
 from archipel.operator.curves import curves, plot, write_tensorboard
+from archipel.protocol.training_result import split_metrics
 from archipel.protocol.vector import DecodedSum
 from archipel.server.database.tables import Round
-from archipel.server.rounds.results import training
 from tests.server.rounds.test_evaluating import PLAIN, evaluate, train
 from tests.support.fixtures.server import *  # noqa: F403
 from tests.support.in_thread import in_thread
@@ -45,7 +45,7 @@ def trained(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wor
             "archipel/devices/update/clipped": clipped, "archipel/devices/update/capped": 1.0,
         }  # fmt: skip
         values = {name: np.float64(value) for name, value in sums.items()}
-        result, _ = training(DecodedSum({}, values, weight=1.5), 3)  # type: ignore[arg-type]
+        result, _ = split_metrics(DecodedSum({}, values, weight=1.5), 3)  # type: ignore[arg-type]
         with world.services.database.write() as session:
             row = session.query(Round).where(Round.task_id == task["task_id"], Round.number == number).one()
             row.result = msgspec.to_builtins(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import tempfile
 from abc import ABC, abstractmethod
@@ -81,7 +82,11 @@ class TensorBoard(Logger):
     """Event files in a folder, by tensorboardX."""
 
     def __init__(self, folder: str) -> None:
-        self._writer = _module("tensorboardX", "curves").SummaryWriter(folder)
+        writer = _module("tensorboardX", "curves").SummaryWriter
+        try:
+            self._writer = writer(os.fspath(folder))
+        except OSError as error:
+            raise TrainingError(f"tensorboard: cannot write to {folder}: {error.strerror}; choose a folder") from None
 
     def log(self, numbers: Mapping[str, float], update: int) -> None:
         for name, value in numbers.items():

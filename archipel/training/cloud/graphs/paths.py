@@ -54,6 +54,14 @@ def has(root: nn.Module, path: str) -> bool:
     return True
 
 
+def find(root: nn.Module, path: str) -> Any:
+    """The parameter, buffer or module at a path. Raises AttributeError."""
+    at: Any = root
+    for part in path.split("."):
+        at = getattr(at, part)
+    return at
+
+
 def install(root: nn.Module, path: str, content: Any) -> None:
     """Give a module a parameter, buffer or module at a path, with modules on the way."""
     *parents, last = path.split(".")

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import torch
 from torch import nn
 
 from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model
-from archipel.graph.parameters import parameter_names, statistics, trainable_names
+from archipel.graph.parameters import Fixed, statistics, trainable_names
 from archipel.graph.shapes import dtype_of
 from archipel.graph.source_state import further_state
 from archipel.training.cloud.graphs.own_rules import OwnRule, has_own_rule
-from archipel.training.cloud.graphs.paths import has, install, module_paths
+from archipel.training.cloud.graphs.paths import find, has, install, module_paths
 from archipel.training.cloud.graphs.stepping import SteppedModule
 from archipel.training.cloud.graphs.tracing import CONSTANTS, NODES, Trace, forget_constants
 from archipel.training.cloud.ops import LOWERINGS
@@ -43,7 +44,8 @@ class TorchModule(SteppedModule):
         Arguments:
             model: any model whose operators have a lowering; a program too, whose inputs and outputs have roles. It is
                 not changed.
-            trainable: a glob over parameter names, or a list of globs. Others get no gradient.
+            trainable: a glob over parameter names, or a list of globs. Others get no gradient; by default neither do
+                those that the model's source has frozen.
 
         Raises TrainingError for a graph that PyTorch cannot run (MissingLoweringError for an operator).
 
@@ -52,18 +54,17 @@ class TorchModule(SteppedModule):
             logits = module(torch.zeros(8, 1, 28, 28))
         """
         graph = _without_functions(model)
-        paths = module_paths(model.parameter_names, TorchModule, ("source", "_paths", NODES, CONSTANTS))
+        paths = module_paths(model.parameter_names, TorchModule, ("source", "_paths", "_written", NODES, CONSTANTS))
         trace = Trace(
             {graph.initializers[name]: path for name, path in paths.items()}, lambda node: OwnRule(model, node)
         )
         trace.run(graph)
-        averages = set(statistics(model.ir))
-        learned = set(parameter_names(model.ir)) - averages
-        chosen = learned if trainable == "*" else set(trainable_names(model.ir, trainable))
+        buffers = {*statistics(model.ir), *Fixed.of(model.ir).buffers}
+        chosen = set(trainable_names(model.ir, trainable))
         contents = dict(trace.contents)
         for name, array in model.parameters.items():
             tensor = to_torch(np.asarray(array))
-            is_buffer = name in averages or not tensor.is_floating_point()
+            is_buffer = name in buffers or not tensor.is_floating_point()
             contents[paths[name]] = tensor if is_buffer else nn.Parameter(tensor, requires_grad=name in chosen)
         root = nn.Module()
         for path, content in contents.items():
@@ -75,12 +76,13 @@ class TorchModule(SteppedModule):
             if not has(self, path):
                 install(self, path, content)
         for name, twin in same.items():
-            install(self, name, self.get_parameter(paths[twin]))
+            install(self, name, find(self, paths[twin]))
         for name, array in rest.items():
             install(self, name, to_torch(array))
         forget_constants(self)
         self.source = model
         self._paths = paths
+        self._written = self._floats()
         self.eval()
 
     @property
@@ -118,6 +120,26 @@ class TorchModule(SteppedModule):
             value.const_value = ir.tensor(array, dtype=dtype_of(value), name=name)
         return result
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._follow()
+        return result
+
+    def _floats(self) -> torch.dtype | None:
+        """The one type of all floating-point parameters, if it is float32 or float64."""
+        found = {tensor.dtype for path in self._paths.values() if (tensor := find(self, path)).is_floating_point()}
+        return found.pop() if len(found) == 1 and found <= {torch.float32, torch.float64} else None
+
+    def _follow(self) -> None:
+        """After `double()` or `float()`: what the graph casts to the parameters' former type, cast to their new one."""
+        present, written = self._floats(), self._written
+        if present is None or written is None or present == written:
+            return
+        for part in self.modules():
+            if isinstance(part, SteppedModule):
+                part.change_type(written, present)
+        self._written = present
+
     def __deepcopy__(self, memo: dict[int, Any]) -> TorchModule:
         result = TorchModule(self.source)
         memo[id(self)] = result
@@ -149,13 +171,14 @@ def _content(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _take_over(module: nn.Module, content: Mapping[str, Any]) -> None:
+def _take_over(module: TorchModule, content: Mapping[str, Any]) -> None:
     tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     for path, tensor in tensors:
         tensor.data = content["tensors"][path].clone()
         tensor.requires_grad_(path in content["learning"])
     for path, part in module.named_modules():
         part.training = path in content["training"]
+    module._follow()
 
 
 def _restore(data: bytes, signature: Any, initial: Any, content: Mapping[str, Any]) -> TorchModule:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archipel.datasets.entry_names import LABELS
-from archipel.errors import TrainingError
+from archipel.errors import TrainingError, one_line
 from archipel.graph.model import Model
 from archipel.training.arguments import number
 from archipel.training.cloud.config import TrainConfig
+from archipel.training.cloud.device import is_out_of_memory
 from archipel.training.cloud.objective.graph_loss import GraphLoss
 from archipel.training.cloud.parts import LOSSES, make_loss
 
@@ -122,7 +123,13 @@ class Objective:
         import torch
 
         assert self.own is not None
-        value = self.own(outputs, batch)
+        try:
+            value = self.own(outputs, batch)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            if is_out_of_memory(error):
+                raise
+            # The model has computed its outputs; what follows would blame it.
+            raise TrainingError(f"loss: the function raised {type(error).__name__}: {one_line(error)}") from error
         if not isinstance(value, torch.Tensor) or value.ndim:
             got = f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise TrainingError(f"loss: the function must return a scalar tensor, returned {got}; take its mean")

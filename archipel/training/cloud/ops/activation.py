@@ -27,7 +27,7 @@ def leaky_relu(ctx: NodeContext) -> torch.Tensor:
 @lowering("PRelu")
 def prelu(ctx: NodeContext) -> torch.Tensor:
     x, slope = ctx.tensor(0), ctx.tensor(1)
-    return torch.where(x < 0, x * slope, x)
+    return torch.where(x > 0, x, x * slope)
 
 
 @lowering("Elu")

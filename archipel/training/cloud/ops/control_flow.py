@@ -20,6 +20,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from archipel.errors import TrainingError
 from archipel.graph.shapes import constant_array, dims, dtype_of
 from archipel.graph.walk import trace_back
 from archipel.training.cloud.ops.bodies import NUMBER
@@ -54,7 +55,33 @@ def _call(module: Module, captured: Sequence[Any]) -> tuple[torch.Tensor, ...]:
 def _branch(
     condition: Any, then: Module, captured: Sequence[Any], otherwise: Module, captured_otherwise: Sequence[Any]
 ) -> tuple[torch.Tensor, ...]:
+    if isinstance(condition, torch.Tensor) and _differs_by_lane(condition):
+        return _both(condition, then(*captured), otherwise(*captured_otherwise))
     return then(*captured) if bool(condition) else otherwise(*captured_otherwise)
+
+
+def _differs_by_lane(tensor: torch.Tensor) -> bool:
+    functorch = torch._C._functorch  # has no public name
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def _both(
+    condition: torch.Tensor, chosen: tuple[torch.Tensor, ...], others: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Under `torch.func.vmap`, with a condition of each lane: both branches run, which change nothing around them."""
+    results = []
+    for one, other in zip(chosen, others, strict=True):
+        if one.shape != other.shape:
+            raise TrainingError(
+                "If: under torch.func.vmap its condition differs from lane to lane, and so does the shape of a result: "
+                f"{list(one.shape)} or {list(other.shape)}; give both branches results of one shape"
+            )
+        results.append(torch.where(condition.reshape([1] * one.ndim), one, other))
+    return tuple(results)
 
 
 @lowering("Loop")

@@ -160,3 +160,28 @@ def test_loops_under_torch_compile_give_the_same() -> None:
             found.append((y.detach().numpy(), given.grad.numpy()))
         for ours, theirs in zip(*found):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+BRANCH = """agraph (bool on, float[n, 2] x) => (float[n, 2] y)
+{ y = If (on) <then_branch = t () => (float[n, 2] a) { a = Tanh (x) },
+               else_branch = e () => (float[n, 2] b) { b = Neg (x) }> }"""
+
+
+def test_a_branch_for_each_lane() -> None:
+    """Under torch.func.vmap with a condition of each lane, values and gradients are those of the lanes one by one."""
+    module = TorchModule(parsed(BRANCH))
+    on, x = torch.tensor([True, False, True]), torch.randn(3, 4, 2)
+    for over in ((0, 0), (0, None)):
+        given = x if over[1] == 0 else x[0]
+        found = torch.func.vmap(module, over)(on, given)
+        for lane in range(3):
+            torch.testing.assert_close(found[lane], module(on[lane], x[lane] if over[1] == 0 else x[0]))
+    gradients = torch.func.vmap(torch.func.grad(lambda x, on: module(on, x).sum()))(x, on)
+    torch.testing.assert_close(gradients[1], torch.full((4, 2), -1.0))
+    torch.testing.assert_close(gradients[0], 1 - torch.tanh(x[0]) ** 2)
+
+
+def test_branches_of_different_shapes_for_each_lane() -> None:
+    text = BRANCH.replace("a = Tanh (x)", "zero = Constant <value_ints = [0]> () a = ReduceSum (x, zero)")
+    with pytest.raises(archipel.errors.TrainingError, match=r"differs from lane to lane.*\[1, 2\] or \[4, 2\]"):
+        torch.func.vmap(TorchModule(parsed(text)), (0, None))(torch.tensor([True, False]), torch.randn(4, 2))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from archipel.errors import BoundError
-from archipel.server.rounds.steps import History, keep_within, limit
+from archipel.strategies.step_limits import History, keep_within, limit
 from archipel.strategies.strategy import StepBound
 
 

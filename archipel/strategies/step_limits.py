@@ -21,12 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from archipel.errors import BoundError
 from archipel.protocol.bounds import SLACK
-from archipel.server.database.tables import Round
 from archipel.strategies.strategy import StepBound, Tensors, storage_rounding
 
 RATIO = 3.0
@@ -63,17 +60,6 @@ class Step:
             f"{RATIO:g} times what is usual in this task"
             + (f" (its state's {self.state / self.scale:.4g})" if self.state else "")
         )
-
-
-def read_history(session: Session, task_id: str) -> History:
-    """The norms of the steps of all committed rounds of the task."""
-    rows = session.execute(
-        select(Round.step_norm, Round.state_norm)
-        .where(Round.task_id == task_id, Round.phase == "committed", Round.step_norm.is_not(None))
-        # `limit` depends on the order. Rounds of an asynchronous task can end at the same moment; then the id decides.
-        .order_by(Round.ended, Round.round_id)
-    ).all()
-    return History([row.step_norm for row in rows], [row.state_norm for row in rows if row.state_norm is not None])
 
 
 def limit(norms: Sequence[float]) -> float:

@@ -1,0 +1,19 @@
+"""Federations without a server: the same programs, server halves and sums as in production, on one machine."""
+
+from __future__ import annotations
+
+from archipel.simulation.clients import Clients, DrawnClients, ListedClients, SplitClients
+from archipel.simulation.result import ClientRow, Result
+from archipel.simulation.rounds import RoundRow
+from archipel.simulation.simulate import simulate
+
+__all__ = [
+    "ClientRow",
+    "Clients",
+    "DrawnClients",
+    "ListedClients",
+    "Result",
+    "RoundRow",
+    "SplitClients",
+    "simulate",
+]

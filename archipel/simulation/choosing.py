@@ -1,0 +1,65 @@
+"""Whether many devices run as one graph or one after the other: what is faster here."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from archipel.bundle import Bundle
+from archipel.errors import SimulationError
+from archipel.simulation.clients import Clients
+from archipel.simulation.draws import draw_cohort
+from archipel.simulation.lanes import Lanes
+from archipel.simulation.one_by_one import OneByOne
+from archipel.simulation.rounds import Rounds, RoundSettings
+from archipel.simulation.states import MemoryStates
+from archipel.simulation.work import Engine
+
+ClientAxis = Literal["auto", "on", "off"]
+
+AT_ONCE, ONE_BY_ONE = "many devices at once", "one device after the other"
+LONG_STEP = 0.0015
+"""Seconds. In a longer step calls cost little, and lanes save nothing (docs/performance.md, "Many clients")."""
+_MEASURED = 8
+
+
+def choose_client_axis(
+    bundle: Bundle, clients: Clients, settings: RoundSettings, wanted: ClientAxis, threads: int
+) -> tuple[bool, str]:
+    """Whether to run many devices at once, and a sentence about it, which begins with AT_ONCE or ONE_BY_ONE.
+
+    "auto" measures a few devices' rounds, of which nothing is kept. Raises SimulationError where "on" cannot be.
+    """
+    if wanted == "off":
+        return False, f"{ONE_BY_ONE}, as asked for"
+    if wanted == "on":
+        return True, f"{AT_ONCE}, as asked for"
+    if settings.cohort == 1:
+        return False, f"{ONE_BY_ONE}: a round has one device"
+    try:
+        lanes = Lanes(bundle, clients, MemoryStates(), threads=threads)
+    except SimulationError as error:
+        return False, f"{ONE_BY_ONE}: {error}"
+    single = OneByOne(bundle, clients, MemoryStates(), threads=threads)
+    drawn = draw_cohort(len(clients), min(settings.cohort, _MEASURED), settings.seed, 1).tolist()
+    # The first run of each makes its sessions.
+    _measure(bundle, clients, settings, single, drawn[:1])
+    seconds, steps = _measure(bundle, clients, settings, single, drawn[:1])
+    if steps and seconds / steps > LONG_STEP:
+        return False, f"{ONE_BY_ONE}: a step takes {1e3 * seconds / steps:.1f} ms, nearly all of it arithmetic"
+    _measure(bundle, clients, settings, lanes, drawn)
+    # In turn, and the shortest of each: whatever else runs on the machine makes a run longer, never shorter.
+    turns = [[_measure(bundle, clients, settings, engine, drawn)[0] for engine in (single, lanes)] for _ in range(2)]
+    apart, together = (min(times) for times in zip(*turns))
+    lines = f"{len(drawn)} devices take {1e3 * together:.1f} ms at once, {1e3 * apart:.1f} ms one by one"
+    return together < apart, f"{AT_ONCE if together < apart else ONE_BY_ONE}: {lines}"
+
+
+def _measure(
+    bundle: Bundle, clients: Clients, settings: RoundSettings, engine: Engine, drawn: list[int]
+) -> tuple[float, int]:
+    """Seconds of these devices' rounds, and their steps."""
+    work = Rounds(bundle, len(clients), settings, None).first_work()
+    started = time.perf_counter()
+    partial = engine.run(work, drawn)
+    return time.perf_counter() - started, sum(report.steps for report in partial.reports)

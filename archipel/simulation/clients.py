@@ -1,0 +1,126 @@
+"""The devices of a simulated federation: how many there are, and the examples of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.errors import SimulationError
+
+Examples = Mapping[str, NDArray[Any]]
+"""A client's examples: `[examples, ...]` by field name."""
+
+
+@runtime_checkable
+class Clients(Protocol):
+    """Devices by number, from 0 on."""
+
+    def __len__(self) -> int: ...
+
+    def count(self, number: int) -> int:
+        """How many examples the device has."""
+
+    def take(self, number: int) -> Examples:
+        """The device's examples."""
+
+
+class SplitClients:
+    """One data set, of which each client has some rows; nothing is copied before a client trains.
+
+    Arguments:
+        arrays: `[examples, ...]` by field name, with the same number of examples.
+        parts: each client's rows, whole numbers `[rows]`, as `datasets.split_iid` and its like return them.
+
+    Raises SimulationError for arrays of different lengths, and for a row that there is not.
+    """
+
+    def __init__(self, arrays: Examples, parts: Sequence[NDArray[np.integer[Any]]]) -> None:
+        self.arrays = dict(arrays)
+        counts = {name: len(array) for name, array in self.arrays.items()}
+        if len(set(counts.values())) != 1:
+            raise SimulationError(f"clients: the fields have {counts} examples; they must have as many each")
+        self.order = np.concatenate([np.asarray(part, np.int64) for part in parts]) if parts else np.zeros(0, np.int64)
+        self.offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
+        total = next(iter(counts.values()))
+        if len(self.order) and (self.order.min() < 0 or self.order.max() >= total):
+            raise SimulationError(f"clients: a part names a row that is not from 0 to {total - 1}, of the examples")
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def rows(self, number: int) -> NDArray[np.int64]:
+        """The client's rows in `arrays`."""
+        return self.order[self.offsets[number] : self.offsets[number + 1]]
+
+    def count(self, number: int) -> int:
+        return int(self.offsets[number + 1] - self.offsets[number])
+
+    def take(self, number: int) -> Examples:
+        rows = self.rows(number)
+        return {name: array[rows] for name, array in self.arrays.items()}
+
+
+class ListedClients:
+    """Clients whose examples are arrays of their own."""
+
+    def __init__(self, clients: Sequence[Examples]) -> None:
+        self._clients = list(clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def count(self, number: int) -> int:
+        return len(next(iter(self._clients[number].values())))
+
+    def take(self, number: int) -> Examples:
+        return self._clients[number]
+
+
+class DrawnClients:
+    """Clients whose examples are made when they are needed, so that a population of millions takes no memory.
+
+    Arguments:
+        population: how many clients there are.
+        examples: how many examples each has.
+        make: a client's number -> its examples, the same at each call.
+    """
+
+    def __init__(self, population: int, examples: int, make: Callable[[int], Examples]) -> None:
+        self._population, self._examples, self._make = population, examples, make
+
+    def __len__(self) -> int:
+        return self._population
+
+    def count(self, number: int) -> int:
+        return self._examples
+
+    def take(self, number: int) -> Examples:
+        return self._make(number)
+
+
+def as_clients(data: Any, fields: Sequence[str]) -> Clients:
+    """Clients from what callers have: Clients, or for each client a mapping from field to array, or a tuple of arrays
+    in the order of `fields`. Raises SimulationError that says which client is not like that."""
+    if isinstance(data, Clients) and not isinstance(data, Sequence | Mapping):
+        return data
+    if isinstance(data, Mapping) or not isinstance(data, Sequence):
+        raise SimulationError(
+            f"clients: expected the examples of each client in a list, got {type(data).__name__}; "
+            "SplitClients(arrays, parts) divides one data set"
+        )
+    listed = []
+    for number, client in enumerate(data):
+        if isinstance(client, tuple) and len(client) == len(fields):
+            client = dict(zip(fields, client))
+        if not isinstance(client, Mapping):
+            raise SimulationError(
+                f"client {number}: expected a mapping with the fields {', '.join(fields)}, or a tuple of their arrays; "
+                f"got {type(client).__name__}"
+            )
+        listed.append({name: np.asarray(array) for name, array in client.items()})
+    if not listed:
+        raise SimulationError("clients: there are none")
+    return ListedClients(listed)

@@ -1,0 +1,36 @@
+"""What a simulation draws: who takes part, who drops out, and each device's seed.
+
+Every draw is a hash of the run's seed and of what it is for. So a draw depends on no other one: a run that goes on
+after a kill, and one with another number of workers, draw the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.permutations import permuted
+
+_LABEL = b"archipel/simulation/1/"
+
+
+def draw_cohort(population: int, size: int, seed: int, number: int) -> NDArray[np.int64]:
+    """The `size` clients of round `number`, ascending, each at most once. Takes time for the cohort alone."""
+    return np.sort(permuted(np.arange(min(size, population)), population, seed, 0, number))
+
+
+def device_seed(seed: int, number: int, client: int) -> int:
+    """The seed of a device's round, 0 to 2**32 - 1: the order of its examples, and what its graphs draw."""
+    return int.from_bytes(_digest(b"device", seed, number, client)[:4], "big")
+
+
+def drawn_uniform(purpose: str, seed: int, number: int, client: int) -> float:
+    """A number from 0 to below 1 for this purpose, round and client."""
+    return int.from_bytes(_digest(purpose.encode(), seed, number, client)[:7], "big") / (1 << 56)
+
+
+def _digest(purpose: bytes, seed: int, number: int, client: int) -> bytes:
+    return hashlib.sha256(_LABEL + purpose + struct.pack(">QQQ", seed, number, client)).digest()

@@ -1,0 +1,340 @@
+"""The local rounds of many devices at once: their weights are stacked, and each step is one run for all of them.
+
+It pays for small models, whose step costs less arithmetic than calls. A step whose devices have batches of different
+sizes, or of which some are done, runs once for each size with the devices that have it; so every device makes the very
+steps of a round of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.bundle import Bundle, Phase
+from archipel.bundle.roles import (
+    Count,
+    Example,
+    ExampleWeight,
+    Feature,
+    Metric,
+    Noise,
+    Parameter,
+    Personal,
+    Port,
+    Seed,
+    State,
+    Step,
+    Update,
+)
+from archipel.errors import ArchipelError, SimulationError
+from archipel.lite_runtime import DeviceState
+from archipel.lite_runtime.fields import FIELD_ROLES, collect
+from archipel.lite_runtime.shuffle import batches
+from archipel.lite_runtime.training.driver import data_ports, find_program, need_program
+from archipel.lite_runtime.values import Values
+from archipel.protocol.training_metrics import lane_training_arrays
+from archipel.simulation.clients import Clients, SplitClients
+from archipel.simulation.draws import device_seed
+from archipel.simulation.lane_program import BATCH, MOVING, LaneProgram, key
+from archipel.simulation.states import States
+from archipel.simulation.work import Partial, Report, Work
+
+MOST_LANES = 64
+"""More devices go one group after the other: the weights and gradients of all lanes are in memory at once."""
+
+Tensors = dict[tuple[type[Port], str], NDArray[Any]]
+
+
+@dataclass
+class _Group:
+    """Devices that run together: their numbers, the stacked tensors, and what their rounds have given so far."""
+
+    numbers: list[int]
+    seeds: list[int]
+    counts: list[int]
+    states: list[DeviceState]
+    arrays: Mapping[str, NDArray[Any]]
+    rows: list[NDArray[np.int64]]
+    values: Values
+    """What is the same for all: hyperparameters, broadcast, start."""
+    own: list[Values]
+    """Of each device, where the programs read what devices keep; else empty."""
+    tensors: Tensors = field(default_factory=dict)
+    steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    metrics: dict[str, _Mean] = field(default_factory=dict)
+    fine: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+
+
+@dataclass
+class _Mean:
+    """A metric of each lane: reduced as its port says."""
+
+    reduction: str
+    total: NDArray[np.float64]
+    weight: NDArray[np.float64]
+
+    def add(self, lanes: NDArray[np.int64], values: NDArray[Any], weight: float) -> None:
+        if self.reduction == "last":
+            self.total[lanes], self.weight[lanes] = values, 1.0
+        else:
+            factor = weight if self.reduction == "mean" else 1.0
+            self.total[lanes] += values.astype(np.float64) * factor
+            self.weight[lanes] += weight
+
+    def reduced(self) -> NDArray[np.float64]:
+        """The metric of each lane; NaN where it has no weight."""
+        if self.reduction != "mean":
+            return self.total
+        return np.divide(self.total, self.weight, out=np.full_like(self.total, np.nan), where=self.weight > 0)
+
+
+class Lanes:
+    """Runs local rounds of many devices at once.
+
+    Arguments: as of OneByOne. Raises SimulationError for a bundle whose programs cannot run so: noise is drawn for each
+    device by itself, features of a frozen backbone are kept by device, and graphs of a fixed batch need padding.
+    """
+
+    def __init__(self, bundle: Bundle, clients: Clients, states: States, *, threads: int = 1) -> None:
+        self._bundle, self._clients, self._states = bundle, clients, states
+        self._finish = need_program(bundle, "finish", "take part in a round")
+        self._begin = find_program(bundle, "begin")
+        schedule = bundle.manifest.schedule
+        if not schedule:
+            raise SimulationError(f"bundle {bundle.manifest.name!r} has no schedule, so no local round")
+        names = [*(phase.program for phase in schedule), self._finish, *([self._begin] if self._begin else [])]
+        for name in names:
+            check_ports(name, bundle.program(name).inputs)
+        bundle.inspect_graphs()
+        self._programs = {name: LaneProgram(bundle, name, threads) for name in dict.fromkeys(names)}
+        ports = [port for each in self._programs.values() for port in each.program.inputs]
+        self._keeps = any(isinstance(port, Personal | State) for port in ports)
+        self._fields = data_ports(bundle, schedule)
+        if isinstance(clients, SplitClients):
+            # Once for all: every client's rows are of these arrays.
+            first = {name: array[:1] for name, array in clients.arrays.items()}
+            collect("local data", self._fields, first, None)
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def run(self, work: Work, clients: Sequence[int]) -> Partial:
+        """The sum of these devices' updates. Raises SimulationError that names the client whose examples do not fit."""
+        partial = Partial(work.empty_sum())
+        for first in range(0, len(clients), MOST_LANES):
+            self._run_group(work, list(clients[first : first + MOST_LANES]), partial)
+        return partial
+
+    def _run_group(self, work: Work, numbers: list[int], partial: Partial) -> None:
+        group = self._gather(work, numbers)
+        lanes = len(numbers)
+        try:
+            if self._begin is not None:
+                self._run(self._begin, group, np.arange(lanes), {})
+            used = [0] * lanes
+            for number, phase in enumerate(self._bundle.manifest.schedule):
+                self._run_phase(phase, number, group, used)
+            group.counts = used
+            outputs = self._run(self._finish, group, np.arange(lanes), {})
+        except ArchipelError as error:
+            raise SimulationError(f"clients {numbers[0]} to {numbers[-1]}, round {work.number}: {error}") from None
+        self._report(work, group, outputs, partial)
+
+    def _gather(self, work: Work, numbers: list[int]) -> _Group:
+        clients = self._clients
+        rows: list[NDArray[np.int64]] = []
+        if isinstance(clients, SplitClients):
+            arrays: Mapping[str, NDArray[Any]] = clients.arrays
+            rows = [clients.rows(number) for number in numbers]
+            empty = [number for number, each in zip(numbers, rows) if not len(each)]
+            if empty:
+                raise SimulationError(f"client {empty[0]}, round {work.number}: local data: no examples")
+        else:
+            taken, start = [], 0
+            for number in numbers:
+                try:
+                    fields = collect("local data", self._fields, clients.take(number), None)
+                except ArchipelError as error:
+                    raise SimulationError(f"client {number}, round {work.number}: {error}") from None
+                taken.append(fields.arrays)
+                rows.append(np.arange(start, start + fields.count))
+                start += fields.count
+            arrays = {name: np.concatenate([each[name] for each in taken]) for name in taken[0]}
+        seeds = [device_seed(work.seed, work.number, number) for number in numbers]
+
+        def values(state: DeviceState) -> Values:
+            return Values(
+                self._bundle, work.parameters, state, broadcast=work.broadcast, hyperparameters=work.hyperparameters
+            )
+
+        states = [self._states.load(number, work.number) for number in numbers] if self._keeps else []
+        own = [values(state) for state in states]
+        counts = [len(each) for each in rows]
+        shared = own[0] if own else values(DeviceState())
+        group = _Group(numbers, seeds, counts, states, arrays, rows, shared, own)
+        group.steps = np.zeros(len(numbers), np.int64)
+        group.fine = np.ones(len(numbers), bool)
+        return group
+
+    def _run_phase(self, phase: Phase, number: int, group: _Group, used: list[int]) -> None:
+        program = self._programs[phase.program].program
+        chosen = None if phase.moves is None else set(phase.moves)
+        orders = [
+            list(
+                batches(
+                    count, phase.batch_size, epochs=phase.epochs, steps=phase.steps, shuffle=True,
+                    seed=seed, phase=number, whole=False,
+                )
+            )
+            for count, seed in zip(group.counts, group.seeds)
+        ]  # fmt: skip
+        for lane, order in enumerate(orders):
+            seen = min(group.counts[lane], sum(len(batch.indices) for batch in order))
+            used[lane] = max(used[lane], seen)
+        indices = [[rows[batch.indices] for batch in order] for rows, order in zip(group.rows, orders)]
+        for lanes, chosen_rows in _steps(indices):
+            at = np.stack(chosen_rows)
+            feed: dict[str, NDArray[Any]] = {}
+            for port in program.inputs:
+                if not isinstance(port, BATCH):
+                    continue
+                array = group.arrays.get(port.name)
+                if array is None and isinstance(port, ExampleWeight):
+                    feed[port.name] = np.ones((*at.shape, *map(int, port.shape[1:])), port.dtype)
+                elif array is not None:
+                    feed[port.name] = np.take(array, at, axis=0, mode="clip")
+            outputs = self._run(phase.program, group, lanes, feed, chosen)
+            self._measure(program.outputs, group, lanes, outputs, at.shape[1])
+            group.steps[lanes] += 1
+
+    def _measure(
+        self, ports: Sequence[Any], group: _Group, lanes: NDArray[np.int64], outputs: Mapping[str, Any], rows: int
+    ) -> None:
+        for port in ports:
+            if isinstance(port, Metric):
+                count = len(group.numbers)
+                mean = group.metrics.setdefault(port.name, _Mean(port.reduction, np.zeros(count), np.zeros(count)))
+                mean.add(lanes, outputs[port.name], rows)
+                if port.name == "loss":
+                    group.fine[lanes] &= np.isfinite(outputs[port.name])
+
+    def _run(
+        self,
+        name: str,
+        group: _Group,
+        lanes: NDArray[np.int64],
+        feed: dict[str, NDArray[Any]],
+        chosen: set[str] | None = None,
+    ) -> dict[str, NDArray[Any]]:
+        """Run a program for these lanes, and keep in the group what it moves."""
+        program = self._programs[name].program
+        whole = len(lanes) == len(group.numbers)
+        for port in program.inputs:
+            if port.name not in feed:
+                feed[port.name] = self._read(port, group, lanes, whole)
+        outputs = self._programs[name].run(feed, len(lanes))
+        for written in program.outputs:
+            if not isinstance(written, MOVING) or not _moves(written, chosen):
+                continue
+            if whole:
+                group.tensors[key(written)] = outputs[written.name]
+            else:
+                held = group.tensors.get(key(written))
+                if held is None:
+                    held = self._first(written, group)
+                if not held.flags.writeable:
+                    held = held.copy()
+                held[lanes] = outputs[written.name]
+                group.tensors[key(written)] = held
+        return outputs
+
+    def _read(self, port: Port, group: _Group, lanes: NDArray[np.int64], whole: bool) -> NDArray[Any]:
+        if isinstance(port, MOVING):
+            if isinstance(port, State) and port.lifetime == "step":
+                return self._first(port, group)[lanes]
+            held = group.tensors.get(key(port))
+            if held is None:
+                held = group.tensors[key(port)] = self._first(port, group)
+            return held if whole else held[lanes]
+        if isinstance(port, Seed):
+            return np.array(group.seeds, np.uint32)[lanes].astype(port.dtype)
+        if isinstance(port, Step):
+            return group.steps[lanes].astype(port.dtype)
+        if isinstance(port, Count):
+            counted = np.array(group.counts) if port.of == "examples" else group.steps
+            return counted[lanes].astype(port.dtype)
+        return np.asarray(group.values.read(port), order="C")
+
+    def _first(self, port: Port, group: _Group) -> NDArray[Any]:
+        """What a tensor is before any step, for all lanes."""
+        if isinstance(port, Parameter):
+            return np.repeat(group.values.read(port)[None], len(group.numbers), axis=0)
+        return np.stack([values.read(port) for values in group.own])
+
+    def _report(self, work: Work, group: _Group, outputs: Mapping[str, NDArray[Any]], partial: Partial) -> None:
+        program = self._bundle.program(self._finish)
+        updates = [port.name for port in program.outputs if isinstance(port, Update)]
+        counted = [port.name for port in program.outputs if isinstance(port, Metric)]
+        for name in updates:
+            group.fine &= np.isfinite(outputs[name].reshape(len(group.numbers), -1)).all(axis=1)
+        # A loss that was not finite in some step is in no mean, so it is looked for here.
+        metrics = {name: mean.reduced() for name, mean in group.metrics.items()}
+        metrics |= {name: outputs[name].astype(np.float64) for name in counted}
+        update = {name: outputs[name] for name in updates}
+        own, told = lane_training_arrays(self._bundle.manifest, program, update, metrics, len(group.numbers))
+        kept = np.flatnonzero(group.fine & told)
+        losses = metrics.get("loss")
+        for lane, number in enumerate(group.numbers):
+            report = Report(number, group.counts[lane], int(group.steps[lane]))
+            partial.reports.append(report)
+            if group.fine[lane] and told[lane]:
+                report.loss = None if losses is None else float(losses[lane])
+                self._keep(work, group, lane)
+            else:
+                report.left = "a loss, a metric or an update is not finite"
+        if len(kept):
+            partial.total.add_lanes({name: array[kept] for name, array in {**update, **own}.items()})
+
+    def _keep(self, work: Work, group: _Group, lane: int) -> None:
+        """What outlives the round goes into the device's state."""
+        if not group.own:
+            return
+        values = group.own[lane]
+        for each in self._programs.values():
+            for port in each.program.outputs:
+                if isinstance(port, Personal | State) and key(port) in group.tensors:
+                    values.write(port, group.tensors[key(port)][lane].copy())
+        values.keep()
+        self._states.save(group.numbers[lane], work.number, group.states[lane], work.saved)
+
+
+def check_ports(name: str, ports: Sequence[Port]) -> None:
+    """Raises SimulationError for inputs that have no lanes."""
+    for port in ports:
+        if isinstance(port, Noise):
+            raise SimulationError(f"program {name!r} draws noise, for each device by itself")
+        if isinstance(port, Feature):
+            raise SimulationError(f"program {name!r} reads features of a frozen backbone, which are kept by device")
+        if isinstance(port, FIELD_ROLES) and isinstance(port, Example) and isinstance(port.shape[0], int):
+            raise SimulationError(f"program {name!r} is made for batches of {port.shape[0]}")
+
+
+def _steps(orders: list[list[NDArray[np.int64]]]) -> Iterator[tuple[NDArray[np.int64], list[NDArray[np.int64]]]]:
+    """For each step the lanes and their rows, for each size of batch by itself."""
+    for step in range(max(map(len, orders), default=0)):
+        sizes: dict[int, list[int]] = {}
+        for lane, order in enumerate(orders):
+            if step < len(order):
+                sizes.setdefault(len(order[step]), []).append(lane)
+        for lanes in sizes.values():
+            yield np.array(lanes), [orders[lane][step] for lane in lanes]
+
+
+def _moves(port: Port, chosen: set[str] | None) -> bool:
+    if isinstance(port, State):
+        return port.lifetime != "step"
+    return chosen is None or getattr(port, "tensor", "") in chosen

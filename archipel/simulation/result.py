@@ -1,0 +1,82 @@
+"""What a simulation gives: its history, its model, and what each client did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.bundle import Bundle
+from archipel.errors import MissingExtraError
+from archipel.simulation.rounds import RoundRow
+from archipel.simulation.work import Report
+
+
+class ClientRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One client over the whole run: rounds that it was drawn for and that counted it, and its last mean loss."""
+
+    client: int
+    examples: int = 0
+    drawn: int = 0
+    counted: int = 0
+    loss: float | None = None
+
+
+@dataclass(eq=False)
+class Result:
+    """The result of a simulation.
+
+    Attributes:
+        history: a row for each round, oldest first.
+        parameters: the federated model's parameters by name.
+        bundle: the bundle whose programs ran; `runtime.set_parameters(result.parameters)` gives the model to use.
+        engine: how the local rounds were run, and why so.
+        clients: what each client that was drawn did, by its number.
+    """
+
+    history: list[RoundRow]
+    parameters: Mapping[str, NDArray[Any]] = field(repr=False)
+    bundle: Bundle = field(repr=False)
+    engine: str = ""
+    clients: dict[int, ClientRow] = field(default_factory=dict, repr=False)
+
+    def add(self, reports: list[Report]) -> None:
+        """Count a round's reports."""
+        for report in reports:
+            row = self.clients.setdefault(report.client, ClientRow(client=report.client))
+            row.drawn += 1
+            if not report.left:
+                row.counted, row.examples = row.counted + 1, report.examples
+                row.loss = report.loss if report.loss is not None else row.loss
+
+    def table(self) -> dict[str, NDArray[Any]]:
+        """The history by column, `[rounds]` each: a column for every field and metric; NaN where there is none."""
+        names = sorted({name for row in self.history for name in row.metrics})
+        tested = sorted({name for row in self.history for name in row.tested})
+        columns: dict[str, NDArray[Any]] = {
+            "round": np.array([row.number for row in self.history], np.int64),
+            "drawn": np.array([row.drawn for row in self.history], np.int64),
+            "devices": np.array([row.devices for row in self.history], np.int64),
+            "seconds": np.array([row.seconds for row in self.history], np.float64),
+            "step": np.array([row.step for row in self.history], np.float64),
+        }
+        for name in names:
+            columns[name] = np.array([row.metrics.get(name, np.nan) for row in self.history])
+        for name in tested:
+            columns[f"test {name}"] = np.array([row.tested.get(name, np.nan) for row in self.history])
+        return columns
+
+    def to_parquet(self, path: Path | str) -> None:
+        """Write the history. Raises MissingExtraError without `archipel[data]`."""
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ModuleNotFoundError:
+            raise MissingExtraError("pyarrow", "data") from None
+        columns = {**self.table(), "failed": np.array([row.failed for row in self.history], object)}
+        pq.write_table(pa.table(columns), path)

@@ -1,0 +1,181 @@
+"""The rounds of a simulated federation, one after the other: the server's half of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from archipel import strategies
+from archipel.bundle import Bundle
+from archipel.errors import ArchipelError, SimulationError
+from archipel.protocol.messages import RoundPlan
+from archipel.protocol.operator.tasks import RoundResult
+from archipel.protocol.training_metrics import UPDATE_CLIP
+from archipel.protocol.training_result import split_metrics
+from archipel.protocol.uploads import clip_input, plan_layout, upload_layout, upload_program
+from archipel.protocol.vector import DecodedSum
+from archipel.simulation.draws import draw_cohort, drawn_uniform
+from archipel.simulation.work import Engine, Report, Work
+from archipel.strategies.clipping import next_clip
+from archipel.strategies.moving import move_model
+from archipel.strategies.running_statistics import shared_statistics, split_statistics
+from archipel.strategies.step_limits import History
+from archipel.strategies.strategy import Tensors
+
+_NOBODY = "0" * 64
+
+
+class RoundRow(msgspec.Struct, kw_only=True):
+    """One round of the history.
+
+    `devices`: whose updates are in the sum, of `drawn` that were asked. `metrics`: means over the cohort's training;
+    `clipped`: how many updates were, None where the bundle has devices not say it. `step`: the L2 norm of the change of
+    the parameters. `tested`: metrics of the model after the round on the test examples, where they were measured.
+    `failed`: why the round changed nothing, "" where it did. `seconds`: how long the simulation took for it.
+    """
+
+    number: int
+    drawn: int
+    devices: int
+    metrics: dict[str, float] = {}
+    clipped: int | None = None
+    clip: float | None = None
+    step: float = 0.0
+    state_step: float = 0.0
+    tested: dict[str, float] = {}
+    failed: str = ""
+    seconds: float = 0.0
+
+
+class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What decides the rounds, beside bundle and data.
+
+    `cohort`: devices asked in each round. `dropout`: the share of these that leave before their update counts.
+    `privacy`: "secure" adds up whole numbers as secure rounds do, "plain" floating point. `hyperparameters`: of the
+    devices' programs and of the server's half, as of a task.
+    """
+
+    cohort: int
+    seed: int = 0
+    privacy: str = "secure"
+    dropout: float = 0.0
+    hyperparameters: dict[str, float] = {}
+
+
+@dataclass
+class Standing:
+    """Where a simulation stands: everything that the next round depends on but devices' states."""
+
+    parameters: Tensors
+    strategy_state: Tensors
+    rows: list[RoundRow] = field(default_factory=list)
+
+
+class Rounds:
+    """Runs rounds on an engine. `standing` changes with every round, as the server's database would.
+
+    Raises SimulationError for settings that do not fit the bundle, ProtocolError where no modulus holds the sum.
+    """
+
+    def __init__(self, bundle: Bundle, population: int, settings: RoundSettings, standing: Standing | None) -> None:
+        self._bundle, self._population, self._settings = bundle, population, settings
+        manifest = bundle.manifest
+        if not 1 <= settings.cohort <= population:
+            raise SimulationError(f"cohort: {settings.cohort} is not from 1 to {population}, the number of clients")
+        self._strategy = strategies.get(manifest.strategy)
+        finish = upload_program(manifest, "training")
+        self._clip = None if UPDATE_CLIP in settings.hyperparameters else clip_input(finish)
+        layout = upload_layout(manifest, "training")
+        self._bits = layout.modulus_bits(settings.cohort) if settings.privacy == "secure" else None
+        if standing is None:
+            parameters = bundle.parameters()
+            trained, _ = split_statistics(parameters, shared_statistics(manifest))
+            standing = Standing(parameters, self._strategy.init(trained))
+        self.standing = standing
+
+    def run(self, engine: Engine, saved: int = 0) -> tuple[RoundRow, list[Report]]:
+        """One round. Returns its row, which is the last of `standing.rows`, and what each device did."""
+        number = len(self.standing.rows) + 1
+        drawn, present = self._draw(number)
+        row = RoundRow(number=number, drawn=len(drawn), devices=0)
+        work = self._work(number, saved)
+        row.clip = work.hyperparameters.get(UPDATE_CLIP)
+        reports = [Report(client, left="dropped out") for client in drawn if client not in present]
+        partial = engine.run(work, [client for client in drawn if client in present])
+        reports = sorted([*reports, *partial.reports], key=lambda report: report.client)
+        row.devices = partial.counted
+        try:
+            if not row.devices:
+                raise SimulationError("no device's update came")
+            self._move(row, partial.total.decoded(row.devices))
+        except ArchipelError as error:
+            # As on the server: a round that fails leaves the model as it was, and the next one begins.
+            row.failed = str(error)
+        self.standing.rows.append(row)
+        return row, reports
+
+    def first_work(self) -> Work:
+        """What devices get in the first round."""
+        return self._work(1, 0)
+
+    def _draw(self, number: int) -> tuple[list[int], set[int]]:
+        settings = self._settings
+        drawn = draw_cohort(self._population, settings.cohort, settings.seed, number).tolist()
+        present = {
+            client
+            for client in drawn
+            if not settings.dropout or drawn_uniform("dropout", settings.seed, number, client) >= settings.dropout
+        }
+        return drawn, present
+
+    def _work(self, number: int, saved: int) -> Work:
+        settings, standing = self._settings, self.standing
+        given = {**settings.hyperparameters, **self._adapted_clip()}
+        own = self._strategy.server_hyperparameters
+        hyperparameters = {name: value for name, value in given.items() if name not in own}
+        plan = RoundPlan(
+            round_id="0" * 32, task_id="0" * 32, number=number, bundle=self._bundle.digest, weights=_NOBODY,
+            privacy="plain", min_cohort=1, max_cohort=settings.cohort, threshold=1, modulus_bits=self._bits or 32,
+            hyperparameters=hyperparameters,
+        )  # fmt: skip
+        return Work(
+            number=number,
+            parameters=standing.parameters,
+            broadcast=self._strategy.broadcast(standing.strategy_state),
+            hyperparameters=hyperparameters,
+            layout=plan_layout(plan, self._bundle.manifest),
+            cohort=settings.cohort,
+            modulus_bits=self._bits,
+            seed=settings.seed,
+            saved=saved,
+        )
+
+    def _adapted_clip(self) -> Mapping[str, float]:
+        """The clip that the server would send: it follows from the last round that changed the model."""
+        if self._clip is None:
+            return {}
+        last = next((row for row in reversed(self.standing.rows) if not row.failed), None)
+        if last is None or last.clipped is None or last.clip is None:
+            return {UPDATE_CLIP: self._clip.default}
+        return {UPDATE_CLIP: next_clip(last.clip, last.clipped, last.devices, self._clip)}
+
+    def _move(self, row: RoundRow, total: DecodedSum) -> None:
+        result, rest = split_metrics(total, row.devices)
+        if isinstance(result, RoundResult):
+            row.metrics, row.clipped = result.metrics, result.clipped
+        standing = self.standing
+        parameters, state, step = move_model(
+            self._strategy, self._bundle.manifest, standing.parameters, standing.strategy_state, rest, row.devices,
+            self._settings.hyperparameters, _history(standing.rows),
+        )  # fmt: skip
+        # Another order would change what a broadcast or a digest of them is.
+        standing.parameters = {name: parameters[name] for name in standing.parameters}
+        standing.strategy_state = state
+        row.step, row.state_step = step.parameters, step.state
+
+
+def _history(rows: Sequence[RoundRow]) -> History:
+    done = [row for row in rows if not row.failed]
+    return History([row.step for row in done], [row.state_step for row in done])

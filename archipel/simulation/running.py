@@ -1,0 +1,154 @@
+"""Runs a bundle's rounds to their end: chooses the engine, measures, saves, and goes on where a run was stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.bundle import Bundle
+from archipel.errors import SimulationError
+from archipel.lite_runtime import Runtime
+from archipel.protocol.measures import measured
+from archipel.protocol.uploads import upload_program
+from archipel.simulation.choosing import AT_ONCE, ClientAxis, choose_client_axis
+from archipel.simulation.clients import Clients
+from archipel.simulation.lanes import Lanes
+from archipel.simulation.one_by_one import OneByOne
+from archipel.simulation.result import Result
+from archipel.simulation.rounds import RoundRow, Rounds, RoundSettings
+from archipel.simulation.saved import Record, load, save
+from archipel.simulation.states import MemoryStates, StateFolder, States
+from archipel.simulation.work import Engine
+from archipel.simulation.workers import Workers
+
+SAVE_SECONDS = 30.0
+"""How often a run's standing is written; it is in any case after the last round."""
+
+Test = tuple[NDArray[Any], NDArray[Any]] | Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a simulation runs, which does not change what it computes (but for `client_axis`, in the last digits).
+
+    Arguments:
+        workers: processes, 1 or more.
+        client_axis: "on" runs many devices as one graph, "off" one after the other; "auto" measures which is faster.
+        threads: of each process, inside one operator.
+        folder: keeps where the run stands; a run with the same folder goes on from there.
+        test_every: the model is measured every so many rounds, and after the last one.
+        on_round: called after every round, with its row.
+    """
+
+    workers: int = 1
+    client_axis: ClientAxis = "auto"
+    threads: int = 1
+    folder: Path | str | None = None
+    test_every: int = 1
+    on_round: Callable[[RoundRow], object] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "threads", "test_every"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise SimulationError(f"{name}: {value!r} is not a whole number of 1 or more")
+        if self.client_axis not in ("auto", "on", "off"):
+            raise SimulationError(f"client_axis: {self.client_axis!r} is not 'auto', 'on' or 'off'")
+
+
+def run(
+    bundle: Bundle, clients: Clients, settings: RoundSettings, rounds: int, test: Test | None, options: RunOptions
+) -> Result:
+    """Rounds of a bundle's training over simulated devices, with the server's half of its strategy.
+
+    Arguments:
+        bundle: as `open_bundle` returns it; its strategy, schedule and programs are what runs.
+        clients: the devices' examples.
+        settings: what decides the rounds.
+        rounds: how many in all, 1 or more; those that the folder has already are not run again.
+        test: examples on which the model is measured, as for the bundle's `evaluate`.
+        options: how it runs.
+
+    Raises SimulationError, ProtocolError.
+    """
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise SimulationError(f"rounds: {rounds!r} is not a whole number of 1 or more")
+    where = None if options.folder is None else Path(options.folder)
+    record = Record(bundle=bundle.digest, population=len(clients), settings=settings, engine="", rows=[])
+    found = None if where is None else load(where, record)
+    course = Rounds(bundle, len(clients), settings, None if found is None else found[1])
+    standing = course.standing
+    record.rows = standing.rows
+    with ExitStack() as stack:
+        if where is not None:
+            where.mkdir(parents=True, exist_ok=True)
+        engine, record.engine = _open_engine(
+            bundle, clients, settings, options, where, None if found is None else found[0].engine, stack
+        )
+        result = Result(standing.rows, standing.parameters, bundle, record.engine)
+        if found is not None:
+            result.clients = {row.client: row for row in found[0].clients}
+        measure = None if test is None else _measurer(bundle, test, options.threads)
+        saved, last_save = len(standing.rows), time.monotonic()
+        while len(standing.rows) < rounds:
+            started = time.perf_counter()
+            row, reports = course.run(engine, saved)
+            row.seconds = time.perf_counter() - started
+            result.add(reports)
+            last = row.number == rounds
+            if measure is not None and (last or row.number % options.test_every == 0):
+                row.tested = measure(standing.parameters)
+            if where is not None and (last or time.monotonic() - last_save > SAVE_SECONDS):
+                record.clients = list(result.clients.values())
+                save(where, record, standing)
+                saved, last_save = row.number, time.monotonic()
+            if options.on_round is not None:
+                options.on_round(row)
+        result.parameters = standing.parameters
+    return result
+
+
+def _open_engine(
+    bundle: Bundle,
+    clients: Clients,
+    settings: RoundSettings,
+    options: RunOptions,
+    where: Path | None,
+    before: str | None,
+    stack: ExitStack,
+) -> tuple[Engine, str]:
+    """The engine, and how it runs and why. A run that goes on keeps to what it began with."""
+    if before is not None:
+        axis, why = before.startswith(AT_ONCE), before
+    else:
+        axis, why = choose_client_axis(bundle, clients, settings, options.client_axis, options.threads)
+    engine: Engine
+    if options.workers == 1:
+        states: States = MemoryStates() if where is None else StateFolder(where / "states")
+        engine = (Lanes if axis else OneByOne)(bundle, clients, states, threads=options.threads)
+    else:
+        shared = where / "states" if where is not None else Path(stack.enter_context(TemporaryDirectory()))
+        engine = Workers(bundle, clients, shared, count=options.workers, client_axis=axis, threads=options.threads)
+    stack.callback(engine.close)
+    return engine, why
+
+
+def _measurer(bundle: Bundle, test: Test, threads: int) -> Callable[[Mapping[str, NDArray[Any]]], dict[str, float]]:
+    runtime = Runtime(bundle, threads=threads, delegates="cpu")
+    program = upload_program(bundle.manifest, "evaluation")
+    x, y = test if isinstance(test, tuple) else (test, None)
+    count = len(x if isinstance(x, np.ndarray) else next(iter(x.values())))
+
+    def measure(parameters: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+        runtime.set_parameters({name: np.asarray(array) for name, array in parameters.items()})
+        return dict(measured(program, runtime.evaluate(x, y), count).values)
+
+    return measure

@@ -1,0 +1,143 @@
+"""`simulate`: a federation of a model and its devices' data on this machine, without a server."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from archipel.bundle import Bundle, open_bundle
+from archipel.bundle.development import generate_development_key
+from archipel.converter import Signing, Training, convert
+from archipel.errors import SimulationError
+from archipel.graph import Model
+from archipel.lite_runtime.training.driver import data_ports
+from archipel.simulation.choosing import ClientAxis
+from archipel.simulation.clients import Clients, as_clients
+from archipel.simulation.result import Result
+from archipel.simulation.rounds import RoundRow, RoundSettings
+from archipel.simulation.running import RunOptions, Test, run
+from archipel.training import losses, optimizers
+from archipel.training.losses import Loss
+from archipel.training.optimizers import Optimizer
+
+
+def simulate(
+    model: Any,
+    clients: Clients | Sequence[Any],
+    strategy: str = "fedavg",
+    *,
+    rounds: int,
+    cohort: int | None = None,
+    loss: Loss | None = None,
+    optimizer: Optimizer | None = None,
+    epochs: int = 1,
+    batch_size: int = 16,
+    strategy_options: Mapping[str, object] | None = None,
+    hyperparameters: Mapping[str, float] | None = None,
+    test: Test | None = None,
+    test_every: int = 1,
+    seed: int = 0,
+    privacy: str = "secure",
+    dropout: float = 0.0,
+    workers: int = 1,
+    client_axis: ClientAxis = "auto",
+    threads: int = 1,
+    folder: Path | str | None = None,
+    on_round: Callable[[RoundRow], object] | None = None,
+) -> Result:
+    """Train a model over simulated devices, with the programs, the server's half and the sums of a real federation.
+
+    Arguments:
+        model: a PyTorch module, a Model, or a Bundle that trains; a bundle has a strategy and a training of its own.
+        clients: the devices' examples: for each a mapping from field to `[examples, ...]`, or a tuple (inputs, labels);
+            or Clients, such as `SplitClients(arrays, datasets.split_dirichlet(...))`.
+        strategy: the federated algorithm, a name in `archipel.strategies.STRATEGIES`.
+        rounds: how many.
+        cohort: devices drawn for each round; None: all.
+        loss: one of training.losses; None: cross entropy.
+        optimizer: one of training.optimizers; None: SGD with a learning rate of 0.1.
+        epochs, batch_size: of a device's training in a round.
+        strategy_options: of the strategy's device half (docs/strategies.md).
+        hyperparameters: by name, as a task has them: of the programs, such as "lr", and of the server's half, such as
+            "server_lr".
+        test: examples on which the model is measured every `test_every` rounds and after the last one: a tuple (inputs,
+            labels) or a mapping.
+        seed: decides cohorts, dropouts, orders and all that graphs draw. The same seed gives the same result, whatever
+            the number of workers.
+        privacy: "secure" adds up the whole numbers that secure rounds add up (without masks, which cancel), "plain"
+            floating point.
+        dropout: the share of drawn devices, 0 to below 1, that leave before their update counts.
+        workers, client_axis, threads, folder, on_round: how it runs, see RunOptions.
+
+    Raises SimulationError, ConversionError, TrainingError, ProtocolError.
+
+    Example:
+        parts = datasets.split_dirichlet(labels, 100, alpha=0.5)
+        clients = simulation.SplitClients({"input": images, "label": labels}, parts)
+        result = archipel.simulate(network, clients, rounds=50, cohort=10, test=(test_images, test_labels))
+        print(result.history[-1].tested["accuracy"])
+    """
+    if not 0 <= dropout < 1:
+        raise SimulationError(f"dropout: {dropout} is not from 0 to below 1")
+    if privacy not in ("secure", "plain"):
+        raise SimulationError(f"privacy: {privacy!r} is not 'secure' or 'plain'")
+    options = RunOptions(
+        workers=workers, client_axis=client_axis, threads=threads, folder=folder, test_every=test_every,
+        on_round=on_round,
+    )  # fmt: skip
+    scratch = None
+    if isinstance(model, Bundle):
+        bundle = model
+    else:
+        training = Training(
+            loss if loss is not None else losses.cross_entropy(),
+            optimizer if optimizer is not None else optimizers.sgd(lr=0.1),
+            strategy=strategy,
+            strategy_options=dict(strategy_options or {}),
+            epochs=epochs,
+            batch_size=batch_size,
+        )
+        scratch = tempfile.mkdtemp(prefix="archipel-simulation-") if folder is None else None
+        bundle = _converted(_imported(model, clients), training, Path(scratch or str(folder)))
+    devices = as_clients(clients, [port.name for port in data_ports(bundle, bundle.manifest.schedule)])
+    settings = RoundSettings(
+        cohort=len(devices) if cohort is None else cohort, seed=seed, privacy=privacy, dropout=dropout,
+        hyperparameters=dict(hyperparameters or {}),
+    )  # fmt: skip
+    result = run(bundle, devices, settings, rounds, test, options)
+    if scratch is not None:
+        # The bundle is opened where it lies, so its files live as long as the result.
+        weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
+    return result
+
+
+def _converted(model: Model, training: Training, folder: Path) -> Bundle:
+    """The model as a bundle in the folder; the one that is there already, if it was made of the same."""
+    # A key of its own for each conversion would give each a digest of its own, and a run that goes on needs the same.
+    made_of = hashlib.sha256(model.to_bytes() + repr(training).encode()).hexdigest()
+    path, publisher = folder / f"{made_of[:16]}.bundle", folder / f"{made_of[:16]}.pub"
+    if path.exists() and publisher.exists():
+        return open_bundle(path, [publisher.read_bytes()], folder / "cache", allow_development=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    key = generate_development_key()
+    publisher.write_bytes(key.public_key().public_bytes_raw())
+    path.unlink(missing_ok=True)
+    return convert(model, path, signing=Signing(key), training=training)
+
+
+def _imported(model: Any, clients: Clients | Sequence[Any]) -> Model:
+    if isinstance(model, Model):
+        return model
+    first = clients.take(0) if isinstance(clients, Clients) and not isinstance(clients, Sequence) else clients[0]
+    inputs = first[0] if isinstance(first, tuple) else next(iter(first.values()))
+    import torch
+
+    # Two examples: exporters take a batch of one for a constant.
+    return Model.from_torch(model, torch.from_numpy(np.ascontiguousarray(np.resize(inputs, (2, *inputs.shape[1:])))))

@@ -1,0 +1,105 @@
+"""The sum of a round's updates: whole numbers as in secure rounds, or floating point as in plain ones."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.protocol.bounds import groups, largest, step, weight_port
+from archipel.protocol.plain import PlainSum, decode_plain, encode_plain
+from archipel.protocol.vector import DecodedSum, Layout, Vector
+
+_TAIL = 12.0
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Sum(ABC):
+    """A running sum."""
+
+    @abstractmethod
+    def add(self, arrays: Arrays) -> None:
+        """Add one device's update, by output name. Raises ProtocolError for one that its device could not upload."""
+
+    @abstractmethod
+    def merge(self, other: Sum) -> None:
+        """Add another sum of the same kind."""
+
+    @abstractmethod
+    def decoded(self, devices: int) -> DecodedSum:
+        """The sum of so many devices, checked. Raises ProtocolError, BoundError."""
+
+    def add_lanes(self, arrays: Arrays) -> None:
+        """Add the updates of several devices, `[devices, ...]` by output name, as `add` would one after the other."""
+        for lane in range(len(next(iter(arrays.values())))):
+            self.add({name: array[lane] for name, array in arrays.items()})
+
+
+class SecureSum(Sum):
+    """The sum of encoded updates modulo 2^bits, without masks, which cancel. Exact, so in any order."""
+
+    def __init__(self, layout: Layout, modulus_bits: int, cohort: int) -> None:
+        self._layout, self._bits, self._cohort = layout, modulus_bits, cohort
+        # Values without a clip are at most the range times the device's weight, as protocol.bounds.clamp says.
+        self._limited = {
+            group.ports[0].name for group in groups(layout.updates) if group.weighted and group.norm is None
+        }
+        self.total: Vector = np.zeros(layout.length, np.uint32)
+
+    def add(self, arrays: Arrays) -> None:
+        self.total += self._layout.encode(arrays, modulus_bits=self._bits, max_cohort=self._cohort)
+
+    def add_lanes(self, arrays: Arrays) -> None:
+        start = 0
+        weight = weight_port(self._layout.updates)
+        weights = None if weight is None else np.asarray(arrays[weight.name], np.float64).reshape(-1)
+        for port in self._layout.updates:
+            given = np.asarray(arrays[port.name])
+            rows = given.reshape(len(given), -1).astype(np.float64)
+            if port.name in self._limited and weights is not None:
+                limit = np.minimum(port.range, port.range * weights + port.noise * _TAIL)
+                np.clip(rows, -limit[:, None], limit[:, None], out=rows)
+            rows /= step(port)
+            np.rint(rows, out=rows)
+            np.clip(rows, -largest(port), largest(port), out=rows)
+            # Whole numbers below 2^53 add up exactly.
+            part = rows.sum(axis=0).astype(np.int64).astype(np.uint32)
+            self.total[start : start + len(part)] += part
+            start += len(part)
+
+    def merge(self, other: Sum) -> None:
+        if not isinstance(other, SecureSum):
+            raise TypeError(f"a secure sum and a {type(other).__name__}")
+        self.total += other.total
+
+    def decoded(self, devices: int) -> DecodedSum:
+        total = self.total & np.uint32(2**self._bits - 1)
+        decoded = self._layout.decode_sum(total, cohort=devices, modulus_bits=self._bits)
+        self._layout.check_sum(decoded, devices)
+        return decoded
+
+
+class FloatSum(Sum):
+    """The sum of updates of plain rounds, in float64, in the order in which they are added."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._sum = PlainSum(layout)
+
+    def add(self, arrays: Arrays) -> None:
+        self._sum.add(decode_plain(encode_plain(self._layout, arrays), self._layout))
+
+    def merge(self, other: Sum) -> None:
+        if not isinstance(other, FloatSum):
+            raise TypeError(f"a sum of floating point and a {type(other).__name__}")
+        for name, array in other._sum.arrays.items():
+            self._sum.arrays[name] += array
+
+    def decoded(self, devices: int) -> DecodedSum:
+        decoded = self._sum.decoded()
+        self._layout.check_sum(decoded, devices)
+        return decoded

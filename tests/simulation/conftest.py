@@ -1,0 +1,3 @@
+from __future__ import annotations
+
+from tests.support.fixtures.strategies import make  # noqa: F401

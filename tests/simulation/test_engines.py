@@ -1,0 +1,101 @@
+"""Every way of running local rounds gives the same model, and it is that of independent rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from archipel import strategies
+from archipel.bundle import Bundle
+from archipel.errors import SimulationError
+from archipel.simulation import ListedClients, SplitClients, simulate
+from archipel.simulation.draws import device_seed
+from tests.support import simulation as reference
+
+Make = Callable[..., Bundle]
+BITS, ROUNDS = 24, 3
+NEEDED: dict[str, dict[str, Any]] = {"fedrep": {"personal": "head.*"}, "scaffold": {"control_clip": 1000.0}}
+QUIET = sorted(set(strategies.STRATEGIES) - {"dpsgd"})  # which draws noise
+
+
+def bundle_of(make: Make, strategy: str, **changes: Any) -> Bundle:
+    options = {"clip": 50.0, "bits": BITS, **NEEDED.get(strategy, {})}
+    # Running statistics are averaged, or stay on the device.
+    module = reference.normalized if strategy in ("fedbn", "fedprox") else reference.dense
+    return make(strategy, module, strategy_options=options, **changes)
+
+
+def fields() -> list[dict[str, np.ndarray]]:
+    return [{"input": x, "label": y} for x, y in reference.clients()]
+
+
+@pytest.fixture(autouse=True)
+def same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference numbers rounds from 0, and has seeds of its own."""
+    monkeypatch.setattr(
+        reference, "round_seed", lambda number, client: device_seed(0, number + 1, client), raising=True
+    )
+
+
+@pytest.mark.parametrize("strategy", QUIET)
+def test_rounds_come_out_like_independent_ones(make: Make, strategy: str) -> None:
+    bundle = bundle_of(make, strategy)
+    expected = reference.simulate(bundle, reference.clients(), ROUNDS).parameters
+    for axis in ("off", "on"):
+        found = simulate(bundle, fields(), rounds=ROUNDS, client_axis=axis)
+        assert [row.failed for row in found.history] == [""] * ROUNDS
+        assert [row.devices for row in found.history] == [4] * ROUNDS
+        for name, value in expected.items():
+            np.testing.assert_allclose(found.parameters[name], value, atol=2e-4, err_msg=f"{axis}: {name}")
+        moved = max(np.abs(value - bundle.parameters()[name]).max() for name, value in expected.items())
+        assert moved > 0.02
+
+
+@pytest.mark.parametrize("privacy", ["secure", "plain"])
+def test_any_number_of_workers_gives_the_same_bits(make: Make, privacy: str, tmp_path: Path) -> None:
+    """SCAFFOLD's devices keep control variates, which go from worker to worker by way of the disk."""
+    bundle = bundle_of(make, "scaffold")
+    arrays = {name: np.concatenate([each[name] for each in fields()]) for name in ("input", "label")}
+    ends = np.cumsum(reference.SIZES)
+    parts = [np.arange(end - size, end) for size, end in zip(reference.SIZES, ends)]
+    given: dict[str, Any] = {"rounds": ROUNDS, "cohort": 3, "privacy": privacy, "client_axis": "off"}
+    alone = simulate(bundle, SplitClients(arrays, parts), **given)
+    several = simulate(bundle, SplitClients(arrays, parts), workers=2, **given)
+    listed = simulate(bundle, ListedClients(fields()), folder=tmp_path, **given)
+    for name, value in alone.parameters.items():
+        np.testing.assert_array_equal(several.parameters[name], value)
+        np.testing.assert_array_equal(listed.parameters[name], value)
+    assert [row.metrics for row in several.history] == [row.metrics for row in alone.history]
+    assert several.clients == alone.clients == listed.clients
+
+
+def test_lanes_are_refused_where_a_device_draws_noise(make: Make) -> None:
+    bundle = make("dpsgd", strategy_options={"clip": 1.0, "example_clip": 1.0, "noise_multiplier": 1.0})
+    with pytest.raises(SimulationError, match="draws noise, for each device by itself"):
+        simulate(bundle, fields(), rounds=1, client_axis="on")
+    found = simulate(bundle, fields(), rounds=1)
+    assert found.engine.startswith("one device after the other: program 'train' draws noise")
+    assert found.history[0].devices == 4
+
+
+def test_a_client_that_diverges_drops_out(make: Make) -> None:
+    bundle, data = bundle_of(make, "fedavg"), fields()
+    data[1]["input"] = np.full_like(data[1]["input"], np.nan)
+    for axis in ("off", "on"):
+        found = simulate(bundle, data, rounds=2, client_axis=axis)
+        assert [row.devices for row in found.history] == [3, 3]
+        assert found.clients[1].counted == 0
+        assert found.clients[1].drawn == 2
+        assert all(np.isfinite(value).all() for value in found.parameters.values())
+
+
+@pytest.mark.parametrize("axis", ["off", "on"])
+def test_examples_that_do_not_fit_name_the_client(make: Make, axis: str) -> None:
+    bundle, data = bundle_of(make, "fedavg"), fields()
+    data[2]["input"] = data[2]["input"].astype(np.float64)
+    with pytest.raises(SimulationError, match=r"client 2, round 1: local data: 'input' must be float32"):
+        simulate(bundle, data, rounds=1, client_axis=axis)  # type: ignore[arg-type]
