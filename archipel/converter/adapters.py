@@ -22,6 +22,7 @@ from archipel.graph.parameters import parameter_names, record_parameters, traina
 from archipel.graph.passes import remove_dead_code
 from archipel.strategies.device import Adapters
 
+
 @dataclass(frozen=True)
 class Adapter:
     """The adapter of one weight of that `shape`, whose `form` says how it counts as a matrix [rows, columns].

@@ -14,8 +14,8 @@ from torch import nn
 import archipel
 from archipel import models
 from archipel.bundle import Bundle, generate_key
-from archipel.converter import Signing, Training, convert
 from archipel.compression.layer_weights import layer_weights
+from archipel.converter import Signing, Training, convert
 from archipel.converter.adapter_forms import Form, find_form
 from archipel.graph import Model
 from archipel.lite_runtime import Runtime
@@ -37,9 +37,7 @@ def make(tmp_path: Path) -> Make:
     torch.set_num_threads(1)
 
     def build(source: Model, loss: losses.Loss, **options: object) -> Bundle:
-        training = Training(
-            loss, optimizers.sgd(lr=0.1), strategy="lora", strategy_options=options, batch_size=4
-        )
+        training = Training(loss, optimizers.sgd(lr=0.1), strategy="lora", strategy_options=options, batch_size=4)
         return convert(source, tmp_path / "b", training=training, signing=Signing(generate_key()))
 
     return build

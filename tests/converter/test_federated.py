@@ -307,7 +307,9 @@ def test_adapters_of_a_transformer(make: Make) -> None:
         for name, value in network.state_dict().items()
         if name != "tokens.weight"
     }
-    state["tokens.weight"] = network.state_dict()["tokens.weight"] + p["tokens.weight.lora_a"] @ p["tokens.weight.lora_b"]
+    state["tokens.weight"] = (
+        network.state_dict()["tokens.weight"] + p["tokens.weight.lora_a"] @ p["tokens.weight.lora_b"]
+    )
     expected = torch.func.functional_call(network, state, torch.from_numpy(tokens)).detach().numpy()
     assert np.abs(expected - network(torch.from_numpy(tokens)).detach().numpy()).max() > 1e-2
     np.testing.assert_allclose(device.predict(tokens), expected, rtol=1e-3, atol=1e-4)
