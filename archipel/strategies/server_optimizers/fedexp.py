@@ -77,10 +77,10 @@ def update(
 
 
 def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
-    """The step is server_lr max(|d|, S |d| / (2 (|d|^2 + epsilon))), with |d| <= D and S at most S', both from check_sum.
+    """The step is server_lr max(|d|, S |d| / (2 (|d|^2 + epsilon))). check_sum bounds |d| and S.
 
     x / (x^2 + epsilon) rises up to x = sqrt(epsilon) and falls from there, so the second term is largest at
-    |d| = min(D, sqrt(epsilon)).
+    |d| = sqrt(epsilon), or at the bound of |d| where that is smaller.
     """
     layout = training_layout(manifest)
     mean = mean_norm(layout.updates, select_groups(layout, "delta"), cohort)
