@@ -9,7 +9,7 @@ from archipel.strategies.robust.rule import ROOT, Row, Rows, Rule, State, norms
 
 
 def aggregate(updates: Rows, tolerated: int, state: State) -> tuple[Row, dict[str, Row]]:
-    """The mean of the updates, each as long as the root update, weighted by its cosine with that or by 0 if it is below.
+    """The mean of the updates, each as long as the root update and weighted by its cosine with it (0 where below).
 
     `state[ROOT]`, `[d]`, is the update that the server made of examples of its own in this round. Any number of updates
     may be arbitrary. It is 0 where no update points as the root update does.
