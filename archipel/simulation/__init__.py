@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from archipel.simulation.attacks import Attack
 from archipel.simulation.clients import Clients, DrawnClients, ListedClients, SplitClients
 from archipel.simulation.result import ClientRow, Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.simulate import simulate
+from archipel.strategies.robust import Aggregation
 
 __all__ = [
+    "Aggregation",
+    "Attack",
     "ClientRow",
     "Clients",
     "DrawnClients",

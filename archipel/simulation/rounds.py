@@ -16,10 +16,13 @@ from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import clip_input, plan_layout, upload_layout, upload_program
 from archipel.protocol.vector import DecodedSum
+from archipel.simulation.attacks import Attack
+from archipel.simulation.combining import Combining
 from archipel.simulation.draws import draw_cohort, drawn_uniform
 from archipel.simulation.work import Engine, Report, Work
 from archipel.strategies.clipping import next_clip
 from archipel.strategies.moving import move_model
+from archipel.strategies.robust import Aggregation
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
 from archipel.strategies.step_limits import History
 from archipel.strategies.strategy import Tensors
@@ -54,7 +57,9 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     `cohort`: devices asked in each round. `dropout`: the share of these that leave before their update counts.
     `privacy`: "secure" adds up whole numbers as secure rounds do, "plain" floating point. `hyperparameters`: of the
-    devices' programs and of the server's half, as of a task.
+    devices' programs and of the server's half, as of a task. `aggregation` is the rule of plain rounds, or over the
+    sums of `secure_groups` groups of the cohort, drawn for each round (0: one sum of all). `attack`: what some devices
+    send. `root`: the last client has the server's own examples, for a rule that takes an update of them.
     """
 
     cohort: int
@@ -62,6 +67,10 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     privacy: str = "secure"
     dropout: float = 0.0
     hyperparameters: dict[str, float] = {}
+    aggregation: Aggregation = Aggregation()
+    secure_groups: int = 0
+    attack: Attack = Attack()
+    root: bool = False
 
 
 @dataclass
@@ -71,6 +80,7 @@ class Standing:
     parameters: Tensors
     strategy_state: Tensors
     rows: list[RoundRow] = field(default_factory=list)
+    rule_state: Tensors = field(default_factory=dict)
 
 
 class Rounds:
@@ -80,6 +90,8 @@ class Rounds:
     """
 
     def __init__(self, bundle: Bundle, population: int, settings: RoundSettings, standing: Standing | None) -> None:
+        # The server's own examples are no device's.
+        population -= settings.root
         self._bundle, self._population, self._settings = bundle, population, settings
         manifest = bundle.manifest
         if not 1 <= settings.cohort <= population:
@@ -88,7 +100,8 @@ class Rounds:
         finish = upload_program(manifest, "training")
         self._clip = None if UPDATE_CLIP in settings.hyperparameters else clip_input(finish)
         layout = upload_layout(manifest, "training")
-        self._bits = layout.modulus_bits(settings.cohort) if settings.privacy == "secure" else None
+        self._combining = Combining(manifest, layout, population, settings)
+        self._bits = self._combining.modulus_bits(layout)
         if standing is None:
             parameters = bundle.parameters()
             trained, _ = split_statistics(parameters, shared_statistics(manifest))
@@ -100,16 +113,22 @@ class Rounds:
         number = len(self.standing.rows) + 1
         drawn, present = self._draw(number)
         row = RoundRow(number=number, drawn=len(drawn), devices=0)
-        work = self._work(number, saved)
+        work = self._combining.plan(self._work(number, saved), drawn)
         row.clip = work.hyperparameters.get(UPDATE_CLIP)
         reports = [Report(client, left="dropped out") for client in drawn if client not in present]
-        partial = engine.run(work, [client for client in drawn if client in present])
-        reports = sorted([*reports, *partial.reports], key=lambda report: report.client)
-        row.devices = partial.counted
+        root = self._combining.root
+        asked = [client for client in drawn if client in present] + ([] if root is None else [root])
+        partial = engine.run(work, asked)
+        told = [report for report in partial.reports if report.client != root]
+        reports = sorted([*reports, *told], key=lambda report: report.client)
+        row.devices = sum(not report.left for report in told)
         try:
             if not row.devices:
                 raise SimulationError("no device's update came")
-            self._move(row, partial.total.decoded(row.devices))
+            made = self._combining.combine(work, partial.total, row.devices, self.standing.rule_state)
+            row.devices = made.devices
+            self._move(row, made.total)
+            self.standing.rule_state = made.state
         except ArchipelError as error:
             # As on the server: a round that fails leaves the model as it was, and the next one begins.
             row.failed = str(error)

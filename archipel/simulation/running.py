@@ -18,6 +18,7 @@ from archipel.errors import SimulationError
 from archipel.lite_runtime import Runtime
 from archipel.protocol.measures import measured
 from archipel.protocol.uploads import upload_program
+from archipel.simulation.attacks import spoil_clients
 from archipel.simulation.choosing import AT_ONCE, ClientAxis, choose_client_axis
 from archipel.simulation.clients import Clients
 from archipel.simulation.lanes import Lanes
@@ -86,6 +87,7 @@ def run(
     found = None if where is None else load(where, record)
     course = Rounds(bundle, len(clients), settings, None if found is None else found[1])
     standing = course.standing
+    clients = spoil_clients(bundle, clients, settings.attack, len(clients) - settings.root, settings.seed)
     record.rows = standing.rows
     with ExitStack() as stack:
         if where is not None:

@@ -18,7 +18,7 @@ from archipel.simulation.result import ClientRow
 from archipel.simulation.rounds import RoundRow, RoundSettings, Standing
 
 HISTORY = "history.json"
-_GROUPS = ("parameter", "state")
+_GROUPS = ("parameter", "state", "rule")
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +36,9 @@ def save(folder: Path, record: Record, standing: Standing) -> None:
     """Write the standing after the last of the rows; it is on disk on return."""
     number = len(record.rows)
     file = _arrays(folder, number)
-    tensors = join_names({"parameter": standing.parameters, "state": standing.strategy_state})
+    tensors = join_names(
+        {"parameter": standing.parameters, "state": standing.strategy_state, "rule": standing.rule_state}
+    )
     write_durably(file, write_weights(tensors))
     write_durably(folder / HISTORY, msgspec.json.format(msgspec.json.encode(record)))
     for old in folder.glob("round-*.safetensors"):
@@ -63,7 +65,7 @@ def load(folder: Path, expected: Record) -> tuple[Record, Standing] | None:
             raise SimulationError(
                 f"{folder}: has a run with another {name}; give another folder, or remove it to begin anew"
             )
-    return record, Standing(groups["parameter"], groups["state"], record.rows)
+    return record, Standing(groups["parameter"], groups["state"], record.rows, groups["rule"])
 
 
 def _arrays(folder: Path, number: int) -> Path:
