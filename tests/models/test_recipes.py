@@ -16,8 +16,9 @@ from archipel import Model
 from archipel.cli.main import archipel
 from archipel.graph.model_card import card_of
 from archipel.models.catalogue import CATALOGUE
+from archipel.training.by_name import make_loss, make_optimizer
 from archipel.training.cloud.config import parse_config
-from archipel.training.cloud.parts import make_augment, make_loss, make_optimizer
+from archipel.training.cloud.parts import make_augment
 
 RECIPES = sorted(name for name, network in CATALOGUE.items() if network.recipe is not None)
 # What the functions of archipel.datasets give: the shape of an example, and the number of classes.
