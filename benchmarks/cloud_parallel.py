@@ -208,6 +208,8 @@ def judged(found: list[Found], name: str) -> str:
             wrong.append(f"{one.way} and {other.way}")
     line = f"{name}: predicted {predicted}; measured {measured}; of {apart} pairs that differ by more than noise "
     line += f"{apart - len(wrong) - len(equal)} are in order"
+    if not apart:
+        return line + ": nothing can be told on a machine this busy"
     line += f", {len(equal)} predicted about equal ({', '.join(equal)})" if equal else ""
     return line + (f", {len(wrong)} the other way round ({', '.join(wrong)})" if wrong else ": the same order")
 

@@ -50,15 +50,20 @@ class TensorPlace(msgspec.Struct, frozen=True):
     nbytes: int
 
 
-def write_weights(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """The tensors as safetensors bytes; equal tensors give equal bytes.
+def write_weights(tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The tensors as safetensors bytes; equal tensors give equal bytes. `metadata`: texts for the file's head.
 
     Raises TensorLayoutError for a dtype that a bundle cannot have.
     """
     for name, array in tensors.items():
         if array.dtype.name not in ITEM_BYTES:
             raise TensorLayoutError(f"tensor {name!r}: dtype {array.dtype} cannot be stored in a bundle")
-    return bytes(save({name: np.asarray(tensors[name], order="C") for name in sorted(tensors)}))
+    return bytes(
+        save(
+            {name: np.asarray(tensors[name], order="C") for name in sorted(tensors)},
+            metadata=dict(metadata) if metadata else None,
+        )
+    )
 
 
 def weights_layout(head: bytes, file_bytes: int) -> dict[str, TensorPlace]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -80,5 +81,8 @@ class CompressedModel(Model):
             return
         small = self.deployed().ir
         if (card := card_of(small)) is not None:
-            set_card(small, mark_compressed(card))
+            # As training counts them: what devices run has other tensors.
+            parameters = (self.training_form or self).parameters
+            count = sum(parameters[name].size for name in self.trainable_names)
+            set_card(small, mark_compressed(msgspec.structs.replace(card, parameters=count)))
         onnx.save(slim(small, card=True), path)

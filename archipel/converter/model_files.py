@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from archipel.converter.opened import open_model
 from archipel.durable import write_durably
 from archipel.errors import ConversionError, MissingExtraError
 from archipel.graph import Model
+from archipel.graph.model_card import CARD_KEY, card_of
 from archipel.graph.parameters import NAMES_KEY
 from archipel.graph.source_state import source_state
 
@@ -34,7 +36,8 @@ def export(
     Arguments:
         source: a bundle, a slot folder, what `archipel fit --save` or `Runtime.save` wrote, an ONNX file, or a Model.
         path: the new file. `.onnx`: an inference model in float, with the inputs and outputs of the model that was
-            converted. `.safetensors` and `.pt`: the `state_dict` of its PyTorch module.
+            converted. `.safetensors` and `.pt`: the `state_dict` of its PyTorch module. The model card goes along, as
+            metadata "archipel.card" (of `.pt`: in `state_dict._metadata`).
         trusted_keys: publishers' public keys, 32 bytes each; needed for a bundle.
         weights: all parameters of the bundle, which replace its own: by name, as `OperatorClient.weights.read` returns
             them, or a safetensors file of them, as `archipel task download` writes it.
@@ -81,15 +84,22 @@ def _onnx(model: Model) -> bytes:
 
 
 def _safetensors(model: Model) -> bytes:
-    return write_weights(_state(model))
+    return write_weights(_state(model), _card_text(model))
 
 
 def _pt(model: Model) -> bytes:
     torch = _torch()
     buffer = io.BytesIO()
-    # A dict of tensors alone, which `torch.load(weights_only=True)` takes.
-    torch.save({name: torch.from_numpy(array.copy()) for name, array in _state(model).items()}, buffer)
+    # Tensors alone, which `torch.load(weights_only=True)` takes. Modules read in `_metadata` what has their own names.
+    state = OrderedDict((name, torch.from_numpy(array.copy())) for name, array in _state(model).items())
+    state._metadata = OrderedDict(_card_text(model))  # type: ignore[attr-defined]
+    torch.save(state, buffer)
     return buffer.getvalue()
+
+
+def _card_text(model: Model) -> dict[str, str]:
+    """The model's card as metadata of a file; {} without one."""
+    return {} if card_of(model.ir) is None else {CARD_KEY: model.ir.metadata_props[CARD_KEY]}
 
 
 def _state(model: Model) -> dict[str, np.ndarray]:

@@ -25,6 +25,7 @@ from archipel.training.arguments import check_part, check_patterns
 from archipel.training.losses import LOSS_METHODS, Loss
 from archipel.training.optimizers import OPTIMIZER_METHODS, Optimizer
 from archipel.training.step import StepOptions, check_options
+from archipel.training.step_engines import ONNX_RUNTIME
 
 DAY, VALID_DAYS = 86400, 730
 BATCH_SIZE = 16
@@ -117,6 +118,7 @@ class Compression:
         calibration: examples without labels. None: those of `data`.
         validation: as `data`.
         seed: of every random choice, a whole number of 0 or more.
+        engine: what trains: "onnxruntime", or "torch", "torch:cpu", "torch:cuda:1" ..., as for `compress`.
         folder: keeps checkpoints, from which the same call goes on after it was stopped or killed.
         on_progress: is called with each Progress of the run, and may raise KeyboardInterrupt to stop it.
 
@@ -135,6 +137,7 @@ class Compression:
     calibration: Data | None = field(default=None, repr=False)
     validation: Data | None = field(default=None, repr=False)
     seed: int = 0
+    engine: str = ONNX_RUNTIME
     folder: str | os.PathLike[str] | None = None
     on_progress: Callable[[Progress], None] | None = None
     parts: tuple[Part, ...] = field(init=False, repr=False)

@@ -219,6 +219,7 @@ def _compressed(model: Model, compression: Compression, training: Training | Non
         compression.validation,
         loss=None if training is None else training.loss,
         seed=compression.seed,
+        engine=compression.engine,
         folder=compression.folder,
         on_progress=compression.on_progress,
     )

@@ -31,6 +31,7 @@ from archipel.converter.validation import check_request
 from archipel.durable import creating_folder, make_folder
 from archipel.errors import CompressionError, ConversionError
 from archipel.lite_runtime.agreement import MIN_AGREEMENT, MIN_SNR
+from archipel.training.step_engines import ONNX_RUNTIME
 
 PRESETS = ("float", "int8", "small")
 """The variants that `variant_recipes` knows, from the best to the smallest."""
@@ -45,6 +46,7 @@ def variant_recipes(
     validation: Data | None = None,
     small: Sequence[Part] | str | os.PathLike[str] = SMALL,
     seed: int = 0,
+    engine: str = ONNX_RUNTIME,
     folder: str | os.PathLike[str] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Compression | None]:
@@ -54,7 +56,7 @@ def variant_recipes(
         names: of "float", the model as it is; "int8", which rounds weights and activations to 8 bits and needs
             examples (`calibration` or `data`); and "small", from whose channels half of the FLOPs are removed before it
             is trained again and rounded, which needs labelled training examples (`data`).
-        data, calibration, validation, seed, on_progress: as for Compression.
+        data, calibration, validation, seed, engine, on_progress: as for Compression.
         small: another recipe for "small".
         folder: keeps the progress of each variant in a folder of its name, as for Compression.
 
@@ -77,7 +79,7 @@ def variant_recipes(
         with _naming(name):
             made[name] = Compression(
                 [StaticInt8()] if name == "int8" else small,
-                data=data, calibration=calibration, validation=validation, seed=seed,
+                data=data, calibration=calibration, validation=validation, seed=seed, engine=engine,
                 folder=None if folder is None else Path(folder) / name, on_progress=on_progress,
             )  # fmt: skip
     return made

@@ -98,6 +98,8 @@ class Batches:
         self._examples: int | None = None
         if isinstance(self.dataset, Dataset):
             self._examples = len(self.dataset)
+            if not self._examples:
+                raise DatasetError(f"{getattr(self.dataset, 'name', None) or 'the data set'}: no examples; give data")
             if not self._steps(self._examples):
                 raise DatasetError(
                     f"{self._examples} examples fill no batch of {batch_size} in each of {world} processes; "

@@ -83,13 +83,21 @@ class Network:
         return path if path.is_file() else None
 
     @property
+    def variants(self) -> dict[str, Path]:
+        """Recipes for other data, or for a smaller network: `recipes/NAME-VARIANT.toml` by what they are called."""
+        return {path.stem.partition("-")[2]: path for path in sorted((_FOLDER / "recipes").glob(f"{self.name}-*.toml"))}
+
+    @property
     def card(self) -> ModelCard | None:
-        """What the recipe reached on which data; None where nobody has trained it here."""
-        measured, path = _results().get(self.name), self.recipe
+        """What the recipe, or its variant in results.toml, reached on which data; None where nobody has trained it."""
+        measured = _results().get(self.name)
+        variant = "" if measured is None else measured.get("variant", "")
+        path = self.variants.get(variant) if variant else self.recipe
         if measured is None or path is None:
             return None
         text = path.read_text(encoding="utf-8")
-        command = f"archipel models show {self.name} --recipe > {self.name}.toml; archipel train {self.name}.toml"
+        option = f" --variant {variant}" if variant else ""
+        command = f"archipel models show {self.name} --recipe{option} > {path.name}; archipel train {path.name}"
         metrics = [CardMetric(command=command, **each) for each in measured["metrics"]]
         return draft_card(
             tomllib.loads(text).get("card", {}),

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from archipel import Model
+from archipel.bundle import ModelCard, generate_key
 from archipel.compression import (
     CompressedModel,
     Distil,
@@ -20,7 +21,10 @@ from archipel.compression import (
     compress,
 )
 from archipel.compression.part import Part
+from archipel.converter import Compression, Signing, Training, convert, open_model
 from archipel.errors import CompressionError, TrainingError
+from archipel.graph.model_card import card_of, set_card
+from archipel.training import losses, optimizers
 
 TUNE = FineTune(steps=4, batch_size=16, augment="shift")
 RNG = np.random.default_rng(0)
@@ -91,3 +95,32 @@ def test_a_run_goes_on_with_its_own_engine_only(network: Model, tmp_path: Path) 
 def test_other_engines(network: Model, engine: str, said: str) -> None:
     with pytest.raises(TrainingError, match=said):
         compress(network, [TUNE], data=DATA, engine=engine)
+
+
+def test_convert_trains_on_it_too(network: Model, tmp_path: Path) -> None:
+    key = generate_key()
+    expected, _ = compress(network, [TUNE, StaticInt8()], DATA, engine="torch:cpu")
+    recipe = Compression([TUNE, StaticInt8()], data=DATA, engine="torch:cpu")
+    training = Training(losses.cross_entropy(), optimizers.sgd(lr=0.1))
+    convert(network, tmp_path / "m.bundle", training=training, compression=recipe, signing=Signing(key))
+    found = open_model(tmp_path / "m.bundle", [key.public_key().public_bytes_raw()]).parameters
+    for name, array in parameters(expected).items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+def test_the_card_of_a_smaller_file_counts_its_parameters(network: Model, tmp_path: Path) -> None:
+    made = Model(network.ir.clone())
+    set_card(
+        made.ir,
+        ModelCard(
+            name="stripes", description="Two stripes.", task="image classification", licence="MIT", parameters=10**6
+        ),
+    )
+    small, _ = compress(made, [PruneChannels(flops=0.5, fine_tune=FineTune(steps=1, batch_size=16))], DATA)
+    small.save(tmp_path / "small.onnx")
+    card = card_of(Model.from_onnx(tmp_path / "small.onnx").ir)
+    assert card is not None
+    channels = small.parameters["0.weight"].shape[0]
+    assert channels < 8
+    # Convolution without a bias, two of the normalization, and the last layer with one.
+    assert card.parameters == 9 * channels + 2 * channels + (9 * channels + 1) * 4

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from archipel import Model, export
-from archipel.bundle import generate_key, pack, write_weights
+from archipel.bundle import ModelCard, decode_card, generate_key, pack, write_weights
 from archipel.compression import DynamicInt8, PruneWeights, StaticInt8, WeightOnly
 from archipel.converter import Compression, Signing, Training, convert, open_model
 from archipel.errors import ArchipelError
+from archipel.graph.model_card import card_of, set_card
 from archipel.lite_runtime import Runtime
 from archipel.training import losses, optimizers
 
@@ -267,3 +268,18 @@ def test_pt_without_torch_names_the_extra(tmp_path: Path, monkeypatch: pytest.Mo
         ArchipelError, match=r"torch is not installed; install it with: pip install 'archipel\[cloud\]'"
     ):
         export(tmp_path / "nothing", tmp_path / "m.pt", PUBLIC)
+
+
+def test_the_card_goes_along(tmp_path: Path) -> None:
+    model = Model.from_torch(perceptron().eval(), torch.zeros(2, 6))
+    card = ModelCard(name="stripes", description="Two stripes.", task="classification", licence="MIT")
+    set_card(model.ir, card)
+    files = {suffix: tmp_path / f"m{suffix}" for suffix in (".onnx", ".safetensors", ".pt")}
+    for path in files.values():
+        export(model, path)
+    assert card_of(Model.from_onnx(files[".onnx"]).ir) == card
+    with safetensors.safe_open(files[".safetensors"], "np") as held:
+        assert decode_card(held.metadata()["archipel.card"].encode()) == card
+    state = torch.load(files[".pt"], weights_only=True)
+    assert decode_card(state._metadata["archipel.card"].encode()) == card
+    perceptron().load_state_dict(state, strict=True)

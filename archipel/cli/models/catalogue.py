@@ -76,19 +76,26 @@ def list_(task: str | None, as_json: bool) -> None:
 @models.command("show")
 @click.argument("name")
 @click.option("--recipe", is_flag=True, help="Print the recipe instead, a configuration of `archipel train`.")
+@click.option("--variant", metavar="NAME", help="With --recipe: the one for other data or a smaller network.")
 @as_json
-def show_(name: str, recipe: bool, as_json: bool) -> None:
+def show_(name: str, recipe: bool, variant: str | None, as_json: bool) -> None:
     """Show one network: shapes, size, source, and what its recipe has reached on which data.
 
     \b
     archipel models show resnet18
     archipel models show resnet18 --recipe > resnet18.toml
+    archipel models show resnet18 --recipe --variant small > resnet18-small.toml
     """
     network = find(name)
+    if variant is not None and not recipe:
+        raise CommandError("--variant is for --recipe; give both")
+    if variant is not None and variant not in network.variants:
+        raise CommandError(f"--variant {variant}: {name} has {', '.join(network.variants) or 'none'}")
     if recipe:
-        if network.recipe is None:
+        path = network.recipe if variant is None else network.variants[variant]
+        if path is None:
             raise CommandError(f"{name} has no recipe; `archipel models list --json` says which networks have one")
-        click.echo(network.recipe.read_text(encoding="utf-8"), nl=False)
+        click.echo(path.read_text(encoding="utf-8"), nl=False)
         return
     show(_summary(network), as_json, _lines(network))
 
@@ -104,6 +111,10 @@ def _lines(network: Network) -> list[str]:
         f"  from {network.paper or 'this package'}; its code here is under {network.licence}",
         f"  in Python: archipel.models.{network.name}(seed)",
         f"  recipe: {'none' if network.recipe is None else f'archipel models show {network.name} --recipe'}",
+        *(
+            f"  another recipe: archipel models show {network.name} --recipe --variant {each}"
+            for each in network.variants
+        ),
         *(["nothing was measured yet"] if card is None else card_lines({**msgspec.to_builtins(card), "recipe": ""})),
     ]
 

@@ -33,7 +33,6 @@ from archipel.compression.search.search import TRIALS, SearchProgress, search
 from archipel.compression.search.target import parse_target
 from archipel.errors import CommandError
 from archipel.graph import Model
-from archipel.training.step_engines import ONNX_RUNTIME
 
 
 def _list_parts(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
@@ -94,8 +93,6 @@ result_options = option_group(
 @keys_for_bundles
 @learned_weights
 @compression_options
-@click.option("--engine", default=ONNX_RUNTIME, show_default=True, metavar="NAME[:DEVICE]",
-              help="What trains: onnxruntime, or torch on its best device, torch:cpu, torch:cuda:1 ...")  # fmt: skip
 @search_options
 @result_options
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_parts,
@@ -107,7 +104,6 @@ def compress_command(
     key_files: tuple[Path, ...],
     weights: Path | None,
     compression: CompressionOptions,
-    engine: str,
     searching: SearchOptions,
     results: ResultOptions,
 ) -> None:
@@ -142,7 +138,9 @@ def compress_command(
         source = open_source(model, key_files, weights, unpacked).model
     if searching.target is not None:
         folder = compression.work or output.with_name(output.name + ".search")
-        _search(source, output, sets, folder, compression.seed, engine, searching.target, searching, results)
+        _search(
+            source, output, sets, folder, compression.seed, compression.engine, searching.target, searching, results
+        )
         return
     parts = list(DEFAULT_RECIPE) if compression.recipe is None else load_recipe(compression.recipe)
     if compression.recipe is None:
@@ -153,7 +151,7 @@ def compress_command(
             parts,
             **sets,
             seed=compression.seed,
-            engine=engine,
+            engine=compression.engine,
             folder=compression.work,
             on_progress=progress_callback(check, show),
         )

@@ -13,6 +13,7 @@ from archipel.cli.input_output.option_group import option_group
 from archipel.cli.input_output.spelling import rule
 from archipel.compression import StaticInt8
 from archipel.compression.part import Part
+from archipel.training.step_engines import ONNX_RUNTIME
 
 DEFAULT_RECIPE: tuple[Part, ...] = (StaticInt8(),)
 """What `compress` does without a recipe, and `convert` with calibration data and no recipe."""
@@ -35,6 +36,7 @@ class CompressionOptions:
     recipe: Path | None
     work: Path | None
     seed: int
+    engine: str
 
     @property
     def compresses(self) -> bool:
@@ -69,4 +71,6 @@ compression_options = option_group(
     click.option("--work", type=click.Path(path_type=Path),
                  help="A folder for progress; after an interruption the same command continues from it."),
     click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of every random choice."),
+    click.option("--engine", default=ONNX_RUNTIME, show_default=True, metavar="NAME[:DEVICE]",
+                 help="What trains: onnxruntime, or torch on its best device, torch:cpu, torch:cuda:1 ..."),
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import io
 import logging
 import warnings
@@ -182,18 +183,35 @@ def _whole_layers() -> Iterator[None]:
 
     In evaluation mode PyTorch computes them by a fused operator, which has no form in ONNX and no gradient. And it
     compares masks with the causal one, by their values, which an export does not have; any mask is applied as it is.
+    `nn.EmbeddingBag` of bags of one size is a sum, mean or maximum of an Embedding; the exporter makes a loop of it.
     """
     import torch
+    from torch.nn import functional
     from torch.nn.modules import transformer
 
     before, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
     torch.backends.mha.set_fastpath_enabled(False)
     transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    whole = functional.embedding_bag
+
+    def embedding_bag(input: torch.Tensor, weight: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
+        given = inspect.signature(whole).bind(input, weight, *arguments, **named).arguments
+        weights = given.get("per_sample_weights")
+        if input.ndim != 2 or given.get("padding_idx") is not None or given.get("max_norm") is not None:
+            return whole(input, weight, *arguments, **named)
+        rows = functional.embedding(input, weight)
+        rows = rows if weights is None else rows * weights[..., None]
+        if given.get("mode", "mean") == "max":
+            return rows.max(1).values
+        return rows.sum(1) if given.get("mode", "mean") == "sum" else rows.mean(1)
+
+    functional.embedding_bag = embedding_bag
     try:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
         transformer._detect_is_causal_mask = detect
+        functional.embedding_bag = whole
 
 
 @functools.cache

@@ -72,6 +72,9 @@ class IteratedExamples:
 
     def __init__(self, data: Iterable[Any]) -> None:
         self.data, self._name = data, type(data).__name__
+        if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
+            # PyTorch's, whose batches would be taken for examples.
+            raise DatasetError(f"{self._name}: it makes batches, and examples are needed; give its .dataset")
         if isinstance(data, Iterator):
             raise DatasetError(
                 f"{self._name}: it can be iterated once only; give an object whose __iter__ begins anew, or a list"

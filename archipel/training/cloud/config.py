@@ -51,13 +51,16 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             the averages.
         precision: "bf16" and "fp16" compute products in 16 bits (autocast; fp16 with loss scaling), parameters stay
             float32; "auto" is bf16 or fp16 on a GPU and float32 elsewhere.
+        tf32: let GPUs round the factors of float32 products to 10 bits (TF32), which is faster from Ampere on; without
+            it they give what a CPU gives.
         patience: epochs without a better `monitor` after which training ends; without it all epochs are trained.
         monitor: the validation metric that chooses the best epoch, "loss" or one of `metrics`.
         metrics: names of `torchmetrics` classes, such as "F1Score", or tables with their arguments.
         seed: of the order of examples, the augmentation and all generators. The same seed on the same machine with
             the same number of threads gives the same numbers.
         device: "auto" takes CUDA, MPS or the CPU, whichever is there first; or "cpu", "cuda", "cuda:1", "mps".
-        compile: whether `torch.compile` compiles the module; None: no. Not in the mode "eager" (`set_mode`).
+        compile: whether `torch.compile` compiles the module for training; None: no. Not in the mode "eager"
+            (`set_mode`). Validation runs the module as it is: its mode and batches would be compiled once more.
         parallel: how the processes that torchrun started share the work: "ddp", "fsdp", "tensor", "pipeline", "hybrid",
             or "auto" (`training.cloud.parallel.prepare` describes them). The losses are those of one process;
             `batch_size` counts the examples of all of them.
@@ -99,6 +102,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     clip: float | None = None
     ema: float | None = None
     precision: Precision = "float32"
+    tf32: bool = False
     patience: int | None = None
     monitor: str = "loss"
     metrics: tuple[Any, ...] = ()

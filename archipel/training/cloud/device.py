@@ -79,6 +79,25 @@ def threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """A context in which GPUs may round what float32 products multiply to 10 bits (TF32), or may not.
+
+    By itself PyTorch allows it in convolutions and not in products of matrices.
+    """
+    import torch
+
+    backends: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        for backend, value in zip(backends, before):
+            backend.allow_tf32 = value
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the error says that the device or this machine has too little memory."""
     import torch

@@ -25,7 +25,7 @@ from archipel.training.cloud.callbacks.loggers import make_loggers
 from archipel.training.cloud.callbacks.standard import Checkpoints, EarlyStopping, OnEpoch, checkpoint_file
 from archipel.training.cloud.checkpoints.generators import kept_generators, seed_generators
 from archipel.training.cloud.config import TrainConfig
-from archipel.training.cloud.device import Autocast, choose_device, memory_format, require_torch, threads
+from archipel.training.cloud.device import Autocast, choose_device, memory_format, require_torch, tf32, threads
 from archipel.training.cloud.execution import Alone, place
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.objective.objective import Objective
@@ -89,7 +89,7 @@ def train(
     config = TrainConfig() if config is None else config
     measured = None if test is None else as_dataset(test)  # a file that is missing shows before the training
     own = [*callbacks, *([] if on_epoch is None else [OnEpoch(on_epoch)])]
-    with threads(config.threads), kept_generators(), _joined(config):
+    with threads(config.threads), tf32(config.tf32), kept_generators(), _joined(config):
         learning = _learning(model)
         trainer = prepare(model, data, config, validation=validation, callbacks=own)
 

@@ -38,6 +38,18 @@ def test_one_network(archipel: Command) -> None:
     assert err == "archipel: no network 'brt' in the catalogue; did you mean 'bert'?\n"
 
 
+def test_a_variant_of_a_recipe(archipel: Command) -> None:
+    out, _ = archipel("models", "show", "ds_cnn", "--recipe", "--variant", "ecg")
+    assert 'python = "archipel.datasets:ecg_beats"' in out
+    assert (
+        "another recipe: archipel models show ds_cnn --recipe --variant ecg\n"
+        in archipel("models", "show", "ds_cnn")[0]
+    )
+    assert "--variant small: ds_cnn has ecg" in archipel("models", "show", "ds_cnn", "--recipe", "--variant", "small",
+                                                         code=1)[1]  # fmt: skip
+    assert "give both" in archipel("models", "show", "ds_cnn", "--variant", "ecg", code=1)[1]
+
+
 def test_it_needs_no_extra() -> None:
     code = (
         "import sys; from click.testing import CliRunner; from archipel.cli.main import archipel as a;"

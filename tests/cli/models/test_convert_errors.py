@@ -164,6 +164,8 @@ CONVERT = """
 --variants int8
 --variants float,small
 --seed -1
+--engine torch:cpu
+--engine abacus --data data.npz --recipe aware.toml
 --self-test missing.npz
 --self-test one.npy
 --self-test bad.npz

@@ -168,6 +168,24 @@ def test_labels_that_the_model_does_not_have_change_nothing(tmp_path: Path, wron
         np.testing.assert_array_equal(array, before[name])
 
 
+def test_tf32_is_off_unless_the_options_say_so(load: Load) -> None:
+    seen: list[bool] = []
+
+    def note(module: nn.Module, inputs: object) -> None:
+        seen.append(torch.backends.cudnn.allow_tf32)
+        assert torch.backends.cuda.matmul.allow_tf32 == seen[-1]
+
+    before = torch.backends.cudnn.allow_tf32
+    with nn.modules.module.register_module_forward_pre_hook(note):
+        for options, expected in (({}, False), ({"tf32": True}, True)):
+            load([("torch", {"device": "cpu", **options})]).predict(X)
+            assert set(seen) == {expected}
+            seen.clear()
+    assert torch.backends.cudnn.allow_tf32 == before
+    with pytest.raises(DelegateError, match="tf32 is 0 or 1, not 'maybe'"):
+        load([("torch", {"tf32": "maybe"})]).predict(X)
+
+
 def test_names_of_devices(load: Load) -> None:
     train = preferences("torch:cuda:1")["train"]
     assert (train.delegates[0].name, dict(train.delegates[0].options)) == ("torch", {"device": "cuda:1"})

@@ -178,3 +178,24 @@ def test_a_softmax_is_not_applied_twice() -> None:
     model = archipel.Model.from_torch(nn.Sequential(nn.Linear(5, 2), nn.Softmax(1)), X[:2])
     with pytest.raises(TrainingError, match="is a softmax already"):
         train(model, (X, Y))
+
+
+def test_a_last_batch_of_one_example_has_a_remedy() -> None:
+    with pytest.raises(TrainingError, match="BatchNorm has no statistics of one example: take a batch_size that"):
+        run(module=nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), batch_size=59)
+
+
+def test_a_loss_function_that_fails_is_blamed_itself() -> None:
+    with pytest.raises(TrainingError, match=r"^loss: the function raised KeyError: 'nothing'$"):
+        run(loss=lambda outputs, batch: batch["nothing"])
+
+
+def test_a_loader_in_place_of_its_data_set_is_refused() -> None:
+    data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    with pytest.raises(DatasetError, match=r"DataLoader: it makes batches, .* give its \.dataset"):
+        run(torch.utils.data.DataLoader(data, 8))
+
+
+def test_data_without_examples_are_refused() -> None:
+    with pytest.raises(DatasetError, match="no examples"):
+        run((X[:0], Y[:0]))

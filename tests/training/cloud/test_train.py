@@ -292,3 +292,19 @@ def test_without_torch_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match="torch is not installed"):
         train(module, (X, CLASS))
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_tf32_is_as_the_config_says_and_then_as_before(allowed: bool) -> None:
+    seen = []
+
+    class Note(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+            return super().forward(x)
+
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    x = np.ones((4, 2), np.float32)
+    train(Note(2, 2), (x, np.zeros(4, np.int64)), TrainConfig(epochs=1, tf32=allowed, device="cpu"))
+    assert set(seen) == {(allowed, allowed)}
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before

@@ -43,6 +43,7 @@ from archipel.converter.request import Request
 from archipel.converter.variants import make_release
 from archipel.errors import CommandError, SignatureError
 from archipel.graph import Model
+from archipel.training.step_engines import ONNX_RUNTIME
 
 
 def _list(ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -126,9 +127,10 @@ def convert_command(
     key = read_signing_key(key_file)
     if output.exists():
         raise CommandError(f"{output}: exists already; remove it or choose another name")
-    if variants is None and not compression.compresses and any((*compression.files.values(), compression.work)):
+    unused = *compression.files.values(), compression.work, compression.engine != ONNX_RUNTIME
+    if variants is None and not compression.compresses and any(unused):
         raise CommandError(
-            "--data, --validation and --work are for compression; give --recipe, or --calibration for int8"
+            "--data, --validation, --work and --engine are for compression; give --recipe, or --calibration for int8"
         )
     trained, signing = training.training(), validity.signing(key)
     privacy, analysed = policy.privacy(), analysis.read()
@@ -176,7 +178,10 @@ def _compression(options: CompressionOptions, on_progress: Callable[[Progress], 
     parts = DEFAULT_RECIPE if options.recipe is None else load_recipe(options.recipe)
     # Which files are missing is known before any of them is read.
     check_sets(parts, options.files)
-    return Compression(parts, **options.read_sets(), seed=options.seed, folder=options.work, on_progress=on_progress)
+    return Compression(
+        parts, **options.read_sets(), seed=options.seed, engine=options.engine, folder=options.work,
+        on_progress=on_progress,
+    )  # fmt: skip
 
 
 def _opened(

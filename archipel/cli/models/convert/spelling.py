@@ -54,6 +54,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "calibration": "--calibration",
         "validation": "--validation",
         "seed": "--seed",
+        "engine": "--engine",
         "folder": "--work",
     },
     "Signing": {

@@ -43,5 +43,11 @@ def read_variants(
     if set(names) == {"float"} and any((*options.files.values(), options.work)):
         raise CommandError("--variants float compresses nothing; leave out --data, --calibration, --validation, --work")
     return variant_recipes(
-        names, **options.read_sets(), small=small, seed=options.seed, folder=options.work, on_progress=on_progress
+        names,
+        **options.read_sets(),
+        small=small,
+        seed=options.seed,
+        engine=options.engine,
+        folder=options.work,
+        on_progress=on_progress,
     )

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from archipel.durable import write_durably
-from archipel.errors import CheckpointError
+from archipel.errors import CheckpointError, one_line
+from archipel.zips import ZIP_ERRORS
 
 FORMAT = "archipel cloud training 2"
 
@@ -56,6 +57,19 @@ def write_checkpoint(path: Path, made_with: Mapping[str, Any], content: Mapping[
         raise CheckpointError(f"cannot write the checkpoint {path}: {reason}; choose another folder") from error
 
 
+def _check_archive(path: Path) -> None:
+    """Refuse damaged bytes, which PyTorch's reader takes as they are, and packed ones, which may unpack to any size."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                raise damaged(path, "its members are compressed, which PyTorch's are not")
+            broken = archive.testzip()
+    except ZIP_ERRORS as error:
+        raise damaged(path, one_line(error)) from error
+    if broken is not None:
+        raise damaged(path, f"bytes of {broken} have changed")
+
+
 def read_checkpoint(path: Path, made_with: Mapping[str, Any]) -> dict[str, Any]:
     """What was written, with tensors on the CPU.
 
@@ -66,8 +80,14 @@ def read_checkpoint(path: Path, made_with: Mapping[str, Any]) -> dict[str, Any]:
     # Before `torch.load`, which would try an older format for a file that is no zip.
     if not zipfile.is_zipfile(path):
         raise CheckpointError(f"{path} is not a checkpoint of a training (no zip file); {_REMEDY}")
+    _check_archive(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        # Its own text advises to load the file without the check, which would run the file's code.
+        raise CheckpointError(
+            f"the checkpoint {path} cannot be read (it holds more than tensors, numbers and texts); {_REMEDY}"
+        ) from error
     except _UNREADABLE as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"the checkpoint {path} cannot be read ({reason}); {_REMEDY}") from error

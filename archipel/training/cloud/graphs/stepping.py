@@ -58,6 +58,17 @@ class SteppedModule(fx.GraphModule):
         type(self).forward = forward
         return code
 
+    def change_type(self, old: torch.dtype, new: torch.dtype) -> None:
+        """Make tensors of the type `new` wherever the code makes tensors of `old`."""
+        changed = False
+        for node in self.graph.nodes:
+            given = node.args, node.kwargs
+            args, kwargs = fx.node.map_aggregate(given, lambda each: new if each is old else each)
+            if (args, kwargs) != given:
+                node.args, node.kwargs, changed = args, kwargs, True
+        if changed:
+            self.recompile()
+
     def in_order(self, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """All inputs in the graph's order, from those given in order and by name. Raises TypeError."""
         raise TypeError("a body takes its inputs in order")

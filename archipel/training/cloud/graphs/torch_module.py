@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import torch
 from torch import nn
 
 from archipel.graph.functions import inline_functions
@@ -53,7 +54,7 @@ class TorchModule(SteppedModule):
             logits = module(torch.zeros(8, 1, 28, 28))
         """
         graph = _without_functions(model)
-        paths = module_paths(model.parameter_names, TorchModule, ("source", "_paths", NODES, CONSTANTS))
+        paths = module_paths(model.parameter_names, TorchModule, ("source", "_paths", "_written", NODES, CONSTANTS))
         trace = Trace(
             {graph.initializers[name]: path for name, path in paths.items()}, lambda node: OwnRule(model, node)
         )
@@ -81,6 +82,7 @@ class TorchModule(SteppedModule):
         forget_constants(self)
         self.source = model
         self._paths = paths
+        self._written = self._floats()
         self.eval()
 
     @property
@@ -118,6 +120,26 @@ class TorchModule(SteppedModule):
             value.const_value = ir.tensor(array, dtype=dtype_of(value), name=name)
         return result
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._follow()
+        return result
+
+    def _floats(self) -> torch.dtype | None:
+        """The one type of all floating-point parameters, if it is float32 or float64."""
+        found = {tensor.dtype for path in self._paths.values() if (tensor := find(self, path)).is_floating_point()}
+        return found.pop() if len(found) == 1 and found <= {torch.float32, torch.float64} else None
+
+    def _follow(self) -> None:
+        """After `double()` or `float()`: what the graph casts to the parameters' former type, cast to their new one."""
+        present, written = self._floats(), self._written
+        if present is None or written is None or present == written:
+            return
+        for part in self.modules():
+            if isinstance(part, SteppedModule):
+                part.change_type(written, present)
+        self._written = present
+
     def __deepcopy__(self, memo: dict[int, Any]) -> TorchModule:
         result = TorchModule(self.source)
         memo[id(self)] = result
@@ -149,13 +171,14 @@ def _content(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def _take_over(module: nn.Module, content: Mapping[str, Any]) -> None:
+def _take_over(module: TorchModule, content: Mapping[str, Any]) -> None:
     tensors = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
     for path, tensor in tensors:
         tensor.data = content["tensors"][path].clone()
         tensor.requires_grad_(path in content["learning"])
     for path, part in module.named_modules():
         part.training = path in content["training"]
+    module._follow()
 
 
 def _restore(data: bytes, signature: Any, initial: Any, content: Mapping[str, Any]) -> TorchModule:

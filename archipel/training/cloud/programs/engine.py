@@ -24,12 +24,13 @@ from archipel.graph.model import Model
 from archipel.lite_runtime.engines.delegates import NodePlacement, ProgramPlacement
 from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
+from archipel.training.cloud.device import tf32
 from archipel.training.cloud.graphs.recognizing import recognize_gradients
 from archipel.training.cloud.graphs.torch_module import TorchModule
 from archipel.training.cloud.ops.types import to_torch
 
 NAME = "torch"
-_OPTIONS = ("device",)
+_OPTIONS = ("device", "tf32")
 _PLAIN = frozenset({"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"})
 """NumPy types that a tensor shares memory with."""
 
@@ -43,7 +44,8 @@ def open_program(
         name: the program's.
         path: its graph, with the bundle's weights beside it.
         threads: the number of threads inside one operator, on the CPU.
-        options: `device`, "auto" (by default), "cpu", "cuda", "cuda:1" or "mps".
+        options: `device`, "auto" (by default), "cpu", "cuda", "cuda:1" or "mps"; `tf32`, "1" lets GPUs round the
+            factors of float32 products to 10 bits, "0" (by default) does not.
         initializers: replace those of the graph, by name.
 
     Raises Refusal for a graph that PyTorch cannot run, an unknown option, and a device that is not there.
@@ -51,7 +53,9 @@ def open_program(
     for option in options:
         if option not in _OPTIONS:
             raise Refusal(f"it has no option {option!r}; it takes {', '.join(_OPTIONS)}")
-    device = find_device(options.get("device", "auto"))
+    device, rounds = find_device(options.get("device", "auto")), options.get("tf32", "0")
+    if rounds not in ("0", "1"):
+        raise Refusal(f"tf32 is 0 or 1, not {rounds!r}")
     try:
         # Without parameters: what a program trains are inputs, and constants are computed once.
         model = Model(normalize(read_bundled(path.parent, path.name), parameters=()))
@@ -60,7 +64,7 @@ def open_program(
             if tensor not in stored:
                 raise Refusal(f"initializer {tensor!r} cannot be replaced there")
             stored[tensor].const_value = ir.tensor(array, name=tensor)
-        return TorchSession(name, model, threads, device)
+        return TorchSession(name, model, threads, device, rounds == "1")
     except ArchipelError as error:
         raise Refusal(str(error)) from None
     except _ERRORS as error:
@@ -98,12 +102,13 @@ class TorchSession(ProgramSession):
         model: its graph.
         threads: the number of threads inside one operator, on the CPU; 0: PyTorch's own.
         device: where it runs.
+        tf32: whether GPUs may round the factors of float32 products to 10 bits.
     """
 
     holds = True
 
-    def __init__(self, name: str, model: Model, threads: int, device: torch.device) -> None:
-        self.name = name
+    def __init__(self, name: str, model: Model, threads: int, device: torch.device, tf32: bool = False) -> None:
+        self.name, self._tf32 = name, tf32
         self.native = TorchModule(recognize_gradients(model)).requires_grad_(False).to(device)
         self.inputs = frozenset(info.name for info in model.inputs)
         self.outputs = frozenset(info.name for info in model.outputs)
@@ -176,7 +181,7 @@ class TorchSession(ProgramSession):
         return ProgramPlacement(self.name, (NAME,), tuple(nodes))
 
     def _compute(self, tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        with torch.inference_mode(), _threads(self._threads):
+        with torch.inference_mode(), _threads(self._threads), tf32(self._tf32):
             results = self.native(*tensors)
         return results if isinstance(results, tuple) else (results,)
 
