@@ -43,13 +43,14 @@ def make_loss(value: object, key: str = "loss") -> Loss:
     return value  # type: ignore[return-value]
 
 
-def make_optimizer(value: object, schedule: object, steps: int | None) -> Optimizer:
+def make_optimizer(value: object, schedule: object, steps: int | None, key: str = "optimizer") -> Optimizer:
     """An optimizer from its name or table, with the schedule as its rate.
 
     Arguments:
         value: a name, a table or an optimizer.
         schedule: a name, a table, a schedule, or None for a constant rate.
         steps: the updates of the whole training, for a schedule that does not say how long it is.
+        key: what errors call it.
 
     Raises TrainingError that names the key.
     """
@@ -63,8 +64,8 @@ def make_optimizer(value: object, schedule: object, steps: int | None) -> Optimi
         table["lr"] = make_schedule(schedule, _rate(table), steps)
         value = table
     if isinstance(value, str | Mapping):
-        value = make_named(OPTIMIZERS, value, "optimizer")
-    check_part("optimizer", "optimizers", value, OPTIMIZER_METHODS)
+        value = make_named(OPTIMIZERS, value, key)
+    check_part(key, "optimizers", value, OPTIMIZER_METHODS)
     return value  # type: ignore[return-value]
 
 

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from archipel.cli.input_output.sources import open_source
-from archipel.cli.models.progress import catch_ctrl_c
+from archipel.cli.input_output.stopping import catch_ctrl_c
 from archipel.cli.models.train.card import make_card
 from archipel.cli.models.train.data import Data, read_data
 from archipel.cli.models.train.job import EXAMPLE, Job, read_job
