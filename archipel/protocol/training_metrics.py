@@ -113,6 +113,40 @@ def training_arrays(
     return {name: np.array(value, np.float32) for name, value in entries.items()}
 
 
+def lane_training_arrays(
+    manifest: Manifest,
+    finish: Program,
+    update: Mapping[str, NDArray[Any]],
+    metrics: Mapping[str, NDArray[np.float64]],
+    devices: int,
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
+    """`training_arrays` of several devices at once.
+
+    Arguments:
+        manifest, finish: as of `training_arrays`.
+        update: the devices' update entries, `[devices, ...]`.
+        metrics: `[devices]` by name.
+        devices: how many.
+
+    Returns the arrays, float32 `[devices]`, and for which devices `training_arrays` would raise no error.
+    """
+    port = weight_port([each for each in finish.outputs if isinstance(each, Update)])
+    weight = np.ones(devices) if port is None else np.asarray(update[port.name], np.float64).reshape(devices)
+    missing = np.full(devices, np.nan)
+    fine = np.ones(devices, bool)
+    entries = {}
+    for name, bound in metric_ranges(manifest).items():
+        value = metrics.get(name, missing)
+        fine &= np.isfinite(value)
+        entries[TRAINING + name] = np.clip(value, -bound, bound) * weight
+        entries[CLAMPED + name] = np.where(np.abs(value) > bound, weight, 0.0)
+    for name in counted_metrics(finish):
+        value = metrics.get(name, missing)
+        fine &= (value == 0.0) | (value == 1.0)
+        entries[DEVICES + name] = value
+    return {name: value.astype(np.float32) for name, value in entries.items()}, fine
+
+
 def _summed(program: Program) -> dict[str, float]:
     ports = [port for port in program.outputs if isinstance(port, Metric)]
     return {port.name: port.range for port in ports if port.range is not None}

@@ -30,13 +30,13 @@ from archipel.bundle.roles import (
     Step,
     Update,
 )
-from archipel.errors import ArchipelError, ProtocolError, SimulationError
+from archipel.errors import ArchipelError, SimulationError
 from archipel.lite_runtime import DeviceState
 from archipel.lite_runtime.fields import FIELD_ROLES, collect
 from archipel.lite_runtime.shuffle import batches
 from archipel.lite_runtime.training.driver import data_ports, find_program, need_program
 from archipel.lite_runtime.values import Values
-from archipel.protocol.training_metrics import training_arrays
+from archipel.protocol.training_metrics import lane_training_arrays
 from archipel.simulation.clients import Clients, SplitClients
 from archipel.simulation.draws import device_seed
 from archipel.simulation.lane_program import BATCH, MOVING, LaneProgram, key
@@ -85,11 +85,11 @@ class _Mean:
             self.total[lanes] += values.astype(np.float64) * factor
             self.weight[lanes] += weight
 
-    def reduce(self, lane: int) -> float:
-        total, weight = float(self.total[lane]), float(self.weight[lane])
-        if self.reduction == "mean":
-            return total / weight if weight else float("nan")
-        return total
+    def reduced(self) -> NDArray[np.float64]:
+        """The metric of each lane; NaN where it has no weight."""
+        if self.reduction != "mean":
+            return self.total
+        return np.divide(self.total, self.weight, out=np.full_like(self.total, np.nan), where=self.weight > 0)
 
 
 class Lanes:
@@ -281,29 +281,23 @@ class Lanes:
         counted = [port.name for port in program.outputs if isinstance(port, Metric)]
         for name in updates:
             group.fine &= np.isfinite(outputs[name].reshape(len(group.numbers), -1)).all(axis=1)
-        own: list[dict[str, NDArray[Any]]] = []
-        kept = []
+        # A loss that was not finite in some step is in no mean, so it is looked for here.
+        metrics = {name: mean.reduced() for name, mean in group.metrics.items()}
+        metrics |= {name: outputs[name].astype(np.float64) for name in counted}
+        update = {name: outputs[name] for name in updates}
+        own, told = lane_training_arrays(self._bundle.manifest, program, update, metrics, len(group.numbers))
+        kept = np.flatnonzero(group.fine & told)
+        losses = metrics.get("loss")
         for lane, number in enumerate(group.numbers):
             report = Report(number, group.counts[lane], int(group.steps[lane]))
             partial.reports.append(report)
-            if not group.fine[lane]:
-                report.left = "a loss or an update is not finite"
-                continue
-            metrics = {name: mean.reduce(lane) for name, mean in group.metrics.items()}
-            report.loss = metrics.get("loss")
-            metrics |= {name: float(outputs[name][lane]) for name in counted}
-            update = {name: outputs[name][lane] for name in updates}
-            try:
-                own.append(training_arrays(self._bundle.manifest, program, update, metrics))
-            except ProtocolError as error:
-                report.left = str(error)
-                continue
-            kept.append(lane)
-            self._keep(work, group, lane)
-        if kept:
-            arrays = {name: outputs[name][kept] for name in updates}
-            arrays |= {name: np.stack([each[name] for each in own]) for name in own[0]}
-            partial.total.add_lanes(arrays)
+            if group.fine[lane] and told[lane]:
+                report.loss = None if losses is None else float(losses[lane])
+                self._keep(work, group, lane)
+            else:
+                report.left = "a loss, a metric or an update is not finite"
+        if len(kept):
+            partial.total.add_lanes({name: array[kept] for name, array in {**update, **own}.items()})
 
     def _keep(self, work: Work, group: _Group, lane: int) -> None:
         """What outlives the round goes into the device's state."""

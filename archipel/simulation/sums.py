@@ -44,6 +44,10 @@ class SecureSum(Sum):
 
     def __init__(self, layout: Layout, modulus_bits: int, cohort: int) -> None:
         self._layout, self._bits, self._cohort = layout, modulus_bits, cohort
+        # Values without a clip are at most the range times the device's weight, as protocol.bounds.clamp says.
+        self._limited = {
+            group.ports[0].name for group in groups(layout.updates) if group.weighted and group.norm is None
+        }
         self.total: Vector = np.zeros(layout.length, np.uint32)
 
     def add(self, arrays: Arrays) -> None:
@@ -51,11 +55,13 @@ class SecureSum(Sum):
 
     def add_lanes(self, arrays: Arrays) -> None:
         start = 0
+        weight = weight_port(self._layout.updates)
+        weights = None if weight is None else np.asarray(arrays[weight.name], np.float64).reshape(-1)
         for port in self._layout.updates:
             given = np.asarray(arrays[port.name])
             rows = given.reshape(len(given), -1).astype(np.float64)
-            limit = self._limits(arrays, port.name)
-            if limit is not None:
+            if port.name in self._limited and weights is not None:
+                limit = np.minimum(port.range, port.range * weights + port.noise * _TAIL)
                 np.clip(rows, -limit[:, None], limit[:, None], out=rows)
             rows /= step(port)
             np.rint(rows, out=rows)
@@ -75,16 +81,6 @@ class SecureSum(Sum):
         decoded = self._layout.decode_sum(total, cohort=devices, modulus_bits=self._bits)
         self._layout.check_sum(decoded, devices)
         return decoded
-
-    def _limits(self, arrays: Arrays, name: str) -> NDArray[np.float64] | None:
-        """What each device clamps the elements of an entry to; None: to its range, as the encoding does in any case."""
-        weight = weight_port(self._layout.updates)
-        for group in groups(self._layout.updates):
-            port = group.ports[0]
-            if weight is not None and group.weighted and group.norm is None and port.name == name:
-                weights = np.asarray(arrays[weight.name], np.float64).reshape(-1)
-                return np.minimum(port.range, port.range * weights + port.noise * _TAIL)
-        return None
 
 
 class FloatSum(Sum):

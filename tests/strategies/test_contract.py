@@ -116,7 +116,8 @@ def test_the_server_half_takes_what_the_devices_send(bundle_of: Of, strategy: St
     asked = {p.tensor for q in bundle.manifest.programs.values() for p in q.inputs if isinstance(p, Broadcast)}
     assert asked == set(strategy.broadcast(state))
     # A server rate of half the size moves half as far.
-    half, _ = server_step(bundle, start, first, decoded, 4, {**hyperparameters, "server_lr": 0.5})
+    rate = hyperparameters["server_lr"]
+    half, _ = server_step(bundle, start, first, decoded, 4, {**hyperparameters, "server_lr": rate / 2})
     for name, value in start.items():
         # Statistics are measured; a rate does not scale them.
         share = 1.0 if "running" in name else 0.5
@@ -215,7 +216,7 @@ for name, strategy in strategies.STRATEGIES.items():
     state = strategy.init(parameters)
     assert strategy.broadcast(state).keys() <= state.keys()
     deltas = {{"w": np.ones((2, 3))}}
-    values = {{"control/w": np.ones((2, 3)), "fednova/steps": np.array(2.0)}}
+    values = {{"control/w": np.ones((2, 3)), "fednova/steps": np.array(2.0), "fedexp/square_norm": np.array(1.0)}}
     moved, state = strategy.update(parameters, state, DecodedSum(deltas, values, 1.0), 2, {{}})
     assert (moved["w"] > 1).all() and moved["w"].dtype == np.float32
     half = describe(name, strategy.device, needed.get(name, {{}}))
