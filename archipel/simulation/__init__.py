@@ -6,6 +6,7 @@ from archipel.simulation.clients import Clients, DrawnClients, ListedClients, Sp
 from archipel.simulation.result import ClientRow, Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.simulate import simulate
+from archipel.simulation.splitting import split_clients
 
 __all__ = [
     "ClientRow",
@@ -16,4 +17,5 @@ __all__ = [
     "RoundRow",
     "SplitClients",
     "simulate",
+    "split_clients",
 ]
