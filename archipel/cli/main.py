@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 from difflib import get_close_matches
 from typing import NoReturn
@@ -120,6 +121,8 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
+        if os.environ.get("RANK", "0") != "0":  # of what torchrun starts, the first process speaks
+            sys.exit(130)
         fail("interrupted", 130)
     except ArchipelError as error:
         fail(str(error))

@@ -24,7 +24,7 @@ def resume_hint(folder: Path | None) -> str:
 def catch_ctrl_c(hint: str) -> Iterator[Callable[[], None]]:
     """Let Ctrl-C end the block at its next call of the yielded function, and a second Ctrl-C at once.
 
-    Either way the hint is printed and click.Abort raised.
+    Either way the hint is printed, if there is one, and click.Abort raised.
     """
     # The handler only notes the request. `check` raises KeyboardInterrupt, between two steps, where the work can write
     # a checkpoint of a finished step.
@@ -44,7 +44,8 @@ def catch_ctrl_c(hint: str) -> Iterator[Callable[[], None]]:
     try:
         yield check
     except KeyboardInterrupt:
-        click.echo(f"\n{hint}", err=True)
+        if hint:
+            click.echo(f"\n{hint}", err=True)
         raise click.Abort from None
     finally:
         signal.signal(signal.SIGINT, before)

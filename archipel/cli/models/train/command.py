@@ -78,7 +78,7 @@ def train_command(config: Path, resume: bool, dry_run: bool, settings: tuple[str
 def _run(model: Any, data: Data, config: TrainConfig, file: Path) -> TrainResult:
     from archipel.training.cloud import train as train_network
 
-    hint = f"the checkpoint is in {config.checkpoint}; go on with: archipel train {file} --resume"
+    hint = f"the checkpoint is in {config.checkpoint}; go on with: archipel train {file} --resume" if _speaks() else ""
     with catch_ctrl_c(hint) as check:
         result = train_network(
             model, data.train, config, validation=data.validation, test=data.test,
