@@ -28,8 +28,8 @@ PUBLIC = {
     "compress load_recipe parse_recipe write_recipe",
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
     "convert_variants export open_model variant_recipes",
-    "archipel.datasets": "ArrayDataset Batches CsvStream Dataset DigitsByWriter EcgBeats Field HarByPerson HarWindows Labelled "
-    "LabelledSplits MaskedTokens PartsSummary SceneSplits Scenes Stream Subset Summary TextSplits "
+    "archipel.datasets": "ArrayDataset Batches CsvStream Dataset DigitsByWriter EcgBeats Field HarByPerson HarWindows "
+    "Labelled LabelledSplits MaskedTokens PartsSummary SceneSplits Scenes Stream Subset Summary TextSplits "
     "WriterSplit as_dataset checked cifar10 describe_parts digits_and_clothes digits_by_writer ecg_beats "
     "fashion_mnist har_by_person har_windows hold_out masked_text_splits mnist open_arrays open_arrow "
     "open_audio open_csv open_file open_images open_lines open_parquet open_text read_arrays "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,8 @@ def test_a_device_has_so_many_shards_of_the_sorted_examples() -> None:
     # Example i of label l is number 10 i + l, so it lies at 200 l + i among the sorted ones, in shards of 100.
     for part in parts:
         shards, sizes = np.unique((200 * (part % 10) + part // 10) // 100, return_counts=True)
-        assert len(shards) == 2 and sizes.tolist() == [100, 100]
+        assert len(shards) == 2
+        assert sizes.tolist() == [100, 100]
     assert not np.array_equal(parts[0], split_shards(LABELS, 10, shards=2, seed=4)[0])
 
 
@@ -84,7 +86,7 @@ def test_devices_have_neighbouring_values_of_a_feature() -> None:
     parts = split_sorted(values, 7, seed=0)
     complete(parts, 1000)
     assert {len(part) for part in parts} == {142, 143}
-    for lower, higher in zip(parts, parts[1:]):
+    for lower, higher in itertools.pairwise(parts):
         assert values[lower].max() <= values[higher].min()
 
 
@@ -92,7 +94,8 @@ def test_noise_grows_from_device_to_device() -> None:
     array = np.zeros((4000, 5), np.float32)
     parts = split_power_law(4000, 4, exponent=0.0)
     noisy = shift_by_noise(array, parts, variance=2.0, seed=1)
-    assert noisy.dtype == np.float32 and not array.any()
+    assert noisy.dtype == np.float32
+    assert not array.any()
     found = [float(noisy[part].var()) for part in parts]
     np.testing.assert_allclose(found, [0.5, 1.0, 1.5, 2.0], rtol=0.08)
 
