@@ -56,7 +56,10 @@ class PartsSummary:
         return float(np.nanmean(self.distances))
 
     def __str__(self) -> str:
-        rows = [("examples", self.sizes, "{:.0f}"), ("labels", self.labels, "{:.0f}")]
+        rows: list[tuple[str, NDArray[Any], str]] = [
+            ("examples", self.sizes, "{:.0f}"),
+            ("labels", self.labels, "{:.0f}"),
+        ]
         rows.append(("distance to the whole", self.distances[self.sizes > 0], "{:.3f}"))
         head = f"{len(self.counts)} devices, {self.counts.sum()} examples, {len(self.names)} labels"
         lines = [head, f"{'a device':22}{'least':>10}{'median':>10}{'mean':>10}{'most':>10}"]
