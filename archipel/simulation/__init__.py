@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from archipel.simulation.clients import Clients, DrawnClients, ListedClients, SplitClients
+from archipel.simulation.federation import Federation, load_federation
 from archipel.simulation.result import ClientRow, Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.simulate import simulate
@@ -12,10 +13,12 @@ __all__ = [
     "ClientRow",
     "Clients",
     "DrawnClients",
+    "Federation",
     "ListedClients",
     "Result",
     "RoundRow",
     "SplitClients",
+    "load_federation",
     "simulate",
     "split_clients",
 ]
