@@ -7,6 +7,7 @@ from archipel.simulation.federation import Federation, load_federation
 from archipel.simulation.result import ClientRow, Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.simulate import simulate
+from archipel.simulation.splitting import split_clients
 
 __all__ = [
     "ClientRow",
@@ -19,4 +20,5 @@ __all__ = [
     "SplitClients",
     "load_federation",
     "simulate",
+    "split_clients",
 ]
