@@ -102,7 +102,7 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
     """The mean delta d has |d| <= D, as in federated averaging of devices that all weigh 1, and |h'| <= MEMORY D.
 
     So the parameters move by server_lr (1 + MEMORY) D at most. h' moves by D at most: the ball to which it is cut only
-    grows, so what was in it stays, and cutting brings no two points further apart. The longest delta grows by D at most.
+    grows, so what was in it stays, and cutting moves no two points apart. The longest delta grows by D or less.
     """
     layout = training_layout(manifest)
     mean = mean_norm(layout.updates, select_groups(layout, "delta"), cohort)
