@@ -6,14 +6,20 @@ from archipel.simulation.clients import Clients, DrawnClients, ListedClients, Sp
 from archipel.simulation.result import ClientRow, Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.simulate import simulate
+from archipel.simulation.system import Device, Pacing, Spread, System, read_devices
 
 __all__ = [
     "ClientRow",
     "Clients",
+    "Device",
     "DrawnClients",
     "ListedClients",
+    "Pacing",
     "Result",
     "RoundRow",
     "SplitClients",
+    "Spread",
+    "System",
+    "read_devices",
     "simulate",
 ]
