@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from archipel.simulation.clients import Clients, DrawnClients, ListedClients, SplitClients
+from archipel.simulation.federation import Federation, load_federation
 from archipel.simulation.result import ClientRow, Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.simulate import simulate
@@ -13,6 +14,7 @@ __all__ = [
     "Clients",
     "Device",
     "DrawnClients",
+    "Federation",
     "ListedClients",
     "Pacing",
     "Result",
@@ -20,6 +22,7 @@ __all__ = [
     "SplitClients",
     "Spread",
     "System",
+    "load_federation",
     "read_devices",
     "simulate",
 ]

@@ -43,6 +43,7 @@ def simulate(
     epochs: int = 1,
     batch_size: int = 16,
     strategy_options: Mapping[str, object] | None = None,
+    training: Training | None = None,
     hyperparameters: Mapping[str, float] | None = None,
     test: Test | None = None,
     test_every: int = 1,
@@ -70,6 +71,8 @@ def simulate(
         optimizer: one of training.optimizers; None: SGD with a learning rate of 0.1.
         epochs, batch_size: of a device's training in a round.
         strategy_options: of the strategy's device half (docs/strategies.md).
+        training: how devices train, in place of `loss`, `optimizer`, `epochs`, `batch_size`, `strategy` and its
+            options; it has more settings, such as which parameters are trained.
         hyperparameters: by name, as a task has them: of the programs, such as "lr", and of the server's half, such as
             "server_lr".
         test: examples on which the model is measured every `test_every` rounds and after the last one: a tuple (inputs,
@@ -108,7 +111,7 @@ def simulate(
     if isinstance(model, Bundle):
         bundle = model
     else:
-        training = Training(
+        training = training or Training(
             loss if loss is not None else losses.cross_entropy(),
             optimizer if optimizer is not None else optimizers.sgd(lr=0.1),
             strategy=strategy,

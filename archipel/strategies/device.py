@@ -55,7 +55,7 @@ class ClipExamples:
 
 @dataclass(frozen=True)
 class Adapters:
-    """Low-rank adapters on the weights of Gemm, MatMul and Conv that match `targets`.
+    """Low-rank adapters on the weights of Gemm, MatMul, Conv and embeddings that match `targets`.
 
     A weight is W + alpha / rank * B A; only A and B, and tensors that match `full`, are parameters. `seed` is that of
     A's first values.

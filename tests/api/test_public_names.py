@@ -11,7 +11,7 @@ import pytest
 import archipel
 
 PUBLIC = {
-    "archipel": "Model TrainConfig __version__ compress convert export function get_mode set_mode train",
+    "archipel": "Model TrainConfig __version__ compress convert export function get_mode set_mode simulate train",
     "archipel.autodiff": "FORWARD ForwardContext RULES RuleContext checkpoint clip_gradient differentiate forward_rule "
     "gradient hessian_vector jvp keep_function linearize rule stop_gradient straight_through vjp vmap",
     "archipel.bundle": "Bundle FORMAT_VERSION Limits Lineage MAX_ARCHIVE_BYTES Manifest Phase PrivacyPolicy Program "
@@ -51,6 +51,8 @@ PUBLIC = {
     "Standardize TRANSFORMS Transform chain describe fitted from_settings load_settings put_before to_settings",
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
     "load_settings restore run_coordinator supervise",
+    "archipel.simulation": "ClientRow Clients DrawnClients Federation ListedClients Result RoundRow SplitClients "
+    "load_federation simulate",
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
     "step_graph transforms",

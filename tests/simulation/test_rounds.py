@@ -16,7 +16,7 @@ import archipel
 from archipel.bundle import Bundle
 from archipel.errors import SimulationError
 from archipel.simulation import DrawnClients, running, saved
-from archipel.simulation.draws import draw_cohort, drawn_uniform
+from archipel.simulation.draws import device_seed, draw_cohort, drawn_uniform
 from tests.simulation.test_engines import bundle_of, fields
 
 Make = Callable[..., Bundle]
@@ -43,6 +43,8 @@ def test_draws_depend_on_what_they_are_for() -> None:
     values = [drawn_uniform(purpose, 0, 1, client) for purpose in ("dropout", "speed") for client in range(500)]
     assert len(set(values)) == 1000
     assert 0.45 < float(np.mean(values)) < 0.55
+    seeds = [device_seed(seed, number, client) for seed in (0, 1) for number in (1, 2) for client in range(50)]
+    assert len(set(seeds)) == 200
 
 
 def test_devices_that_drop_out_are_not_in_the_sum(make: Make) -> None:

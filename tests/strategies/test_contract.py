@@ -216,7 +216,7 @@ for name, strategy in strategies.STRATEGIES.items():
     state = strategy.init(parameters)
     assert strategy.broadcast(state).keys() <= state.keys()
     deltas = {{"w": np.ones((2, 3))}}
-    values = {{"control/w": np.ones((2, 3)), "fednova/steps": np.array(2.0)}}
+    values = {{"control/w": np.ones((2, 3)), "fednova/steps": np.array(2.0), "fedexp/square_norm": np.array(1.0)}}
     moved, state = strategy.update(parameters, state, DecodedSum(deltas, values, 1.0), 2, {{}})
     assert (moved["w"] > 1).all() and moved["w"].dtype == np.float32
     half = describe(name, strategy.device, needed.get(name, {{}}))

@@ -70,9 +70,14 @@ def test_fedprox(make: Make) -> None:
     assert_same(task.parameters, w)
 
 
-def test_scaffold(make: Make) -> None:
-    """Karimireddy et al. 2020, algorithm 1, option II, with all clients in every round and a global rate of 1."""
-    task = simulate(make("scaffold", strategy_options={"control_clip": 1000.0}), clients())
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_scaffold(make: Make, momentum: float) -> None:
+    """Karimireddy et al. 2020, algorithm 1, option II, with all clients in every round and a global rate of 1.
+
+    With momentum the change is divided by the sum of the weights with which the gradients are in it, term by term.
+    """
+    optimizer = optimizers.sgd(momentum=momentum, lr=LR)
+    task = simulate(make("scaffold", optimizer=optimizer, strategy_options={"control_clip": 1000.0}), clients())
     module = dense()
     x_ = tensors(module)
     c = {name: torch.zeros_like(value) for name, value in x_.items()}
@@ -81,11 +86,14 @@ def test_scaffold(make: Make) -> None:
         moves, changes = [], []
         for i, (x, y) in enumerate(clients()):
             y_i, steps = x_, 0
+            velocity = {name: torch.zeros_like(value) for name, value in x_.items()}
             for rows in batches(len(x), number, i):
                 g = gradients(module, y_i, x[rows], y[rows])
-                y_i = stepped(y_i, {name: g[name] - own[i][name] + c[name] for name in g})
+                velocity = {name: momentum * velocity[name] + g[name] - own[i][name] + c[name] for name in g}
+                y_i = stepped(y_i, velocity)
                 steps += 1
-            new = {name: own[i][name] - c[name] + (x_[name] - y_i[name]) / (steps * LR) for name in c}
+            weights = sum(momentum**j for k in range(steps) for j in range(steps - k))
+            new = {name: own[i][name] - c[name] + (x_[name] - y_i[name]) / (weights * LR) for name in c}
             moves.append({name: y_i[name] - x_[name] for name in c})
             changes.append({name: new[name] - own[i][name] for name in c})
             own[i] = new

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from archipel import Model
-from archipel.training.cloud import TorchModule, parallel
+from archipel.training.cloud import Callback, TorchModule, Trainer, parallel
 from tests.training.cloud.parallel.networks import EXAMPLES, batch, network
 from tests.training.cloud.parallel.trainings import Stop, facts, run
 
@@ -102,4 +105,37 @@ def uneven(folder: str) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients, "auto": chosen.name, "told": told}
 
 
-CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {"moved": moved, "in_segments": in_segments, "uneven": uneven}
+class Interrupt(Callback):
+    """Sends Ctrl-C to the second process alone, after its fifth batch."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
+        self.seen = trainer.minibatches
+        if trainer.minibatches == 5 and trainer.execution.number == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupted(folder: str) -> dict[str, Any]:
+    """Where a training ends that one process is to stop, and how it goes on."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell of the tests has set
+    counted, ended = Interrupt(), ""
+    try:
+        run("ddp", "ddp", checkpoint=f"{folder}/interrupted", callbacks=[counted])
+    except KeyboardInterrupt as error:
+        ended = type(error).__name__
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed = run("ddp", "ddp", checkpoint=f"{folder}/interrupted")
+    return {
+        "ended": ended, "seen": counted.seen, "usual": usual, "resumed": facts(resumed),
+        "files": sorted(path.name for path in Path(folder, "interrupted").iterdir()),
+    }  # fmt: skip
+
+
+CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "moved": moved,
+    "in_segments": in_segments,
+    "uneven": uneven,
+    "interrupted": interrupted,
+}
