@@ -123,10 +123,8 @@ def costs_of(bundle: Bundle, clients: Clients, settings: RoundSettings, broadcas
     manifest = bundle.manifest
     layout = upload_layout(manifest, "training")
     secure = settings.privacy == "secure"
-    if secure:
-        update = traffic.masked(layout.length, layout.modulus_bits(settings.cohort)).up
-    else:
-        update = plain_size(layout)
+    bits = layout.modulus_bits(settings.cohort) if secure else 0
+    update = traffic.masked(layout.length, bits).up if secure else plain_size(layout)
 
     def steps(client: int) -> int:
         count = clients.count(client)

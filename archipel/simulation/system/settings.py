@@ -118,7 +118,9 @@ class System(_Settings):
             value = getattr(self, name)
             least = 0.0 if name in ("latency", "seconds_per_step") else math.ulp(0.0)
             if isinstance(value, float | int) and not least <= value < math.inf:
-                raise SimulationError(f"system: {name}: {value!r} is not a number {'of 0 or more' if not least else 'above 0'}")
+                raise SimulationError(
+                    f"system: {name}: {value!r} is not a number {'of 0 or more' if not least else 'above 0'}"
+                )
         _check_shares(self.dropouts)
         if not 0 < self.available <= 1:
             raise SimulationError(f"system: available: {self.available!r} is not above 0 and at most 1")

@@ -27,7 +27,9 @@ def read_devices(path: Path | str) -> tuple[Device, ...]:
     path = Path(path)
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise SimulationError(f"{path}: has more than {MOST_BYTES >> 20} MB; give fewer devices, they are used again")
+            raise SimulationError(
+                f"{path}: has more than {MOST_BYTES >> 20} MB; give fewer devices, they are used again"
+            )
         if path.suffix == ".toml":
             devices = msgspec.toml.decode(path.read_bytes(), type=_Tables).device
         elif path.suffix == ".csv":

@@ -119,16 +119,12 @@ def _sealed(statement: msgspec.Struct) -> Sealed:
 
 @lru_cache(1)
 def _advertisement() -> Sealed:
-    return _sealed(
-        Advertisement(round_id=_ROUND, plan=_DIGEST, cipher_key=_KEY, mask_key=_KEY, envelope_root=_KEY)
-    )
+    return _sealed(Advertisement(round_id=_ROUND, plan=_DIGEST, cipher_key=_KEY, mask_key=_KEY, envelope_root=_KEY))
 
 
 @lru_cache(1)
 def _confirmation() -> Sealed:
-    return _sealed(
-        Confirmation(round_id=_ROUND, plan=_DIGEST, cohort=_DIGEST, complaints=_DIGEST, survivors=_DIGEST)
-    )
+    return _sealed(Confirmation(round_id=_ROUND, plan=_DIGEST, cohort=_DIGEST, complaints=_DIGEST, survivors=_DIGEST))
 
 
 @lru_cache(1)

@@ -11,13 +11,15 @@ from archipel.simulation.system.devices import Fleet
 from archipel.simulation.system.settings import Leg, System
 from archipel.simulation.system.traffic import Traffic
 
+_NOTHING = Traffic()
+
 
 @dataclass(frozen=True)
 class Stretch:
     """A part of a phase: the bytes that it moves, and the training steps that it takes."""
 
     leg: Leg
-    traffic: Traffic = Traffic()
+    traffic: Traffic = _NOTHING
     steps: int = 0
 
 
@@ -80,7 +82,7 @@ class Traveller:
     def _seconds(self, client: int, stretch: Stretch) -> float:
         device, traffic = self._fleet.device(client), stretch.traffic
         seconds = traffic.down / device.down + traffic.up / device.up + stretch.steps * device.seconds_per_step
-        return seconds + (self._system.latency if traffic != Traffic() else 0.0)
+        return seconds + (self._system.latency if traffic != _NOTHING else 0.0)
 
     def _vanishes(self, leg: Leg, number: int, client: int) -> float | None:
         """After which share of the stretch the device vanishes, None if it does not."""
