@@ -7,6 +7,7 @@ from archipel.simulation.federation import Federation, load_federation
 from archipel.simulation.result import ClientRow, Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.simulate import simulate
+from archipel.simulation.splitting import split_clients
 from archipel.simulation.system import Device, Pacing, Spread, System, read_devices
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "load_federation",
     "read_devices",
     "simulate",
+    "split_clients",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -28,7 +28,7 @@ _PERIODS = 3
 
 
 class ClockState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Where the clock stands: seconds since the run began, and until when devices are busy with a round that is over."""
+    """Seconds since the run began, and until when devices are busy with a round that is over."""
 
     time: float = 0.0
     busy: dict[int, float] = {}
@@ -50,12 +50,12 @@ class Seating:
                     break
         return found
 
-    def next_time(self, time: float, free_from: Callable[[int], float], missing: int) -> float:
+    def next_time(self, time: float, busy: Mapping[int, float], missing: int) -> float:
         """Before when at most `missing` - 1 more devices are there; infinity if fewer ever come."""
         times = sorted(
             moment
             for client in range(self._population)
-            if (moment := self._fleet.arrival(client, max(time, free_from(client)))) > time
+            if (moment := self._fleet.arrival(client, max(time, busy.get(client, 0.0)))) > time
         )
         return times[missing - 1] if len(times) >= missing else float("inf")
 
@@ -109,8 +109,7 @@ class RoundClock:
             found = self.seating.choose(number, state.time, cohort, busy.__contains__)
             if len(found) >= needed:
                 return sorted(found)
-            free = state.busy
-            state.time = self.seating.next_time(state.time, lambda client: free.get(client, 0.0), needed - len(found))
+            state.time = self.seating.next_time(state.time, state.busy, needed - len(found))
             if state.time > latest:
                 raise SimulationError(
                     f"system: round {number} needs {needed} devices, and never so many are there at once; lower the "
