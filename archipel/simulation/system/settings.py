@@ -18,11 +18,7 @@ Leg = Literal[
 their phase masking."""
 
 
-class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    pass
-
-
-class Spread(_Settings):
+class Spread(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a quantity differs from device to device: log-normal or heavy-tailed.
 
     Arguments:
@@ -58,7 +54,7 @@ class Spread(_Settings):
         return self.best, uniform ** (-1.0 / self.alpha)
 
 
-class Device(_Settings):
+class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device of a trace.
 
     Arguments:
@@ -87,7 +83,7 @@ class Device(_Settings):
             last = end
 
 
-class System(_Settings):
+class System(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The devices of a simulated federation, for a virtual clock. The run's seed draws what is not given.
 
     Arguments:
@@ -140,7 +136,7 @@ def _check_shares(shares: Mapping[Leg, float]) -> None:
             raise SimulationError(f"system: dropouts: {name}: {share!r} is not from 0 to 1")
 
 
-class Pacing(_Settings):
+class Pacing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When rounds take their updates, with the names and meanings that a task has (`TaskRequest`).
 
     Arguments:

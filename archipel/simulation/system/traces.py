@@ -62,7 +62,7 @@ def _read_csv(path: Path) -> tuple[Device, ...]:
         names = tuple(rows.fieldnames or ())
         if "seconds_per_step" not in names or not set(names) <= set(_COLUMNS) or len(set(names)) != len(names):
             raise SimulationError(f"its columns are {', '.join(names)}; a trace has {', '.join(_COLUMNS)}")
-        devices = []
+        devices: list[Device] = []
         for row in rows:
             if len(devices) == MOST_DEVICES:
                 raise SimulationError(f"has more than {MOST_DEVICES} devices; give fewer, they are used again")
