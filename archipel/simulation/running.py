@@ -85,7 +85,7 @@ def run(
     where = None if options.folder is None else Path(options.folder)
     record = Record(bundle=bundle.digest, population=len(clients), settings=settings, engine="", rows=[])
     found = None if where is None else load(where, record)
-    course = Rounds(bundle, len(clients), settings, None if found is None else found[1])
+    course = Rounds(bundle, len(clients), settings, None if found is None else found[1], clients)
     standing = course.standing
     record.rows = standing.rows
     with ExitStack() as stack:
