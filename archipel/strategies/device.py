@@ -73,8 +73,8 @@ class Part:
     """One phase of the local round, and its train program.
 
     `trains`: "all" tensors, the "shared" ones, the "personal" ones, or "copies" of all parameters that stay on the
-    device. It takes `epochs`, or `steps` of a batch each; both None: the epochs that `convert` got. `terms` are added to
-    the gradient.
+    device. It takes `epochs`, or `steps` of a batch each; both None: the epochs that `convert` got. `terms` are added
+    to the gradient.
     """
 
     program: str = "train"
