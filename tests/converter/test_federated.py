@@ -351,7 +351,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[ArchipelError], str]] = [
         ConversionError,
         "needs the optimizer sgd at a constant rate",
     ),
-    ("scaffold", {"optimizer": optimizers.sgd(0.9)}, ConversionError, "SGD without momentum, got momentum=0.9"),
+    ("scaffold", {"optimizer": optimizers.sgd(0.9, nesterov=True)}, ConversionError, "counts on plain momentum"),
     (
         "fednova",
         {"optimizer": optimizers.sgd(lr=schedules.cosine(0.1, 10))},
