@@ -67,8 +67,8 @@ def prepare(
         compute_dtype: of "fsdp", the type in which parameters are gathered, such as torch.bfloat16; None: their own.
         segment_bytes: of "fsdp" of a TorchModule: bytes of parameters that are gathered together at least, 1 or more;
             None: 32 MiB.
-        sync_batch_norm: of "ddp" and "fsdp": normalize by the statistics of the whole batch, as one process does, at one
-            exchange for each batch normalization and pass; else by those of this process's part.
+        sync_batch_norm: of "ddp" and "fsdp": normalize by the statistics of the whole batch, as one process does, at
+            one exchange for each batch normalization and pass; else by those of this process's part.
         report: is given the planner's table, or why there is none, on rank 0.
 
     Raises TrainingError for a way that the module or the number of processes does not allow, MissingExtraError without
