@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "round": ("federation.round:round", "Show who took part in a task's rounds, and the results."),
     "run": ("devices.run:run", "Predict with a bundle, or evaluate it, on data in files."),
     "serve": ("operations.serve:serve", "Set up, run, back up and restore a federation server."),
+    "simulate": ("federation.simulate:simulate", "Train a federation on this machine, without a server."),
     "slots": ("devices.slots:slots", "Keep two models on a device: install, test, switch, go back."),
     "task": ("federation.task:task", "Start, watch and stop the tasks of a server."),
     "token": ("operations.token:token", "Make one-time enrolment tokens for devices."),
@@ -55,7 +56,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Data": ("data",),
     "Models": ("train", "plan", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
-    "Federation": ("task", "round", "model", "rollout"),
+    "Federation": ("simulate", "task", "round", "model", "rollout"),
     "Operations": ("serve", "token", "population", "access", "audit"),
 }
 

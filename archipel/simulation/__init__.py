@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from archipel.simulation.attacks import Attack
 from archipel.simulation.clients import Clients, DrawnClients, ListedClients, SplitClients
+from archipel.simulation.federation import Federation, load_federation
 from archipel.simulation.result import ClientRow, Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.simulate import simulate
+from archipel.simulation.splitting import split_clients
+from archipel.simulation.system import Device, Pacing, Spread, System, read_devices
 from archipel.strategies.robust import Aggregation
 
 __all__ = [
@@ -14,10 +17,18 @@ __all__ = [
     "Attack",
     "ClientRow",
     "Clients",
+    "Device",
     "DrawnClients",
+    "Federation",
     "ListedClients",
+    "Pacing",
     "Result",
     "RoundRow",
     "SplitClients",
+    "Spread",
+    "System",
+    "load_federation",
+    "read_devices",
     "simulate",
+    "split_clients",
 ]

@@ -168,6 +168,8 @@ class Combining:
         rule, groups = settings.aggregation, settings.secure_groups
         if groups and settings.privacy != "secure":
             raise SimulationError("secure_groups: are of secure rounds, and privacy is 'plain'")
+        if groups and settings.system is not None:
+            raise SimulationError("secure_groups: the virtual clock times rounds of one group; leave out the system")
         if rule.robust and settings.privacy == "secure" and not groups:
             raise SimulationError(
                 f"aggregation {rule.rule!r}: needs single updates, which secure rounds hide; set privacy to "

@@ -10,13 +10,13 @@ import msgspec
 from archipel.cli.federation.round_lines import RoundLines, clipped_text, result_text
 from archipel.cli.input_output.remote import fields, read_request, remote, request_key, save
 from archipel.cli.input_output.tables import as_json, show, table
-from archipel.cli.input_output.toml_files import read_toml
 from archipel.errors import CommandError
 from archipel.operator import OperatorClient, TaskRequest
 from archipel.operator.curves import plot, write_csv, write_tensorboard
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.registry import RoundMetrics
 from archipel.protocol.operator.tasks import TaskInfo
+from archipel.toml_files import read_toml
 
 
 @click.group()

@@ -15,7 +15,6 @@ import click
 import msgspec
 
 from archipel.cli.input_output.short_ids import whole_ids
-from archipel.cli.input_output.toml_files import read_toml
 from archipel.durable import write_durably
 from archipel.errors import ClientError, CommandError
 from archipel.operator import OperatorClient
@@ -25,6 +24,7 @@ from archipel.protocol.address import check_url
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.tasks import RoundResult
 from archipel.protocol.tls import client_context
+from archipel.toml_files import read_toml
 
 T = TypeVar("T")
 SERVER, TOKEN, TOKEN_FILE = "ARCHIPEL_SERVER", "ARCHIPEL_TOKEN", "ARCHIPEL_TOKEN_FILE"

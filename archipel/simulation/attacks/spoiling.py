@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from archipel.bundle import Bundle
-from archipel.bundle.roles import Example, Label, Prediction
+from archipel.bundle.roles import Example, Label, Output
 from archipel.errors import SimulationError
 from archipel.lite_runtime.training.driver import data_ports
 from archipel.simulation.attacks.data import DATA_ATTACKS, Examples
@@ -22,7 +22,7 @@ def spoil_clients(bundle: Bundle, clients: Clients, attack: Attack, population: 
     inputs = [port.name for port in ports if isinstance(port, Example)]
     labels = [port.name for port in ports if isinstance(port, Label)]
     outputs = [port for program in bundle.manifest.programs.values() for port in program.outputs]
-    sizes = [port.shape[-1] for port in outputs if isinstance(port, Prediction) and port.shape]
+    sizes = [port.shape[-1] for port in outputs if isinstance(port, Output) and port.shape]
     if len(inputs) != 1 or len(labels) != 1 or not sizes or not isinstance(sizes[0], int):
         raise SimulationError(
             f"attack {attack.name!r}: bundle {bundle.manifest.name!r} has not one input, one label and a prediction of "

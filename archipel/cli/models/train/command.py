@@ -13,11 +13,12 @@ import click
 import msgspec
 
 from archipel.cli.input_output.sources import open_source
-from archipel.cli.models.progress import catch_ctrl_c
+from archipel.cli.input_output.stopping import catch_ctrl_c
 from archipel.cli.models.train.card import make_card
 from archipel.cli.models.train.data import Data, read_data
-from archipel.cli.models.train.job import EXAMPLE, Job, check_arguments, load_function, read_job
+from archipel.cli.models.train.job import EXAMPLE, Job, read_job
 from archipel.errors import CommandError, DatasetError, GraphError, TrainingError
+from archipel.models.source import make_network
 
 if TYPE_CHECKING:
     from archipel.training.cloud import Epoch, TrainConfig, Trainer, TrainResult
@@ -115,23 +116,10 @@ def _try(model: Any, data: Data, config: TrainConfig) -> None:
 
 
 def _model(job: Job, seed: int, work: str) -> Any:
-    import archipel.graph  # noqa: F401  (first: its error names the extra that is missing)
-
     kind, name = job.model.source
-    arguments = job.model.arguments
-    if kind == "zoo":
-        from archipel import models
-
-        if name not in models.__all__ or not callable(getattr(models, name)):
-            raise CommandError(f"model.zoo: no network {name!r}; there are {', '.join(models.__all__)}")
-        make = getattr(models, name)
-        check_arguments(make, name, arguments, "model.arguments")
-        return make(**{"seed": seed, **arguments})
-    if kind == "python":
-        make = load_function(name, "model.python")
-        check_arguments(make, name, arguments, "model.arguments")
-        return make(**arguments)
-    if arguments:
+    if kind in ("zoo", "python"):
+        return make_network(job.model, seed)
+    if job.model.arguments:
         raise CommandError(f"model.arguments: are for zoo and python; {kind} has none")
     return open_source(Path(name), [Path(key) for key in job.model.key], None, work).model
 
