@@ -54,6 +54,7 @@ def ways(name: str, clients: int, device: str) -> dict[str, Callable[[], object]
     from archipel import Model, autodiff, training
     from archipel.bundle.roles import Example, Label, Parameter, State
     from archipel.training.cloud import TorchModule
+    from archipel.training.cloud.graphs.recognizing import recognize_gradients
 
     case = CASES[name]
     x, y = data(case, BATCH * clients)
@@ -70,8 +71,9 @@ def ways(name: str, clients: int, device: str) -> dict[str, Callable[[], object]
         else:
             feed[port.name] = torch.tensor(LR, device=device)
     over = [port.name for port in step.program.inputs if isinstance(port, Example | Label | Parameter | State)]
-    single = TorchModule(step).requires_grad_(False).to(device)
-    lanes = TorchModule(autodiff.vmap(step, over)).requires_grad_(False).to(device)
+    graph = recognize_gradients(step)
+    single = TorchModule(graph).requires_grad_(False).to(device)
+    lanes = TorchModule(autodiff.vmap(graph, over)).requires_grad_(False).to(device)
     dims = tuple(0 if name in over else None for name in single.input_names)
     given = [feed[name] for name in single.input_names]
     stacked = [feed[name] for name in lanes.input_names]

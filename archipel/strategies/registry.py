@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from archipel.errors import ArchipelError
 from archipel.strategies import ditto, dpsgd, fedavg, fedbn, fednova, fedprox, fedrep, lora, scaffold
+from archipel.strategies.server_optimizers import fedadagrad, fedadam, fedavgm, fedyogi
 from archipel.strategies.strategy import Strategy
 
 STRATEGIES: dict[str, Strategy] = {
     module.STRATEGY.name: module.STRATEGY
-    for module in (fedavg, fedprox, scaffold, fednova, fedrep, fedbn, ditto, lora, dpsgd)
+    for module in (
+        *(fedavg, fedprox, scaffold, fednova, fedrep, fedbn, ditto, lora, dpsgd),
+        *(fedavgm, fedadam, fedyogi, fedadagrad),
+    )
 }
 
 

@@ -43,7 +43,7 @@ BoundStep = Callable[[Manifest, Mapping[str, float] | None, int], StepBound]
 
 It reads only what the publisher signed: the update ports, and the policy's `max_server_lr`. Hyperparameters None: the
 largest that the policy allows, as a device assumes, which does not know them. A name that is missing has its default.
-Raises PolicyError for hyperparameters beyond the policy.
+Raises PolicyError for hyperparameters beyond the policy, or beyond the strategy's own bounds of them.
 """
 
 MakeBroadcast = Callable[[Tensors], Tensors]
@@ -80,17 +80,26 @@ def training_layout(manifest: Manifest) -> Layout:
     return Layout.of(upload_program(manifest, "training"))
 
 
-def server_rate(manifest: Manifest, hyperparameters: Mapping[str, float] | None) -> float:
+def server_rate(manifest: Manifest, hyperparameters: Mapping[str, float] | None, default: float = 1.0) -> float:
     """server_lr; the largest that the policy allows where `hyperparameters` is None. Raises PolicyError beyond that."""
     most = manifest.privacy.max_server_lr
     if hyperparameters is None:
         return most
-    rate = hyperparameters.get("server_lr", 1.0)
+    rate = hyperparameters.get("server_lr", default)
     if not 0 <= rate <= most:
         raise PolicyError(
             f"server_lr: {rate:g} is outside the bundle's privacy policy, which allows 0 to {most:g} (max_server_lr)"
         )
     return rate
+
+
+def server_value(hyperparameters: Mapping[str, float], name: str, default: float, low: float, high: float) -> float:
+    """A hyperparameter of the server half whose bounds are the strategy's own. Raises PolicyError beyond them."""
+    value = hyperparameters.get(name, default)
+    # `not` also refuses NaN.
+    if not low <= value <= high:
+        raise PolicyError(f"{name}: {value:g} is not from {low:g} to {high:g}, the bounds of this strategy")
+    return value
 
 
 def mean_norm(updates: Sequence[Update], of: Sequence[Group], cohort: int) -> float:

@@ -6,7 +6,8 @@ The updates are made by the real `finish` graphs, from weights as extreme as flo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -24,7 +25,7 @@ from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import check_plan
 from archipel.protocol.vector import DecodedSum, Layout
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
-from archipel.strategies.strategy import Strategy, storage_rounding
+from archipel.strategies.strategy import Strategy, no_state, storage_rounding
 from tests.strategies.test_contract import NEEDED, build
 
 Make = Callable[..., Bundle]
@@ -70,20 +71,36 @@ class Finish:
             total += self.layout.encode(arrays, modulus_bits=bits, max_cohort=cohort)
         return self.layout.decode_sum(total & np.uint32(2**bits - 1), cohort=cohort, modulus_bits=bits)
 
-    def step(self, total: DecodedSum, cohort: int) -> tuple[float, float]:
-        """Norms of what the server's step changes in the parameters and in the state, from parameters of 0.
+    def step(
+        self,
+        total: DecodedSum,
+        cohort: int,
+        scales: Sequence[float] = (1.0,),
+        hyperparameters: Mapping[str, float] | None = None,
+    ) -> tuple[float, float]:
+        """Norms of the longest changes of the parameters and of the state that a server's step makes.
 
-        Without running statistics, whose bounds are their own.
+        The steps are of sums with the deltas of `total` times one of `scales` after the other, and each begins with
+        parameters of 0. Without running statistics, whose bounds are their own.
         """
         trained, _ = split_statistics(self.start, shared_statistics(self.manifest))
         zero = {name: np.zeros_like(array) for name, array in trained.items()}
-        state = self.strategy.init(zero)
-        moved, following = self.strategy.update(zero, state, total, cohort, {})
-        return norm(moved), norm(following)
+        state, found = self.strategy.init(zero), np.zeros(2)
+        for scale in scales:
+            scaled = changed(total, deltas={name: scale * array for name, array in total.deltas.items()})
+            moved, following = self.strategy.update(zero, state, scaled, cohort, hyperparameters or {})
+            change = {name: array.astype(np.float64) - state[name] for name, array in following.items()}
+            found, state = np.maximum(found, (norm(moved), norm(change))), following
+        return float(found[0]), float(found[1])
 
 
 def norm(arrays: Mapping[str, np.ndarray]) -> float:
     return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
+
+
+def histories() -> list[list[float]]:
+    """Of the rounds: one, many alike and then their opposite, and deltas that grow from next to nothing."""
+    return [[1.0], [*[1.0] * 60, -1.0], *([growth**-k for k in range(150, -1, -1)] for growth in (1.005, 1.1))]
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +133,9 @@ def test_honest_devices_keep_within_every_bound(
     total = here.sum([here.update(seed, *each) for seed, each in zip(seeds, drawn)])
     here.layout.check_sum(total, cohort)
     bound = here.strategy.step_bound(here.manifest, {}, cohort)
-    parameters, state = here.step(total, cohort)
+    kept = here.strategy.init is not no_state
+    scales = data.draw(st.lists(st.sampled_from([1.0, -1.0, 0.5, 1e-3]), max_size=9), label="rounds before")
+    parameters, state = here.step(total, cohort, [*scales, 1.0] if kept else [1.0])
     assert parameters <= bound.parameters * (1 + 1e-6)
     assert state <= bound.state * (1 + 1e-6)
 
@@ -130,7 +149,9 @@ def test_the_bounds_are_not_far_from_what_devices_reach(
     here, cohort = finish_of(name, weighting), 10
     total = here.sum([here.update(1, 1e3, CAP, 300) for _ in range(cohort)])
     bound = here.strategy.step_bound(here.manifest, {}, cohort)
-    parameters, state = here.step(total, cohort)
+    # What a server remembers of earlier rounds decides how far it goes; the worst history is another for each strategy.
+    reached = [here.step(total, cohort, scales) for scales in histories()]
+    parameters, state = max(each[0] for each in reached), max(each[1] for each in reached)
     # What is added for rounding is that of devices with one example.
     assert 0.8 < parameters / bound.parameters <= 1
     assert (bound.state == 0 and state == 0) or 0.8 < state / bound.state <= 1
@@ -168,14 +189,21 @@ def changed(total: DecodedSum, **changes: Any) -> DecodedSum:
 def test_the_server_rate_is_the_policys(finish_of: Callable[[str, str], Finish], name: str) -> None:
     here = finish_of(name, "examples")
     full = here.strategy.step_bound(here.manifest, {}, 10).parameters
-    assert here.strategy.step_bound(here.manifest, {"server_lr": 0.25}, 10).parameters == pytest.approx(full / 4)
+    usual = here.strategy.server_hyperparameters["server_lr"]
+    quarter = here.strategy.step_bound(here.manifest, {"server_lr": usual / 4}, 10).parameters
+    assert quarter == pytest.approx(full / 4)
     for rate in (1.01, -0.1, float("nan")):
         with pytest.raises(PolicyError, match="max_server_lr"):
             here.strategy.step_bound(here.manifest, {"server_lr": rate}, 10)
     policy = msgspec.structs.replace(here.manifest.privacy, max_server_lr=3.0)
     loose = msgspec.structs.replace(here.manifest, privacy=policy)
-    # Who is not told the rate reckons with the largest.
-    assert here.strategy.step_bound(loose, None, 10).parameters == pytest.approx(3 * full)
+    # Who is not told the rate reckons with the largest, and with the worst of what else the server may choose.
+    unknown = here.strategy.step_bound(loose, None, 10).parameters
+    if set(here.strategy.server_hyperparameters) <= {"server_lr", "population"}:
+        assert unknown == pytest.approx(3 / usual * full)
+    else:
+        assert math.isfinite(unknown)
+        assert unknown >= 3 / usual * full * (1 - 1e-9)
 
 
 @every

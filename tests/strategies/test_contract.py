@@ -116,7 +116,8 @@ def test_the_server_half_takes_what_the_devices_send(bundle_of: Of, strategy: St
     asked = {p.tensor for q in bundle.manifest.programs.values() for p in q.inputs if isinstance(p, Broadcast)}
     assert asked == set(strategy.broadcast(state))
     # A server rate of half the size moves half as far.
-    half, _ = server_step(bundle, start, first, decoded, 4, {**hyperparameters, "server_lr": 0.5})
+    rate = hyperparameters["server_lr"]
+    half, _ = server_step(bundle, start, first, decoded, 4, {**hyperparameters, "server_lr": rate / 2})
     for name, value in start.items():
         # Statistics are measured; a rate does not scale them.
         share = 1.0 if "running" in name else 0.5

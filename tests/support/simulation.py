@@ -86,9 +86,16 @@ class Task:
 
 
 def simulate(
-    bundle: Bundle, data: list[Client], rounds: int = 3, randomness: Callable[[int, int], Randomness] | None = None
+    bundle: Bundle,
+    data: list[Client],
+    rounds: int = 3,
+    randomness: Callable[[int, int], Randomness] | None = None,
+    server: Mapping[str, float] | None = None,
 ) -> Task:
-    """Rounds of all clients: the sum of their updates goes to the server half as it comes, in floating point."""
+    """Rounds of all clients: the sum of their updates goes to the server half as it comes, in floating point.
+
+    `server` are the server half's hyperparameters.
+    """
     strategy = strategies.get(bundle.manifest.strategy)
     parameters: Mapping[str, np.ndarray] = bundle.parameters()
     state = first_state(bundle)
@@ -102,7 +109,7 @@ def simulate(
             for client, (device, (x, y)) in enumerate(zip(devices, data, strict=True))
         ]  # fmt: skip
         total = added_up(bundle.program("finish"), updates)
-        parameters, state = server_step(bundle, parameters, state, total, len(data))
+        parameters, state = server_step(bundle, parameters, state, total, len(data), server)
     return Task(bundle, devices, dict(parameters), state)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +55,8 @@ def prepare(
                 TorchModule all operators that the planner can divide, of an nn.Module its Linear layers.
             "pipeline": each process runs one part of the layers.
             "hybrid": "tensor" within groups, "ddp" between them. Needs a TorchModule.
-            "auto": what the planner predicts to be fastest among these and divisions of its own. Needs a TorchModule.
+            "auto": what the planner predicts to be fastest among these and divisions of its own; "ddp" for what is no
+                TorchModule, since it reads the graph.
         device: where this process computes; None: the current GPU if the processes exchange by NCCL, else the CPU.
         batch_size: examples of a whole batch, for the planner. A TorchModule needs it for all but "ddp" and "fsdp".
         cluster: for the planner: the cluster, or the path of its TOML file, which is written with measurements if it
@@ -63,7 +66,7 @@ def prepare(
         compute_dtype: of "fsdp", the type in which parameters are gathered, such as torch.bfloat16; None: their own.
         segment_bytes: of "fsdp" of a TorchModule: bytes of parameters that are gathered together at least, 1 or more;
             None: 32 MiB.
-        report: is given the planner's table, on rank 0.
+        report: is given the planner's table, or why there is none, on rank 0.
 
     Raises TrainingError for a way that the module or the number of processes does not allow, MissingExtraError without
     PyTorch.
@@ -110,7 +113,10 @@ def prepare(
             return Shards(module, mesh, where, compute_dtype, segment_bytes)
         return Replicas(module, mesh, where)
     mesh = init_device_mesh(kind, (world,), mesh_dim_names=("data",))
-    if way == "ddp":
+    if way == "auto" and dist.get_rank() == 0:
+        tell = report or partial(print, file=sys.stderr)
+        tell(f"parallel: 'auto' plans graphs alone, and takes 'ddp' for {type(module).__name__}")
+    if way in ("auto", "ddp"):
         return Replicas(module, mesh, where)
     if way == "fsdp":
         return Shards(module, mesh, where, compute_dtype, segment_bytes)

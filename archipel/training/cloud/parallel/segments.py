@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from archipel.training.cloud.parallel.cuts import cut, movable
-from archipel.training.cloud.planner.division import divide
+from archipel.training.cloud.planner.division import SEGMENT_BYTES, divide
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
-
-SEGMENT_BYTES = 32 << 20
-"""Of parameters that are gathered together at least: below this, exchanges cost more than the memory is worth."""
 
 
 class Segments(nn.Module):

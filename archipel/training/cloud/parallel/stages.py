@@ -19,8 +19,8 @@ class Stages(Placed):
     """`pipeline`: the schedule 1F1B (Narayanan et al. 2019) of torch.distributed.pipelining.
 
     Every process is given the same examples; the first one reads the inputs, the last one the targets. The mean loss is
-    that over microbatches of one size, so the examples of a batch must be a multiple of `microbatches`. Statistics of
-    batch normalization are those of a microbatch.
+    that over microbatches of one size: a batch that `microbatches` does not divide, as the last one of an epoch, has as
+    many as do, one for each stage at least. Statistics of batch normalization are those of a microbatch.
     """
 
     name = "pipeline"
@@ -48,20 +48,23 @@ class Stages(Placed):
         import torch.distributed as dist
 
         count = len(inputs[0])
-        if count % self._microbatches:
+        # The schedule wants a microbatch for each stage at least.
+        fitting = [parts for parts in range(self._world, self._microbatches + 1) if count % parts == 0]
+        if not fitting:
             raise TrainingError(
-                f"a batch of {count} examples cannot be divided into {self._microbatches} microbatches of one size; "
-                "choose a batch size that is a multiple, and drop the last batch of an epoch if it is smaller"
+                f"a batch of {count} examples cannot be divided into {self._world} to {self._microbatches} "
+                "microbatches of one size; choose a batch size that can, and data whose last batch can"
             )
-        schedule, _ = self._schedule(inputs, self._microbatches, training=True)
-        self._now = (targets, loss, scale)
+        parts = max(fitting)
+        schedule, _ = self._schedule(inputs, parts, training=True)
+        self._now = (targets, loss, scale / parts)
         losses: list[torch.Tensor] = []
         arguments = inputs if self._rank == 0 else ()
         own = torch.zeros((), dtype=torch.float64, device=self.device)
         if self._rank == self._world - 1:
             rows = torch.arange(count, device=self.device)
             schedule.step(*arguments, target=rows, losses=losses, return_outputs=False)
-            own += torch.stack(losses).mean().detach() / scale
+            own += torch.stack(losses).sum().detach() / scale
         else:
             schedule.step(*arguments, return_outputs=False)
         dist.broadcast(own, group_src=self._world - 1, group=self._group)
@@ -111,7 +114,8 @@ class Stages(Placed):
                 group=self._group,
             )
             loss = self._of_rows if training else None
-            self._schedules[key] = (Schedule1F1B(stage, microbatches, loss_fn=loss), outputs)
+            # Not by PyTorch, which would scale what earlier batches have added as well.
+            self._schedules[key] = (Schedule1F1B(stage, microbatches, loss_fn=loss, scale_grads=False), outputs)
         return self._schedules[key]
 
     def _shapes(

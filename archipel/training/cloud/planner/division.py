@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+SEGMENT_BYTES = 32 << 20
+"""Of parameters that FSDP gathers together at least: below, exchanges cost more than the memory is worth."""
+
 
 def divide(weights: Sequence[float], parts: int) -> list[int]:
     """Starts of parts 1, 2, ... of consecutive items, so that the heaviest part is as light as it can be.

@@ -15,7 +15,7 @@ from archipel.training.cloud.planner import cluster as links
 from archipel.training.cloud.planner.cluster import Cluster
 from archipel.training.cloud.planner.compute import OPTIMIZERS, optimizer_seconds, unit_seconds
 from archipel.training.cloud.planner.costs import Costs, Unit, costs
-from archipel.training.cloud.planner.division import divide
+from archipel.training.cloud.planner.division import SEGMENT_BYTES, divide
 from archipel.training.cloud.planner.schedule import pipeline_seconds
 from archipel.training.cloud.planner.search import search
 from archipel.training.cloud.planner.shardings import Strategy
@@ -230,15 +230,21 @@ def _fsdp(whole: Costs, cluster: Cluster, optimizer: str) -> Alternative:
     n, nbytes = cluster.devices, whole.parameter_bytes
     if whole.batch_size % n:
         return _uneven("fsdp", n, 1, whole.batch_size)
-    # Gathered once for both passes, as the outermost module is, and scattered; each parameter is copied on the way.
-    exchange = links.gather_seconds(cluster, nbytes, n) + links.scatter_seconds(cluster, nbytes, n)
-    exchange += 2 * cluster.exchange_seconds
-    copies = 2 * links.prepare_seconds(cluster, nbytes)
+    # As parallel.segments cuts the graph: segments are gathered for each pass, what is not cut once for both. Then
+    # gradients are scattered. Each parameter is copied on the way.
+    largest = max((sum(tensor.nbytes for tensor in unit.parameters) for unit in whole.units), default=0)
+    count = max(nbytes // max(largest, SEGMENT_BYTES), 1)
+    gathers = 2 if count > 1 else 1
+    part = nbytes / count
+    exchange = count * (gathers * links.gather_seconds(cluster, part, n) + links.scatter_seconds(cluster, part, n))
+    exchange += count * (gathers + 1) * cluster.exchange_seconds
+    copies = count * (gathers + 1) * links.prepare_seconds(cluster, part)
     updated = optimizer_seconds(nbytes / n, len(whole.parameters), cluster, optimizer)
     seconds = _compute(whole, cluster, 1 / n) + cluster.fresh_seconds(nbytes) + copies + updated
     seconds += _exposed(exchange, _backward(whole, cluster, 1 / n), cluster)
     kept = nbytes * (2 + OPTIMIZERS[optimizer][0]) / n
-    memory = kept + 2 * nbytes + sum(unit.saved for unit in whole.units) / n
+    # One segment with its gradients, and the next one, which is gathered in the meantime.
+    memory = kept + (3 if count > 1 else 2) * part + sum(unit.saved for unit in whole.units) / n
     return _judged(Alternative(name="fsdp", groups=n, devices=1, seconds=seconds, memory_bytes=memory), cluster)
 
 

@@ -89,4 +89,17 @@ def in_segments(folder: str) -> dict[str, Any]:
     return answers
 
 
-CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {"moved": moved, "in_segments": in_segments}
+def uneven(folder: str) -> dict[str, Any]:
+    """A pipeline's losses of batches that 4 microbatches do not divide; what "auto" takes for a module."""
+    placed = parallel.prepare(network("mlp"), "pipeline", microbatches=4)
+    inputs, labels = batch("mlp")
+    losses = []
+    for rows in (10, 6):
+        losses.append(float(placed.step((inputs[:rows],), labels[:rows], functional.cross_entropy)))
+    told: list[str] = []
+    chosen = parallel.prepare(network("mlp"), "auto", report=told.append)
+    gradients = {name: parameter.grad[0].tolist() for name, parameter in placed.named_parameters().items()}  # type: ignore[union-attr]
+    return {"losses": losses, "gradients": gradients, "auto": chosen.name, "told": told}
+
+
+CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {"moved": moved, "in_segments": in_segments, "uneven": uneven}

@@ -62,6 +62,28 @@ def test_two_processes_have_the_losses_of_one(case: str, of_two: list[dict[str, 
 
 
 @pytest.mark.slow
+def test_batches_that_microbatches_do_not_divide_and_auto_of_a_module(tmp_path: Path) -> None:
+    answers = run_ranks(HERE / "ways.py", 2, str(tmp_path), "uneven")
+    module, losses = network("mlp"), []
+    inputs, labels = batch("mlp")
+    for rows in (10, 6):  # in 2 microbatches, and in 3
+        loss = functional.cross_entropy(module(inputs[:rows]), labels[:rows])
+        torch.autograd.backward(loss)
+        losses.append(loss.item())
+    gradients: dict[str, Any] = {}
+    for answer in answers:
+        assert answer["uneven"]["losses"] == pytest.approx(losses, abs=1e-6)
+        gradients |= answer["uneven"]["gradients"]
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None
+        # Of the first output: a pipe has no room for all.
+        torch.testing.assert_close(torch.tensor(gradients[name]), parameter.grad[0], atol=1e-6, rtol=1e-5)
+    assert [answer["uneven"]["auto"] for answer in answers] == ["ddp", "ddp"]
+    text = "parallel: 'auto' plans graphs alone, and takes 'ddp' for Sequential"
+    assert [answer["uneven"]["told"] for answer in answers] == [[text], []]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_have_the_losses_of_one(count: int, tmp_path: Path) -> None:
     write_graphs(tmp_path, NETWORKS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 
 import msgspec
 import pytest
@@ -93,3 +94,13 @@ def test_calibration_solves_for_rate_and_copying() -> None:
     assert found["operator_bytes_per_second"]["MatMul"] == pytest.approx(1e9, rel=1e-6)
     # One second for 3 passes over 24 x 40 x 28 x 28 numbers and a quarter as many.
     assert found["operator_bytes_per_second"]["MaxPool"] == pytest.approx(3 * 4 * 1.25 * 24 * 40 * 28 * 28)
+
+
+def test_fsdp_holds_the_gathered_segments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("archipel.training.cloud.planner.plan"), "SEGMENT_BYTES", 1024)
+    network = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(5)))
+    model = Model.from_torch(network.eval(), torch.zeros(2, 32))
+    layer, saved = 4 * 32**2, 5 * 4 * 8 * 32
+    found = plan(model, CLUSTER, 8, optimizer="sgd")["fsdp"]
+    # Half of each parameter and gradient; of one layer the whole, its gradient, and the whole of the next.
+    assert found.memory_bytes == 5 * layer * 2 / 2 + 3 * layer + saved / 2

@@ -14,7 +14,7 @@ from torch import nn
 from archipel import Model, training
 from archipel.training import StepRunner, losses, optimizers, schedules, transforms
 from archipel.training.cloud.graphs.torch_module import TorchModule
-from tests.training.cloud.step_networks import NETWORKS, Network
+from tests.training.cloud.programs.step_networks import NETWORKS, Network
 
 STEPS = 10
 
