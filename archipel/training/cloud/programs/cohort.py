@@ -94,7 +94,7 @@ class Cohort:
             raise TrainingError(f"cohort: {refusal}") from None
         self._bundle, self._schedule, self._most = bundle, schedule, lanes
         names = [*(phase.program for phase in schedule), self._finish, *([self._begin] if self._begin else [])]
-        # In one phase all that are left have made as many steps. Where it begins, clients with more data have made more.
+        # Those that are left in the first phase have made as many steps; a later one begins at different numbers.
         self._own_steps = len(schedule) > 1
         self._programs = {
             name: LaneProgram(bundle, name, self._device, threads, self._own_steps) for name in dict.fromkeys(names)
