@@ -88,7 +88,7 @@ def run(
         bundle=bundle.digest, population=len(clients), examples=examples, settings=settings, engine="", rows=[]
     )
     found = None if where is None else load(where, record)
-    course = Rounds(bundle, len(clients), settings, None if found is None else found[1])
+    course = Rounds(bundle, len(clients), settings, None if found is None else found[1], clients)
     standing = course.standing
     record.rows = standing.rows
     with ExitStack() as stack:

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from archipel import strategies
 from archipel.bundle import Bundle
-from archipel.errors import PolicyError
+from archipel.client.downloads.origins import check_broadcast
+from archipel.errors import PolicyError, ProvenanceError
 from archipel.lite_runtime import Runtime
+from archipel.protocol.provenance import check_distance
 from archipel.protocol.vector import DecodedSum, Layout
 from tests.strategies.test_rounds import stepped
 from tests.support.simulation import SIZES, Tensors, assert_same, averaged, batches, clients, dense, gradients
@@ -233,3 +235,32 @@ def test_the_squared_norm_of_a_short_update_survives_rounding(make: Make) -> Non
     found = float(total.values["fedexp/square_norm"]) + float(total.values["fedexp/square_norm_rest"])
     assert float(total.values["fedexp/square_norm"]) == 0
     assert found == pytest.approx(expected, rel=0.01)
+
+
+# --- what devices see ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*ADAPTIVE, "fedavgm", "fedexp"])
+def test_devices_get_none_of_the_servers_state(make: Make, name: str) -> None:
+    """Its bound is of no use to them, so a server that sends moments is refused, however many rounds it claims."""
+    strategy, bundle = strategies.get(name), make(name)
+    task = simulate_rounds(bundle, clients())
+    assert strategy.broadcast(task.server_state) == {}
+    check_broadcast(bundle, {}, rounds=3)
+    with pytest.raises(ProvenanceError, match="broadcast"):
+        check_broadcast(bundle, {"momentum/head.bias": np.zeros(3, np.float32)}, rounds=3)
+
+
+@pytest.mark.parametrize("name", [*ADAPTIVE, "fedavgm", "fedexp"])
+def test_devices_accept_honest_versions_and_no_longer_steps(make: Make, name: str) -> None:
+    """What `Origins` computes of the signed manifest and of the log's hyperparameters, without the log."""
+    strategy, bundle = strategies.get(name), make(name, strategy_options={"clip": 0.5})
+    given = {**strategy.server_hyperparameters, **({"tau": 0.5} if name in ADAPTIVE else {})}
+    start = bundle.parameters()
+    task = simulate_rounds(bundle, clients(), server=given)
+    bound = 3 * strategy.step_bound(bundle.manifest, given, 4).parameters
+    check_distance("weights", task.parameters, start, bound, 3)
+    direction = {key: np.ones_like(value) / np.sqrt(SIZE) for key, value in start.items()}
+    far = {key: (value + 1.01 * bound * direction[key]).astype(np.float32) for key, value in start.items()}
+    with pytest.raises(ProvenanceError, match="3 rounds can move them by"):
+        check_distance("weights", far, start, bound, 3)
