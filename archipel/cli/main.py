@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 from difflib import get_close_matches
 from typing import NoReturn
@@ -38,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "round": ("federation.round:round", "Show who took part in a task's rounds, and the results."),
     "run": ("devices.run:run", "Predict with a bundle, or evaluate it, on data in files."),
     "serve": ("operations.serve:serve", "Set up, run, back up and restore a federation server."),
+    "simulate": ("federation.simulate:simulate", "Train a federation on this machine, without a server."),
     "slots": ("devices.slots:slots", "Keep two models on a device: install, test, switch, go back."),
     "task": ("federation.task:task", "Start, watch and stop the tasks of a server."),
     "token": ("operations.token:token", "Make one-time enrolment tokens for devices."),
@@ -54,7 +56,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Data": ("data",),
     "Models": ("train", "plan", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
-    "Federation": ("task", "round", "model", "rollout"),
+    "Federation": ("simulate", "task", "round", "model", "rollout"),
     "Operations": ("serve", "token", "population", "access", "audit"),
 }
 
@@ -120,6 +122,8 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
+        if os.environ.get("RANK", "0") != "0":  # of what torchrun starts, the first process speaks
+            sys.exit(130)
         fail("interrupted", 130)
     except ArchipelError as error:
         fail(str(error))

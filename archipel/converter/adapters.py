@@ -13,30 +13,27 @@ import onnx_ir as ir
 
 from archipel.bundle.roles import Parameter
 from archipel.compression.deploy import evaluate_constants
-from archipel.compression.layer_weights import LayerWeight, layer_weights
+from archipel.compression.layer_weights import layer_weights
+from archipel.converter.adapter_forms import LAYERS, Form, find_form, static
 from archipel.converter.roles import select
 from archipel.errors import ConversionError
 from archipel.graph import Builder, Model
 from archipel.graph.parameters import parameter_names, record_parameters, trainable_names
 from archipel.graph.passes import remove_dead_code
-from archipel.graph.shapes import dims
 from archipel.strategies.device import Adapters
-
-_LAYERS = ("Gemm", "MatMul", "Conv", "ConvTranspose")
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapter of one weight, which counts as a matrix [rows, columns]: some first axes together, then the others.
+    """The adapter of one weight of that `shape`, whose `form` says how it counts as a matrix [rows, columns].
 
-    A (`a`) reads the layer's input, B (`b`) makes its output. With `outputs_first` the rows are the outputs, and the
-    change is B A with B [rows, rank] and A [rank, columns]. Else it is A B with A [rows, rank] and B [rank, columns].
+    A (`a`) reads the layer's input, B (`b`) makes its output. Where the rows are the outputs, the change is B A with B
+    [rows, rank] and A [rank, columns]. Else it is A B with A [rows, rank] and B [rank, columns].
     """
 
     weight: str
     shape: tuple[int, ...]
-    matrix: tuple[int, int]
-    outputs_first: bool
+    form: Form
     rank: int
     scale: float
 
@@ -49,25 +46,33 @@ class Adapter:
         return f"{self.weight}.lora_b"
 
     @property
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        """The shapes of A and B, by name."""
-        left, right = (self.matrix[0], self.rank), (self.rank, self.matrix[1])
-        return {self.a: right, self.b: left} if self.outputs_first else {self.a: left, self.b: right}
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of A and B, by name; a stack of matrices has a stack of each."""
+        *stack, rows, columns = self.form.matrix
+        left, right = (*stack, rows, self.rank), (*stack, self.rank, columns)
+        return {self.a: right, self.b: left} if self.form.outputs_first else {self.a: left, self.b: right}
 
     def initial(self, seed: int) -> dict[str, np.ndarray]:
-        """The first values: A uniform within 1 / sqrt(fan in), as PyTorch's linear layers, B zero, so no change yet."""
-        rows, columns = self.shapes[self.a]
-        bound = 1.0 / math.sqrt(columns if self.outputs_first else rows)
+        """The first values, with which nothing changes yet.
+
+        A of a layer is uniform within 1 / sqrt(fan in), as PyTorch's linear layers, and B zero. Of an embedding, A is
+        zero and B normal, as in the paper's own code: so training moves the rows of the tokens that occur, no others.
+        """
         # By the weight's name: adapters differ from each other, but do not depend on which others there are.
         generator = np.random.default_rng([seed, zlib.crc32(self.weight.encode())])
-        first = generator.uniform(-bound, bound, (rows, columns)).astype(np.float32)
-        return {self.a: first, self.b: np.zeros(self.shapes[self.b], np.float32)}
+        shapes = self.shapes
+        if self.form.lookup:
+            drawn = generator.standard_normal(shapes[self.b]).astype(np.float32)
+            return {self.a: np.zeros(shapes[self.a], np.float32), self.b: drawn}
+        bound = 1.0 / math.sqrt(shapes[self.a][-1 if self.form.outputs_first else -2])
+        first = generator.uniform(-bound, bound, shapes[self.a]).astype(np.float32)
+        return {self.a: first, self.b: np.zeros(shapes[self.b], np.float32)}
 
     def merge(self, op: Builder, weight: ir.Value, values: Mapping[str, ir.Value]) -> ir.Value:
         """Emit the weight with its change, in the weight's shape; `values` are A and B by name."""
-        left, right = (self.b, self.a) if self.outputs_first else (self.a, self.b)
+        left, right = (self.b, self.a) if self.form.outputs_first else (self.a, self.b)
         change = op.MatMul(values[left], values[right])
-        if self.shape != self.matrix:  # a kernel, with its spatial axes among the rows or columns
+        if self.shape != self.form.matrix:  # a kernel, with its spatial axes among the rows or columns
             change = op.Reshape(change, list(self.shape))
         return op.Add(weight, change if self.scale == 1.0 else op.Mul(change, self.scale))
 
@@ -100,20 +105,18 @@ def adapt(model: Model, options: Adapters, trainable: str | Sequence[str], strat
     weights = {weight.name: weight for weight in layer_weights(model)}
     adapters = []
     for name in select(names, options.targets, strategy, "targets"):
-        weight = weights.get(name)
-        # A pattern like "*" also matches biases and embeddings: they get no adapter, and so do not train.
-        if weight is None or name in full or weight.content.dtype != np.float32:
+        value = model.ir.graph.initializers[name]
+        # A pattern like "*" also matches biases and scales: they get no adapter, and so do not train.
+        if name in full or value.dtype != ir.DataType.FLOAT:
             continue
-        form = _matrix_form(weight)
+        form = find_form(value, weights.get(name))
         if form is not None:
-            matrix, outputs_first = form
             # A higher rank than the matrix has adds nothing. The scale stays alpha / (the rank that was asked for).
-            rank = min(options.rank, *matrix)
-            scale = options.alpha / options.rank
-            adapters.append(Adapter(name, weight.content.shape, matrix, outputs_first, rank, scale))
+            rank = min(options.rank, *form.matrix[-2:])
+            adapters.append(Adapter(name, static(value), form, rank, options.alpha / options.rank))
     if not adapters:
         raise ConversionError(
-            f"strategy {strategy!r}: targets {list(options.targets)} match no float32 weight of {', '.join(_LAYERS)}; "
+            f"strategy {strategy!r}: targets {list(options.targets)} match no float32 weight of {', '.join(LAYERS)}; "
             f"the trainable tensors are {', '.join(names)}"
         )
     result = model.copy()
@@ -146,28 +149,6 @@ def merge_into(refresh: Model, adapters: Sequence[Adapter], base: Mapping[str, n
                 ports[name] = Parameter(name=name, tensor=name, dtype="float32", shape=shape)
     inputs = tuple(ports[value.name or ""] for value in graph.inputs)
     return Model(refresh.ir, signature=msgspec.structs.replace(signature, inputs=inputs), initial=initial)
-
-
-def _matrix_form(weight: LayerWeight) -> tuple[tuple[int, int], bool] | None:
-    """The weight as a matrix [rows, columns], and whether its rows are the outputs, by the first layer that uses it.
-
-    Conv has [outputs, inputs, ...], ConvTranspose [inputs, outputs, ...]; Gemm by transB; MatMul [inputs, outputs]; a
-    Transpose or Reshape in front of the layer moves these axes. None where no layer uses it so.
-    """
-    shape = weight.content.shape
-    for reader in weight.readers:
-        read = reader.node.inputs[1]
-        if reader.slot != 1 or reader.node.op_type not in _LAYERS or read is None:
-            continue
-        if reader.node.op_type in ("Gemm", "MatMul") and len(dims(read)) != 2:
-            continue  # a stack of matrices, each with inputs and outputs of its own
-        if reader.outputs == 0:
-            return (shape[0], math.prod(shape[1:])), True
-        if reader.outputs == len(shape) - 1:
-            return (math.prod(shape[:-1]), shape[-1]), False
-        if reader.axis == 0:
-            return (shape[0], math.prod(shape[1:])), False
-    return None
 
 
 def _insert(model: Model, adapter: Adapter, seed: int) -> None:

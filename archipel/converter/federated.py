@@ -104,9 +104,14 @@ def train_programs(
 
 
 def schedule(half: DeviceHalf, epochs: int, batch_size: int) -> tuple[Phase, ...]:
-    """A phase for each part: its own number of epochs, or `epochs`."""
+    """A phase for each part: its own number of epochs or steps, or `epochs`."""
     return tuple(
-        Phase(program=part.program, epochs=epochs if part.epochs is None else part.epochs, batch_size=batch_size)
+        Phase(
+            program=part.program,
+            batch_size=batch_size,
+            steps=part.steps,
+            epochs=None if part.steps is not None else epochs if part.epochs is None else part.epochs,
+        )
         for part in half.parts
     )
 

@@ -6,10 +6,12 @@ from archipel.datasets.batches import Batches
 from archipel.datasets.checks import checked
 from archipel.datasets.dataset import ArrayDataset, Dataset, Field, Stream, Subset
 from archipel.datasets.holding_out import hold_out
+from archipel.datasets.label_partitions import split_labels, split_shards
 from archipel.datasets.labelled import Labelled, LabelledSplits
 from archipel.datasets.masked_tokens import MaskedTokens, masked_text_splits
 from archipel.datasets.opening import as_dataset, open_file
 from archipel.datasets.partitions import split_by, split_dirichlet, split_iid
+from archipel.datasets.parts_summary import PartsSummary, describe_parts
 from archipel.datasets.published.cifar10 import cifar10
 from archipel.datasets.published.digits import DigitsByWriter
 from archipel.datasets.published.digits_file import digits_by_writer
@@ -25,6 +27,8 @@ from archipel.datasets.readers.images import open_images
 from archipel.datasets.readers.parquet import open_parquet
 from archipel.datasets.readers.records import write_records
 from archipel.datasets.readers.text import open_lines, open_text
+from archipel.datasets.reading import read_arrays
+from archipel.datasets.skewed_partitions import shift_by_noise, split_power_law, split_sizes, split_sorted
 from archipel.datasets.splits import WriterSplit, split_own_digits, split_writers
 from archipel.datasets.summary import Summary, summarize
 from archipel.datasets.text_splits import TextSplits, text_splits
@@ -42,6 +46,7 @@ __all__ = [
     "Labelled",
     "LabelledSplits",
     "MaskedTokens",
+    "PartsSummary",
     "SceneSplits",
     "Scenes",
     "Stream",
@@ -52,6 +57,7 @@ __all__ = [
     "as_dataset",
     "checked",
     "cifar10",
+    "describe_parts",
     "digits_and_clothes",
     "digits_by_writer",
     "ecg_beats",
@@ -70,10 +76,17 @@ __all__ = [
     "open_lines",
     "open_parquet",
     "open_text",
+    "read_arrays",
+    "shift_by_noise",
     "split_by",
     "split_dirichlet",
     "split_iid",
+    "split_labels",
     "split_own_digits",
+    "split_power_law",
+    "split_shards",
+    "split_sizes",
+    "split_sorted",
     "split_writers",
     "summarize",
     "text_splits",

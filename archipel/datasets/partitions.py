@@ -14,7 +14,7 @@ def split_iid(count: int, devices: int, *, seed: int = 0) -> list[np.ndarray]:
 
     Returns an array of ascending indices, int64, for each device. Raises DatasetError for fewer examples than devices.
     """
-    _check(count, devices)
+    check_count(count, devices)
     order = np.random.default_rng(seed).permutation(count)
     return [np.sort(part) for part in np.array_split(order, devices)]
 
@@ -37,7 +37,7 @@ def split_dirichlet(labels: np.ndarray, devices: int, *, alpha: float, seed: int
         raise DatasetError(f"dirichlet: expected one whole number a label, got {labels.dtype}{list(labels.shape)}")
     if not alpha > 0 or not np.isfinite(alpha):
         raise DatasetError(f"dirichlet: alpha must be above 0, got {alpha}")
-    _check(len(labels), devices)
+    check_count(len(labels), devices)
     rng = np.random.default_rng(seed)
     of_label = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     for _ in range(_TRIES):
@@ -82,6 +82,7 @@ def split_by(groups: np.ndarray, devices: int, *, seed: int = 0) -> list[np.ndar
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def _check(count: int, devices: int) -> None:
+def check_count(count: int, devices: int) -> None:
+    """Raises DatasetError for fewer examples than devices."""
     if devices < 1 or count < devices:
         raise DatasetError(f"{count} examples are too few for {devices} devices; choose fewer devices")

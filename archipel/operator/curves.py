@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from archipel.durable import write_durably
@@ -39,13 +39,30 @@ def write_csv(rounds: Sequence[RoundMetrics], file: Path) -> None:
 
 
 def plot(rounds: Sequence[RoundMetrics], file: Path) -> None:
-    """A picture (PNG, SVG or PDF, by the name of `file`) with the losses above and the other metrics below.
+    """A picture of `curves`, see `draw`.
 
     Raises ClientError for another suffix, or where no round has a metric; MissingExtraError without matplotlib.
     """
+    check_plot_name(file)
+    draw(_checked(rounds), file)
+
+
+def check_plot_name(file: Path) -> None:
+    """Raise ClientError for a name of a plot that says no kind of picture."""
     if file.suffix.lower() not in PLOT_SUFFIXES:
         raise ClientError(f"{file}: the name of a plot must end in one of {', '.join(PLOT_SUFFIXES)}")
-    found = _checked(rounds)
+
+
+def draw(found: Mapping[str, Sequence[tuple[int, float]]], file: Path) -> None:
+    """A picture (PNG, SVG or PDF, by the name of `file`) with the losses above and the other metrics below.
+
+    Arguments:
+        found: points (number of the round, value) by the curve's name.
+        file: is replaced.
+
+    Raises ClientError for another suffix, MissingExtraError without matplotlib.
+    """
+    check_plot_name(file)
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.bundle import Bundle
-from archipel.errors import MissingExtraError
+from archipel.errors import MissingExtraError, SimulationError
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.work import Report
 
@@ -65,18 +65,60 @@ class Result:
             "seconds": np.array([row.seconds for row in self.history], np.float64),
             "step": np.array([row.step for row in self.history], np.float64),
         }
+        if any(row.time for row in self.history):
+            columns["time"] = np.array([row.time for row in self.history], np.float64)
+            columns["bytes down"] = np.array([row.bytes_down for row in self.history], np.int64)
+            columns["bytes up"] = np.array([row.bytes_up for row in self.history], np.int64)
+            columns["stale"] = np.array([row.stale for row in self.history], np.float64)
         for name in names:
             columns[name] = np.array([row.metrics.get(name, np.nan) for row in self.history])
         for name in tested:
             columns[f"test {name}"] = np.array([row.tested.get(name, np.nan) for row in self.history])
         return columns
 
+    def client_table(self) -> dict[str, NDArray[Any]]:
+        """What each client that was drawn did, by column, `[clients]` each; a loss that is not known is NaN."""
+        rows = [self.clients[number] for number in sorted(self.clients)]
+        columns: dict[str, NDArray[Any]] = {
+            name: np.array([getattr(row, name) for row in rows], np.int64)
+            for name in ("client", "examples", "drawn", "counted")
+        }
+        columns["loss"] = np.array([np.nan if row.loss is None else row.loss for row in rows], np.float64)
+        return columns
+
+    def plot(self, path: Path | str) -> None:
+        """Draw the metrics over the rounds: losses above, the others below; of the test data as `test NAME`.
+
+        Arguments:
+            path: a .png, .svg or .pdf, which is replaced.
+
+        Raises ClientError for another name, MissingExtraError without `archipel[curves]`, SimulationError where no
+        round has a metric.
+        """
+        from archipel.operator.curves import draw
+
+        points: dict[str, list[tuple[int, float]]] = {}
+        for row in self.history:
+            tested = {f"test {name}": value for name, value in row.tested.items()}
+            for name, value in {**row.metrics, **tested}.items():
+                points.setdefault(name, []).append((row.number, value))
+        if not points:
+            raise SimulationError(
+                "no curves: no round has metrics; give `test` data, or a bundle that was converted with a loss_range"
+            )
+        draw(points, Path(path))
+
     def to_parquet(self, path: Path | str) -> None:
-        """Write the history. Raises MissingExtraError without `archipel[data]`."""
+        """Write the history, and into NAME-clients.parquet beside NAME.parquet a row for each client that was drawn.
+
+        Raises MissingExtraError without `archipel[data]`.
+        """
         try:
             import pyarrow as pa
             import pyarrow.parquet as pq
         except ModuleNotFoundError:
             raise MissingExtraError("pyarrow", "data") from None
         columns = {**self.table(), "failed": np.array([row.failed for row in self.history], object)}
+        path = Path(path)
         pq.write_table(pa.table(columns), path)
+        pq.write_table(pa.table(self.client_table()), path.with_name(f"{path.stem}-clients{path.suffix}"))

@@ -19,7 +19,7 @@ from archipel.lite_runtime import Runtime
 from archipel.protocol.measures import measured
 from archipel.protocol.uploads import upload_program
 from archipel.simulation.choosing import AT_ONCE, ClientAxis, choose_client_axis
-from archipel.simulation.clients import Clients
+from archipel.simulation.clients import Clients, fingerprint
 from archipel.simulation.lanes import Lanes
 from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.result import Result
@@ -45,7 +45,8 @@ class RunOptions:
         threads: of each process, inside one operator.
         folder: keeps where the run stands; a run with the same folder goes on from there.
         test_every: the model is measured every so many rounds, and after the last one.
-        on_round: called after every round, with its row.
+        on_round: called after every round, with its row; if it returns False, the run ends there, and a run with the
+            same folder goes on.
     """
 
     workers: int = 1
@@ -82,9 +83,12 @@ def run(
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise SimulationError(f"rounds: {rounds!r} is not a whole number of 1 or more")
     where = None if options.folder is None else Path(options.folder)
-    record = Record(bundle=bundle.digest, population=len(clients), settings=settings, engine="", rows=[])
+    examples = "" if where is None else fingerprint(clients)
+    record = Record(
+        bundle=bundle.digest, population=len(clients), examples=examples, settings=settings, engine="", rows=[]
+    )
     found = None if where is None else load(where, record)
-    course = Rounds(bundle, len(clients), settings, None if found is None else found[1])
+    course = Rounds(bundle, len(clients), settings, None if found is None else found[1], clients)
     standing = course.standing
     record.rows = standing.rows
     with ExitStack() as stack:
@@ -106,12 +110,13 @@ def run(
             last = row.number == rounds
             if measure is not None and (last or row.number % options.test_every == 0):
                 row.tested = measure(standing.parameters)
-            if where is not None and (last or time.monotonic() - last_save > SAVE_SECONDS):
+            ends = options.on_round is not None and options.on_round(row) is False
+            if where is not None and (last or ends or time.monotonic() - last_save > SAVE_SECONDS):
                 record.clients = list(result.clients.values())
                 save(where, record, standing)
                 saved, last_save = row.number, time.monotonic()
-            if options.on_round is not None:
-                options.on_round(row)
+            if ends:
+                break
         result.parameters = standing.parameters
     return result
 

@@ -18,11 +18,14 @@ from archipel.converter import Signing, Training, convert
 from archipel.errors import SimulationError
 from archipel.graph import Model
 from archipel.lite_runtime.training.driver import data_ports
+from archipel.protocol.operator.tasks import Mode
 from archipel.simulation.choosing import ClientAxis
 from archipel.simulation.clients import Clients, as_clients
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, RoundSettings
 from archipel.simulation.running import RunOptions, Test, run
+from archipel.simulation.system import Pacing, System
+from archipel.simulation.system.traces import with_devices
 from archipel.training import losses, optimizers
 from archipel.training.losses import Loss
 from archipel.training.optimizers import Optimizer
@@ -40,12 +43,15 @@ def simulate(
     epochs: int = 1,
     batch_size: int = 16,
     strategy_options: Mapping[str, object] | None = None,
+    training: Training | None = None,
     hyperparameters: Mapping[str, float] | None = None,
     test: Test | None = None,
     test_every: int = 1,
     seed: int = 0,
     privacy: str = "secure",
     dropout: float = 0.0,
+    mode: Mode | Pacing = "semi-synchronous",
+    system: System | None = None,
     workers: int = 1,
     client_axis: ClientAxis = "auto",
     threads: int = 1,
@@ -65,6 +71,8 @@ def simulate(
         optimizer: one of training.optimizers; None: SGD with a learning rate of 0.1.
         epochs, batch_size: of a device's training in a round.
         strategy_options: of the strategy's device half (docs/strategies.md).
+        training: how devices train, in place of `loss`, `optimizer`, `epochs`, `batch_size`, `strategy` and its
+            options; it has more settings, such as which parameters are trained.
         hyperparameters: by name, as a task has them: of the programs, such as "lr", and of the server's half, such as
             "server_lr".
         test: examples on which the model is measured every `test_every` rounds and after the last one: a tuple (inputs,
@@ -74,6 +82,10 @@ def simulate(
         privacy: "secure" adds up the whole numbers that secure rounds add up (without masks, which cancel), "plain"
             floating point.
         dropout: the share of drawn devices, 0 to below 1, that leave before their update counts.
+        mode: when a round takes its updates, as a task's; a Pacing has goal, deadlines and the like as well. It needs
+            a `system`.
+        system: speeds, networks and hours of the devices; then a virtual clock times the rounds, and a round's row has
+            `time`, bytes and staleness. Without it a round has no duration.
         workers, client_axis, threads, folder, on_round: how it runs, see RunOptions.
 
     Raises SimulationError, ConversionError, TrainingError, ProtocolError.
@@ -88,6 +100,9 @@ def simulate(
         raise SimulationError(f"dropout: {dropout} is not from 0 to below 1")
     if privacy not in ("secure", "plain"):
         raise SimulationError(f"privacy: {privacy!r} is not 'secure' or 'plain'")
+    pacing = mode if isinstance(mode, Pacing) else Pacing(mode=mode)
+    if system is None and pacing != Pacing():
+        raise SimulationError("mode: needs a system, whose clock says who comes first; give system=System()")
     options = RunOptions(
         workers=workers, client_axis=client_axis, threads=threads, folder=folder, test_every=test_every,
         on_round=on_round,
@@ -96,7 +111,7 @@ def simulate(
     if isinstance(model, Bundle):
         bundle = model
     else:
-        training = Training(
+        training = training or Training(
             loss if loss is not None else losses.cross_entropy(),
             optimizer if optimizer is not None else optimizers.sgd(lr=0.1),
             strategy=strategy,
@@ -109,7 +124,8 @@ def simulate(
     devices = as_clients(clients, [port.name for port in data_ports(bundle, bundle.manifest.schedule)])
     settings = RoundSettings(
         cohort=len(devices) if cohort is None else cohort, seed=seed, privacy=privacy, dropout=dropout,
-        hyperparameters=dict(hyperparameters or {}),
+        hyperparameters=dict(hyperparameters or {}), pacing=pacing,
+        system=None if system is None else with_devices(system),
     )  # fmt: skip
     result = run(bundle, devices, settings, rounds, test, options)
     if scratch is not None:

@@ -55,7 +55,7 @@ class ClipExamples:
 
 @dataclass(frozen=True)
 class Adapters:
-    """Low-rank adapters on the weights of Gemm, MatMul and Conv that match `targets`.
+    """Low-rank adapters on the weights of Gemm, MatMul, Conv and embeddings that match `targets`.
 
     A weight is W + alpha / rank * B A; only A and B, and tensors that match `full`, are parameters. `seed` is that of
     A's first values.
@@ -73,12 +73,14 @@ class Part:
     """One phase of the local round, and its train program.
 
     `trains`: "all" tensors, the "shared" ones, the "personal" ones, or "copies" of all parameters that stay on the
-    device. `epochs` None: the number that `convert` got. `terms` are added to the gradient.
+    device. It takes `epochs`, or `steps` of a batch each; both None: the epochs that `convert` got. `terms` are added
+    to the gradient.
     """
 
     program: str = "train"
     trains: Literal["all", "shared", "personal", "copies"] = "all"
     epochs: int | None = None
+    steps: int | None = None
     terms: tuple[Pull | Correction | ClipExamples, ...] = ()
 
 

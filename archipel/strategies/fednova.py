@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archipel.bundle import Manifest, Program
-from archipel.bundle.roles import Count, Update
+from archipel.bundle.roles import Update
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
 from archipel.strategies.clipping import choose_clip
@@ -24,6 +24,7 @@ from archipel.strategies.finish import (
     add_constants,
     add_delta,
     add_examples,
+    add_gradient_weights,
     add_square,
     add_weight,
     report_limits,
@@ -88,7 +89,7 @@ def _finish(options: Upload, cap: int) -> MakeProgram:
         upload = choose_clip(options, local, share=_SHARE)
         graph = ProgramGraph("finish", upload.strategy)
         add_constants(graph, upload)
-        steps = _gradient_weights(graph, local.momentum, cap)
+        steps = _capped_weights(graph, local.momentum, cap)
         # The quotient is clipped, not the delta: the server multiplies the mean quotient with the mean of a.
         squares = []
         for name in local.parameters:
@@ -115,18 +116,9 @@ def _finish(options: Upload, cap: int) -> MakeProgram:
     return make
 
 
-def _gradient_weights(graph: ProgramGraph, momentum: float, cap: int) -> str:
+def _capped_weights(graph: ProgramGraph, momentum: float, cap: int) -> str:
     """min(a, cap), but at least a tiny number: a device without steps has the delta 0, which it divides by this."""
-    count = graph.input(Count(name=graph.own("count"), dtype="int64", shape=(), of="steps"))
-    value = steps = graph.node("Cast", [count], graph.own("count_float"), to=1)
-    # With momentum m a = (t - m (1 - m^t) / (1 - m)) / (1 - m), see above.
-    if momentum:
-        power = graph.node("Pow", [graph.constant("momentum", momentum), steps], graph.own("power"))
-        decayed = graph.node("Sub", [graph.own("one"), power], graph.own("decayed"))
-        ratio = graph.constant("momentum_ratio", momentum / (1.0 - momentum))
-        lost = graph.node("Mul", [decayed, ratio], graph.own("lost"))
-        kept = graph.node("Sub", [steps, lost], graph.own("kept"))
-        value = graph.node("Mul", [kept, graph.constant("gain", 1.0 / (1.0 - momentum))], graph.own("gradients"))
+    value = add_gradient_weights(graph, momentum)
     capped = graph.node("Min", [value, graph.constant("step_cap", float(cap))], graph.own("capped"))
     return graph.node("Max", [capped, graph.own("tiny")], graph.own("a"))
 

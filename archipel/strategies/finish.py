@@ -103,6 +103,21 @@ def add_weight(graph: ProgramGraph) -> str:
     return graph.node("Div", [capped, graph.own("cap")], graph.own("weight"))
 
 
+def add_gradient_weights(graph: ProgramGraph, momentum: float) -> str:
+    """Add a, the sum of the weights with which t steps of SGD add up their gradients: t, or with momentum m
+    (t - m (1 - m^t) / (1 - m)) / (1 - m), as each gradient moves the parameters in the steps after it too."""
+    count = graph.input(Count(name=graph.own("count"), dtype="int64", shape=(), of="steps"))
+    steps = graph.node("Cast", [count], graph.own("count_float"), to=1)
+    if not momentum:
+        return steps
+    power = graph.node("Pow", [graph.constant("momentum", momentum), steps], graph.own("power"))
+    decayed = graph.node("Sub", [graph.own("one"), power], graph.own("decayed"))
+    ratio = graph.constant("momentum_ratio", momentum / (1.0 - momentum))
+    lost = graph.node("Mul", [decayed, ratio], graph.own("lost"))
+    kept = graph.node("Sub", [steps, lost], graph.own("kept"))
+    return graph.node("Mul", [kept, graph.constant("gain", 1.0 / (1.0 - momentum))], graph.own("gradients"))
+
+
 def upload_deltas(
     graph: ProgramGraph, local: LocalTraining, upload: Upload, factor: str, weighting: Weighting, of: str = "delta"
 ) -> None:

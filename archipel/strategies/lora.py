@@ -1,8 +1,8 @@
 """Federated low-rank adapters (Hu et al. 2022, "LoRA"; averaged as in Zhang et al. 2024, "FedIT").
 
-Device half: weights W of Gemm, MatMul and Conv become W + alpha / rank * B A with W fixed; devices train, send and
-receive only the small A and B. `predict` keeps the plain layers, into whose weights `refresh` merges B A. Server half:
-federated averaging of A and of B, each on its own.
+Device half: weights W of Gemm, MatMul, Conv and embeddings (Gather) become W + alpha / rank * B A with W fixed, however
+W reaches its layer; devices train, send and receive only the small A and B. `predict` keeps the plain layers, into
+whose weights `refresh` merges B A. Server half: federated averaging of A and of B, each on its own.
 """
 
 from __future__ import annotations

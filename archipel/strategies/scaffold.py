@@ -1,7 +1,10 @@
 """SCAFFOLD (Karimireddy et al. 2020, algorithm 1, option II): control variates against client drift.
 
 Device half: `begin` makes the correction c - c_i of every parameter, which each step adds to the gradient; `finish`
-computes c_i+ = c_i - c + (start - end) / (steps * lr). The device uploads the delta, clipped to an L2 norm of `clip`,
+computes c_i+ = c_i - c + (start - end) / (a lr), where a is the number of steps. With momentum, which the paper does
+not have, a is the sum of the weights of all gradients in the steps (`finish.add_gradient_weights`, as in FedNova): with
+the number of steps alone a control variate would be 1 / (1 - momentum) times too long, and the corrections, which the
+momentum adds up as well, would drive the devices apart. The device uploads the delta, clipped to an L2 norm of `clip`,
 and c_i+ - c_i, clipped to `control_clip`. It keeps c_i plus the clipped change, so that c stays the mean of all c_i.
 Server half: parameters + server_lr * mean delta, c + sum of the changes / number of devices.
 """
@@ -15,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archipel.bundle import Manifest, Program
-from archipel.bundle.roles import Broadcast, Count, State, Update
+from archipel.bundle.roles import Broadcast, State, Update
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
 from archipel.strategies.clipping import choose_clip
@@ -33,6 +36,7 @@ from archipel.strategies.finish import (
     add_clip_factor,
     add_constants,
     add_delta,
+    add_gradient_weights,
     add_square,
     report_limits,
     upload_deltas,
@@ -105,7 +109,7 @@ def device(upload: Upload, *, control_clip: float = 10.0, control_range: float |
         begin=_begin(upload.strategy),
         parts=(Part(terms=(Correction(),)),),
         finish=_finish(upload, limit_of_change, span),
-        optimizer="sgd",
+        optimizer="momentum",
     )
 
 
@@ -126,14 +130,14 @@ def _finish(options: Upload, control_clip: float, control_range: float) -> MakeP
         upload = replace(choose_clip(options, local), weighting="uniform")
         graph = ProgramGraph("finish", upload.strategy)
         add_constants(graph, upload)
-        # (end - start) / (steps lr) is minus the mean gradient of the round's steps of plain SGD.
+        # (end - start) / (a lr) is minus a mean of the gradients of the round's steps of SGD.
         distance = _distance(graph, local)
         squares, changes = [], []
         for name in local.parameters:
             moved = add_delta(graph, local, name)
             squares.append(add_square(graph, moved, f"{name}.square"))
             gradient = graph.node("Div", [moved, distance], f"{name}.mean_gradient")
-            # c_i+ - c_i = -c + (start - end) / (steps lr) = -(c + (end - start) / (steps lr))
+            # c_i+ - c_i = -c + (start - end) / (a lr) = -(c + (end - start) / (a lr))
             control, _ = _controls(graph, local, name)
             added = graph.node("Add", [gradient, control], f"{name}.added")
             changes.append(graph.node("Neg", [added], f"{name}.change"))
@@ -174,10 +178,9 @@ def _own_control(name: str, array: np.ndarray, port: str) -> State:
 
 
 def _distance(graph: ProgramGraph, local: LocalTraining) -> str:
-    """Add steps * lr, at least a tiny number: with a rate of 0 the deltas are 0, and so is their quotient."""
+    """Add a lr, at least a tiny number: with a rate of 0 the deltas are 0, and so is their quotient."""
     rate = graph.input(local.hyperparameters["lr"])
-    count = graph.input(Count(name=graph.own("count"), dtype="int64", shape=(), of="steps"))
-    steps = graph.node("Cast", [count], graph.own("steps"), to=1)
+    steps = add_gradient_weights(graph, local.momentum)
     product = graph.node("Mul", [steps, rate], graph.own("distance"))
     return graph.node("Max", [product, graph.own("tiny")], graph.own("distance_above_zero"))
 

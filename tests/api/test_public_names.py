@@ -11,7 +11,7 @@ import pytest
 import archipel
 
 PUBLIC = {
-    "archipel": "Model TrainConfig __version__ compress convert export function get_mode set_mode train",
+    "archipel": "Model TrainConfig __version__ compress convert export function get_mode set_mode simulate train",
     "archipel.autodiff": "FORWARD ForwardContext RULES RuleContext checkpoint clip_gradient differentiate forward_rule "
     "gradient hessian_vector jvp keep_function linearize rule stop_gradient straight_through vjp vmap",
     "archipel.bundle": "Bundle FORMAT_VERSION Limits Lineage MAX_ARCHIVE_BYTES Manifest Phase PrivacyPolicy Program "
@@ -29,11 +29,12 @@ PUBLIC = {
     "archipel.converter": "Analysis Compression Histogram Mean Quantiles Signing Sum Training convert "
     "convert_variants export open_model variant_recipes",
     "archipel.datasets": "ArrayDataset Batches CsvStream Dataset DigitsByWriter EcgBeats Field HarByPerson HarWindows "
-    "Labelled LabelledSplits MaskedTokens SceneSplits Scenes Stream Subset Summary TextSplits "
-    "WriterSplit as_dataset checked cifar10 digits_and_clothes digits_by_writer ecg_beats "
-    "fashion_mnist har_by_person har_windows hold_out masked_text_splits mnist open_arrays "
-    "open_arrow open_audio open_csv open_file open_images open_lines open_parquet open_text split_by "
-    "split_dirichlet split_iid split_own_digits split_writers summarize text_splits write_records",
+    "Labelled LabelledSplits MaskedTokens PartsSummary SceneSplits Scenes Stream Subset Summary TextSplits "
+    "WriterSplit as_dataset checked cifar10 describe_parts digits_and_clothes digits_by_writer ecg_beats "
+    "fashion_mnist har_by_person har_windows hold_out masked_text_splits mnist open_arrays open_arrow "
+    "open_audio open_csv open_file open_images open_lines open_parquet open_text read_arrays "
+    "shift_by_noise split_by split_dirichlet split_iid split_labels split_own_digits split_power_law "
+    "split_shards split_sizes split_sorted split_writers summarize text_splits write_records",
     "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "
@@ -51,6 +52,8 @@ PUBLIC = {
     "Standardize TRANSFORMS Transform chain describe fitted from_settings load_settings put_before to_settings",
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
     "load_settings restore run_coordinator supervise",
+    "archipel.simulation": "ClientRow Clients DrawnClients Federation ListedClients Result RoundRow SplitClients "
+    "load_federation simulate split_clients",
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
     "step_graph transforms",

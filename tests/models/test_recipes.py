@@ -17,8 +17,9 @@ from archipel.cli.main import archipel
 from archipel.graph.model_card import card_of
 from archipel.models import catalogue
 from archipel.models.catalogue import CATALOGUE
+from archipel.training.by_name import make_loss, make_optimizer
 from archipel.training.cloud.config import parse_config
-from archipel.training.cloud.parts import make_augment, make_loss, make_optimizer
+from archipel.training.cloud.parts import make_augment
 
 PATHS = {path.stem: path for path in Path(catalogue.__file__).with_name("recipes").glob("*.toml")}
 RECIPES = sorted(PATHS)

@@ -16,7 +16,7 @@ import archipel
 from archipel.bundle import Bundle
 from archipel.errors import SimulationError
 from archipel.simulation import DrawnClients, running, saved
-from archipel.simulation.draws import draw_cohort, drawn_uniform
+from archipel.simulation.draws import device_seed, draw_cohort, drawn_uniform
 from tests.simulation.test_engines import bundle_of, fields
 
 Make = Callable[..., Bundle]
@@ -43,6 +43,8 @@ def test_draws_depend_on_what_they_are_for() -> None:
     values = [drawn_uniform(purpose, 0, 1, client) for purpose in ("dropout", "speed") for client in range(500)]
     assert len(set(values)) == 1000
     assert 0.45 < float(np.mean(values)) < 0.55
+    seeds = [device_seed(seed, number, client) for seed in (0, 1) for number in (1, 2) for client in range(50)]
+    assert len(set(seeds)) == 200
 
 
 def test_devices_that_drop_out_are_not_in_the_sum(make: Make) -> None:
@@ -106,6 +108,9 @@ def test_a_folder_with_another_run_is_refused(make: Make, tmp_path: Path) -> Non
         archipel.simulate(bundle, fields(), rounds=2, folder=tmp_path, seed=1)
     with pytest.raises(SimulationError, match="has a run with another population"):
         archipel.simulate(bundle, fields()[:3], rounds=2, folder=tmp_path, cohort=3)
+    others = [{**each, "input": each["input"] + 1} for each in fields()]
+    with pytest.raises(SimulationError, match="has a run with another examples"):
+        archipel.simulate(bundle, others, rounds=2, folder=tmp_path)
     (tmp_path / saved.HISTORY).write_text("{")
     with pytest.raises(SimulationError, match="its run cannot be read"):
         archipel.simulate(bundle, fields(), rounds=2, folder=tmp_path)

@@ -70,9 +70,14 @@ def test_fedprox(make: Make) -> None:
     assert_same(task.parameters, w)
 
 
-def test_scaffold(make: Make) -> None:
-    """Karimireddy et al. 2020, algorithm 1, option II, with all clients in every round and a global rate of 1."""
-    task = simulate(make("scaffold", strategy_options={"control_clip": 1000.0}), clients())
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_scaffold(make: Make, momentum: float) -> None:
+    """Karimireddy et al. 2020, algorithm 1, option II, with all clients in every round and a global rate of 1.
+
+    With momentum the change is divided by the sum of the weights with which the gradients are in it, term by term.
+    """
+    optimizer = optimizers.sgd(momentum=momentum, lr=LR)
+    task = simulate(make("scaffold", optimizer=optimizer, strategy_options={"control_clip": 1000.0}), clients())
     module = dense()
     x_ = tensors(module)
     c = {name: torch.zeros_like(value) for name, value in x_.items()}
@@ -81,11 +86,14 @@ def test_scaffold(make: Make) -> None:
         moves, changes = [], []
         for i, (x, y) in enumerate(clients()):
             y_i, steps = x_, 0
+            velocity = {name: torch.zeros_like(value) for name, value in x_.items()}
             for rows in batches(len(x), number, i):
                 g = gradients(module, y_i, x[rows], y[rows])
-                y_i = stepped(y_i, {name: g[name] - own[i][name] + c[name] for name in g})
+                velocity = {name: momentum * velocity[name] + g[name] - own[i][name] + c[name] for name in g}
+                y_i = stepped(y_i, velocity)
                 steps += 1
-            new = {name: own[i][name] - c[name] + (x_[name] - y_i[name]) / (steps * LR) for name in c}
+            weights = sum(momentum**j for k in range(steps) for j in range(steps - k))
+            new = {name: own[i][name] - c[name] + (x_[name] - y_i[name]) / (weights * LR) for name in c}
             moves.append({name: y_i[name] - x_[name] for name in c})
             changes.append({name: new[name] - own[i][name] for name in c})
             own[i] = new
@@ -95,6 +103,78 @@ def test_scaffold(make: Make) -> None:
     assert_same(task.server_state, {f"control/{name}": value for name, value in c.items()})
     for i, device in enumerate(task.devices):
         assert_same(device.state.state, {f"own_control/{name}": value for name, value in own[i].items()})
+
+
+def test_feddyn(make: Make) -> None:
+    """Acar et al. 2021, algorithm 1, all devices in each round: each solves for L - <g, w> + alpha / 2 |w - w_t|^2."""
+    alpha = 0.3
+    task = simulate(make("feddyn", strategy_options={"alpha": alpha}), clients())
+    module = dense()
+    w = tensors(module)
+    h = {name: torch.zeros_like(value) for name, value in w.items()}
+    own = [dict(h) for _ in SIZES]
+    for number in ROUNDS:
+        ends = []
+        for i, (x, y) in enumerate(clients()):
+            end = w
+            for rows in batches(len(x), number, i):
+                g = gradients(module, end, x[rows], y[rows])
+                end = stepped(end, {name: g[name] - own[i][name] + alpha * (end[name] - w[name]) for name in w})
+            own[i] = {name: own[i][name] - alpha * (end[name] - w[name]) for name in w}
+            ends.append(end)
+        h = {name: h[name] - alpha * sum(end[name] - w[name] for end in ends) / 4 for name in w}
+        w = {name: sum(end[name] for end in ends) / 4 - h[name] / alpha for name in w}
+    assert_same(task.parameters, w)
+    for device, g in zip(task.devices, own, strict=True):
+        assert_same(device.state.state, {f"own_gradient/{name}": value for name, value in g.items()})
+
+
+def test_fedsgd(make: Make) -> None:
+    """McMahan et al. 2017: w - lr sum n_k / n grad F_k(w), which is gradient descent on all examples together."""
+    task = simulate(make("fedsgd", batch_size=max(SIZES)), clients())
+    module = dense()
+    w = tensors(module)
+    x, y = (np.concatenate(each) for each in zip(*clients(), strict=True))
+    for _ in ROUNDS:
+        w = stepped(w, gradients(module, w, x, y))
+    assert_same(task.parameters, w)
+
+
+def test_reptile(make: Make) -> None:
+    """Nichol et al. 2018, algorithm 2: phi + eps / n sum (W_i - phi), here with an outer rate of 0.3."""
+    task = simulate(make("reptile"), clients(), server={"server_lr": 0.3})
+    module = dense()
+    w = tensors(module)
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            end = w
+            for rows in batches(len(x), number, client):
+                end = stepped(end, gradients(module, end, x[rows], y[rows]))
+            ends.append(end)
+        w = {name: w[name] + 0.3 * sum(end[name] - w[name] for end in ends) / 4 for name in w}
+    assert_same(task.parameters, w)
+
+
+def test_fedper(make: Make) -> None:
+    """Arivazhagan et al. 2019: head and body take each step together, and the head stays."""
+    task = simulate(make("fedper", strategy_options={"personal": "head.*"}), clients())
+    module = dense()
+    first = tensors(module)
+    body = {name: value for name, value in first.items() if name.startswith("body")}
+    heads = [{name: value for name, value in first.items() if name.startswith("head")} for _ in SIZES]
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            end = {**body, **heads[client]}
+            for rows in batches(len(x), number, client):
+                end = stepped(end, gradients(module, end, x[rows], y[rows]))
+            heads[client] = {name: end[name] for name in heads[client]}
+            ends.append({name: end[name] for name in body})
+        body = averaged(body, ends)
+    assert_same(task.parameters, body)
+    for device, head in zip(task.devices, heads, strict=True):
+        assert_same(device.state.personal, head)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.8])

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 from archipel import strategies
 from archipel.bundle import Bundle
-from archipel.errors import PolicyError
-from archipel.protocol.vector import DecodedSum
+from archipel.client.downloads.origins import check_broadcast
+from archipel.errors import PolicyError, ProvenanceError
+from archipel.lite_runtime import Runtime
+from archipel.protocol.provenance import check_distance
+from archipel.protocol.vector import DecodedSum, Layout
 from tests.strategies.test_rounds import stepped
-from tests.support.simulation import Tensors, assert_same, averaged, batches, clients, dense, gradients
+from tests.support.simulation import SIZES, Tensors, assert_same, averaged, batches, clients, dense, gradients
 from tests.support.simulation import simulate as simulate_rounds
 
 Make = Callable[..., Bundle]
@@ -25,14 +28,17 @@ ADAPTIVE = ["fedadam", "fedyogi", "fedadagrad"]
 
 def mean_delta(w: Tensors, number: int) -> Tensors:
     """The weighted mean of what the clients' SGD changes in a round that begins at w."""
-    module, ends = dense(), []
+    return averaged(w, client_deltas(w, number))
+
+
+def client_deltas(w: Tensors, number: int) -> list[Tensors]:
+    module, found = dense(), []
     for client, (x, y) in enumerate(clients()):
         end = w
         for rows in batches(len(x), number, client):
             end = stepped(end, gradients(module, end, x[rows], y[rows]))
-        ends.append(end)
-    mean = averaged(w, ends)
-    return {name: mean[name] - w[name] for name in w}
+        found.append({name: end[name] - w[name] for name in w})
+    return found
 
 
 def test_fedavgm(make: Make) -> None:
@@ -188,3 +194,73 @@ def test_a_sum_without_weight_leaves_the_moments() -> None:
         moved, following = step(state, DecodedSum({"w": np.ones(3)}, {}, 0.0))
         np.testing.assert_array_equal(moved["w"], start["w"])
         assert following is state
+
+
+# --- extrapolation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+def test_fedexp(make: Make, weighting: str) -> None:
+    """Jhunjhunwala et al. 2023, algorithm 1, with the weighted mean of the squared norms."""
+    epsilon, rate = 1e-4, 0.9
+    options = {"weighting": weighting, "clip": 100.0}
+    task = simulate_rounds(
+        make("fedexp", strategy_options=options), clients(), server={"epsilon": epsilon, "server_lr": rate}
+    )
+    w, factors = tensors_of_start(), []
+    weights = SIZES if weighting == "examples" else (1, 1, 1, 1)
+    for number in range(3):
+        deltas = client_deltas(w, number)
+        squares = [sum(float((d**2).sum()) for d in delta.values()) for delta in deltas]
+        mean = {name: sum(p * d[name] for p, d in zip(weights, deltas)) / sum(weights) for name in w}
+        of_mean = sum(float((d**2).sum()) for d in mean.values())
+        factors.append(sum(p * s for p, s in zip(weights, squares)) / sum(weights) / (2 * (of_mean + epsilon)))
+        w = {name: w[name] + rate * max(1.0, factors[-1]) * mean[name] for name in w}
+    assert max(factors) > 1  # else it would be federated averaging
+    assert_same(task.parameters, w)
+
+
+def test_the_squared_norm_of_a_short_update_survives_rounding(make: Make) -> None:
+    """With a clip so far above that 16 bits round the squares to 0."""
+    bundle = make("fedexp", strategy_options={"clip": 300.0, "bits": 16})
+    layout, device = Layout.of(bundle.program("finish")), Runtime(bundle)
+    sums, expected, start = np.zeros(layout.length, np.uint32), 0.0, bundle.parameters()
+    for client, (x, y) in enumerate(clients()):
+        update = device.local_round(x, y, seed=client, parameters=start)
+        sums += layout.encode(update.arrays, modulus_bits=32, max_cohort=4)
+        square = sum(float(np.square(update.parameters[name] - start[name]).sum()) for name in start)
+        expected += min(len(x), 40) / 40 * square
+    total = layout.decode_sum(sums, cohort=4, modulus_bits=32)
+    layout.check_sum(total, 4)
+    found = float(total.values["fedexp/square_norm"]) + float(total.values["fedexp/square_norm_rest"])
+    assert float(total.values["fedexp/square_norm"]) == 0
+    assert found == pytest.approx(expected, rel=0.01)
+
+
+# --- what devices see ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*ADAPTIVE, "fedavgm", "fedexp"])
+def test_devices_get_none_of_the_servers_state(make: Make, name: str) -> None:
+    """Its bound is of no use to them, so a server that sends moments is refused, however many rounds it claims."""
+    strategy, bundle = strategies.get(name), make(name)
+    task = simulate_rounds(bundle, clients())
+    assert strategy.broadcast(task.server_state) == {}
+    check_broadcast(bundle, {}, rounds=3)
+    with pytest.raises(ProvenanceError, match="broadcast"):
+        check_broadcast(bundle, {"momentum/head.bias": np.zeros(3, np.float32)}, rounds=3)
+
+
+@pytest.mark.parametrize("name", [*ADAPTIVE, "fedavgm", "fedexp"])
+def test_devices_accept_honest_versions_and_no_longer_steps(make: Make, name: str) -> None:
+    """What `Origins` computes of the signed manifest and of the log's hyperparameters, without the log."""
+    strategy, bundle = strategies.get(name), make(name, strategy_options={"clip": 0.5})
+    given = {**strategy.server_hyperparameters, **({"tau": 0.5} if name in ADAPTIVE else {})}
+    start = bundle.parameters()
+    task = simulate_rounds(bundle, clients(), server=given)
+    bound = 3 * strategy.step_bound(bundle.manifest, given, 4).parameters
+    check_distance("weights", task.parameters, start, bound, 3)
+    direction = {key: np.ones_like(value) / np.sqrt(SIZE) for key, value in start.items()}
+    far = {key: (value + 1.01 * bound * direction[key]).astype(np.float32) for key, value in start.items()}
+    with pytest.raises(ProvenanceError, match="3 rounds can move them by"):
+        check_distance("weights", far, start, bound, 3)

@@ -12,16 +12,18 @@ import click
 
 @contextmanager
 def progress_line() -> Iterator[Callable[[str], None]]:
-    """Yield a function that writes one line on stderr anew, ten times a second at most; in a terminal only."""
+    """Yield a function that writes one line on stderr anew, ten times a second at most; in a terminal only.
+
+    An empty text removes the line, so that something else can be printed."""
     shown = 0.0
 
     def show(text: str) -> None:
         nonlocal shown
         now = time.monotonic()
-        if sys.stderr.isatty() and now - shown >= 0.1:
+        if sys.stderr.isatty() and (not text or now - shown >= 0.1):
             shown = now
             # Padded, so that a shorter text leaves nothing of a longer one behind.
-            click.echo(f"\r{text[:76]:<76}", nl=False, err=True)
+            click.echo(f"\r{text[:76]:<76}" + ("" if text else "\r"), nl=False, err=True)
 
     yield show
     if shown:

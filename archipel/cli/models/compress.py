@@ -18,6 +18,7 @@ from archipel.cli.input_output.progress_line import progress_line
 from archipel.cli.input_output.publisher_keys import keys_for_bundles
 from archipel.cli.input_output.sources import learned_weights, open_source
 from archipel.cli.input_output.spelling import rule, spells_options
+from archipel.cli.input_output.stopping import catch_ctrl_c
 from archipel.cli.models.option_groups import (
     DATA_RULES,
     DEFAULT_RECIPE,
@@ -25,7 +26,7 @@ from archipel.cli.models.option_groups import (
     compression_options,
     note_default_recipe,
 )
-from archipel.cli.models.progress import catch_ctrl_c, progress_callback, progress_text, resume_hint
+from archipel.cli.models.progress import progress_callback, progress_text, resume_hint
 from archipel.compression import compress, load_recipe
 from archipel.compression.recipe import PARTS, kind_of
 from archipel.compression.search.point import part_text

@@ -28,6 +28,7 @@ from archipel.server.rounds.durations import measured_deadlines
 from archipel.server.rounds.machine import DEADLINES, Transition, adaptable, deadline, first_phase
 from archipel.server.rounds.weights_log import Log
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
+from archipel.strategies.strategy import no_broadcast
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -222,10 +223,11 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
 
 
 def _store_broadcast(services: Services, task: Task, manifest: Manifest) -> tuple[str | None, int]:
-    state = {}
-    if task.strategy_state is not None:
-        state = services.blobs.read_weights(task.strategy_state)
-    tensors = strategies.get(manifest.strategy).broadcast(state)
+    strategy = strategies.get(manifest.strategy)
+    # A state as large as the model is not read for strategies that send none of it.
+    if task.strategy_state is None or strategy.broadcast is no_broadcast:
+        return None, 0
+    tensors = strategy.broadcast(services.blobs.read_weights(task.strategy_state))
     if not tensors:
         return None, 0
     data = write_weights(tensors)

@@ -69,6 +69,10 @@ class Alone:
         """The sum over the parts of the data."""
         return value
 
+    def most(self, number: int) -> int:
+        """The largest of the whole numbers that the processes give: they decide alike, whoever of them knew."""
+        return number
+
     def weights(self) -> dict[str, torch.Tensor]:
         """Copies of all parameters and buffers, whole; empty in all processes but the first."""
         return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
@@ -142,6 +146,8 @@ class Together(Alone):
         self.module = placed.module
         self.rank, self.world = placed.data_rank, placed.data_world
         self.number, self.processes = dist.get_rank(), dist.get_world_size()
+        # Numbers that decide what comes next are exchanged beside the GPU, which need not be waited for.
+        self._beside = dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else None
 
     def step(self, inputs: Sequence[torch.Tensor], targets: Any, loss: Loss, scale: float, last: bool) -> torch.Tensor:
         return self._placed.step(inputs, targets, loss, scale=scale, last=last)
@@ -154,6 +160,14 @@ class Together(Alone):
 
     def total(self, value: torch.Tensor) -> torch.Tensor:
         return self._placed.total(value)
+
+    def most(self, number: int) -> int:
+        import torch
+        import torch.distributed as dist
+
+        found = torch.tensor(number)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._beside)
+        return int(found)
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: tensor.detach().clone() for name, tensor in self._placed.state_dict().items()}

@@ -19,6 +19,7 @@ from archipel.errors import CheckpointError, GraphError, NonFiniteLossError, Tra
 from archipel.graph.model import Model
 from archipel.graph.parameters import match
 from archipel.mode import get_mode
+from archipel.training.by_name import make_optimizer
 from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.callbacks.loggers import make_loggers
 from archipel.training.cloud.callbacks.standard import Checkpoints, EarlyStopping, OnEpoch, checkpoint_file
@@ -29,7 +30,7 @@ from archipel.training.cloud.execution import Alone, place
 from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.objective.objective import Objective
 from archipel.training.cloud.optimizers import Rates, make_torch_optimizer
-from archipel.training.cloud.parts import describe, make_augment, make_optimizer
+from archipel.training.cloud.parts import describe, make_augment
 from archipel.training.cloud.result import Epoch, TrainResult
 from archipel.training.cloud.trainer import Trainer
 from archipel.training.cloud.validation import Validation
@@ -176,7 +177,10 @@ def _planning(config: TrainConfig) -> dict[str, Any]:
     named = config.optimizer.get("name") if isinstance(config.optimizer, Mapping) else config.optimizer
     # It matters for time and memory alone; most others keep as much as Adam.
     known = named if isinstance(named, str) and named in OPTIMIZERS else "adam"
-    return {"batch_size": config.batch_size, "cluster": config.cluster, "optimizer": known}
+    return {
+        "batch_size": config.batch_size, "cluster": config.cluster, "optimizer": known,
+        "sync_batch_norm": config.sync_batch_norm,
+    }  # fmt: skip
 
 
 def _as_module(model: object) -> nn.Module:

@@ -26,6 +26,7 @@ from archipel.training.cloud.feed import Feed
 from archipel.training.cloud.objective.objective import Batch, Objective, Outputs
 from archipel.training.cloud.optimizers import Rates
 from archipel.training.cloud.parallel.group import told_clearly
+from archipel.training.cloud.parallel.interrupts import noted_interrupts
 from archipel.training.cloud.result import Epoch, TrainResult
 from archipel.training.cloud.validation import Validation
 
@@ -59,7 +60,7 @@ class Trainer:
         made_with: gives the facts that must be equal for another training to go on from the checkpoint.
         execution: how the module computes.
         ema: the averages of the parameters; None without them.
-        stop: set it to end the training after the present batch.
+        stop: set it to end the training after the present batch, in one process for all of them.
 
     Example:
         trainer = training.cloud.prepare(network, (x, y), TrainConfig(optimizer="adamw"), validation=(x_val, y_val))
@@ -100,6 +101,7 @@ class Trainer:
         self.loss_sum, self.loss_weight = self._zeros()
         self.best_weights: dict[str, torch.Tensor] = {}
         self._looked = 0
+        self._interrupted = False
 
     @property
     def rate(self) -> float:
@@ -149,6 +151,9 @@ class Trainer:
 
         Arguments:
             conclude: makes the result, before callbacks are closed.
+
+        Ctrl-C raises KeyboardInterrupt at once. Of several processes, whichever gets it, all end after the present
+        batch, write the checkpoint, and raise it then.
         """
         result: TrainResult | None = None
         failure: BaseException | None = None
@@ -156,11 +161,14 @@ class Trainer:
             try:
                 for callback in self.callbacks:
                     callback.before_training(self)
-                while not self._is_over():
-                    self._run_epoch()
+                with noted_interrupts(self._interrupt) if self.execution.processes > 1 else nullcontext():
+                    while not self._is_over():
+                        self._run_epoch()
             finally:
                 for callback in self.callbacks:
                     callback.after_training(self)
+            if self._interrupted:
+                raise KeyboardInterrupt
             result = None if conclude is None else conclude()
         except BaseException as error:
             failure = error
@@ -222,6 +230,7 @@ class Trainer:
             seen += 1
             for callback in self.callbacks:
                 callback.after_batch(self, loss)
+            self._agree()
             if self.stop:
                 return
             if self.config.steps is not None and self.updates >= self.config.steps:
@@ -250,6 +259,17 @@ class Trainer:
         self.loss_sum, self.loss_weight = self._zeros()
         for callback in self.callbacks:
             callback.after_epoch(self, epoch)
+        self._agree()
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+
+    def _agree(self) -> None:
+        """Stop in all processes if one of them is to stop."""
+        if self.execution.processes > 1:
+            with told_clearly():
+                decided = self.execution.most(2 if self._interrupted else int(self.stop))
+            self._interrupted, self.stop = decided == 2, decided > 0
 
     def _minibatch(self, batch: Arrays) -> torch.Tensor:
         every = self.config.accumulate

@@ -136,3 +136,5 @@ def test_the_list_has_everything(archipel: Command) -> None:
     strategies, _ = archipel("convert", "--list", "strategies")
     assert "Losses" not in strategies
     assert all(f"    {option} " in strategies for option in UPLOAD_OPTIONS)
+    for strategy in registry.STRATEGIES.values():
+        assert all(f"{name}={value:g}" in strategies for name, value in strategy.server_hyperparameters.items())

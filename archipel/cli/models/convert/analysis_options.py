@@ -13,11 +13,11 @@ import msgspec
 
 from archipel.cli.input_output.option_group import option_group
 from archipel.cli.input_output.settings import settings_of
-from archipel.cli.input_output.toml_files import read_toml
 from archipel.converter import Analysis, Histogram, Mean, Quantiles, Sum
 from archipel.converter.options import MAX_EXAMPLES
 from archipel.converter.statistics import AnyStatistic
 from archipel.errors import CommandError
+from archipel.toml_files import read_toml
 
 KINDS: Mapping[str, type[Any]] = {"sum": Sum, "mean": Mean, "histogram": Histogram, "quantiles": Quantiles}
 """What `kind` of a [[statistic]] table can be."""

@@ -16,6 +16,7 @@ from archipel.cli.input_output.progress_line import progress_line
 from archipel.cli.input_output.publisher_keys import read_signing_key, signing_key
 from archipel.cli.input_output.sources import has_bundle, learned_weights, open_source
 from archipel.cli.input_output.spelling import spells_options
+from archipel.cli.input_output.stopping import catch_ctrl_c
 from archipel.cli.models.agreement import AgreementOptions, agreement_options
 from archipel.cli.models.card import card_option, read_card
 from archipel.cli.models.convert.analysis_options import AnalysisOptions, analysis_options
@@ -33,7 +34,7 @@ from archipel.cli.models.option_groups import (
     compression_options,
     note_default_recipe,
 )
-from archipel.cli.models.progress import catch_ctrl_c, progress_callback, resume_hint
+from archipel.cli.models.progress import progress_callback, resume_hint
 from archipel.cli.models.releases import made_text, release_facts
 from archipel.compression import Progress
 from archipel.compression.recipe import check_sets, load_recipe

@@ -26,7 +26,9 @@ def strategies_text() -> str:
         own = [setting for option, setting in strategy_settings(name).items() if option not in UPLOAD_OPTIONS]
         about = sys.modules[strategy.device.__module__].__doc__
         meaning = _paragraph(strategy.device.__doc__, indent=8) if own else []
-        blocks.append("\n".join([name, *_paragraph(about, indent=2), *rows(own), *meaning]))
+        server = ", ".join(f"{key}={value:g}" for key, value in strategy.server_hyperparameters.items())
+        of_tasks = wrapped(f"hyperparameters of a task for the server's half: {server}", 2)
+        blocks.append("\n".join([name, *_paragraph(about, indent=2), *of_tasks, *rows(own), *meaning]))
     every = settings_of(Upload)
     common = rows((every[option] for option in UPLOAD_OPTIONS), meanings(Upload))
     return "\n\n".join(["Strategies, with the options that --strategy-option NAME=VALUE sets", *blocks,

@@ -11,10 +11,10 @@ import msgspec
 from archipel.bundle import PrivacyPolicy
 from archipel.cli.input_output.option_group import option_group
 from archipel.cli.input_output.settings import Setting, read_settings, settings_of
-from archipel.cli.input_output.toml_files import read_toml
 from archipel.converter.request import DEFAULT_PRIVACY
 from archipel.errors import CommandError
 from archipel.protocol import written
+from archipel.toml_files import read_toml
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ import click
 import msgspec
 
 from archipel.cli.input_output.sources import open_source
-from archipel.cli.models.progress import catch_ctrl_c
+from archipel.cli.input_output.stopping import catch_ctrl_c
 from archipel.cli.models.train.card import make_card
 from archipel.cli.models.train.data import Data, read_data
-from archipel.cli.models.train.job import EXAMPLE, Job, check_arguments, load_function, read_job
+from archipel.cli.models.train.job import EXAMPLE, Job, read_job
 from archipel.errors import CommandError, DatasetError, GraphError, TrainingError
+from archipel.models.source import make_network
 
 if TYPE_CHECKING:
     from archipel.training.cloud import Epoch, TrainConfig, Trainer, TrainResult
@@ -79,7 +80,7 @@ def train_command(config: Path, resume: bool, dry_run: bool, settings: tuple[str
 def _run(model: Any, data: Data, config: TrainConfig, file: Path) -> TrainResult:
     from archipel.training.cloud import train as train_network
 
-    hint = f"the checkpoint is in {config.checkpoint}; go on with: archipel train {file} --resume"
+    hint = f"the checkpoint is in {config.checkpoint}; go on with: archipel train {file} --resume" if _speaks() else ""
     with catch_ctrl_c(hint) as check:
         result = train_network(
             model, data.train, config, validation=data.validation, test=data.test,
@@ -116,39 +117,12 @@ def _try(model: Any, data: Data, config: TrainConfig) -> None:
 
 
 def _model(job: Job, seed: int, work: str) -> Any:
-    import archipel.graph  # noqa: F401  (first: its error names the extra that is missing)
-
     kind, name = job.model.source
-    arguments = job.model.arguments
-    if kind == "zoo":
-        from archipel import models
-
-        if name not in models.__all__ or not callable(getattr(models, name)):
-            raise CommandError(f"model.zoo: no network {name!r}; there are {', '.join(models.__all__)}")
-        make = getattr(models, name)
-        arguments = {"seed": seed, **arguments}
-        check_arguments(make, name, arguments, "model.arguments")
-        return make(**arguments)
-    if kind == "python":
-        make = load_function(name, "model.python")
-        check_arguments(make, name, arguments, "model.arguments")
-        return _checked(make(**arguments), name)
-    if arguments:
+    if kind in ("zoo", "python"):
+        return make_network(job.model, seed)
+    if job.model.arguments:
         raise CommandError(f"model.arguments: are for zoo and python; {kind} has none")
     return open_source(Path(name), [Path(key) for key in job.model.key], None, work).model
-
-
-def _checked(made: Any, name: str) -> Any:
-    import torch
-
-    from archipel.graph.model import Model
-
-    if not isinstance(made, Model | torch.nn.Module):
-        raise CommandError(
-            f"model.python: {name} returned {type(made).__qualname__}; it must return a torch.nn.Module or an "
-            "archipel.Model"
-        )
-    return made
 
 
 def _check_folder(folder: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from archipel.cli.models.train.job import DataPart, Job, check_arguments, load_function
+from archipel.cli.models.train.job import DataPart, Job
 from archipel.datasets import Dataset, Stream, open_file
 from archipel.errors import CommandError
+from archipel.user_functions import check_arguments, load_function
 
 PARTS = ("train", "validation", "test")
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
-import sys
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from archipel.cli.input_output.toml_files import read_toml
 from archipel.errors import CommandError
+from archipel.models.source import ModelSource
+from archipel.toml_files import put_setting, read_toml
 
 EXAMPLE = """\
 [model]
@@ -55,28 +51,6 @@ intended_use = "Trying out."
 """
 
 
-class ModelPart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """Where the network comes from: one of `zoo`, `onnx`, `bundle` and `python`."""
-
-    zoo: str | None = None
-    onnx: str | None = None
-    bundle: str | None = None
-    python: str | None = None
-    key: tuple[str, ...] = ()
-    arguments: dict[str, Any] = {}
-
-    @property
-    def source(self) -> tuple[str, str]:
-        """(kind, name)."""
-        given = [(kind, name) for kind in KINDS if (name := getattr(self, kind)) is not None]
-        if len(given) != 1:
-            raise CommandError(f"model: give one of {', '.join(KINDS)}, got {[kind for kind, _ in given] or 'none'}")
-        return given[0]
-
-
-KINDS = ("zoo", "onnx", "bundle", "python")
-
-
 class DataPart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Files, read with the reader's `options`, or a function of `arguments` that returns the training data, or two or
     three data sets: also those for validation and for the test."""
@@ -98,7 +72,7 @@ class OutputPart(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class Job(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A whole file."""
 
-    model: ModelPart
+    model: ModelSource
     data: DataPart
     preprocess: list[dict[str, Any]] = []
     train: dict[str, Any] = {}
@@ -113,7 +87,7 @@ def read_job(file: Path, settings: Sequence[str]) -> Job:
     """
     table = read_toml(file)
     for setting in settings:
-        _set(table, setting)
+        put_setting(table, setting, Job.__struct_fields__, "epochs=3 or model.arguments.classes=4", otherwise="train")
     try:
         job = msgspec.convert(table, Job)
         _ = job.model.source
@@ -128,74 +102,3 @@ def read_job(file: Path, settings: Sequence[str]) -> Job:
     except CommandError as error:
         raise CommandError(f"{file}: {error}; `archipel train --help` has an example") from None
     return job
-
-
-def load_function(name: str, key: str) -> Callable[..., Any]:
-    """A function of the user's, `module:function` or `file.py:function`. It runs the module's code.
-
-    Raises CommandError that names the key.
-    """
-    where, colon, function = name.rpartition(":")
-    if not colon or not where or not function:
-        raise CommandError(f"{key}: expected module:function or file.py:function, got {name!r}")
-    if where.endswith(".py"):
-        path = Path(where)
-        if not path.is_file():
-            raise CommandError(f"{key}: {where}: no such file")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules.setdefault(path.stem, module)  # where dataclasses and pickle look for it
-        spec.loader.exec_module(module)
-    else:
-        try:
-            module = importlib.import_module(where)
-        except ModuleNotFoundError as error:
-            raise CommandError(f"{key}: {error}; give file.py:function for a file") from None
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise CommandError(f"{key}: {where} has no function {function!r}")
-    return found  # type: ignore[no-any-return]
-
-
-def check_arguments(function: Callable[..., Any], name: str, arguments: Mapping[str, Any], key: str) -> None:
-    """Raise CommandError for arguments that the function does not have, and for those that it needs."""
-    try:
-        known = inspect.signature(function).parameters.values()
-    except ValueError:  # some functions in C do not tell
-        return
-    named = [each.name for each in known if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    for argument in arguments:
-        if argument not in named and not any(each.kind is each.VAR_KEYWORD for each in known):
-            raise CommandError(f"{key}.{argument}: {name} has no such argument; it has {', '.join(named) or 'none'}")
-    for each in known:
-        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) or each.default is not each.empty:
-            continue
-        if each.kind is each.POSITIONAL_ONLY:
-            raise CommandError(f"{key.partition('.')[0]}.python: {name} takes {each.name!r} by position; give a "
-                               "function whose arguments have names")  # fmt: skip
-        if each.name not in arguments:
-            raise CommandError(f"{key}: {name} needs {each.name!r}; give it in the table [{key}]")
-
-
-def _set(table: dict[str, Any], setting: str) -> None:
-    key, equals, text = setting.partition("=")
-    parts = key.strip().split(".")
-    if not equals or not all(parts):
-        raise CommandError(f"--set {setting}: expected KEY=VALUE, such as epochs=3 or model.arguments.classes=4")
-    if parts[0] not in Job.__struct_fields__ or parts == ["train"]:
-        parts = ["train", *parts]
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a word without quotation marks, which a shell takes away
-    at = table
-    for part in parts[:-1]:
-        inner = at.setdefault(part, {})
-        if isinstance(inner, str):  # optimizer.lr where the file has optimizer = "adam"
-            inner = at[part] = {"name": inner}
-        if not isinstance(inner, dict):
-            raise CommandError(f"--set {setting}: {part} is no table")
-        at = inner
-    at[parts[-1]] = value

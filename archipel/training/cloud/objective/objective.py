@@ -10,10 +10,10 @@ from archipel.datasets.entry_names import LABELS
 from archipel.errors import TrainingError, one_line
 from archipel.graph.model import Model
 from archipel.training.arguments import number
+from archipel.training.by_name import LOSSES, make_loss
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.device import is_out_of_memory
 from archipel.training.cloud.objective.graph_loss import GraphLoss
-from archipel.training.cloud.parts import LOSSES, make_loss
 
 if TYPE_CHECKING:
     import torch

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from archipel import Model
-from archipel.training.cloud import TorchModule, parallel
+from archipel.training.cloud import Callback, TorchModule, Trainer, parallel
 from tests.training.cloud.parallel.networks import EXAMPLES, batch, network
 from tests.training.cloud.parallel.trainings import Stop, facts, run
 
@@ -102,4 +105,91 @@ def uneven(folder: str) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients, "auto": chosen.name, "told": told}
 
 
-CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {"moved": moved, "in_segments": in_segments, "uneven": uneven}
+class Interrupt(Callback):
+    """Sends Ctrl-C to the second process alone, after its fifth batch."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
+        self.seen = trainer.minibatches
+        if trainer.minibatches == 5 and trainer.execution.number == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupted(folder: str) -> dict[str, Any]:
+    """Where a training ends that one process is to stop, and how it goes on."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell of the tests has set
+    counted, ended = Interrupt(), ""
+    try:
+        run("ddp", "ddp", checkpoint=f"{folder}/interrupted", callbacks=[counted])
+    except KeyboardInterrupt as error:
+        ended = type(error).__name__
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    resumed = run("ddp", "ddp", checkpoint=f"{folder}/interrupted")
+    return {
+        "ended": ended, "seen": counted.seen, "usual": usual, "resumed": facts(resumed),
+        "files": sorted(path.name for path in Path(folder, "interrupted").iterdir()),
+    }  # fmt: skip
+
+
+def normalized_network() -> nn.Module:
+    """Two kinds of batch normalization, of inputs far from 0, where naive sums of squares lose digits."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.BatchNorm2d(1),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 8),
+        nn.BatchNorm1d(8, momentum=None, affine=False),
+        nn.Linear(8, 4),
+    )
+
+
+def normalized_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, labels = batch("cnn")
+    return inputs * torch.linspace(0.5, 2.0, EXAMPLES).reshape(-1, 1, 1, 1) + 50.0, labels
+
+
+def normalized_losses(
+    module: nn.Module, step: Callable[..., torch.Tensor], rows: slice = slice(None)
+) -> dict[str, Any]:
+    """Of four steps with SGD, and the buffers afterwards."""
+    inputs, labels = normalized_batch()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        losses.append(float(step((inputs[rows],), labels[rows])))
+        optimizer.step()
+    return {"losses": losses, "buffers": {name: tensor.tolist() for name, tensor in module.named_buffers()}}
+
+
+def normalized(folder: str) -> dict[str, Any]:
+    """Statistics over both processes, of which one has 10 of 16 examples."""
+    answers = {}
+    for way, of_graph in (("ddp", False), ("fsdp", True)):
+        module = normalized_network()
+        if of_graph:
+            module[6] = nn.BatchNorm1d(8)  # type: ignore[index]
+            module = TorchModule(Model.from_torch(module.eval(), normalized_batch()[0]))
+        placed = parallel.prepare(module.train(), way, sync_batch_norm=True)
+        rows = (slice(10), slice(10, None))[placed.data_rank]
+        share = (10 / 16, 6 / 16)[placed.data_rank]
+        answers[way] = normalized_losses(
+            placed.module,
+            lambda x, y, placed=placed, share=share: placed.step(x, y, functional.cross_entropy, share=share),
+            rows,
+        )
+    return answers
+
+
+CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "moved": moved,
+    "in_segments": in_segments,
+    "uneven": uneven,
+    "interrupted": interrupted,
+    "normalized": normalized,
+}

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from archipel import Model
 from tests.support.ranks import run_ranks
-from tests.training.cloud.parallel.networks import batch, network
+from tests.training.cloud.parallel.cases import SHORT, write_graphs
 from tests.training.cloud.parallel.trainings import Stop, run
 
 HERE = Path(__file__).parent
-# One of each way, and each network.
-SHORT = ["mlp-ddp", "transformer-fsdp", "cnn-pipeline", "cnn-auto-graph"]
-CHECKS = ["moved", "in_segments"]
-
-
-def write_graphs(folder: Path, names: Iterable[str]) -> None:
-    for name in names:
-        Model.from_torch(network(name).eval(), batch(name)[0]).save(folder / f"{name}.onnx")
+CHECKS = ["moved", "in_segments", "interrupted", "normalized"]
 
 
 @pytest.fixture(scope="session")

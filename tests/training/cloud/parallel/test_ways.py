@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from tests.support.ranks import run_ranks
-from tests.training.cloud.parallel.conftest import SHORT, write_graphs
+from tests.training.cloud.parallel.cases import SHORT, write_graphs
 from tests.training.cloud.parallel.networks import batch, network
 
 HERE = Path(__file__).parent

@@ -1,0 +1,201 @@
+"""`archipel simulate`."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from archipel.cli.input_output.progress_line import progress_line
+from archipel.cli.input_output.remote import remote_with
+from archipel.cli.input_output.stopping import catch_ctrl_c
+from archipel.cli.input_output.tables import as_json, show
+from archipel.errors import CommandError
+from archipel.operator import OperatorClient
+from archipel.operator.curves import check_plot_name
+
+if TYPE_CHECKING:
+    from archipel.simulation.federation import Federation
+    from archipel.simulation.result import Result
+    from archipel.simulation.rounds import RoundRow
+
+SHOWN_ROWS = 25
+"""About how many rows of rounds are printed."""
+
+
+class _Command(click.Command):
+    """Shows the example file as it is."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from archipel.simulation.federation import EXAMPLE
+
+        formatter.write_paragraph()
+        formatter.write("A file with everything that is common:\n\n")
+        formatter.write("".join(f"  {line}\n" if line else "\n" for line in EXAMPLE.split("\n")))
+
+
+@click.command(cls=_Command)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
+              help="In place of the file's: --set strategy.mu=0.1 --set partition.alpha=0.3")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1), help="How many rounds in all, in place of the file's.")
+@click.option("--workers", type=click.IntRange(1), help="How many processes, in place of the file's.")
+@click.option("--folder", type=click.Path(path_type=Path),
+              help="Keep here how far the run is, in place of the file's run.folder.")  # fmt: skip
+@click.option(
+    "--plot", "plot_file", type=click.Path(path_type=Path), help="Draw the curves into this .png, .svg, .pdf."
+)
+@click.option("--parquet", type=click.Path(path_type=Path),
+              help="Write a row for each round here, and for each device into NAME-clients.parquet.")  # fmt: skip
+@click.option("--from-task", metavar="ID", help="Do with these data what this task of a server does: its bundle, "
+              "rounds, cohort, privacy, hyperparameters.")  # fmt: skip
+@as_json
+@remote_with("--from-task")
+def simulate(
+    client: OperatorClient | None,
+    file: Path,
+    settings: tuple[str, ...],
+    rounds: int | None,
+    workers: int | None,
+    folder: Path | None,
+    plot_file: Path | None,
+    parquet: Path | None,
+    from_task: str | None,
+    as_json: bool,
+) -> None:
+    """Train the federation of FILE, a TOML file, on this machine: its devices, rounds and sums, without a server.
+
+    \b
+    archipel simulate federation.toml
+    archipel simulate federation.toml --set strategy=scaffold --rounds 100 --workers 4
+    archipel simulate federation.toml --plot curves.png --parquet rounds.parquet
+    archipel simulate federation.toml --from-task ID --rounds 5
+
+    The devices run the graphs that real devices run, and the server's half is that of real rounds, so the numbers are
+    those of a federation with these data. `archipel new` writes such a file, with a model and data.
+
+    With --from-task the file says what the data are and how they are divided; give the publisher's key as
+    `--set 'model.key=["publisher.pub"]'`.
+
+    Ctrl-C ends after the present round; with a folder the same command goes on from there, also after a kill.
+    """
+    if plot_file is not None:
+        check_plot_name(plot_file)
+    from archipel.simulation.federation import load_federation
+
+    given = [*settings, *(f"{key}={value}" for key, value in (("rounds", rounds), ("run.workers", workers)) if value)]
+    if folder is not None:
+        # As a text of TOML, since the folder's name may be anything.
+        given.append(f"run.folder={msgspec.json.encode(str(folder.absolute())).decode()}")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="archipel-simulate-") as scratch:
+        replaced = None
+        if client is not None and from_task is not None:
+            replaced = _task(client, from_task, load_federation(file, given), Path(scratch))
+        result = _run(load_federation(file, given, replaced), file, as_json)
+    if plot_file is not None:
+        result.plot(plot_file)
+    if parquet is not None:
+        result.to_parquet(parquet)
+    show(_Summary.of(result), as_json, _last_lines(result, time.monotonic() - started, [plot_file, parquet]))
+
+
+def _task(client: OperatorClient, task_id: str, federation: Federation, folder: Path) -> dict[str, object]:
+    """What is replaced in the file for a task of the server, whose bundle is written into the folder."""
+    task = client.tasks.get(task_id)
+    if task.kind != "training" or task.mode == "asynchronous":
+        raise CommandError(
+            f"task {task.name!r} is {task.mode}, of kind {task.kind}; only trainings in rounds are simulated"
+        )
+    bundle = folder / "task.bundle"
+    bundle.write_bytes(client.bundles.download(task.bundle))
+    return federation.replaced_by(task, bundle)
+
+
+class _Summary(msgspec.Struct, kw_only=True):
+    """What --json prints."""
+
+    rounds: list[RoundRow]
+    tested: dict[str, float]
+    engine: str
+
+    @classmethod
+    def of(cls, result: Result) -> _Summary:
+        return cls(rounds=result.history, tested=result.history[-1].tested, engine=result.engine)
+
+
+def _run(federation: Federation, file: Path, quiet: bool) -> Result:
+    prepared = federation.prepare()
+    folder, total = federation.folder, federation.settings.rounds
+    if not quiet:
+        cohort = federation.settings.cohort or len(prepared.clients)
+        click.echo(f"{file}: {len(prepared.clients)} devices, {cohort} a round, {total} rounds")
+    hint = (
+        "nothing was kept; with --folder DIR a run that was stopped can go on"
+        if folder is None
+        else f"how far it came is in {quote(str(folder))}; the same command goes on from there"
+    )
+    with catch_ctrl_c(hint) as check, progress_line() as tell:
+        stopped = False
+        follow = _follower(total, tell, quiet)
+
+        def on_round(row: RoundRow) -> bool:
+            nonlocal stopped
+            follow(row)
+            try:
+                check()
+            except KeyboardInterrupt:
+                stopped = True  # the run ends after it has written how far it is
+            return not stopped
+
+        result = federation.run_prepared(prepared, on_round)
+        if stopped and len(result.history) < total:
+            tell("")
+            raise KeyboardInterrupt
+    return result
+
+
+def _follower(total: int, tell: Callable[[str], None], quiet: bool) -> Callable[[RoundRow], None]:
+    """Prints a row of the table for some rounds, and says on the progress line how long the rest takes."""
+    every, started, first = max(1, total // SHOWN_ROWS), time.monotonic(), 0
+    names: list[str] | None = None
+
+    def follow(row: RoundRow) -> None:
+        nonlocal first, names
+        first = first or row.number
+        if not quiet and (row.number in (first, total) or row.number % every == 0 or row.failed):
+            tell("")
+            values = _values(row)
+            if names is None and not row.failed:
+                names = list(values)
+                click.echo("  ".join([" round", "devices", *names, "seconds"]))
+            cells = [f"{values[name]:>{len(name)}.4f}" if name in values else " " * len(name) for name in names or []]
+            failed = f"  {row.failed}" if row.failed else ""
+            devices = f"{row.devices}/{row.drawn}" if row.devices < row.drawn else str(row.devices)
+            click.echo("  ".join([f"{row.number:>6}", f"{devices:>7}", *cells, f"{row.seconds:>7.2f}"]) + failed)
+        done = row.number - first + 1
+        left = (time.monotonic() - started) / done * (total - row.number)
+        if row.number < total:
+            tell(f"round {row.number} of {total}, about {left:.0f} s left")
+
+    return follow
+
+
+def _values(row: RoundRow) -> dict[str, float]:
+    return {**row.metrics, **{f"test {name}": value for name, value in sorted(row.tested.items())}}
+
+
+def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> list[str]:
+    tested = ", ".join(f"{name} {value:.4f}" for name, value in sorted(result.history[-1].tested.items()))
+    return [
+        f"test: {tested}" if tested else "no test data: give data.test or data.hold_out to measure the model",
+        f"ran {result.engine}",
+        f"{len(result.history)} rounds, {seconds:.1f} s here",
+        *(f"written to {file}" for file in files if file is not None),
+    ]

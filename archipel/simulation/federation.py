@@ -1,0 +1,346 @@
+"""A federation's file: model, training, strategy, data and rounds, as `archipel simulate` and `task create` read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from archipel.bundle import Bundle
+from archipel.converter import Training
+from archipel.errors import ArchipelError, SimulationError
+from archipel.graph import Model
+from archipel.models.source import ModelSource
+from archipel.protocol import written
+from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
+from archipel.simulation.choosing import ClientAxis
+from archipel.simulation.clients import Clients
+from archipel.simulation.federation_data import (
+    DataSource,
+    FieldNames,
+    Partition,
+    divide,
+    read_examples,
+    read_partition,
+)
+from archipel.simulation.federation_model import as_model, field_names, open_network
+from archipel.simulation.result import Result
+from archipel.simulation.rounds import RoundRow
+from archipel.simulation.running import Test
+from archipel.simulation.simulate import simulate
+from archipel.toml_files import put_setting, read_toml
+from archipel.training.by_name import make_loss, make_optimizer
+
+Count = Annotated[int, Meta(ge=1)]
+
+_ONCE = ("rounds", "cohort", "privacy", "hyperparameters")
+"""What a task has, too, and the file outside of [task]."""
+EXAMPLE = """\
+rounds = 20                    # all that follows has a default but rounds, model and data
+cohort = 10                    # devices drawn for each round; left out: all
+dropout = 0.1                  # the share of these that leave before their update counts
+privacy = "secure"             # adds up whole numbers as secure rounds do; or "plain": floating point
+seed = 0                       # the same seed gives the same result
+
+[model]
+python = "model.py:make_model" # runs the code of that file; or zoo = "digits_cnn", onnx = "network.onnx",
+                               # bundle = "digits.bundle" with key = ["publisher.pub"], which trains as it says itself
+# [model.arguments]            # of the zoo's or your own function
+# classes = 10
+
+[training]                     # of a device in a round; not with a bundle
+loss = "cross_entropy"         # a name, or a table: { name = "cross_entropy", label_smoothing = 0.1 }
+optimizer = { name = "sgd", lr = 0.05 }
+epochs = 2
+batch_size = 16
+# trainable = ["head.*"]       # parameters that devices train; left out: all
+
+[strategy]                     # not with a bundle
+name = "fedprox"
+mu = 0.01                      # the strategy's options: docs/strategies.md
+
+[hyperparameters]              # as a task has them
+server_lr = 1.0
+
+[data]                         # paths are relative to this file's folder
+train = "train.npz"            # .npz, .csv, .parquet, .arrow or a folder of them: docs/data.md
+test = "test.npz"              # or hold_out = 0.1: the share of train to test with
+# or python = "data.py:load"   # returns the training data, or (training data, test data)
+
+[partition]                    # which device has which examples
+how = "dirichlet"              # or "iid", "by" with field = "person"
+clients = 50
+alpha = 0.3
+
+[run]                          # how it runs: changes no result but for client_axis, in the last digits
+workers = 1                    # processes
+client_axis = "auto"           # "on": many devices as one graph; "off": one after the other
+folder = "simulation"          # keeps where the run stands; the same command goes on from there
+test_every = 1
+
+[task]                         # more of a deployed task: archipel task create --from federation.toml
+name = "digits"
+population = "pupils"
+min_cohort = 8
+"""
+
+
+class TrainingPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[training]: how a device trains in a round, as the arguments of `converter.Training`."""
+
+    loss: str | dict[str, Any] = "cross_entropy"
+    optimizer: str | dict[str, Any] = msgspec.field(default_factory=lambda: {"name": "sgd", "lr": 0.1})
+    epochs: Count = 1
+    batch_size: Count = 16
+    trainable: str | list[str] = "*"
+    loss_output: str | None = None
+    step_options: dict[str, Any] = {}
+
+
+class RunPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[run]: how the simulation runs, see `RunOptions`."""
+
+    workers: Count = 1
+    client_axis: ClientAxis = "auto"
+    threads: Count = 1
+    folder: str | None = None
+    test_every: Count = 1
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole file."""
+
+    rounds: Count
+    model: ModelSource
+    data: DataSource
+    cohort: Count | None = None
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    privacy: Literal["secure", "plain"] = "secure"
+    seed: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0
+    training: TrainingPart | None = None
+    strategy: str | dict[str, Any] | None = None
+    hyperparameters: dict[str, float] = {}
+    partition: dict[str, Any] | None = None
+    run: RunPart = RunPart()
+    task: dict[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A federation whose data are read: what `simulate` takes.
+
+    `training` is None where the model is a bundle, which says itself how devices train.
+    """
+
+    model: Model | Bundle
+    training: Training | None
+    clients: Clients
+    test: Test | None
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A federation as its file describes it.
+
+    Arguments:
+        file: where it was read; paths in it are relative to the folder that it lies in.
+        settings: what it says.
+
+    Example:
+        result = load_federation("federation.toml").run(on_round=print)
+        print(result.history[-1].tested)
+    """
+
+    file: Path
+    settings: Settings
+
+    def run(self, on_round: Callable[[RoundRow], object] | None = None) -> Result:
+        """Simulate it. Raises what `prepare` and `simulate` raise."""
+        return self.run_prepared(self.prepare(), on_round)
+
+    def prepare(self) -> Prepared:
+        """Read the data, make the model, and divide the data over the devices.
+
+        Raises SimulationError that names the file and the key; what a function of the user's raises.
+        """
+        settings, folder = self.settings, self.file.parent
+        try:
+            training = self._training()
+            network = open_network(settings.model, settings.seed, folder)
+            examples = read_examples(settings.data, folder, settings.seed)
+            if isinstance(network, Bundle):
+                model: Model | Bundle = network
+            elif isinstance(examples.train, dict):
+                model = as_model(network, examples.train)
+            else:
+                model = as_model(network, examples.train.take(0))
+            names = field_names(model)
+            test = None if examples.test is None else names.take("data.test", examples.test)
+            return Prepared(
+                model=model,
+                training=None if isinstance(model, Bundle) else training,
+                clients=self._clients(examples.train, names),
+                test=None if test is None else {name: test[name] for name in (*names.inputs, *names.labels)},
+            )
+        except ArchipelError as error:
+            raise _named(self.file, error) from None
+
+    def run_prepared(self, prepared: Prepared, on_round: Callable[[RoundRow], object] | None = None) -> Result:
+        """Simulate it with what `prepare` has made."""
+        settings, run = self.settings, self.settings.run
+        try:
+            return simulate(
+                prepared.model, prepared.clients, training=prepared.training, rounds=settings.rounds,
+                cohort=settings.cohort, hyperparameters=settings.hyperparameters, test=prepared.test,
+                test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
+                workers=run.workers, client_axis=run.client_axis, threads=run.threads, folder=self.folder,
+                on_round=on_round,
+            )  # fmt: skip
+        except SimulationError as error:
+            raise _named(self.file, error) from None
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the run keeps how far it is, None for nowhere."""
+        return None if self.settings.run.folder is None else self.file.parent / self.settings.run.folder
+
+    def task_request(self, bundle: str) -> TaskRequest:
+        """The task of a server that does the same: rounds, cohort, privacy and hyperparameters, and what [task] says.
+
+        Arguments:
+            bundle: the digest of the bundle.
+
+        Raises SimulationError that names the file and the field.
+        """
+        settings = self.settings
+        given = {name: value for name in _ONCE if (value := getattr(settings, name)) is not None}
+        try:
+            return written.convert({**given, **settings.task, "bundle": bundle}, TaskRequest)
+        except ValueError as error:
+            raise SimulationError(f"{self.file}: as a task: {error}") from None
+
+    def replaced_by(self, task: TaskInfo, bundle: Path) -> dict[str, object]:
+        """What `load_federation` puts in place of this file's values to do what a task of a server does.
+
+        Arguments:
+            task: a training.
+            bundle: its bundle; the publisher's key is that of the file's `model.key`.
+        """
+        model = {"bundle": str(bundle.absolute()), "key": list(self.settings.model.key)}
+        decided = {name: getattr(task, name) for name in _ONCE}
+        return {**decided, "model": model, "training": None, "strategy": None}
+
+    def _training(self) -> Training | None:
+        settings = self.settings
+        if settings.model.bundle is not None:
+            for name in ("training", "strategy"):
+                if getattr(settings, name) is not None:
+                    raise SimulationError(f"{name}: the bundle decides it; leave it out, or convert anew with it")
+            return None
+        part = settings.training or TrainingPart()
+        strategy, options = _named_table(settings.strategy or "fedavg", "strategy")
+        return Training(
+            make_loss(part.loss, "training.loss"), make_optimizer(part.optimizer, None, None, "training.optimizer"),
+            trainable=part.trainable, epochs=part.epochs, batch_size=part.batch_size, loss_output=part.loss_output,
+            step_options=part.step_options,  # type: ignore[arg-type]
+            strategy=strategy, strategy_options=options,
+        )  # fmt: skip
+
+    def _clients(self, train: Mapping[str, Any] | Clients, names: FieldNames) -> Clients:
+        partition = self._partition()
+        if not isinstance(train, dict):
+            if partition is not None:
+                raise SimulationError("partition: the data are divided over devices already; leave it out")
+            assert isinstance(train, Clients)
+            return _NamedClients(train, names)
+        if partition is None:
+            raise SimulationError('partition: is missing; give how = "iid" and clients = 10, say')
+        return divide(names.take("data.train", train), names, partition, self.settings.seed)
+
+    def _partition(self) -> Partition | None:
+        return None if self.settings.partition is None else read_partition(self.settings.partition)
+
+
+class _NamedClients:
+    """Devices whose arrays get the model's names and types when they are taken."""
+
+    def __init__(self, clients: Clients, names: FieldNames) -> None:
+        self._clients, self._names = clients, names
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def count(self, number: int) -> int:
+        return self._clients.count(number)
+
+    def take(self, number: int) -> Mapping[str, Any]:
+        found = self._names.take(f"device {number}", self._clients.take(number))
+        return {name: found[name] for name in (*self._names.inputs, *self._names.labels)}
+
+
+def load_federation(
+    file: Path | str, settings: Sequence[str] = (), replaced: Mapping[str, object] | None = None
+) -> Federation:
+    """The federation that a TOML file describes.
+
+    Arguments:
+        file: the file.
+        settings: KEY=VALUE each, in place of the file's own, such as "rounds=5" or "strategy.mu=0.1".
+        replaced: values in place of the file's by key, before the settings; None takes a key away.
+
+    Raises SimulationError that names the file, the key and the remedy; OSError.
+
+    Example:
+        result = load_federation("federation.toml", ["rounds=5"]).run()
+    """
+    file = Path(file)
+    try:
+        table = read_toml(file)
+        table = {key: value for key, value in {**table, **(replaced or {})}.items() if value is not None}
+        for setting in settings:
+            put_setting(table, setting, Settings.__struct_fields__, "rounds=5 or strategy.mu=0.1")
+        found = written.convert(table, Settings)
+        _ = found.model.source
+        if (found.data.python is None) == (found.data.train is None):
+            raise SimulationError("data: give train, a file, or python, a function")
+        if found.data.arguments and found.data.python is None:
+            raise SimulationError("data.arguments: are for python; files have data.options")
+        if found.data.hold_out is not None and found.data.test is not None:
+            raise SimulationError("data.hold_out: there is a file `test` as well; leave one of them out")
+        _check_task(found.task)
+        federation = Federation(file, found)
+        # What is wrong in a table that other parts of archipel check is told before any data are read.
+        federation._training()
+        federation._partition()
+    except (ArchipelError, ValueError) as error:
+        raise _named(file, error) from None
+    return federation
+
+
+def _check_task(table: Mapping[str, Any]) -> None:
+    known = list(TaskRequest.__struct_fields__)
+    for name in table:
+        if name not in known:
+            raise SimulationError(f"task.{name}: no such field of a task; {written.suggest(name, known)}")
+        if name in (*_ONCE, "bundle"):
+            where = f"outside of [task], as `{name}`" if name in _ONCE else "into [model]"
+            raise SimulationError(f"task.{name}: write it {where}")
+
+
+def _named_table(value: str | Mapping[str, Any], key: str) -> tuple[str, dict[str, Any]]:
+    table = {"name": value} if isinstance(value, str) else dict(value)
+    name = table.pop("name", None)
+    if not isinstance(name, str):
+        raise SimulationError(f'{key}.name: is missing; write {key} = "fedavg", or a table with a name')
+    return name, table
+
+
+def _named(file: Path, error: Exception) -> SimulationError:
+    text = str(error)
+    if not text.startswith(str(file)):
+        text = f"{file}: {text}"
+    return SimulationError(text)

@@ -1,0 +1,101 @@
+"""`archipel simulate`: what it prints and writes, and how it ends when it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from archipel.simulation import running
+from tests.support.commands import Command
+from tests.support.simulation import clients, dense, imported
+
+FILE = """
+rounds = 4
+cohort = 2
+dropout = 0.3
+seed = 10
+model = { onnx = "network.onnx" }
+training = { optimizer = { name = "sgd", lr = 0.2 }, batch_size = 8 }
+data = { train = "data.npz", hold_out = 0.2 }
+partition = { how = "iid", clients = 4 }
+run = { client_axis = "off" }
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    imported(dense).save(tmp_path / "network.onnx")
+    x, y = (np.concatenate(arrays) for arrays in zip(*clients()))
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    (tmp_path / "federation.toml").write_text(FILE)
+    return tmp_path / "federation.toml"
+
+
+def test_rounds_are_shown_and_written(archipel: Command, file: Path, tmp_path: Path) -> None:
+    out, _ = archipel(
+        "simulate", str(file), "--parquet", str(tmp_path / "r.parquet"), "--plot", str(tmp_path / "r.svg")
+    )
+    lines = out.splitlines()
+    assert lines[0] == f"{file}: 4 devices, 2 a round, 4 rounds"
+    assert re.split("  +", lines[1].strip()) == [
+        "round", "devices", "training accuracy", "training loss", "test accuracy", "test loss", "seconds"
+    ]  # fmt: skip
+    written = pq.read_table(tmp_path / "r.parquet").to_pydict()
+    for number, line in enumerate(lines[2:6]):
+        cells = line.split()
+        assert int(cells[0]) == number + 1
+        devices = written["devices"][number]
+        assert cells[1] == ("2" if devices == 2 else f"{devices}/2")
+        if devices:
+            expected = [written[name][number] for name in ("training accuracy", "test loss")]
+            np.testing.assert_allclose([float(cells[2]), float(cells[5])], expected, atol=5.1e-5)
+    assert lines[4].endswith("no device's update came")
+    assert lines[6].startswith(f"test: accuracy {written['test accuracy'][-1]:.4f}, loss")
+    assert lines[7] == "ran one device after the other, as asked for"
+    assert (tmp_path / "r.svg").exists()
+
+
+def test_json_is_for_scripts_and_options_go_before_the_file(archipel: Command, file: Path) -> None:
+    out, _ = archipel("simulate", str(file), "--json", "--rounds", "1", "--set", "dropout=0", "--set", "cohort=3")
+    found = json.loads(out)
+    assert [(row["number"], row["devices"], row["drawn"]) for row in found["rounds"]] == [(1, 3, 3)]
+    assert found["tested"] == found["rounds"][0]["tested"]
+
+
+def test_ctrl_c_ends_after_a_round_and_the_command_goes_on(
+    archipel: Command, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my run"
+    with monkeypatch.context() as patched:
+        measured = 0
+
+        def interrupt(*arguments: object) -> object:
+            nonlocal measured
+            measured += 1
+            if measured == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+            return dict[str, float]()
+
+        patched.setattr(running, "_measurer", lambda *_: interrupt)
+        out, err = archipel("simulate", str(file), "--folder", str(folder), code=130)
+    assert f"how far it came is in '{folder}'; the same command goes on from there" in err
+    assert re.findall(r"^ +(\d+) ", out, re.M) == ["1", "2"]
+    out, _ = archipel("simulate", str(file), "--folder", str(folder))
+    assert re.findall(r"^ +(\d+) ", out, re.M) == ["3", "4"]
+
+
+def test_mistakes_are_one_line(archipel: Command, file: Path, tmp_path: Path) -> None:
+    _, err = archipel("simulate", str(file), "--set", "cohort=9", code=1)
+    assert err == f"archipel: {file}: cohort: 9 is not from 1 to 4, the number of clients\n"
+    _, err = archipel("simulate", str(file), "--plot", "curves.gif", code=1)
+    assert err.startswith("archipel: curves.gif: the name of a plot must end in")
+    file.write_text("rounds = ")
+    _, err = archipel("simulate", str(file), code=1)
+    assert err == f"archipel: {file}: Invalid value (at end of document)\n"
