@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,11 @@ def make_network(source: ModelSource, seed: int, folder: Path | None = None) -> 
 
 
 def _checked(made: Any, name: str) -> Any:
-    import torch
-
     from archipel.graph.model import Model
 
-    if not isinstance(made, Model | torch.nn.Module):
+    # PyTorch is not needed for a Model; who returns a module has imported it.
+    torch = sys.modules.get("torch")
+    if not isinstance(made, Model) and not (torch and isinstance(made, torch.nn.Module)):
         raise CommandError(
             f"model.python: {name} returned {type(made).__qualname__}; it must return a torch.nn.Module or an "
             "archipel.Model"

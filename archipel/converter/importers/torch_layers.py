@@ -23,8 +23,8 @@ def taken_apart() -> Iterator[None]:
 
     `nn.EmbeddingBag` of bags of one size is a sum, mean or maximum of an Embedding; the exporter makes a loop of it.
 
-    `scaled_dot_product_attention`: the exporter translates that of [batch, heads, length, features] alone; without heads there
-    is one.
+    `scaled_dot_product_attention`: the exporter translates that of [batch, heads, length, features] alone; one without
+    heads has one.
     """
     import torch
     from torch.nn import functional
