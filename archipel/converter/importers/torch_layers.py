@@ -33,7 +33,8 @@ def taken_apart() -> Iterator[None]:
     before, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
     torch.backends.mha.set_fastpath_enabled(False)
     transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    whole, attention = functional.embedding_bag, functional.scaled_dot_product_attention
+    whole = functional.embedding_bag
+    attention: Any = functional.scaled_dot_product_attention
 
     def embedding_bag(input: torch.Tensor, weight: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
         given = inspect.signature(whole).bind(input, weight, *arguments, **named).arguments
@@ -48,13 +49,14 @@ def taken_apart() -> Iterator[None]:
 
     def one_head(query: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
         if query.ndim != 3:
-            return attention(query, *arguments, **named)
+            return attention(query, *arguments, **named)  # type: ignore[no-any-return]
         wide = [each[:, None] if isinstance(each, torch.Tensor) and each.ndim == 3 else each for each in arguments]
         named = {
             name: each[:, None] if isinstance(each, torch.Tensor) and each.ndim == 3 else each
             for name, each in named.items()
         }
-        return attention(query[:, None], *wide, **named)[:, 0]
+        of_one: torch.Tensor = attention(query[:, None], *wide, **named)[:, 0]
+        return of_one
 
     functional.embedding_bag = embedding_bag
     functional.scaled_dot_product_attention = one_head
@@ -72,17 +74,18 @@ def noting_packed() -> Iterator[list[str]]:
     import torch
 
     packed: list[str] = []
-    original = torch._VF._pack_padded_sequence  # type: ignore[attr-defined]
+    functions: Any = torch._VF
+    original = functions._pack_padded_sequence
 
     def pack(*arguments: Any) -> Any:
         packed.append("pack_padded_sequence")
         return original(*arguments)
 
-    torch._VF._pack_padded_sequence = pack  # type: ignore[attr-defined]
+    functions._pack_padded_sequence = pack
     try:
         yield packed
     finally:
-        torch._VF._pack_padded_sequence = original  # type: ignore[attr-defined]
+        functions._pack_padded_sequence = original
 
 
 def check_layers(module: torch.nn.Module, name: str, packed: list[str]) -> None:
