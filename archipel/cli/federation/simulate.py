@@ -53,10 +53,10 @@ class _Command(click.Command):
 )
 @click.option("--parquet", type=click.Path(path_type=Path),
               help="Write a row for each round here, and for each device into NAME-clients.parquet.")  # fmt: skip
-@click.option("--from-task", metavar="ID", help="Do with these data what this task of a server does: its bundle, "
-              "rounds, cohort, privacy, hyperparameters.")  # fmt: skip
+@click.option("--from-task", "task_id", metavar="ID", help="Do with these data what this task of a server does: "
+              "its bundle, rounds, cohort, privacy, hyperparameters.")  # fmt: skip
 @as_json
-@remote_with("--from-task")
+@remote_with("--from-task", "task_id")
 def simulate(
     client: OperatorClient | None,
     file: Path,
@@ -66,7 +66,7 @@ def simulate(
     folder: Path | None,
     plot_file: Path | None,
     parquet: Path | None,
-    from_task: str | None,
+    task_id: str | None,
     as_json: bool,
 ) -> None:
     """Train the federation of FILE, a TOML file, on this machine: its devices, rounds and sums, without a server.
@@ -96,8 +96,8 @@ def simulate(
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="archipel-simulate-") as scratch:
         replaced = None
-        if client is not None and from_task is not None:
-            replaced = _task(client, from_task, load_federation(file, given), Path(scratch))
+        if client is not None and task_id is not None:
+            replaced = _task(client, task_id, load_federation(file, given), Path(scratch))
         result = _run(load_federation(file, given, replaced), file, as_json)
     if plot_file is not None:
         result.plot(plot_file)
