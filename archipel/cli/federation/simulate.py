@@ -109,9 +109,11 @@ def simulate(
 def _task(client: OperatorClient, task_id: str, federation: Federation, folder: Path) -> dict[str, object]:
     """What is replaced in the file for a task of the server, whose bundle is written into the folder."""
     task = client.tasks.get(task_id)
-    if task.kind != "training" or task.mode == "asynchronous":
+    if task.kind != "training":
+        raise CommandError(f"task {task.name!r} is of kind {task.kind}; only trainings are simulated")
+    if task.mode == "asynchronous" and federation.settings.system is None:
         raise CommandError(
-            f"task {task.name!r} is {task.mode}, of kind {task.kind}; only trainings in rounds are simulated"
+            f"task {task.name!r} is asynchronous, which needs a clock; give {federation.file} a [system]"
         )
     bundle = folder / "task.bundle"
     bundle.write_bytes(client.bundles.download(task.bundle))
@@ -174,8 +176,11 @@ def _follower(total: int, tell: Callable[[str], None], quiet: bool) -> Callable[
             values = _values(row)
             if names is None and not row.failed:
                 names = list(values)
-                click.echo("  ".join([" round", "devices", *names, "seconds"]))
-            cells = [f"{values[name]:>{len(name)}.4f}" if name in values else " " * len(name) for name in names or []]
+                click.echo("  ".join([" round", "devices", *(name.rjust(8) for name in names), "seconds"]))
+            cells = [
+                f"{values[name]:>{max(len(name), 8)}.4f}" if name in values else " " * max(len(name), 8)
+                for name in names or []
+            ]
             failed = f"  {row.failed}" if row.failed else ""
             devices = f"{row.devices}/{row.drawn}" if row.devices < row.drawn else str(row.devices)
             click.echo("  ".join([f"{row.number:>6}", f"{devices:>7}", *cells, f"{row.seconds:>7.2f}"]) + failed)
@@ -188,7 +193,8 @@ def _follower(total: int, tell: Callable[[str], None], quiet: bool) -> Callable[
 
 
 def _values(row: RoundRow) -> dict[str, float]:
-    return {**row.metrics, **{f"test {name}": value for name, value in sorted(row.tested.items())}}
+    clock = {"clock": row.time} if row.time else {}
+    return {**clock, **row.metrics, **{f"test {name}": value for name, value in sorted(row.tested.items())}}
 
 
 def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> list[str]:
