@@ -84,7 +84,7 @@ class Placed(ABC):
             targets: a tensor `[examples, ...]`, or a dict, list or tuple of them.
             loss: called with the module's outputs and the targets; gives the mean of these examples' losses.
             share: this part's examples over all examples of the batch; None: all parts are equal. The shares of all
-                parts add up to 1. With 0 the examples count nothing, and neither do their statistics if they are shared.
+                parts add up to 1. With 0 neither the examples nor their shared statistics count.
             scale: factor of the gradients: 1/K for each of K accumulated batches, a GradScaler's scale.
             last: False for batches whose gradients are only accumulated; the last one exchanges them all.
 
