@@ -14,7 +14,7 @@ import numpy as np
 
 from archipel.datasets import Batches, as_dataset
 from archipel.datasets.dataset import Dataset, Stream
-from archipel.datasets.taking import take
+from archipel.datasets.taking import some_examples, take
 from archipel.errors import CheckpointError, GraphError, NonFiniteLossError, TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import match
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_EXAMPLES = 2
 _SAMPLED = 256
 
 
@@ -209,7 +208,7 @@ def _batches(dataset: Dataset | Stream, config: TrainConfig, execution: Alone) -
         )
     return Batches(
         dataset, config.batch_size // execution.world, seed=config.seed % 2**32, rank=execution.rank,
-        world=execution.world, prefetch=2 if config.workers else 0, workers=config.workers or 1,
+        world=execution.world, pad=False, prefetch=2 if config.workers else 0, workers=config.workers or 1,
     )  # fmt: skip
 
 
@@ -342,10 +341,4 @@ def _resume(trainer: Trainer, config: TrainConfig) -> None:
 
 def _example(trainer: Trainer) -> tuple[Any, ...]:
     """Two examples as the module takes them, for an export."""
-    dataset = trainer.batches.dataset
-    if isinstance(dataset, Dataset):
-        batch = take(dataset, np.arange(min(_EXAMPLES, len(dataset)), dtype=np.intp))
-    else:
-        piece = next(iter(dataset.read()))
-        batch = {name: values[:_EXAMPLES] for name, values in piece.items()}
-    return trainer.inputs(batch)
+    return trainer.inputs(some_examples(trainer.batches.dataset))
