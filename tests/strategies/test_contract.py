@@ -40,6 +40,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "ditto": {"strength": float("nan"), "personal_epochs": 1.5},
     "fedper": {"personal": 3},
     "feddyn": {"alpha": 0.0},
+    "perfedavg": {"inner_lr": 0.0},
+    "pfedme": {"strength": -1.0, "local_lr": 0.0, "inner_steps": 0},
     "lora": {"rank": 0, "alpha": 0.0, "targets": 1, "full": None, "seed": -1},
     "dpsgd": {"example_clip": 0.0, "noise_multiplier": -0.1},
 }

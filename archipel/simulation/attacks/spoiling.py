@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from archipel.bundle import Bundle
 from archipel.bundle.roles import Example, Label, Output
 from archipel.errors import SimulationError
@@ -28,9 +30,10 @@ def spoil_clients(bundle: Bundle, clients: Clients, attack: Attack, population: 
             f"attack {attack.name!r}: bundle {bundle.manifest.name!r} has not one input, one label and a prediction of "
             "classes; give clients whose examples you spoil yourself"
         )
-    made, classes = DATA_ATTACKS[attack.name], sizes[0]
-
-    def spoil(examples: Examples) -> Examples:
-        return made.spoil(examples, inputs[0], labels[0], classes)
-
+    # Functions of modules alone, so that clients can be sent to other processes.
+    spoil = partial(_spoil, name=attack.name, inputs=inputs[0], label=labels[0], classes=sizes[0])
     return change_clients(clients, draw_attackers(attack, population, seed), spoil)
+
+
+def _spoil(examples: Examples, *, name: str, inputs: str, label: str, classes: int) -> Examples:
+    return DATA_ATTACKS[name].spoil(examples, inputs, label, classes)

@@ -1,4 +1,4 @@
-"""The rules against byzfl's, which is written apart from ours; in an environment of its own, for it needs torchvision."""
+"""The rules against those of byzfl, which runs in an environment of its own: it needs torchvision."""
 
 from __future__ import annotations
 
