@@ -148,6 +148,7 @@ def run_side(command: list[str], name: str, rounds: int, folder: Path, *, watche
     most, over = [0.0], threading.Event()
 
     def watch() -> None:
+        most[0] = memory(process.pid)
         while not over.wait(SAMPLED):
             most[0] = max(most[0], memory(process.pid))
 
