@@ -121,6 +121,14 @@ def test_what_devices_keep_from_round_to_round(make: Make, strategy: str) -> Non
     assert states[0].state or states[0].personal
 
 
+def test_a_part_of_the_round_that_trains_nothing(make: Make) -> None:
+    """It measures the received model: its state counts for the update."""
+    bundle = make(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), optimizer=optimizers.sgd(lr=0.1),
+                  strategy="qfedavg")  # fmt: skip
+    expected = one_by_one(bundle, [DeviceState() for _ in SIZES])
+    check(Cohort(bundle, "cpu").local_rounds(data(), SEEDS), expected)
+
+
 def test_a_client_whose_update_is_not_finite_is_left_out(make: Make) -> None:
     bundle = make(nn.Linear(6, 3), optimizer=optimizers.sgd(lr=0.1))
     clients = data()
