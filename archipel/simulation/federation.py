@@ -16,7 +16,7 @@ from archipel.errors import ArchipelError, SimulationError
 from archipel.graph import Model
 from archipel.models.source import ModelSource
 from archipel.protocol import written
-from archipel.protocol.operator.tasks import TaskRequest
+from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
 from archipel.simulation.choosing import ClientAxis
 from archipel.simulation.clients import Clients
 from archipel.simulation.federation_data import (
@@ -223,6 +223,17 @@ class Federation:
         except ValueError as error:
             raise SimulationError(f"{self.file}: as a task: {error}") from None
 
+    def replaced_by(self, task: TaskInfo, bundle: Path) -> dict[str, object]:
+        """What `load_federation` puts in place of this file's values to do what a task of a server does.
+
+        Arguments:
+            task: a training.
+            bundle: its bundle; the publisher's key is that of the file's `model.key`.
+        """
+        model = {"bundle": str(bundle.absolute()), "key": list(self.settings.model.key)}
+        decided = {name: getattr(task, name) for name in _ONCE}
+        return {**decided, "model": model, "training": None, "strategy": None}
+
     def _training(self) -> Training | None:
         settings = self.settings
         if settings.model.bundle is not None:
@@ -271,12 +282,15 @@ class _NamedClients:
         return {name: found[name] for name in (*self._names.inputs, *self._names.labels)}
 
 
-def load_federation(file: Path | str, settings: Sequence[str] = ()) -> Federation:
+def load_federation(
+    file: Path | str, settings: Sequence[str] = (), replaced: Mapping[str, object] | None = None
+) -> Federation:
     """The federation that a TOML file describes.
 
     Arguments:
         file: the file.
         settings: KEY=VALUE each, in place of the file's own, such as "rounds=5" or "strategy.mu=0.1".
+        replaced: values in place of the file's by key, before the settings; None takes a key away.
 
     Raises SimulationError that names the file, the key and the remedy; OSError.
 
@@ -286,6 +300,7 @@ def load_federation(file: Path | str, settings: Sequence[str] = ()) -> Federatio
     file = Path(file)
     try:
         table = read_toml(file)
+        table = {key: value for key, value in {**table, **(replaced or {})}.items() if value is not None}
         for setting in settings:
             put_setting(table, setting, Settings.__struct_fields__, "rounds=5 or strategy.mu=0.1")
         found = written.convert(table, Settings)

@@ -12,7 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel import datasets
-from archipel.datasets import Dataset, as_dataset, open_file, split_by, split_dirichlet, split_iid
+from archipel.datasets import (
+    Dataset,
+    as_dataset,
+    open_file,
+    split_by,
+    split_dirichlet,
+    split_iid,
+    split_labels,
+    split_power_law,
+    split_shards,
+    split_sizes,
+    split_sorted,
+)
 from archipel.datasets.dataset import INPUT
 from archipel.datasets.entry_names import INPUT as SHORT_INPUT
 from archipel.datasets.entry_names import name_entries
@@ -27,8 +39,13 @@ PARTITIONS: Mapping[str, Callable[..., Sequence[NDArray[Any]]]] = {
     "iid": split_iid,
     "dirichlet": split_dirichlet,
     "by": split_by,
+    "shards": split_shards,
+    "labels": split_labels,
+    "power_law": split_power_law,
+    "sizes": split_sizes,
+    "sorted": split_sorted,
 }
-"""Partitioners by name. The first argument's name says what it divides: `count`, `labels` or `groups`, a field."""
+"""Partitioners by name. The first argument's name says what it divides: `count`, `labels`, or else a field."""
 _FIELD = "field"
 
 
@@ -80,7 +97,7 @@ def _options(how: str) -> dict[str, bool]:
     """The settings of a partitioner, and whether each is needed."""
     first, _, *rest = inspect.signature(PARTITIONS[how]).parameters.values()
     found = {each.name: each.default is each.empty for each in rest}
-    return {_FIELD: True, **found} if first.name == "groups" else found
+    return {_FIELD: True, **found} if first.name not in ("count", "labels") else found
 
 
 class Examples(msgspec.Struct, frozen=True):

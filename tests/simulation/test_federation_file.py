@@ -107,6 +107,12 @@ def test_settings_go_before_the_file_s(write: Write) -> None:
          lambda data: datasets.split_dirichlet(data["y"], 5, alpha=0.5, seed=5)),
         ('{ how = "by", clients = 3, field = "person", seed = 9 }',
          lambda data: datasets.split_by(data["person"], 3, seed=9)),
+        ('{ how = "shards", clients = 4, shards = 3 }',
+         lambda data: datasets.split_shards(data["y"], 4, shards=3, seed=5)),
+        ('{ how = "sorted", clients = 3, field = "person" }',
+         lambda data: datasets.split_sorted(data["person"], 3, seed=5)),
+        ('{ how = "sizes", clients = 3, alpha = 2.0 }',
+         lambda data: datasets.split_sizes(len(data["y"]), 3, alpha=2.0, seed=5)),
     ],
 )  # fmt: skip
 def test_partitions_are_those_of_datasets(

@@ -176,7 +176,10 @@ def _planning(config: TrainConfig) -> dict[str, Any]:
     named = config.optimizer.get("name") if isinstance(config.optimizer, Mapping) else config.optimizer
     # It matters for time and memory alone; most others keep as much as Adam.
     known = named if isinstance(named, str) and named in OPTIMIZERS else "adam"
-    return {"batch_size": config.batch_size, "cluster": config.cluster, "optimizer": known}
+    return {
+        "batch_size": config.batch_size, "cluster": config.cluster, "optimizer": known,
+        "sync_batch_norm": config.sync_batch_norm,
+    }  # fmt: skip
 
 
 def _as_module(model: object) -> nn.Module:
