@@ -266,32 +266,6 @@ def test_fednova(make: Make, momentum: float) -> None:
     assert_same(task.parameters, w)
 
 
-@pytest.mark.parametrize("q", [0.0, 0.5, 3.0])
-def test_qfedavg(make: Make, q: float) -> None:
-    """Li et al. 2020, algorithm 2, with D_k = (w - w_k) / lr:
-
-    w - sum F_k^q D_k / sum (q F_k^(q-1) |D_k|^2 + F_k^q / lr)
-    """
-    options = {"q": q, "loss_cap": 6.0, "weight_cap": 1 << 20}
-    task = simulate(make("qfedavg", strategy_options=options), clients())
-    module = dense()
-    w = tensors(module)
-    for number in ROUNDS:
-        numerator, denominator = {name: torch.zeros_like(value) for name, value in w.items()}, 0.0
-        for client, (x, y) in enumerate(clients()):
-            logits = torch.func.functional_call(module.double(), w, (torch.tensor(x).double(),))
-            loss = float(torch.nn.functional.cross_entropy(logits, torch.tensor(y)))
-            end = w
-            for rows in batches(len(x), number, client):
-                end = stepped(end, gradients(module, end, x[rows], y[rows]))
-            moved = {name: (w[name] - end[name]) / LR for name in w}
-            square = sum(float((value**2).sum()) for value in moved.values())
-            numerator = {name: numerator[name] + loss**q * moved[name] for name in w}
-            denominator += q * loss ** (q - 1) * square + loss**q / LR
-        w = {name: w[name] - numerator[name] / denominator for name in w}
-    assert_same(task.parameters, w)
-
-
 def test_fedrep(make: Make) -> None:
     """Collins et al. 2021, algorithm 1: head epochs on the received body, then an epoch of the body with that head."""
     task = simulate(make("fedrep", strategy_options={"personal": "head.*", "personal_epochs": 3}), clients())
