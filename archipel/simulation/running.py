@@ -19,7 +19,7 @@ from archipel.lite_runtime import Runtime
 from archipel.protocol.measures import measured
 from archipel.protocol.uploads import upload_program
 from archipel.simulation.choosing import AT_ONCE, ClientAxis, choose_client_axis
-from archipel.simulation.clients import Clients
+from archipel.simulation.clients import Clients, fingerprint
 from archipel.simulation.lanes import Lanes
 from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.result import Result
@@ -84,7 +84,10 @@ def run(
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise SimulationError(f"rounds: {rounds!r} is not a whole number of 1 or more")
     where = None if options.folder is None else Path(options.folder)
-    record = Record(bundle=bundle.digest, population=len(clients), settings=settings, engine="", rows=[])
+    examples = "" if where is None else fingerprint(clients)
+    record = Record(
+        bundle=bundle.digest, population=len(clients), examples=examples, settings=settings, engine="", rows=[]
+    )
     found = None if where is None else load(where, record)
     make = OverlappingRounds if settings.pacing.mode == "asynchronous" else Rounds
     course = make(bundle, len(clients), settings, None if found is None else found[1], clients)

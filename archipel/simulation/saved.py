@@ -23,10 +23,12 @@ _GROUPS = ("parameter", "state")
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What `history.json` holds. `engine` is the way in which the rounds were run so far, which a run keeps to."""
+    """What `history.json` holds. `examples` is a fingerprint of the data, `engine` the way in which the rounds were run
+    so far, which a run keeps to."""
 
     bundle: str
     population: int
+    examples: str
     settings: RoundSettings
     engine: str
     rows: list[RoundRow]
@@ -62,7 +64,7 @@ def load(folder: Path, expected: Record) -> tuple[Record, Standing] | None:
         groups = split_names(tensors, [*_GROUPS, *(f"version-{version}" for version in versions)])
     except (msgspec.MsgspecError, OSError, ArchipelError) as error:
         raise SimulationError(f"{folder}: its run cannot be read ({error}); remove the folder to begin anew") from None
-    for name in ("bundle", "population", "settings"):
+    for name in ("bundle", "population", "examples", "settings"):
         if getattr(record, name) != getattr(expected, name):
             raise SimulationError(
                 f"{folder}: has a run with another {name}; give another folder, or remove it to begin anew"
