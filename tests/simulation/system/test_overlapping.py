@@ -108,7 +108,7 @@ def test_groups_of_secure_rounds_overlap(bundle: Bundle, axis: str) -> None:
 
 def test_strategies_that_need_one_version_are_refused(make: Make) -> None:
     scaffold = bundle_of(make, "scaffold")
-    with pytest.raises(SimulationError, match="these work asynchronously: .*fedavg"):
+    with pytest.raises(SimulationError, match=r"these work asynchronously: .*fedavg"):
         archipel.simulate(scaffold, fields(), rounds=1, cohort=2, mode="asynchronous", system=System())
     with pytest.raises(SimulationError, match="concurrency: 1 devices at work never fill a buffer of 2"):
         archipel.simulate(
