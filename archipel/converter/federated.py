@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
 import onnx_ir as ir
 
 from archipel.bundle import Phase
 from archipel.bundle.roles import Hyperparameter
-from archipel.converter.roles import Division, assign_roles, select
+from archipel.converter.roles import Division, assign_roles, assign_start, select
 from archipel.errors import ConversionError
 from archipel.graph import Model, promote
 from archipel.strategies.device import (
     CORRECTION,
+    MEASURED_COUNT,
+    MEASURED_LOSS,
     ClipExamples,
     Correction,
     DeviceHalf,
+    Follows,
     LocalTraining,
     MakeProgram,
     Part,
     Pull,
     RunningPair,
+    Tries,
 )
 from archipel.training import per_example, step_graph, transforms
 from archipel.training.batch_norm import BatchNorm, statistics_of_layers
+from archipel.training.evaluation import measure_graph
 from archipel.training.losses import Loss
+from archipel.training.nested import MetaSGD, MoreauSGD
 from archipel.training.optimizers import SGD, Optimizer
 from archipel.training.schedules import Schedule
 from archipel.training.step import StepOptions
@@ -77,6 +84,12 @@ def train_programs(
     """
     programs = {}
     for number, part in enumerate(half.parts):
+        if part.trains == "nothing":
+            batch_norm = options.get("batch_norm", "train")
+            totals = (MEASURED_LOSS, MEASURED_COUNT)
+            measuring = measure_graph(model, loss, division.all, totals, batch_norm=batch_norm)
+            programs[part.program] = assign_start(measuring, division, strategy)
+            continue
         # The parts "all" and "copies" train every tensor.
         moved = {"personal": list(division.personal), "shared": list(division.shared)}.get(part.trains, division.all)
         if not moved:
@@ -90,7 +103,8 @@ def train_programs(
             # As inputs they have the round's values; as initializers they would stay what the model began with.
             source = model.copy()
             promote(source.ir, still)
-        program = step_graph(source, loss, optimizer, trainable=moved, **_step_options(options, part, still, strategy))
+        steps = _nested(optimizer, part)
+        program = step_graph(source, loss, steps, trainable=moved, **_step_options(options, part, still, strategy))
         program.initial.update({name: model.parameters[name] for name in still})
         # The first part keeps plain names; each other one needs an optimizer's state and step count of its own.
         programs[part.program] = assign_roles(
@@ -104,9 +118,14 @@ def train_programs(
 
 
 def schedule(half: DeviceHalf, epochs: int, batch_size: int) -> tuple[Phase, ...]:
-    """A phase for each part: its own number of epochs, or `epochs`."""
+    """A phase for each part: its own number of epochs or steps, or `epochs`."""
     return tuple(
-        Phase(program=part.program, epochs=epochs if part.epochs is None else part.epochs, batch_size=batch_size)
+        Phase(
+            program=part.program,
+            batch_size=batch_size,
+            steps=part.steps,
+            epochs=None if part.steps is not None else epochs if part.epochs is None else part.epochs,
+        )
         for part in half.parts
     )
 
@@ -154,6 +173,16 @@ def _step_options(options: StepOptions, part: Part, still: Sequence[str], strate
     for clip in clips:
         changed["per_example"] = per_example(clip.clip, clip.noise)
     return changed
+
+
+def _nested(optimizer: Optimizer, part: Part) -> Optimizer:
+    """The optimizer as the part's terms change it; `check_steps` has seen that it is plain SGD where they do."""
+    for term in part.terms:
+        if isinstance(term, Tries):
+            return MetaSGD(cast(SGD, optimizer), term.inner_lr)
+        if isinstance(term, Follows):
+            return MoreauSGD(cast(SGD, optimizer), term.strength, term.local_lr, term.every)
+    return optimizer
 
 
 def check_steps(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, strategy: str) -> None:

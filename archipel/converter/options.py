@@ -95,7 +95,8 @@ class Training:
         check_steps(self.optimizer, self.step_options, half, self.strategy)
         # A strategy's own numbers of epochs are among its options.
         for phase in schedule(half, self.epochs, self.batch_size):
-            check_whole(f"training: strategy_options: epochs of {phase.program!r}", phase.epochs, 1, MAX_EPOCHS)
+            if phase.steps is None:
+                check_whole(f"training: strategy_options: epochs of {phase.program!r}", phase.epochs, 1, MAX_EPOCHS)
 
     @property
     def half(self) -> DeviceHalf:

@@ -8,17 +8,23 @@ from archipel.simulation.result import ClientRow, Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.simulate import simulate
 from archipel.simulation.splitting import split_clients
+from archipel.simulation.system import Device, Pacing, Spread, System, read_devices
 
 __all__ = [
     "ClientRow",
     "Clients",
+    "Device",
     "DrawnClients",
     "Federation",
     "ListedClients",
+    "Pacing",
     "Result",
     "RoundRow",
     "SplitClients",
+    "Spread",
+    "System",
     "load_federation",
+    "read_devices",
     "simulate",
     "split_clients",
 ]

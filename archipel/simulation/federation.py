@@ -16,7 +16,7 @@ from archipel.errors import ArchipelError, SimulationError
 from archipel.graph import Model
 from archipel.models.source import ModelSource
 from archipel.protocol import written
-from archipel.protocol.operator.tasks import TaskRequest
+from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
 from archipel.simulation.choosing import ClientAxis
 from archipel.simulation.clients import Clients
 from archipel.simulation.federation_data import (
@@ -32,6 +32,8 @@ from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.running import Test
 from archipel.simulation.simulate import simulate
+from archipel.simulation.system.settings import Pacing, System
+from archipel.simulation.system.traces import with_devices
 from archipel.toml_files import put_setting, read_toml
 from archipel.training.by_name import make_loss, make_optimizer
 
@@ -82,10 +84,15 @@ client_axis = "auto"           # "on": many devices as one graph; "off": one aft
 folder = "simulation"          # keeps where the run stands; the same command goes on from there
 test_every = 1
 
+[system]                       # times the rounds by a virtual clock; left out: a round has no duration
+seconds_per_step = { median = 0.05, sigma = 1.0 }   # log-normal; or a number, or Pareto: { best = 0.02, alpha = 1.2 }
+up = 2.5e5                     # bytes per second; devices = "trace.csv" in place of all that
+
 [task]                         # more of a deployed task: archipel task create --from federation.toml
 name = "digits"
 population = "pupils"
 min_cohort = 8
+mode = "semi-synchronous"      # with [system] the simulation does so, too, and keeps goal, deadlines, concurrency
 """
 
 
@@ -126,6 +133,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hyperparameters: dict[str, float] = {}
     partition: dict[str, Any] | None = None
     run: RunPart = RunPart()
+    system: System | None = None
     task: dict[str, Any] = {}
 
 
@@ -198,7 +206,7 @@ class Federation:
                 cohort=settings.cohort, hyperparameters=settings.hyperparameters, test=prepared.test,
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
                 workers=run.workers, client_axis=run.client_axis, threads=run.threads, folder=self.folder,
-                on_round=on_round,
+                on_round=on_round, **self._clock(),
             )  # fmt: skip
         except SimulationError as error:
             raise _named(self.file, error) from None
@@ -222,6 +230,29 @@ class Federation:
             return written.convert({**given, **settings.task, "bundle": bundle}, TaskRequest)
         except ValueError as error:
             raise SimulationError(f"{self.file}: as a task: {error}") from None
+
+    def replaced_by(self, task: TaskInfo, bundle: Path) -> dict[str, object]:
+        """What `load_federation` puts in place of this file's values to do what a task of a server does.
+
+        Arguments:
+            task: a training.
+            bundle: its bundle; the publisher's key is that of the file's `model.key`.
+        """
+        model = {"bundle": str(bundle.absolute()), "key": list(self.settings.model.key)}
+        decided = {name: getattr(task, name) for name in _ONCE}
+        pacing = {name: getattr(task, name) for name in Pacing.__struct_fields__ if getattr(task, name) is not None}
+        return {**decided, "task": pacing, "model": model, "training": None, "strategy": None}
+
+    def _clock(self) -> dict[str, Any]:
+        """The virtual clock's part of the arguments of `simulate`: what [task] says of rounds holds with it."""
+        if self.settings.system is None:
+            return {}
+        pacing = {name: value for name, value in self.settings.task.items() if name in Pacing.__struct_fields__}
+        try:
+            mode = written.convert(pacing, Pacing)
+        except (ValueError, SimulationError) as error:
+            raise SimulationError(f"task.{error}") from None
+        return {"system": with_devices(self.settings.system, self.file.parent), "mode": mode}
 
     def _training(self) -> Training | None:
         settings = self.settings
@@ -271,12 +302,15 @@ class _NamedClients:
         return {name: found[name] for name in (*self._names.inputs, *self._names.labels)}
 
 
-def load_federation(file: Path | str, settings: Sequence[str] = ()) -> Federation:
+def load_federation(
+    file: Path | str, settings: Sequence[str] = (), replaced: Mapping[str, object] | None = None
+) -> Federation:
     """The federation that a TOML file describes.
 
     Arguments:
         file: the file.
         settings: KEY=VALUE each, in place of the file's own, such as "rounds=5" or "strategy.mu=0.1".
+        replaced: values in place of the file's by key, before the settings; None takes a key away.
 
     Raises SimulationError that names the file, the key and the remedy; OSError.
 
@@ -286,6 +320,7 @@ def load_federation(file: Path | str, settings: Sequence[str] = ()) -> Federatio
     file = Path(file)
     try:
         table = read_toml(file)
+        table = {key: value for key, value in {**table, **(replaced or {})}.items() if value is not None}
         for setting in settings:
             put_setting(table, setting, Settings.__struct_fields__, "rounds=5 or strategy.mu=0.1")
         found = written.convert(table, Settings)
@@ -301,6 +336,7 @@ def load_federation(file: Path | str, settings: Sequence[str] = ()) -> Federatio
         # What is wrong in a table that other parts of archipel check is told before any data are read.
         federation._training()
         federation._partition()
+        federation._clock()
     except (ArchipelError, ValueError) as error:
         raise _named(file, error) from None
     return federation

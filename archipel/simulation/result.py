@@ -65,6 +65,11 @@ class Result:
             "seconds": np.array([row.seconds for row in self.history], np.float64),
             "step": np.array([row.step for row in self.history], np.float64),
         }
+        if any(row.time for row in self.history):
+            columns["time"] = np.array([row.time for row in self.history], np.float64)
+            columns["bytes down"] = np.array([row.bytes_down for row in self.history], np.int64)
+            columns["bytes up"] = np.array([row.bytes_up for row in self.history], np.int64)
+            columns["stale"] = np.array([row.stale for row in self.history], np.float64)
         for name in names:
             columns[name] = np.array([row.metrics.get(name, np.nan) for row in self.history])
         for name in tested:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from archipel import strategies
-from archipel.bundle import Bundle
+from archipel.bundle import Bundle, write_weights
 from archipel.errors import ArchipelError, SimulationError
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.operator.tasks import RoundResult
@@ -16,8 +16,11 @@ from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import clip_input, plan_layout, upload_layout, upload_program
 from archipel.protocol.vector import DecodedSum
+from archipel.simulation.clients import Clients
 from archipel.simulation.draws import draw_cohort, drawn_uniform
-from archipel.simulation.work import Engine, Report, Work
+from archipel.simulation.system.round_clock import ClockState, RoundClock
+from archipel.simulation.system.settings import Pacing, System
+from archipel.simulation.work import Engine, Partial, Report, Work
 from archipel.strategies.clipping import next_clip
 from archipel.strategies.moving import move_model
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
@@ -34,6 +37,9 @@ class RoundRow(msgspec.Struct, kw_only=True):
     `clipped`: how many updates were, None where the bundle has devices not say it. `step`: the L2 norm of the change of
     the parameters. `tested`: metrics of the model after the round on the test examples, where they were measured.
     `failed`: why the round changed nothing, "" where it did. `seconds`: how long the simulation took for it.
+
+    With a system: `time`, seconds by the virtual clock from the run's beginning to the round's end; `bytes_down` and
+    `bytes_up`, what devices fetched and uploaded for it; `stale`, how many versions the updates were behind on average.
     """
 
     number: int
@@ -47,6 +53,10 @@ class RoundRow(msgspec.Struct, kw_only=True):
     tested: dict[str, float] = {}
     failed: str = ""
     seconds: float = 0.0
+    time: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    stale: float = 0.0
 
 
 class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +64,8 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     `cohort`: devices asked in each round. `dropout`: the share of these that leave before their update counts.
     `privacy`: "secure" adds up whole numbers as secure rounds do, "plain" floating point. `hyperparameters`: of the
-    devices' programs and of the server's half, as of a task.
+    devices' programs and of the server's half, as of a task. `pacing`: when rounds take their updates; what differs
+    from its defaults needs a `system`, whose clock times the rounds.
     """
 
     cohort: int
@@ -62,6 +73,8 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     privacy: str = "secure"
     dropout: float = 0.0
     hyperparameters: dict[str, float] = {}
+    pacing: Pacing = Pacing()
+    system: System | None = None
 
 
 @dataclass
@@ -71,15 +84,31 @@ class Standing:
     parameters: Tensors
     strategy_state: Tensors
     rows: list[RoundRow] = field(default_factory=list)
+    clock: ClockState = field(default_factory=ClockState)
+    past: dict[int, Tensors] = field(default_factory=dict)
+    """The parameters of the versions that devices at work began with, in an asynchronous task."""
 
 
 class Rounds:
     """Runs rounds on an engine. `standing` changes with every round, as the server's database would.
 
+    Arguments:
+        bundle, settings: as of `run`.
+        population: how many clients there are.
+        standing: where to go on, None to begin.
+        clients: the clients, for a system's clock; without them rounds have none.
+
     Raises SimulationError for settings that do not fit the bundle, ProtocolError where no modulus holds the sum.
     """
 
-    def __init__(self, bundle: Bundle, population: int, settings: RoundSettings, standing: Standing | None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        population: int,
+        settings: RoundSettings,
+        standing: Standing | None,
+        clients: Clients | None = None,
+    ) -> None:
         self._bundle, self._population, self._settings = bundle, population, settings
         manifest = bundle.manifest
         if not 1 <= settings.cohort <= population:
@@ -94,19 +123,32 @@ class Rounds:
             trained, _ = split_statistics(parameters, shared_statistics(manifest))
             standing = Standing(parameters, self._strategy.init(trained))
         self.standing = standing
+        self._clock: RoundClock | None = None
+        if settings.system is not None and clients is not None:
+            settings.pacing.check(settings.cohort, settings.privacy == "secure")
+            broadcast = self._strategy.broadcast(standing.strategy_state)
+            size = len(write_weights(broadcast)) if broadcast else 0
+            self._clock = RoundClock(bundle, clients, settings, size)
 
     def run(self, engine: Engine, saved: int = 0) -> tuple[RoundRow, list[Report]]:
         """One round. Returns its row, which is the last of `standing.rows`, and what each device did."""
         number = len(self.standing.rows) + 1
-        drawn, present = self._draw(number)
-        row = RoundRow(number=number, drawn=len(drawn), devices=0)
+        row = RoundRow(number=number, drawn=0, devices=0)
+        drawn, present, left = self._draw(number) if self._clock is None else self._time(row, self._clock)
+        row.drawn = len(drawn)
         work = self._work(number, saved)
         row.clip = work.hyperparameters.get(UPDATE_CLIP)
-        reports = [Report(client, left="dropped out") for client in drawn if client not in present]
+        reports = [Report(client, left=left.get(client, row.failed)) for client in drawn if client not in present]
         partial = engine.run(work, [client for client in drawn if client in present])
-        reports = sorted([*reports, *partial.reports], key=lambda report: report.client)
+        self._conclude(row, partial)
+        return row, sorted([*reports, *partial.reports], key=lambda report: report.client)
+
+    def _conclude(self, row: RoundRow, partial: Partial) -> None:
+        """Move the model by the sum of the round's updates, unless it failed, and add its row to the history."""
         row.devices = partial.counted
         try:
+            if row.failed:
+                raise SimulationError(row.failed)
             if not row.devices:
                 raise SimulationError("no device's update came")
             self._move(row, partial.total.decoded(row.devices))
@@ -114,13 +156,13 @@ class Rounds:
             # As on the server: a round that fails leaves the model as it was, and the next one begins.
             row.failed = str(error)
         self.standing.rows.append(row)
-        return row, reports
 
     def first_work(self) -> Work:
         """What devices get in the first round."""
         return self._work(1, 0)
 
-    def _draw(self, number: int) -> tuple[list[int], set[int]]:
+    def _draw(self, number: int) -> tuple[list[int], set[int], dict[int, str]]:
+        """Who is drawn, who of them stays to the end, and why others do not."""
         settings = self._settings
         drawn = draw_cohort(self._population, settings.cohort, settings.seed, number).tolist()
         present = {
@@ -128,7 +170,14 @@ class Rounds:
             for client in drawn
             if not settings.dropout or drawn_uniform("dropout", settings.seed, number, client) >= settings.dropout
         }
-        return drawn, present
+        return drawn, present, {client: "dropped out" for client in drawn if client not in present}
+
+    def _time(self, row: RoundRow, clock: RoundClock) -> tuple[list[int], set[int], dict[int, str]]:
+        """The same on the virtual clock, which goes on to the round's end."""
+        drawn, outcome = clock.run(row.number, self.standing.clock)
+        row.time, row.failed = outcome.end, outcome.failed
+        row.bytes_down, row.bytes_up = round(outcome.down), round(outcome.up)
+        return drawn, set(outcome.counted), outcome.left
 
     def _work(self, number: int, saved: int) -> Work:
         settings, standing = self._settings, self.standing
@@ -154,7 +203,7 @@ class Rounds:
 
     def _adapted_clip(self) -> Mapping[str, float]:
         """The clip that the server would send: it follows from the last round that changed the model."""
-        if self._clip is None:
+        if self._clip is None or self._settings.pacing.mode == "asynchronous":
             return {}
         last = next((row for row in reversed(self.standing.rows) if not row.failed), None)
         if last is None or last.clipped is None or last.clip is None:

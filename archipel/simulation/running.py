@@ -19,13 +19,14 @@ from archipel.lite_runtime import Runtime
 from archipel.protocol.measures import measured
 from archipel.protocol.uploads import upload_program
 from archipel.simulation.choosing import AT_ONCE, ClientAxis, choose_client_axis
-from archipel.simulation.clients import Clients
+from archipel.simulation.clients import Clients, fingerprint
 from archipel.simulation.lanes import Lanes
 from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, Rounds, RoundSettings
 from archipel.simulation.saved import Record, load, save
 from archipel.simulation.states import MemoryStates, StateFolder, States
+from archipel.simulation.system.overlapping import OverlappingRounds
 from archipel.simulation.work import Engine
 from archipel.simulation.workers import Workers
 
@@ -83,9 +84,13 @@ def run(
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise SimulationError(f"rounds: {rounds!r} is not a whole number of 1 or more")
     where = None if options.folder is None else Path(options.folder)
-    record = Record(bundle=bundle.digest, population=len(clients), settings=settings, engine="", rows=[])
+    examples = "" if where is None else fingerprint(clients)
+    record = Record(
+        bundle=bundle.digest, population=len(clients), examples=examples, settings=settings, engine="", rows=[]
+    )
     found = None if where is None else load(where, record)
-    course = Rounds(bundle, len(clients), settings, None if found is None else found[1])
+    make = OverlappingRounds if settings.pacing.mode == "asynchronous" else Rounds
+    course = make(bundle, len(clients), settings, None if found is None else found[1], clients)
     standing = course.standing
     record.rows = standing.rows
     with ExitStack() as stack:

@@ -18,11 +18,14 @@ from archipel.converter import Signing, Training, convert
 from archipel.errors import SimulationError
 from archipel.graph import Model
 from archipel.lite_runtime.training.driver import data_ports
+from archipel.protocol.operator.tasks import Mode
 from archipel.simulation.choosing import ClientAxis
 from archipel.simulation.clients import Clients, as_clients
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, RoundSettings
 from archipel.simulation.running import RunOptions, Test, run
+from archipel.simulation.system import Pacing, System
+from archipel.simulation.system.traces import with_devices
 from archipel.training import losses, optimizers
 from archipel.training.losses import Loss
 from archipel.training.optimizers import Optimizer
@@ -47,6 +50,8 @@ def simulate(
     seed: int = 0,
     privacy: str = "secure",
     dropout: float = 0.0,
+    mode: Mode | Pacing = "semi-synchronous",
+    system: System | None = None,
     workers: int = 1,
     client_axis: ClientAxis = "auto",
     threads: int = 1,
@@ -77,6 +82,10 @@ def simulate(
         privacy: "secure" adds up the whole numbers that secure rounds add up (without masks, which cancel), "plain"
             floating point.
         dropout: the share of drawn devices, 0 to below 1, that leave before their update counts.
+        mode: when a round takes its updates, as a task's; a Pacing has goal, deadlines and the like as well. It needs
+            a `system`.
+        system: speeds, networks and hours of the devices; then a virtual clock times the rounds, and a round's row has
+            `time`, bytes and staleness. Without it a round has no duration.
         workers, client_axis, threads, folder, on_round: how it runs, see RunOptions.
 
     Raises SimulationError, ConversionError, TrainingError, ProtocolError.
@@ -91,6 +100,9 @@ def simulate(
         raise SimulationError(f"dropout: {dropout} is not from 0 to below 1")
     if privacy not in ("secure", "plain"):
         raise SimulationError(f"privacy: {privacy!r} is not 'secure' or 'plain'")
+    pacing = mode if isinstance(mode, Pacing) else Pacing(mode=mode)
+    if system is None and pacing != Pacing():
+        raise SimulationError("mode: needs a system, whose clock says who comes first; give system=System()")
     options = RunOptions(
         workers=workers, client_axis=client_axis, threads=threads, folder=folder, test_every=test_every,
         on_round=on_round,
@@ -112,7 +124,8 @@ def simulate(
     devices = as_clients(clients, [port.name for port in data_ports(bundle, bundle.manifest.schedule)])
     settings = RoundSettings(
         cohort=len(devices) if cohort is None else cohort, seed=seed, privacy=privacy, dropout=dropout,
-        hyperparameters=dict(hyperparameters or {}),
+        hyperparameters=dict(hyperparameters or {}), pacing=pacing,
+        system=None if system is None else with_devices(system),
     )  # fmt: skip
     result = run(bundle, devices, settings, rounds, test, options)
     if scratch is not None:

@@ -26,6 +26,8 @@ COPY = "own/"
 """Prefix of the name of a device's own copy of a parameter."""
 CORRECTION = "correction"
 """`Correction` adds the round state CORRECTION/PARAMETER to the gradient of the parameter."""
+MEASURED_LOSS, MEASURED_COUNT = "measured/loss", "measured/count"
+"""Round states of a part that trains nothing: the sum of the labels' losses, and how many labels there were."""
 MAX_BITS = 30
 
 
@@ -54,6 +56,29 @@ class ClipExamples:
 
 
 @dataclass(frozen=True)
+class Tries:
+    """Steps in pairs: one at the rate of the hyperparameter inner_lr is tried out, the next learns from where it led.
+
+    The round state PARAMETER.tried is how far the parameter lies from what is learned (training.nested.MetaSGD).
+    """
+
+    inner_lr: float
+
+
+@dataclass(frozen=True)
+class Follows:
+    """The parameter is pulled to a local model by lambda, which follows it at the rate local_lr every `every` steps.
+
+    The defaults of these hyperparameters are `strength` and `local_lr`. The round state PARAMETER.moved is how far the
+    local model went (training.nested.MoreauSGD).
+    """
+
+    strength: float
+    local_lr: float
+    every: int
+
+
+@dataclass(frozen=True)
 class Adapters:
     """Low-rank adapters on the weights of Gemm, MatMul, Conv and embeddings that match `targets`.
 
@@ -73,13 +98,16 @@ class Part:
     """One phase of the local round, and its train program.
 
     `trains`: "all" tensors, the "shared" ones, the "personal" ones, or "copies" of all parameters that stay on the
-    device. `epochs` None: the number that `convert` got. `terms` are added to the gradient.
+    device; "nothing": the part adds up the loss of the received model over its batches, in the round states
+    MEASURED_LOSS and MEASURED_COUNT. It takes `epochs`, or `steps` of a batch each; both None: the epochs that
+    `convert` got. `terms` are added to the gradient, or change how steps are made.
     """
 
     program: str = "train"
-    trains: Literal["all", "shared", "personal", "copies"] = "all"
+    trains: Literal["all", "shared", "personal", "copies", "nothing"] = "all"
     epochs: int | None = None
-    terms: tuple[Pull | Correction | ClipExamples, ...] = ()
+    steps: int | None = None
+    terms: tuple[Pull | Correction | ClipExamples | Tries | Follows, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from archipel.bundle import Program
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 Weighting = Literal["examples", "uniform"]
 
 
-def weighted_deltas(options: Upload) -> MakeProgram:
-    """`finish` of federated averaging.
+AddDelta = Callable[[ProgramGraph, LocalTraining, str], str]
+"""Adds what a device changed of a parameter, given its name; returns the value's name, `NAME.SOMETHING`."""
+
+
+def weighted_deltas(options: Upload, add: AddDelta | None = None) -> MakeProgram:
+    """`finish` of federated averaging. `add` None: the delta is end - start (`add_delta`).
 
     Its inputs are `NAME.start` and `NAME` of every parameter, and the count of examples. Its outputs are `NAME.update`
     = delta * min(1, clip / |all deltas|) * weight, what running statistics changed, and the weight,
@@ -34,13 +39,15 @@ def weighted_deltas(options: Upload) -> MakeProgram:
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
         upload = choose_clip(options, local)
         graph = ProgramGraph("finish", upload.strategy)
-        squares = [add_square(graph, add_delta(graph, local, name), f"{name}.square") for name in local.parameters]
+        deltas = {name: (add or add_delta)(graph, local, name) for name in local.parameters}
+        squares = [add_square(graph, delta, f"{name}.square") for name, delta in deltas.items()]
         add_constants(graph, upload)
         shrink = factor = add_clip_factor(graph, squares, graph.own("clip"))
         if upload.weighting == "examples":
             add_examples(graph)
             factor = graph.node("Mul", [factor, add_weight(graph)], graph.own("factor"))
-        upload_deltas(graph, local, upload, factor, upload.weighting)
+        of = {delta.removeprefix(f"{name}.") for name, delta in deltas.items()}.pop()
+        upload_deltas(graph, local, upload, factor, upload.weighting, of)
         upload_statistics(graph, local, upload)
         upload_weight(graph, upload)
         report_limits(graph, upload, shrink)
@@ -134,13 +141,20 @@ def upload_deltas(
 
 def report_limits(graph: ProgramGraph, upload: Upload, shrink: str) -> None:
     """Add the metrics of what limited the update: the factor `shrink` below 1, and more examples than the cap."""
-    found = {CLIPPED: graph.node("Less", [shrink, graph.own("one")], graph.own("is_clipped"))}
+    report_clipped(graph, shrink)
     if upload.weighting == "examples":
         more = [graph.own("examples_float"), graph.own("cap")]
-        found[CAPPED] = graph.node("Greater", more, graph.own("is_capped"))
-    for name, condition in found.items():
-        graph.node("Cast", [condition], name, to=1)
-        graph.output(Metric(name=name, dtype="float32", shape=(), reduction="last"))
+        _report(graph, CAPPED, graph.node("Greater", more, graph.own("is_capped")))
+
+
+def report_clipped(graph: ProgramGraph, shrink: str) -> None:
+    """Add the metric of an update that was clipped: the factor `shrink` below 1."""
+    _report(graph, CLIPPED, graph.node("Less", [shrink, graph.own("one")], graph.own("is_clipped")))
+
+
+def _report(graph: ProgramGraph, name: str, condition: str) -> None:
+    graph.node("Cast", [condition], name, to=1)
+    graph.output(Metric(name=name, dtype="float32", shape=(), reduction="last"))
 
 
 def upload_weight(graph: ProgramGraph, upload: Upload) -> None:

@@ -108,6 +108,9 @@ def test_a_folder_with_another_run_is_refused(make: Make, tmp_path: Path) -> Non
         archipel.simulate(bundle, fields(), rounds=2, folder=tmp_path, seed=1)
     with pytest.raises(SimulationError, match="has a run with another population"):
         archipel.simulate(bundle, fields()[:3], rounds=2, folder=tmp_path, cohort=3)
+    others = [{**each, "input": each["input"] + 1} for each in fields()]
+    with pytest.raises(SimulationError, match="has a run with another examples"):
+        archipel.simulate(bundle, others, rounds=2, folder=tmp_path)
     (tmp_path / saved.HISTORY).write_text("{")
     with pytest.raises(SimulationError, match="its run cannot be read"):
         archipel.simulate(bundle, fields(), rounds=2, folder=tmp_path)

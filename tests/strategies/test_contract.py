@@ -29,7 +29,7 @@ from tests.support.simulation import clients, first_state, imported, normalized,
 Make = Callable[..., Bundle]
 Of = Callable[[Strategy], Bundle]
 
-NEEDED: dict[str, dict[str, Any]] = {"fedrep": {"personal": "head.*"}}
+NEEDED: dict[str, dict[str, Any]] = {"fedrep": {"personal": "head.*"}, "fedper": {"personal": "head.*"}}
 """Options without a default."""
 WRONG: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": -1.0},
@@ -38,9 +38,18 @@ WRONG: dict[str, dict[str, Any]] = {
     "fedrep": {"personal_epochs": 0, "personal": 3},
     "fedbn": {"personal": [3]},
     "ditto": {"strength": float("nan"), "personal_epochs": 1.5},
+    "fedper": {"personal": 3},
+    "feddyn": {"alpha": 0.0},
+    "perfedavg": {"inner_lr": 0.0},
+    "pfedme": {"strength": -1.0, "local_lr": 0.0, "inner_steps": 0},
     "lora": {"rank": 0, "alpha": 0.0, "targets": 1, "full": None, "seed": -1},
+    "qfedavg": {"q": -1.0, "loss_cap": 0.0},
     "dpsgd": {"example_clip": 0.0, "noise_multiplier": -0.1},
 }
+BY_LOSS = {"qfedavg"}
+"""Their devices weigh as much as their loss says, whatever the number of examples."""
+RATES = {"fedsgd": 0.5}
+"""Of a strategy that makes fewer steps than others in a round."""
 CLIP, CAP, BITS = 1e-3, 10, 20
 
 every = pytest.mark.parametrize("strategy", strategies.STRATEGIES.values(), ids=lambda s: s.name)
@@ -50,6 +59,8 @@ def build(make: Make, strategy: Strategy, options: dict[str, Any] | None = None,
     options = options or {"clip": CLIP, "weight_cap": CAP, "bits": BITS, **NEEDED.get(strategy.name, {})}
     # BatchNormalization has no gradient of one example.
     step = {"batch_norm": "frozen"} if strategy.name == "dpsgd" else {}
+    if strategy.name == "fedsgd":  # its one step is on all examples
+        changes = {"batch_size": 32, **changes}
     return make(strategy.name, normalized, strategy_options=options, step_options=step, **changes)
 
 
@@ -87,7 +98,7 @@ def test_the_update_is_clipped_and_weighted_on_the_device(bundle_of: Of, strateg
         weight = float(arrays[by_kind["weight"][0].name]) if by_kind["weight"] else 1.0
         if by_kind["weight"]:
             assert by_kind["weight"][0].weighting == "examples"
-            assert weight == pytest.approx(share)
+            assert weight == pytest.approx(share) or strategy.name in BY_LOSS
         deltas = [arrays[port.name] for port in by_kind["delta"]]
         # Any of these rounds moves further than the bound, so that it is reached.
         assert norm(deltas) == pytest.approx(CLIP * weight, rel=1e-4)
@@ -170,7 +181,7 @@ def test_predictions_follow_what_the_device_learned(make: Make, bundle_of: Of, s
     int8 = Compression([StaticInt8()], calibration={field: 2 * x})
     for bundle in (plain, build(make, strategy, compression=int8)):
         device = Runtime(bundle, state=DeviceState())
-        update = local_round(bundle, state=device.state, lr=0.05)
+        update = local_round(bundle, state=device.state, lr=RATES.get(strategy.name, 0.05))
         device.set_parameters(update.parameters)
         found.append(device.predict(x))
         if bundle is plain:
@@ -249,5 +260,5 @@ def test_registry_names_what_there_is() -> None:
     for name, strategy in strategies.STRATEGIES.items():
         assert strategy.name == name
         assert strategies.get(name) is strategy
-    with pytest.raises(ArchipelError, match="no strategy 'fedsomething'; there are: ditto, dpsgd, fedavg"):
+    with pytest.raises(ArchipelError, match="no strategy 'fedsomething'; there are: ditto, dpsgd, fed"):
         strategies.get("fedsomething")

@@ -105,6 +105,141 @@ def test_scaffold(make: Make, momentum: float) -> None:
         assert_same(device.state.state, {f"own_control/{name}": value for name, value in own[i].items()})
 
 
+def test_feddyn(make: Make) -> None:
+    """Acar et al. 2021, algorithm 1, all devices in each round: each solves for L - <g, w> + alpha / 2 |w - w_t|^2."""
+    alpha = 0.3
+    task = simulate(make("feddyn", strategy_options={"alpha": alpha}), clients())
+    module = dense()
+    w = tensors(module)
+    h = {name: torch.zeros_like(value) for name, value in w.items()}
+    own = [dict(h) for _ in SIZES]
+    for number in ROUNDS:
+        ends = []
+        for i, (x, y) in enumerate(clients()):
+            end = w
+            for rows in batches(len(x), number, i):
+                g = gradients(module, end, x[rows], y[rows])
+                end = stepped(end, {name: g[name] - own[i][name] + alpha * (end[name] - w[name]) for name in w})
+            own[i] = {name: own[i][name] - alpha * (end[name] - w[name]) for name in w}
+            ends.append(end)
+        h = {name: h[name] - alpha * sum(end[name] - w[name] for end in ends) / 4 for name in w}
+        w = {name: sum(end[name] for end in ends) / 4 - h[name] / alpha for name in w}
+    assert_same(task.parameters, w)
+    for device, g in zip(task.devices, own, strict=True):
+        assert_same(device.state.state, {f"own_gradient/{name}": value for name, value in g.items()})
+
+
+def test_fedsgd(make: Make) -> None:
+    """McMahan et al. 2017: w - lr sum n_k / n grad F_k(w), which is gradient descent on all examples together."""
+    task = simulate(make("fedsgd", batch_size=max(SIZES)), clients())
+    module = dense()
+    w = tensors(module)
+    x, y = (np.concatenate(each) for each in zip(*clients(), strict=True))
+    for _ in ROUNDS:
+        w = stepped(w, gradients(module, w, x, y))
+    assert_same(task.parameters, w)
+
+
+def test_reptile(make: Make) -> None:
+    """Nichol et al. 2018, algorithm 2: phi + eps / n sum (W_i - phi), here with an outer rate of 0.3."""
+    task = simulate(make("reptile"), clients(), server={"server_lr": 0.3})
+    module = dense()
+    w = tensors(module)
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            end = w
+            for rows in batches(len(x), number, client):
+                end = stepped(end, gradients(module, end, x[rows], y[rows]))
+            ends.append(end)
+        w = {name: w[name] + 0.3 * sum(end[name] - w[name] for end in ends) / 4 for name in w}
+    assert_same(task.parameters, w)
+
+
+def test_fedper(make: Make) -> None:
+    """Arivazhagan et al. 2019: head and body take each step together, and the head stays."""
+    task = simulate(make("fedper", strategy_options={"personal": "head.*"}), clients())
+    module = dense()
+    first = tensors(module)
+    body = {name: value for name, value in first.items() if name.startswith("body")}
+    heads = [{name: value for name, value in first.items() if name.startswith("head")} for _ in SIZES]
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            end = {**body, **heads[client]}
+            for rows in batches(len(x), number, client):
+                end = stepped(end, gradients(module, end, x[rows], y[rows]))
+            heads[client] = {name: end[name] for name in heads[client]}
+            ends.append({name: end[name] for name in body})
+        body = averaged(body, ends)
+    assert_same(task.parameters, body)
+    for device, head in zip(task.devices, heads, strict=True):
+        assert_same(device.state.personal, head)
+
+
+def test_perfedavg(make: Make) -> None:
+    """Fallah et al. 2020, algorithm 1 without the Hessian: w - lr grad(w - alpha grad(w, D), D')."""
+    alpha = 0.1
+    task = simulate(make("perfedavg", strategy_options={"inner_lr": alpha}), clients())
+    module = dense()
+    w = tensors(module)
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            end, drawn = w, list(batches(len(x), number, client))
+            for first, second in zip(drawn[::2], drawn[1::2]):
+                tried = stepped(end, gradients(module, end, x[first], y[first]), alpha)
+                end = stepped(end, gradients(module, tried, x[second], y[second]))
+            ends.append(end)
+        w = averaged(w, ends)
+    assert_same(task.parameters, w)
+
+
+def test_a_step_of_perfedavg_without_its_second_one_does_not_count(make: Make) -> None:
+    """With one epoch there are 2, 3, 4 and 5 steps, and so 1, 1, 2 and 2 pairs."""
+    task = simulate(make("perfedavg", epochs=1, strategy_options={"inner_lr": 0.1}), clients(), rounds=1)
+    module = dense()
+    w = tensors(module)
+    ends = []
+    for client, (x, y) in enumerate(clients()):
+        end, drawn = w, list(batches(len(x), 0, client, epochs=1))
+        for pair in range(len(drawn) // 2):
+            first, second = drawn[2 * pair], drawn[2 * pair + 1]
+            tried = stepped(end, gradients(module, end, x[first], y[first]), 0.1)
+            end = stepped(end, gradients(module, tried, x[second], y[second]))
+        ends.append(end)
+    assert_same(task.parameters, averaged(w, ends))
+
+
+@pytest.mark.parametrize("inner", [1, 3])
+def test_pfedme(make: Make, inner: int) -> None:
+    """T Dinh et al. 2020, algorithm 1, with a proximal step on theta for each batch, and theta kept between rounds."""
+    strength, rate = 5.0, 0.1
+    options = {"strength": strength, "local_lr": rate, "inner_steps": inner}
+    task = simulate(make("pfedme", strategy_options=options), clients())
+    module = dense()
+    w = tensors(module)
+    own = [w for _ in SIZES]
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            theta, local = own[client], w
+            for step, rows in enumerate(batches(len(x), number, client)):
+                g = gradients(module, theta, x[rows], y[rows])
+                # The minimum of <g, v> + lambda / 2 |v - local|^2 + |v - theta|^2 / (2 lr), by its derivative of 0.
+                theta = {n: (theta[n] / LR - g[n] + strength * local[n]) / (1 / LR + strength) for n in w}
+                if step % inner == inner - 1:
+                    local = {n: local[n] - rate * strength * (local[n] - theta[n]) for n in w}
+            own[client] = theta
+            ends.append(local)
+        w = averaged(w, ends)
+    assert_same(task.parameters, w)
+    for device, theta, (x, _) in zip(task.devices, own, clients(), strict=True):
+        assert_same(device.state.personal, {f"own/{name}": value for name, value in theta.items()})
+        expected = torch.func.functional_call(module, theta, (torch.tensor(x).double(),))
+        np.testing.assert_allclose(device.predict(x), expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 def test_fednova(make: Make, momentum: float) -> None:
     """Wang et al. 2020, section 4: x - lr tau_eff sum p_i d_i, d_i = G_i a_i / |a_i|_1, tau_eff = sum p_i |a_i|_1."""

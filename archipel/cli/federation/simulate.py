@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,11 @@ import click
 import msgspec
 
 from archipel.cli.input_output.progress_line import progress_line
+from archipel.cli.input_output.remote import remote_with
 from archipel.cli.input_output.stopping import catch_ctrl_c
 from archipel.cli.input_output.tables import as_json, show
+from archipel.errors import CommandError
+from archipel.operator import OperatorClient
 from archipel.operator.curves import check_plot_name
 
 if TYPE_CHECKING:
@@ -49,8 +53,12 @@ class _Command(click.Command):
 )
 @click.option("--parquet", type=click.Path(path_type=Path),
               help="Write a row for each round here, and for each device into NAME-clients.parquet.")  # fmt: skip
+@click.option("--from-task", "task_id", metavar="ID", help="Do with these data what this task of a server does: "
+              "its bundle, rounds, cohort, privacy, hyperparameters.")  # fmt: skip
 @as_json
+@remote_with("--from-task", "task_id")
 def simulate(
+    client: OperatorClient | None,
     file: Path,
     settings: tuple[str, ...],
     rounds: int | None,
@@ -58,6 +66,7 @@ def simulate(
     folder: Path | None,
     plot_file: Path | None,
     parquet: Path | None,
+    task_id: str | None,
     as_json: bool,
 ) -> None:
     """Train the federation of FILE, a TOML file, on this machine: its devices, rounds and sums, without a server.
@@ -66,9 +75,13 @@ def simulate(
     archipel simulate federation.toml
     archipel simulate federation.toml --set strategy=scaffold --rounds 100 --workers 4
     archipel simulate federation.toml --plot curves.png --parquet rounds.parquet
+    archipel simulate federation.toml --from-task ID --rounds 5
 
     The devices run the graphs that real devices run, and the server's half is that of real rounds, so the numbers are
     those of a federation with these data. `archipel new` writes such a file, with a model and data.
+
+    With --from-task the file says what the data are and how they are divided; give the publisher's key as
+    `--set 'model.key=["publisher.pub"]'`.
 
     Ctrl-C ends after the present round; with a folder the same command goes on from there, also after a kill.
     """
@@ -80,14 +93,31 @@ def simulate(
     if folder is not None:
         # As a text of TOML, since the folder's name may be anything.
         given.append(f"run.folder={msgspec.json.encode(str(folder.absolute())).decode()}")
-    federation = load_federation(file, given)
     started = time.monotonic()
-    result = _run(federation, file, as_json)
+    with tempfile.TemporaryDirectory(prefix="archipel-simulate-") as scratch:
+        replaced = None
+        if client is not None and task_id is not None:
+            replaced = _task(client, task_id, load_federation(file, given), Path(scratch))
+        result = _run(load_federation(file, given, replaced), file, as_json)
     if plot_file is not None:
         result.plot(plot_file)
     if parquet is not None:
         result.to_parquet(parquet)
     show(_Summary.of(result), as_json, _last_lines(result, time.monotonic() - started, [plot_file, parquet]))
+
+
+def _task(client: OperatorClient, task_id: str, federation: Federation, folder: Path) -> dict[str, object]:
+    """What is replaced in the file for a task of the server, whose bundle is written into the folder."""
+    task = client.tasks.get(task_id)
+    if task.kind != "training":
+        raise CommandError(f"task {task.name!r} is of kind {task.kind}; only trainings are simulated")
+    if task.mode == "asynchronous" and federation.settings.system is None:
+        raise CommandError(
+            f"task {task.name!r} is asynchronous, which needs a clock; give {federation.file} a [system]"
+        )
+    bundle = folder / "task.bundle"
+    bundle.write_bytes(client.bundles.download(task.bundle))
+    return federation.replaced_by(task, bundle)
 
 
 class _Summary(msgspec.Struct, kw_only=True):
@@ -146,8 +176,11 @@ def _follower(total: int, tell: Callable[[str], None], quiet: bool) -> Callable[
             values = _values(row)
             if names is None and not row.failed:
                 names = list(values)
-                click.echo("  ".join([" round", "devices", *names, "seconds"]))
-            cells = [f"{values[name]:>{len(name)}.4f}" if name in values else " " * len(name) for name in names or []]
+                click.echo("  ".join([" round", "devices", *(name.rjust(8) for name in names), "seconds"]))
+            cells = [
+                f"{values[name]:>{max(len(name), 8)}.4f}" if name in values else " " * max(len(name), 8)
+                for name in names or []
+            ]
             failed = f"  {row.failed}" if row.failed else ""
             devices = f"{row.devices}/{row.drawn}" if row.devices < row.drawn else str(row.devices)
             click.echo("  ".join([f"{row.number:>6}", f"{devices:>7}", *cells, f"{row.seconds:>7.2f}"]) + failed)
@@ -160,7 +193,8 @@ def _follower(total: int, tell: Callable[[str], None], quiet: bool) -> Callable[
 
 
 def _values(row: RoundRow) -> dict[str, float]:
-    return {**row.metrics, **{f"test {name}": value for name, value in sorted(row.tested.items())}}
+    clock = {"clock": row.time} if row.time else {}
+    return {**clock, **row.metrics, **{f"test {name}": value for name, value in sorted(row.tested.items())}}
 
 
 def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> list[str]:

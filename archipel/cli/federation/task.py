@@ -46,33 +46,66 @@ def task() -> None:
 
 
 @task.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--from", "federation", type=click.Path(path_type=Path),
+    help="In place of FILE: a federation.toml of `archipel simulate`, with what else a task needs in [task].",
+)  # fmt: skip
 @click.option(
     "--bundle",
     type=click.Path(path_type=Path),
-    help="A bundle file to upload. Default: `bundle` in FILE is the digest of an uploaded one.",
+    help="A bundle file to upload. Default: `bundle` in FILE is the digest of an uploaded one; that of a federation's "
+    "model.",
 )
 @request_key("task")
 @as_json
 @remote
-def create(client: OperatorClient, file: Path, bundle: Path | None, key: str | None, as_json: bool) -> None:
+def create(
+    client: OperatorClient,
+    file: Path | None,
+    federation: Path | None,
+    bundle: Path | None,
+    key: str | None,
+    as_json: bool,
+) -> None:
     """Start the task that FILE (TOML) describes.
 
     \b
     archipel task create task.toml --bundle digits.bundle
+    archipel task create --from federation.toml --bundle digits.bundle
     """
+    if (file is None) == (federation is None):
+        raise CommandError("give FILE, a task's, or --from FEDERATION.toml, one of them")
     # The file is checked before the bundle is uploaded, with a digest of zeros in the place of the bundle's.
+    if file is not None:
+        request = _read_task(file, bundle)
+    else:
+        assert federation is not None
+        request, bundle = _read_federation(federation, bundle)
+    if bundle is not None:
+        request = msgspec.structs.replace(request, bundle=client.bundles.upload(bundle, request.population).digest)
+    info = client.tasks.create(request, key=key)
+    show(info, as_json, _lines(info))
+
+
+def _read_task(file: Path, bundle: Path | None) -> TaskRequest:
     if bundle is not None and "bundle" in read_toml(file):
         raise CommandError(f"{file}: it names a bundle, and so does --bundle; leave one of them out")
     if bundle is None and "bundle" not in read_toml(file):
         raise CommandError(
             f"{file}: no bundle; give --bundle FILE.bundle, or the digest of one as `bundle` in the file"
         )
-    request = read_request(file, TaskRequest, **({} if bundle is None else {"bundle": "0" * 64}))
-    if bundle is not None:
-        request = msgspec.structs.replace(request, bundle=client.bundles.upload(bundle, request.population).digest)
-    info = client.tasks.create(request, key=key)
-    show(info, as_json, _lines(info))
+    return read_request(file, TaskRequest, **({} if bundle is None else {"bundle": "0" * 64}))
+
+
+def _read_federation(file: Path, bundle: Path | None) -> tuple[TaskRequest, Path]:
+    from archipel.simulation.federation import load_federation
+
+    federation = load_federation(file)
+    named = federation.settings.model.bundle
+    if bundle is None and named is None:
+        raise CommandError(f"{file}: its model is no bundle; make one with `archipel convert`, and give it as --bundle")
+    return federation.task_request("0" * 64), bundle if bundle is not None else file.parent / str(named)
 
 
 @task.command("list")

@@ -64,6 +64,9 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         parallel: how the processes that torchrun started share the work: "ddp", "fsdp", "tensor", "pipeline", "hybrid",
             or "auto" (`training.cloud.parallel.prepare` describes them). The losses are those of one process;
             `batch_size` counts the examples of all of them.
+        sync_batch_norm: with "ddp" and "fsdp", whether batch normalization uses the statistics of the whole batch, as
+            one process does, and not those of each process's part. It costs exchanges in both passes, so it is for
+            parts of few examples, such as fewer than 16.
         cluster: TOML file of the devices, for what `parallel` plans ("auto", "tensor", "hybrid" and "pipeline" of a
             graph); without it they are measured, and with the path of no file yet the measurements are written there.
         inputs: the fields that the model takes, in its order; by default all that are no labels.
@@ -110,6 +113,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     device: str = "auto"
     compile: bool | None = None
     parallel: Parallel = "none"
+    sync_batch_norm: bool = False
     cluster: str | None = None
     inputs: tuple[str, ...] = ()
     label: str | None = None
@@ -134,7 +138,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for name, most in _MOST.items():
             if (getattr(self, name) or 0) > most:
                 raise TrainingError(f"TrainConfig: {name} must be at most {most}, is {getattr(self, name)!r}")
-        for name in ("next_token", "resume", "progress"):
+        for name in ("next_token", "resume", "progress", "sync_batch_norm"):
             flag("TrainConfig", name, getattr(self, name))
         if self.compile is not None:
             flag("TrainConfig", "compile", self.compile)
@@ -166,6 +170,11 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise TrainingError(
                 f"TrainConfig: precision 'fp16' goes with parallel 'none' and 'ddp', not with {self.parallel!r}; "
                 "choose 'bf16', which needs no loss scale"
+            )
+        if self.sync_batch_norm and self.parallel in ("tensor", "pipeline", "hybrid"):
+            raise TrainingError(
+                f"TrainConfig: sync_batch_norm goes with parallel 'ddp' and 'fsdp', not with {self.parallel!r}; leave "
+                "one of them out"
             )
         if self.checkpoint_every is not None and self.checkpoint is None:
             raise TrainingError("TrainConfig: checkpoint_every needs a folder; set checkpoint")

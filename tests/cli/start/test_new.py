@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from archipel.simulation import load_federation
 from tests.support.commands import Command
 from tests.support.development import place_development_key
 
@@ -54,6 +56,31 @@ def test_a_template_is_federated_by_up(
     assert err == (
         "archipel: --folder federation: holds a federation with other federation.py; choose another --folder\n"
     )
+
+
+def test_a_new_folder_is_simulated(tmp_path: Path, archipel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commands from nothing to curves; and the task of a server is read from the same file."""
+    archipel("new", str(tmp_path / "mine"), "--template", "tabular")
+    monkeypatch.chdir(tmp_path / "mine")
+    out, _ = archipel("simulate", "federation.toml", "--plot", "curves.png")
+    assert "federation.toml: 16 devices, 8 a round, 20 rounds" in out
+    assert float(re.findall(r"^test: accuracy ([\d.]+)", out, re.M)[0]) > 0.8  # of three classes
+    assert (tmp_path / "mine/curves.png").read_bytes().startswith(b"\x89PNG")
+    assert load_federation("federation.toml").task_request("0" * 64).name == "mine"
+    compile((tmp_path / "mine/run.py").read_text(), "run.py", "exec")
+
+
+@pytest.mark.slow
+def test_run_py_compares_strategies(tmp_path: Path, archipel: Command) -> None:
+    archipel("new", str(tmp_path / "mine"))
+    done = subprocess.run(
+        [sys.executable, "run.py"], cwd=tmp_path / "mine", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    accuracies = re.findall(r"^(\w+): .*'accuracy': ([\d.]+)", done.stdout, re.M)
+    assert [name for name, _ in accuracies] == ["fedavg", "scaffold"]
+    assert all(float(accuracy) > 0.8 for _, accuracy in accuracies)
+    assert (tmp_path / "mine/scaffold.png").exists()
 
 
 def test_mistakes_are_told(tmp_path: Path, archipel: Command) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -23,6 +25,7 @@ class BatchNormalization(nn.Module):
         self.momentum = momentum
         self.epsilon = epsilon
         self.frozen = False  # whether running statistics are used in training, too
+        self.shared: Any = None  # parallel.statistics.SharedStatistics, where several processes have the batch
 
     def forward(
         self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
@@ -30,6 +33,8 @@ class BatchNormalization(nn.Module):
         if x.ndim == 1:  # of one channel
             return self.forward(x.unsqueeze(1), scale, bias, mean, variance).squeeze(1)
         training = self.training and not self.frozen
+        if training and self.shared is not None and self.shared.works:
+            return self._together(x, scale, bias, mean, variance)
         if training and x.numel() == x.size(1):
             # One element has no variance: the running variance stays, as in archipel's training steps.
             with torch.no_grad():
@@ -41,6 +46,19 @@ class BatchNormalization(nn.Module):
             inverse = torch.rsqrt(variance + self.epsilon)
             return (x - mean.reshape(along)) * (inverse * scale).reshape(along) + bias.reshape(along)
         return functional.batch_norm(x, mean, variance, scale, bias, training, 1 - self.momentum, self.epsilon)
+
+    def _together(
+        self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
+    ) -> torch.Tensor:
+        count, present, spread = self.shared(x)
+        with torch.no_grad():
+            mean.lerp_(present.to(mean.dtype), 1 - self.momentum)
+            unbiased = torch.where(count > 1, spread * (count / (count - 1).clamp(min=1)), variance)
+            variance.lerp_(unbiased.to(variance.dtype), 1 - self.momentum)
+        along = [1, -1, *[1] * (x.ndim - 2)]
+        inverse = torch.rsqrt(spread + self.epsilon)
+        result: torch.Tensor = (x - present.reshape(along)) * (inverse * scale).reshape(along) + bias.reshape(along)
+        return result.to(x.dtype)
 
 
 @lowering("BatchNormalization")

@@ -41,6 +41,7 @@ def prepare(
     microbatches: int | None = None,
     compute_dtype: torch.dtype | None = None,
     segment_bytes: int | None = None,
+    sync_batch_norm: bool = False,
     report: Callable[[str], None] | None = None,
 ) -> Placed:
     """Place `module` over all processes of the training, which `processes()` has joined.
@@ -66,6 +67,8 @@ def prepare(
         compute_dtype: of "fsdp", the type in which parameters are gathered, such as torch.bfloat16; None: their own.
         segment_bytes: of "fsdp" of a TorchModule: bytes of parameters that are gathered together at least, 1 or more;
             None: 32 MiB.
+        sync_batch_norm: of "ddp" and "fsdp": normalize by the statistics of the whole batch, as one process does, at
+            one exchange for each batch normalization and pass; else by those of this process's part.
         report: is given the planner's table, or why there is none, on rank 0.
 
     Raises TrainingError for a way that the module or the number of processes does not allow, MissingExtraError without
@@ -87,6 +90,7 @@ def prepare(
         raise TrainingError("prepare expects processes that have joined: call it inside `with parallel.processes():`")
     if not isinstance(module, torch.nn.Module):
         raise TrainingError(f"prepare expects a torch.nn.Module, got {type(module).__name__}")
+    _check_sync(way in ("auto", "ddp", "fsdp"), way, sync_batch_norm)
     from torch.distributed.device_mesh import init_device_mesh
 
     from archipel.training.cloud.graphs.torch_module import TorchModule
@@ -100,6 +104,7 @@ def prepare(
         if batch_size is None:
             raise TrainingError(f"parallel={way!r} is planned for a batch size: give batch_size")
         found = _planned(module, way, where, batch_size, cluster, optimizer, microbatches, report)
+        _check_sync(not (found.strategies or found.starts), f"{found.name} of the plan", sync_batch_norm)
         if found.strategies:
             from archipel.training.cloud.parallel.divided import Divided
 
@@ -109,17 +114,22 @@ def prepare(
         mesh = init_device_mesh(kind, (world,), mesh_dim_names=("data",))
         if found.starts:
             return Stages(module, node_starts(module, found.starts), mesh, where, found.microbatches)
-        if found.name == "fsdp":
-            return Shards(module, mesh, where, compute_dtype, segment_bytes)
-        return Replicas(module, mesh, where)
+        way = "fsdp" if found.name == "fsdp" else "ddp"
     mesh = init_device_mesh(kind, (world,), mesh_dim_names=("data",))
     if way == "auto" and dist.get_rank() == 0:
         tell = report or partial(print, file=sys.stderr)
         tell(f"parallel: 'auto' plans graphs alone, and takes 'ddp' for {type(module).__name__}")
-    if way in ("auto", "ddp"):
-        return Replicas(module, mesh, where)
-    if way == "fsdp":
-        return Shards(module, mesh, where, compute_dtype, segment_bytes)
+    if way in ("auto", "ddp", "fsdp"):
+        from archipel.training.cloud.parallel.statistics import share_statistics
+
+        shared = share_statistics(module, mesh.get_group()) if sync_batch_norm else None
+        placed = (
+            Shards(module, mesh, where, compute_dtype, segment_bytes)
+            if way == "fsdp"
+            else Replicas(module, mesh, where)
+        )
+        placed.statistics = shared
+        return placed
     if way == "tensor":
         return ShardedLinears(module, mesh, where)
     if way == "pipeline":
@@ -130,6 +140,14 @@ def prepare(
     raise TrainingError(
         f"parallel={way!r} needs a graph: give a TorchModule(model) in place of {type(module).__name__}"
     )
+
+
+def _check_sync(possible: bool, way: str, sync_batch_norm: bool) -> None:
+    if sync_batch_norm and not possible:
+        raise TrainingError(
+            f"sync_batch_norm goes with parallel 'ddp' and 'fsdp', not with {way!r}; choose one of them, or leave it "
+            "out"
+        )
 
 
 def _planned(

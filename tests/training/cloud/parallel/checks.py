@@ -15,7 +15,7 @@ from torch.nn import functional
 from archipel import Model
 from archipel.training.cloud import Callback, TorchModule, Trainer, parallel
 from tests.training.cloud.parallel.networks import EXAMPLES, batch, network
-from tests.training.cloud.parallel.trainings import Stop, facts, run
+from tests.training.cloud.parallel.trainings import RESTS, Stop, facts, run, run_rest
 
 
 def moved(folder: str) -> dict[str, Any]:
@@ -133,9 +133,68 @@ def interrupted(folder: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def normalized_network() -> nn.Module:
+    """Two kinds of batch normalization, of inputs far from 0, where naive sums of squares lose digits."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.BatchNorm2d(1),
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 8),
+        nn.BatchNorm1d(8, momentum=None, affine=False),
+        nn.Linear(8, 4),
+    )
+
+
+def normalized_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    inputs, labels = batch("cnn")
+    return inputs * torch.linspace(0.5, 2.0, EXAMPLES).reshape(-1, 1, 1, 1) + 50.0, labels
+
+
+def normalized_losses(
+    module: nn.Module, step: Callable[..., torch.Tensor], rows: slice = slice(None)
+) -> dict[str, Any]:
+    """Of four steps with SGD, and the buffers afterwards."""
+    inputs, labels = normalized_batch()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        losses.append(float(step((inputs[rows],), labels[rows])))
+        optimizer.step()
+    return {"losses": losses, "buffers": {name: tensor.tolist() for name, tensor in module.named_buffers()}}
+
+
+def normalized(folder: str) -> dict[str, Any]:
+    """Statistics over both processes, of which one has 10 of 16 examples."""
+    answers = {}
+    for way, of_graph in (("ddp", False), ("fsdp", True)):
+        module = normalized_network()
+        if of_graph:
+            module[6] = nn.BatchNorm1d(8)  # type: ignore[index]
+            module = TorchModule(Model.from_torch(module.eval(), normalized_batch()[0]))
+        placed = parallel.prepare(module.train(), way, sync_batch_norm=True)
+        rows = (slice(10), slice(10, None))[placed.data_rank]
+        share = (10 / 16, 6 / 16)[placed.data_rank]
+        answers[way] = normalized_losses(
+            placed.module,
+            lambda x, y, placed=placed, share=share: placed.step(x, y, functional.cross_entropy, share=share),
+            rows,
+        )
+    return answers
+
+
+def rests(folder: str) -> dict[str, Any]:
+    return {kind: facts(run_rest(kind)) for kind in RESTS}
+
+
 CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {
     "moved": moved,
     "in_segments": in_segments,
     "uneven": uneven,
     "interrupted": interrupted,
+    "normalized": normalized,
+    "rests": rests,
 }

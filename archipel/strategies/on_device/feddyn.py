@@ -1,0 +1,166 @@
+"""FedDyn (Acar et al. 2021, "Federated learning based on dynamic regularization", algorithm 1).
+
+Device half: a device keeps g_k, its gradient at the model that it ended with; each step's gradient is
+grad L_k(w) - g_k + alpha (w - the model as received). `finish` renews g_k <- g_k - alpha * delta, with the delta as it
+is uploaded, clipped. So what all devices minimize together has the minimum of the mean loss, however they differ.
+Server half: with h' <- h' + sum of deltas / number of devices, the parameters move by server_lr (mean delta + h'). (The
+paper's h is -alpha h', so that the server need not know alpha.)
+
+What the server remembers is bounded: h' has an L2 norm of at most MEMORY times the longest mean delta so far. The
+paper has no such bound; h' vanishes where the training converges, and an attacked sum would stay in it for good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from archipel.bundle import Manifest, Program
+from archipel.bundle.roles import State
+from archipel.protocol.vector import DecodedSum
+from archipel.strategies import averaging
+from archipel.strategies.clipping import choose_clip
+from archipel.strategies.device import (
+    CORRECTION,
+    Correction,
+    DeviceHalf,
+    LocalTraining,
+    MakeProgram,
+    Part,
+    Pull,
+    Upload,
+    check_positive,
+)
+from archipel.strategies.finish import (
+    add_clip_factor,
+    add_constants,
+    add_delta,
+    add_square,
+    report_limits,
+    upload_deltas,
+)
+from archipel.strategies.program import ProgramGraph
+from archipel.strategies.running_statistics import upload_statistics
+from archipel.strategies.strategy import (
+    StepBound,
+    Strategy,
+    Tensors,
+    mean_norm,
+    select_groups,
+    server_rate,
+    training_layout,
+)
+
+if TYPE_CHECKING:
+    import onnx
+
+ALPHA = "alpha"
+"""The hyperparameter of the devices' steps and of `finish`."""
+DRIFT, LONGEST = "drift/", "feddyn/longest"
+"""Prefix of the names of h', and the norm of the longest mean delta so far, in the server's state."""
+OWN_GRADIENT = "own_gradient/"
+"""Prefix of the names of g_k, a state of the device."""
+MEMORY = 10.0
+"""h' is at most this many times as long as the longest mean delta so far."""
+
+
+def init(parameters: Mapping[str, np.ndarray]) -> Tensors:
+    """h', which begins at 0."""
+    return {LONGEST: np.zeros((), np.float32), **{DRIFT + name: np.zeros_like(a) for name, a in parameters.items()}}
+
+
+def update(
+    parameters: Mapping[str, np.ndarray],
+    state: Tensors,
+    total: DecodedSum,
+    cohort: int,
+    hyperparameters: Mapping[str, float],
+) -> tuple[Tensors, Tensors]:
+    """The paper's lines 10 and 11. `population` is the number of all devices, 0 where each takes part in each round."""
+    if cohort < 1:
+        return dict(parameters), state
+    devices = max(float(cohort), hyperparameters.get("population", 0.0))
+    rate = hyperparameters.get("server_lr", 1.0)
+    longest = max(float(state[LONGEST]), _norm(total.deltas) / cohort)
+    # In float64, the type of the sums; each result is rounded once.
+    drift = {name: state[DRIFT + name] + total.deltas[name] / devices for name in parameters}
+    far = _norm(drift)
+    kept = min(1.0, MEMORY * longest / far) if far > 0 else 1.0
+    moved = {
+        name: (array + rate * (total.deltas[name] / cohort + kept * drift[name])).astype(array.dtype)
+        for name, array in parameters.items()
+    }
+    following = {DRIFT + name: (kept * drift[name]).astype(array.dtype) for name, array in parameters.items()}
+    return moved, {LONGEST: np.array(longest, np.float32), **following}
+
+
+def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
+    """The mean delta d has |d| <= D, as in federated averaging of devices that all weigh 1, and |h'| <= MEMORY D.
+
+    So the parameters move by server_lr (1 + MEMORY) D at most. h' moves by D at most: the ball to which it is cut only
+    grows, so what was in it stays, and cutting moves no two points apart. The longest delta grows by D or less.
+    """
+    layout = training_layout(manifest)
+    mean = mean_norm(layout.updates, select_groups(layout, "delta"), cohort)
+    return StepBound(server_rate(manifest, hyperparameters) * (1 + MEMORY) * mean, math.sqrt(2) * mean)
+
+
+def device(upload: Upload, *, alpha: float = 0.1) -> DeviceHalf:
+    """`alpha` is the default of the hyperparameter alpha; the paper's values are from 0.001 to 0.1."""
+    pull = Pull(ALPHA, check_positive(upload.strategy, "alpha", alpha))
+    return DeviceHalf(begin=_begin(upload.strategy), parts=(Part(terms=(Correction(), pull)),), finish=_finish(upload))
+
+
+def _begin(strategy: str) -> MakeProgram:
+    def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
+        graph = ProgramGraph("begin", strategy)
+        for name, array in local.parameters.items():
+            own = graph.input(_own_gradient(name, array, OWN_GRADIENT + name))
+            term = graph.node("Neg", [own], f"{CORRECTION}/{name}")
+            graph.output(State(name=term, tensor=term, dtype="float32", shape=array.shape, lifetime="round"))
+        return graph.build()
+
+    return make
+
+
+def _finish(options: Upload) -> MakeProgram:
+    def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
+        upload = replace(choose_clip(options, local), weighting="uniform")
+        graph = ProgramGraph("finish", upload.strategy)
+        squares = [add_square(graph, add_delta(graph, local, name), f"{name}.square") for name in local.parameters]
+        add_constants(graph, upload)
+        alpha = graph.input(local.hyperparameters[ALPHA])
+        shrink = add_clip_factor(graph, squares, graph.own("clip"))
+        upload_deltas(graph, local, upload, shrink, "uniform")
+        for name, array in local.parameters.items():
+            # Of the clipped delta, the same that the server adds to h': otherwise h' would drift from the mean of g_k.
+            own = graph.input(_own_gradient(name, array, OWN_GRADIENT + name))
+            change = graph.node("Mul", [f"{name}.update", alpha], f"{own}.change")
+            graph.output(_own_gradient(name, array, graph.node("Sub", [own, change], f"{own}.next")))
+        upload_statistics(graph, local, upload)
+        report_limits(graph, upload, shrink)
+        return graph.build()
+
+    return make
+
+
+def _own_gradient(name: str, array: np.ndarray, port: str) -> State:
+    return State(name=port, tensor=OWN_GRADIENT + name, dtype="float32", shape=array.shape, lifetime="device")
+
+
+def _norm(arrays: Mapping[str, np.ndarray]) -> float:
+    return math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values()))
+
+
+STRATEGY = Strategy(
+    name="feddyn",
+    init=init,
+    update=update,
+    device=device,
+    step_bound=step_bound,
+    server_hyperparameters={**averaging.HYPERPARAMETERS, "population": 0.0},
+)
