@@ -168,8 +168,13 @@ class Combining:
         rule, groups = settings.aggregation, settings.secure_groups
         if groups and settings.privacy != "secure":
             raise SimulationError("secure_groups: are of secure rounds, and privacy is 'plain'")
-        if groups and settings.system is not None:
-            raise SimulationError("secure_groups: the virtual clock times rounds of one group; leave out the system")
+        if (groups or settings.root) and settings.system is not None:
+            raise SimulationError("system: its clock times rounds of one sum, without secure_groups and root")
+        if (rule.robust or settings.attack.over_updates) and settings.pacing.mode == "asynchronous":
+            raise SimulationError(
+                "mode: asynchronous rounds add up updates of several versions; robust rules and attacks over updates "
+                "need updates of one"
+            )
         if rule.robust and settings.privacy == "secure" and not groups:
             raise SimulationError(
                 f"aggregation {rule.rule!r}: needs single updates, which secure rounds hide; set privacy to "

@@ -22,7 +22,7 @@ from archipel.simulation.combining import Combining
 from archipel.simulation.draws import draw_cohort, drawn_uniform
 from archipel.simulation.system.round_clock import ClockState, RoundClock
 from archipel.simulation.system.settings import Pacing, System
-from archipel.simulation.work import Engine, Report, Work
+from archipel.simulation.work import Engine, Partial, Report, Work
 from archipel.strategies.clipping import next_clip
 from archipel.strategies.moving import move_model
 from archipel.strategies.robust import Aggregation
@@ -94,6 +94,8 @@ class Standing:
     strategy_state: Tensors
     rows: list[RoundRow] = field(default_factory=list)
     clock: ClockState = field(default_factory=ClockState)
+    past: dict[int, Tensors] = field(default_factory=dict)
+    """The parameters of the versions that devices at work began with, in an asynchronous task."""
     rule_state: Tensors = field(default_factory=dict)
 
 
@@ -153,14 +155,20 @@ class Rounds:
         root = self._combining.root
         asked = [client for client in drawn if client in present] + ([] if root is None else [root])
         partial = engine.run(work, asked)
-        told = [report for report in partial.reports if report.client != root]
-        reports = sorted([*reports, *told], key=lambda report: report.client)
-        row.devices = sum(not report.left for report in told)
+        # The server's own update is no device's.
+        partial.reports = [report for report in partial.reports if report.client != root]
+        self._conclude(row, partial, work)
+        return row, sorted([*reports, *partial.reports], key=lambda report: report.client)
+
+    def _conclude(self, row: RoundRow, partial: Partial, work: Work | None = None) -> None:
+        """Move the model by the sum of the round's updates, unless it failed, and add its row to the history."""
+        row.devices = partial.counted
         try:
             if row.failed:
                 raise SimulationError(row.failed)
             if not row.devices:
                 raise SimulationError("no device's update came")
+            work = work or self._work(row.number, 0)
             made = self._combining.combine(work, partial.total, row.devices, self.standing.rule_state)
             row.devices = made.devices
             self._move(row, made.total)
@@ -169,7 +177,6 @@ class Rounds:
             # As on the server: a round that fails leaves the model as it was, and the next one begins.
             row.failed = str(error)
         self.standing.rows.append(row)
-        return row, reports
 
     def first_work(self) -> Work:
         """What devices get in the first round."""
@@ -217,7 +224,7 @@ class Rounds:
 
     def _adapted_clip(self) -> Mapping[str, float]:
         """The clip that the server would send: it follows from the last round that changed the model."""
-        if self._clip is None:
+        if self._clip is None or self._settings.pacing.mode == "asynchronous":
             return {}
         last = next((row for row in reversed(self.standing.rows) if not row.failed), None)
         if last is None or last.clipped is None or last.clip is None:

@@ -21,8 +21,9 @@ class Work:
     """A round's plan as its devices see it.
 
     `layout` is that of the updates, with the round's clip; `modulus_bits` is None in plain rounds; `cohort` is the
-    largest number of devices in the sum; `saved` the last round after which the run can go on if it is killed.
-    `groups`, client -> group, has one sum made for each group; `single` has each update kept by itself.
+    largest number of devices in the sum; `saved` the last round after which the run can go on if it is killed. The
+    updates are `staleness` versions behind, so their changes count (1 + staleness)^-staleness_exponent. `groups`,
+    client -> group, has one sum made for each group; `single` has each update kept by itself.
     """
 
     number: int
@@ -34,6 +35,8 @@ class Work:
     modulus_bits: int | None
     seed: int
     saved: int = 0
+    staleness: int = 0
+    staleness_exponent: float = 0.0
     groups: Mapping[int, int] | None = None
     single: bool = False
 
@@ -47,8 +50,8 @@ class Work:
         if self.groups is not None and self.modulus_bits is not None:
             return GroupSums(self.layout, self.modulus_bits, self.cohort, self.groups)
         if self.modulus_bits is None:
-            return FloatSum(self.layout)
-        return SecureSum(self.layout, self.modulus_bits, self.cohort)
+            return FloatSum(self.layout, self.staleness, self.staleness_exponent)
+        return SecureSum(self.layout, self.modulus_bits, self.cohort, self.staleness, self.staleness_exponent)
 
 
 @dataclass
