@@ -10,11 +10,13 @@ import onnx_ir as ir
 from archipel.bundle import Phase
 from archipel.bundle.roles import Hyperparameter
 from archipel.converter.contrast import contrasted
-from archipel.converter.roles import Division, assign_roles, select
+from archipel.converter.roles import Division, assign_roles, assign_start, select
 from archipel.errors import ConversionError
 from archipel.graph import Model, promote
 from archipel.strategies.device import (
     CORRECTION,
+    MEASURED_COUNT,
+    MEASURED_LOSS,
     ClipExamples,
     Contrast,
     Correction,
@@ -29,6 +31,7 @@ from archipel.strategies.device import (
 )
 from archipel.training import per_example, step_graph, transforms
 from archipel.training.batch_norm import BatchNorm, statistics_of_layers
+from archipel.training.evaluation import measure_graph
 from archipel.training.losses import Loss
 from archipel.training.nested import MetaSGD, MoreauSGD
 from archipel.training.optimizers import SGD, Optimizer
@@ -83,6 +86,12 @@ def train_programs(
     """
     programs = {}
     for number, part in enumerate(half.parts):
+        if part.trains == "nothing":
+            batch_norm = options.get("batch_norm", "train")
+            totals = (MEASURED_LOSS, MEASURED_COUNT)
+            measuring = measure_graph(model, loss, division.all, totals, batch_norm=batch_norm)
+            programs[part.program] = assign_start(measuring, division, strategy)
+            continue
         # The parts "all" and "copies" train every tensor.
         moved = {"personal": list(division.personal), "shared": list(division.shared)}.get(part.trains, division.all)
         if not moved:

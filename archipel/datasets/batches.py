@@ -32,7 +32,7 @@ class Batches:
     `rank` gets its part of them. So 2 processes with batches of 16 see the same examples in a step as one with 32. The
     rest of an epoch is divided evenly, too; where it does not divide, its first examples come a second time
     (`padding`, fewer than `world`), so that all processes have batches of one size. With `pad=False` sizes differ by
-    one, and a batch can have no examples: for evaluation, where each example must count once.
+    one, the first processes have more, and the last ones may have a batch without examples: each example counts once.
 
     Arguments:
         data: anything that `as_dataset` takes.
@@ -245,8 +245,9 @@ class Batches:
     def _share(self, count: int) -> tuple[int, int, int]:
         """This process's part of a step of so many examples: from, to, and how many come twice."""
         extra = -count % self.world if self._pad else 0
-        total = count + extra
-        return self.rank * total // self.world, (self.rank + 1) * total // self.world, extra
+        least, more = divmod(count + extra, self.world)
+        first = self.rank * least + min(self.rank, more)
+        return first, first + least + (self.rank < more), extra
 
     def _steps(self, examples: int) -> int:
         return examples // self._step_size if self._drop_last else -(-examples // self._step_size)

@@ -56,6 +56,13 @@ def take(dataset: Dataset, rows: NDArray[np.intp]) -> Arrays:
     return batch
 
 
+def some_examples(data: Dataset | Stream, count: int = 2) -> Arrays:
+    """The first examples, or all where there are fewer; of a stream, those of its first piece at most."""
+    if isinstance(data, Dataset):
+        return take(data, np.arange(min(count, len(data)), dtype=np.intp))
+    return {name: values[:count] for name, values in next(iter(data.read())).items()}
+
+
 def _first_unreadable(dataset: Dataset, rows: NDArray[np.intp]) -> str:
     for row in rows:
         try:

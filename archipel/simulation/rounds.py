@@ -20,7 +20,7 @@ from archipel.simulation.clients import Clients
 from archipel.simulation.draws import draw_cohort, drawn_uniform
 from archipel.simulation.system.round_clock import ClockState, RoundClock
 from archipel.simulation.system.settings import Pacing, System
-from archipel.simulation.work import Engine, Report, Work
+from archipel.simulation.work import Engine, Partial, Report, Work
 from archipel.strategies.clipping import next_clip
 from archipel.strategies.moving import move_model
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
@@ -85,6 +85,8 @@ class Standing:
     strategy_state: Tensors
     rows: list[RoundRow] = field(default_factory=list)
     clock: ClockState = field(default_factory=ClockState)
+    past: dict[int, Tensors] = field(default_factory=dict)
+    """The parameters of the versions that devices at work began with, in an asynchronous task."""
 
 
 class Rounds:
@@ -138,7 +140,11 @@ class Rounds:
         row.clip = work.hyperparameters.get(UPDATE_CLIP)
         reports = [Report(client, left=left.get(client, row.failed)) for client in drawn if client not in present]
         partial = engine.run(work, [client for client in drawn if client in present])
-        reports = sorted([*reports, *partial.reports], key=lambda report: report.client)
+        self._conclude(row, partial)
+        return row, sorted([*reports, *partial.reports], key=lambda report: report.client)
+
+    def _conclude(self, row: RoundRow, partial: Partial) -> None:
+        """Move the model by the sum of the round's updates, unless it failed, and add its row to the history."""
         row.devices = partial.counted
         try:
             if row.failed:
@@ -150,7 +156,6 @@ class Rounds:
             # As on the server: a round that fails leaves the model as it was, and the next one begins.
             row.failed = str(error)
         self.standing.rows.append(row)
-        return row, reports
 
     def first_work(self) -> Work:
         """What devices get in the first round."""
@@ -198,7 +203,7 @@ class Rounds:
 
     def _adapted_clip(self) -> Mapping[str, float]:
         """The clip that the server would send: it follows from the last round that changed the model."""
-        if self._clip is None:
+        if self._clip is None or self._settings.pacing.mode == "asynchronous":
             return {}
         last = next((row for row in reversed(self.standing.rows) if not row.failed), None)
         if last is None or last.clipped is None or last.clip is None:

@@ -26,6 +26,7 @@ from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, Rounds, RoundSettings
 from archipel.simulation.saved import Record, load, save
 from archipel.simulation.states import MemoryStates, StateFolder, States
+from archipel.simulation.system.overlapping import OverlappingRounds
 from archipel.simulation.work import Engine
 from archipel.simulation.workers import Workers
 
@@ -88,7 +89,8 @@ def run(
         bundle=bundle.digest, population=len(clients), examples=examples, settings=settings, engine="", rows=[]
     )
     found = None if where is None else load(where, record)
-    course = Rounds(bundle, len(clients), settings, None if found is None else found[1], clients)
+    make = OverlappingRounds if settings.pacing.mode == "asynchronous" else Rounds
+    course = make(bundle, len(clients), settings, None if found is None else found[1], clients)
     standing = course.standing
     record.rows = standing.rows
     with ExitStack() as stack:

@@ -20,7 +20,8 @@ class Work:
     """A round's plan as its devices see it.
 
     `layout` is that of the updates, with the round's clip; `modulus_bits` is None in plain rounds; `cohort` is the
-    largest number of devices in the sum; `saved` the last round after which the run can go on if it is killed.
+    largest number of devices in the sum; `saved` the last round after which the run can go on if it is killed. The
+    updates are `staleness` versions behind, so their changes count (1 + staleness)^-staleness_exponent.
     """
 
     number: int
@@ -32,11 +33,13 @@ class Work:
     modulus_bits: int | None
     seed: int
     saved: int = 0
+    staleness: int = 0
+    staleness_exponent: float = 0.0
 
     def empty_sum(self) -> Sum:
         if self.modulus_bits is None:
-            return FloatSum(self.layout)
-        return SecureSum(self.layout, self.modulus_bits, self.cohort)
+            return FloatSum(self.layout, self.staleness, self.staleness_exponent)
+        return SecureSum(self.layout, self.modulus_bits, self.cohort, self.staleness, self.staleness_exponent)
 
 
 @dataclass

@@ -28,6 +28,8 @@ CORRECTION = "correction"
 """`Correction` adds the round state CORRECTION/PARAMETER to the gradient of the parameter."""
 PREVIOUS = "previous/"
 """Prefix of the names of a device's model of its last round, a state that `Contrast` reads."""
+MEASURED_LOSS, MEASURED_COUNT = "measured/loss", "measured/count"
+"""Round states of a part that trains nothing: the sum of the labels' losses, and how many labels there were."""
 MAX_BITS = 30
 
 
@@ -114,12 +116,13 @@ class Part:
     """One phase of the local round, and its train program.
 
     `trains`: "all" tensors, the "shared" ones, the "personal" ones, or "copies" of all parameters that stay on the
-    device. It takes `epochs`, or `steps` of a batch each; both None: the epochs that `convert` got. `terms` are added
-    to the gradient, or change how steps are made.
+    device; "nothing": the part adds up the loss of the received model over its batches, in the round states
+    MEASURED_LOSS and MEASURED_COUNT. It takes `epochs`, or `steps` of a batch each; both None: the epochs that
+    `convert` got. `terms` are added to the gradient, or change how steps are made.
     """
 
     program: str = "train"
-    trains: Literal["all", "shared", "personal", "copies"] = "all"
+    trains: Literal["all", "shared", "personal", "copies", "nothing"] = "all"
     epochs: int | None = None
     steps: int | None = None
     terms: tuple[Term, ...] = ()

@@ -145,13 +145,20 @@ def upload_deltas(
 
 def report_limits(graph: ProgramGraph, upload: Upload, shrink: str) -> None:
     """Add the metrics of what limited the update: the factor `shrink` below 1, and more examples than the cap."""
-    found = {CLIPPED: graph.node("Less", [shrink, graph.own("one")], graph.own("is_clipped"))}
+    report_clipped(graph, shrink)
     if upload.weighting == "examples":
         more = [graph.own("examples_float"), graph.own("cap")]
-        found[CAPPED] = graph.node("Greater", more, graph.own("is_capped"))
-    for name, condition in found.items():
-        graph.node("Cast", [condition], name, to=1)
-        graph.output(Metric(name=name, dtype="float32", shape=(), reduction="last"))
+        _report(graph, CAPPED, graph.node("Greater", more, graph.own("is_capped")))
+
+
+def report_clipped(graph: ProgramGraph, shrink: str) -> None:
+    """Add the metric of an update that was clipped: the factor `shrink` below 1."""
+    _report(graph, CLIPPED, graph.node("Less", [shrink, graph.own("one")], graph.own("is_clipped")))
+
+
+def _report(graph: ProgramGraph, name: str, condition: str) -> None:
+    graph.node("Cast", [condition], name, to=1)
+    graph.output(Metric(name=name, dtype="float32", shape=(), reduction="last"))
 
 
 def upload_weight(graph: ProgramGraph, upload: Upload) -> None:

@@ -47,7 +47,9 @@ class Alone:
         """What the optimizer updates."""
         return list(self.named_parameters().values())
 
-    def step(self, inputs: Sequence[torch.Tensor], targets: Any, loss: Loss, scale: float, last: bool) -> torch.Tensor:
+    def step(
+        self, inputs: Sequence[torch.Tensor], targets: Any, loss: Loss, scale: float, last: bool, share: float = 1.0
+    ) -> torch.Tensor:
         """Add the gradients of `scale` times the whole batch's loss, and return that loss; see Placed.step."""
         import torch
 
@@ -68,6 +70,10 @@ class Alone:
     def total(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over the parts of the data."""
         return value
+
+    def count(self, examples: int) -> int:
+        """The examples of a batch, of which this process's part has so many."""
+        return examples
 
     def most(self, number: int) -> int:
         """The largest of the whole numbers that the processes give: they decide alike, whoever of them knew."""
@@ -149,8 +155,10 @@ class Together(Alone):
         # Numbers that decide what comes next are exchanged beside the GPU, which need not be waited for.
         self._beside = dist.new_group(backend="gloo") if dist.get_backend() == "nccl" else None
 
-    def step(self, inputs: Sequence[torch.Tensor], targets: Any, loss: Loss, scale: float, last: bool) -> torch.Tensor:
-        return self._placed.step(inputs, targets, loss, scale=scale, last=last)
+    def step(
+        self, inputs: Sequence[torch.Tensor], targets: Any, loss: Loss, scale: float, last: bool, share: float = 1.0
+    ) -> torch.Tensor:
+        return self._placed.step(inputs, targets, loss, share=share, scale=scale, last=last)
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> Any:
         return self._placed.forward(inputs)
@@ -161,12 +169,19 @@ class Together(Alone):
     def total(self, value: torch.Tensor) -> torch.Tensor:
         return self._placed.total(value)
 
+    def count(self, examples: int) -> int:
+        # Processes of one group have the same part.
+        return self._exchange(examples, "SUM") * self.world // self.processes
+
     def most(self, number: int) -> int:
+        return self._exchange(number, "MAX")
+
+    def _exchange(self, number: int, how: str) -> int:
         import torch
         import torch.distributed as dist
 
         found = torch.tensor(number)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._beside)
+        dist.all_reduce(found, op=getattr(dist.ReduceOp, how), group=self._beside)
         return int(found)
 
     def weights(self) -> dict[str, torch.Tensor]:

@@ -14,8 +14,8 @@ import numpy as np
 
 from archipel.datasets import Batches, as_dataset
 from archipel.datasets.dataset import Dataset, Stream
-from archipel.datasets.taking import take
-from archipel.errors import CheckpointError, GraphError, TrainingError
+from archipel.datasets.taking import some_examples, take
+from archipel.errors import CheckpointError, GraphError, NonFiniteLossError, TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import match
 from archipel.mode import get_mode
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_EXAMPLES = 2
 _SAMPLED = 256
 
 
@@ -135,6 +134,7 @@ def prepare(
         objective.check(graph)
     feed = Feed(module, list(dataset.fields), objective.labels, config.inputs, graph_inputs, config.next_token)
     _choose_trainable(module, config.trainable)
+    _check_finite(module)
     # Before the optimizer is made and the checkpoint read: their tensors take the parameters' device and layout.
     module.to(device)
     feed.layout = memory_format(module, device)
@@ -208,7 +208,7 @@ def _batches(dataset: Dataset | Stream, config: TrainConfig, execution: Alone) -
         )
     return Batches(
         dataset, config.batch_size // execution.world, seed=config.seed % 2**32, rank=execution.rank,
-        world=execution.world, prefetch=2 if config.workers else 0, workers=config.workers or 1,
+        world=execution.world, pad=False, prefetch=2 if config.workers else 0, workers=config.workers or 1,
     )  # fmt: skip
 
 
@@ -279,6 +279,16 @@ def _choose_trainable(module: nn.Module, patterns: str | Sequence[str]) -> None:
         parameter.requires_grad_(name in chosen)
 
 
+def _check_finite(module: nn.Module) -> None:
+    """Raise NonFiniteLossError for a module that begins with NaN, in place of advice about the learning rate."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.device.type != "meta" and not bool(parameter.isfinite().all()):
+            raise NonFiniteLossError(
+                f"train: parameter {name!r} has NaN or infinite numbers before the first update; give the network "
+                "weights that are finite, such as those that its constructor draws"
+            )
+
+
 def _optimizer(
     parameters: Sequence[nn.Parameter], config: TrainConfig, steps: int | None, device: torch.device
 ) -> tuple[torch.optim.Optimizer, Rates | None, str]:
@@ -331,10 +341,4 @@ def _resume(trainer: Trainer, config: TrainConfig) -> None:
 
 def _example(trainer: Trainer) -> tuple[Any, ...]:
     """Two examples as the module takes them, for an export."""
-    dataset = trainer.batches.dataset
-    if isinstance(dataset, Dataset):
-        batch = take(dataset, np.arange(min(_EXAMPLES, len(dataset)), dtype=np.intp))
-    else:
-        piece = next(iter(dataset.read()))
-        batch = {name: values[:_EXAMPLES] for name, values in piece.items()}
-    return trainer.inputs(batch)
+    return trainer.inputs(some_examples(trainer.batches.dataset))

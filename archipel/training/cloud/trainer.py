@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from archipel.datasets import Batches
 from archipel.datasets.checks import find_broken
 from archipel.datasets.dataset import Dataset, Stream
+from archipel.datasets.taking import some_examples
 from archipel.errors import ArchipelError, NonFiniteLossError, TrainingError, one_line
 from archipel.training.cloud.augment import Augment
 from archipel.training.cloud.callbacks.callback import Callback
@@ -272,11 +273,14 @@ class Trainer:
             self._interrupted, self.stop = decided == 2, decided > 0
 
     def _minibatch(self, batch: Arrays) -> torch.Tensor:
-        every = self.config.accumulate
+        every, rows = self.config.accumulate, _rows(batch)
+        examples = self.execution.count(rows)
+        if not rows and examples:  # the rest of an epoch is too small for all: take part, and count nothing
+            batch = some_examples(self.batches.dataset)
         if self._augment is not None:
             batch = self._augmented(batch)
         tensors = self._feed.tensors(batch, self.device)
-        whole = self._whole_weight(tensors)
+        whole = self._whole_weight(tensors, rows > 0)
         found: torch.Tensor | float = 0.0
 
         def compute(outputs: Outputs, targets: Batch) -> torch.Tensor:
@@ -285,31 +289,32 @@ class Trainer:
             if whole is None:
                 loss, found = self._objective.loss(outputs, targets)
                 return loss
-            # A part whose labels count less than those of other parts: the mean of all parts' is then the batch's.
-            share = _rows(targets) / _rows(tensors)
-            return self._objective.total(outputs, targets) * (self.execution.world / share) / whole
+            # A part whose labels count less than those of other parts: the sum of all parts' is then the batch's mean.
+            part = _rows(targets) / _rows(tensors)  # of a pipeline's microbatch
+            return self._objective.total(outputs, targets) / part / whole
 
         last = (self.minibatches + 1) % every == 0
         scale = self.autocast.scaler.get_scale() / every if self.autocast.scaler.is_enabled() else 1.0 / every
+        share = rows / max(examples, 1) if whole is None else float(rows > 0)
         with self.autocast():
-            loss = self.execution.step(self._feed.arguments(tensors), tensors, compute, scale, last)
+            loss = self.execution.step(self._feed.arguments(tensors), tensors, compute, scale, last, share)
         self.minibatches += 1
         self.updated = last
         if last:
             self._update()
         if self.execution.processes > 1:
-            found = float(_rows(tensors) * self.execution.world) if whole is None else whole
+            found = float(examples) if whole is None else whole
         self.loss_sum += loss * found
         self.loss_weight += found
         return loss
 
-    def _whole_weight(self, tensors: Batch) -> torch.Tensor | None:
+    def _whole_weight(self, tensors: Batch, counts: bool) -> torch.Tensor | None:
         """The weights of the batch's labels in all processes; None where one process has the whole batch, or all are 1.
 
         It is known before the outputs are: a part of the batch needs it for its loss.
         """
         own = None if self.execution.processes == 1 else self._objective.label_weight(tensors)
-        return None if own is None else self.execution.total(own)
+        return None if own is None else self.execution.total(own * counts)
 
     def _update(self) -> None:
         scaler = self.autocast.scaler
@@ -368,6 +373,8 @@ class Trainer:
         if size == 1 and "more than 1 value per channel" in str(error):
             # What PyTorch's BatchNorm says; most often of the examples that are left over.
             hint = "; BatchNorm has no statistics of one example: take a batch_size that leaves none over"
+            if self.execution.processes > 1:
+                hint += ", or sync_batch_norm"
         return TrainingError(f"the model cannot compute a batch of {shapes}: {one_line(error)}{hint}")
 
     def _zeros(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -381,5 +388,5 @@ class Trainer:
         return bool(self.loss_weight > 0)
 
 
-def _rows(batch: Batch) -> int:
+def _rows(batch: Mapping[str, Any]) -> int:
     return len(next(iter(batch.values())))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from archipel.errors import TrainingError
 from archipel.training.cloud.parallel.placed import Loss, Placed
 
 if TYPE_CHECKING:
@@ -61,12 +60,7 @@ class Divided(Placed):
     ) -> torch.Tensor:
         import torch
 
-        if self._divides_examples and len(inputs[0]) % self._model.size():
-            raise TrainingError(
-                f"the plan divides examples over {self._model.size()} processes, and a batch has {len(inputs[0])}; "
-                "choose a batch size that is a multiple, and drop the last batch of an epoch if it is smaller"
-            )
-        own = loss(self.module(*inputs), targets)
+        own = loss(self._run(inputs), targets)
         torch.autograd.backward(own * (share * scale))
         if self._last:
             self._add_up()
@@ -74,16 +68,24 @@ class Divided(Placed):
 
     def forward(self, inputs: Sequence[torch.Tensor]) -> Any:
         import torch
+
+        with torch.no_grad():
+            return self._run(inputs)
+
+    def _run(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """The outputs for a batch of any size: the last example goes in again, as often as the processes need it."""
+        import torch
         from torch.utils import _pytree as pytree
 
-        count, n = len(inputs[0]), self._model.size()
-        more = -count % n if self._divides_examples else 0
-        # Evaluation takes batches of any size: the last example again, as often as the processes need it.
-        whole = [
-            torch.cat([tensor, tensor[-1:].expand(more, *tensor.shape[1:])]) if more else tensor for tensor in inputs
-        ]
-        outputs = super().forward(whole)
-        return pytree.tree_map(lambda tensor: tensor[:count] if len(tensor) == count + more else tensor, outputs)
+        count = len(inputs[0])
+        more = -count % self._model.size() if self._divides_examples else 0
+        if not more:
+            return self.module(*inputs)
+        whole = [torch.cat([tensor, tensor[-1:].expand(more, *tensor.shape[1:])]) for tensor in inputs]
+        return pytree.tree_map(
+            lambda tensor: tensor[:count] if tensor.ndim and len(tensor) == count + more else tensor,
+            self.module(*whole),
+        )
 
     def _exchanging(self, last: bool) -> Any:
         self._last = last

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from archipel.training.cloud.parallel.statistics import SharedStatistics
+
 # (outputs of the module, targets) -> the mean loss of these examples, a scalar.
 Loss = Callable[[Any, Any], "torch.Tensor"]
 
@@ -51,6 +53,7 @@ class Placed(ABC):
     device: torch.device
     data_rank: int
     data_world: int
+    statistics: SharedStatistics | None = None  # of batch normalizations, where the processes share them
     adds_up = False  # whether groups add their gradients up, each of its share; else they are averaged
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -81,7 +84,7 @@ class Placed(ABC):
             targets: a tensor `[examples, ...]`, or a dict, list or tuple of them.
             loss: called with the module's outputs and the targets; gives the mean of these examples' losses.
             share: this part's examples over all examples of the batch; None: all parts are equal. The shares of all
-                parts add up to 1.
+                parts add up to 1. With 0 neither the examples nor their shared statistics count.
             scale: factor of the gradients: 1/K for each of K accumulated batches, a GradScaler's scale.
             last: False for batches whose gradients are only accumulated; the last one exchanges them all.
 
@@ -93,6 +96,8 @@ class Placed(ABC):
         from archipel.training.cloud.parallel.group import told_clearly
 
         part = 1.0 / self.data_world if share is None else share
+        if self.statistics is not None:
+            self.statistics.counts = part > 0
         with told_clearly(), self._exchanging(last):
             own = self._backward(tuple(inputs), targets, loss, part, scale)
             return self.total(own * part)

@@ -116,17 +116,20 @@ def prepare(
             return Stages(module, node_starts(module, found.starts), mesh, where, found.microbatches)
         way = "fsdp" if found.name == "fsdp" else "ddp"
     mesh = init_device_mesh(kind, (world,), mesh_dim_names=("data",))
-    if sync_batch_norm:
-        from archipel.training.cloud.parallel.statistics import share_statistics
-
-        share_statistics(module, mesh.get_group())
     if way == "auto" and dist.get_rank() == 0:
         tell = report or partial(print, file=sys.stderr)
         tell(f"parallel: 'auto' plans graphs alone, and takes 'ddp' for {type(module).__name__}")
-    if way in ("auto", "ddp"):
-        return Replicas(module, mesh, where)
-    if way == "fsdp":
-        return Shards(module, mesh, where, compute_dtype, segment_bytes)
+    if way in ("auto", "ddp", "fsdp"):
+        from archipel.training.cloud.parallel.statistics import share_statistics
+
+        shared = share_statistics(module, mesh.get_group()) if sync_batch_norm else None
+        placed = (
+            Shards(module, mesh, where, compute_dtype, segment_bytes)
+            if way == "fsdp"
+            else Replicas(module, mesh, where)
+        )
+        placed.statistics = shared
+        return placed
     if way == "tensor":
         return ShardedLinears(module, mesh, where)
     if way == "pipeline":

@@ -16,9 +16,14 @@ from archipel.training.cloud.ops.normalization import BatchNormalization
 
 
 class SharedStatistics:
-    """Means and variances of a batch of which each process of a group has a part, of whatever size."""
+    """Means and variances of a batch of which each process of a group has a part, of whatever size.
+
+    Attributes:
+        counts: whether this process's examples are of the batch; without, it takes part in the exchanges alone.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
+        self.counts = True
         self._group = group
 
     @property
@@ -36,7 +41,7 @@ class SharedStatistics:
         channels, rank, world = x.size(1), dist.get_rank(self._group), dist.get_world_size(self._group)
         variance, mean = torch.var_mean(wide, [0, *range(2, x.ndim)], correction=0)
         count = wide.new_full((1,), x.numel() / channels)
-        own = torch.cat([count, mean, variance * count])
+        own = torch.cat([count, mean, variance * count]) * float(self.counts)
         # Each process fills its own row of a table of zeros, so that their sum has all rows.
         rows = functional.pad(own.unsqueeze(0), (0, 0, rank, world - 1 - rank))
         table = differentiable.all_reduce(rows, group=self._group)  # type: ignore[no-untyped-call]
@@ -47,7 +52,7 @@ class SharedStatistics:
         return total, mean, variance
 
 
-def share_statistics(module: nn.Module, group: dist.ProcessGroup) -> None:
+def share_statistics(module: nn.Module, group: dist.ProcessGroup) -> SharedStatistics:
     """Let all batch normalizations of a module that is trained use the statistics of a group's whole batch.
 
     Those of a graph, and `nn.BatchNorm1d` to `3d`; names, parameters and buffers stay. nn.SyncBatchNorm has its own.
@@ -58,6 +63,7 @@ def share_statistics(module: nn.Module, group: dist.ProcessGroup) -> None:
             part.shared = shared
         elif isinstance(part, _BatchNorm) and type(part).forward is _BatchNorm.forward:
             part.forward = partial(_forward, part, shared)  # type: ignore[method-assign]
+    return shared
 
 
 def _forward(part: Any, shared: SharedStatistics, x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from archipel import Model
 from archipel.training.cloud import Callback, TorchModule, Trainer, parallel
 from tests.training.cloud.parallel.networks import EXAMPLES, batch, network
-from tests.training.cloud.parallel.trainings import Stop, facts, run
+from tests.training.cloud.parallel.trainings import RESTS, Stop, facts, run, run_rest
 
 
 def moved(folder: str) -> dict[str, Any]:
@@ -186,10 +186,15 @@ def normalized(folder: str) -> dict[str, Any]:
     return answers
 
 
+def rests(folder: str) -> dict[str, Any]:
+    return {kind: facts(run_rest(kind)) for kind in RESTS}
+
+
 CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {
     "moved": moved,
     "in_segments": in_segments,
     "uneven": uneven,
     "interrupted": interrupted,
     "normalized": normalized,
+    "rests": rests,
 }

@@ -12,7 +12,7 @@ from torch import nn
 
 from archipel import Model
 from tests.support.ranks import run_ranks, start_ranks
-from tests.training.cloud.parallel.trainings import CLUSTER, facts, run, run_graph
+from tests.training.cloud.parallel.trainings import CLUSTER, RESTS, facts, run, run_graph, run_rest
 
 HERE = Path(__file__).parent
 
@@ -27,6 +27,16 @@ def check(way: str, answers: list[dict[str, Any]]) -> None:
                 assert ours == pytest.approx(theirs, abs=1e-5)
             for name, values in expected["weights"].items():
                 np.testing.assert_allclose(found["weights"][name], values, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", RESTS)
+def test_the_rest_of_an_epoch_counts_once(kind: str, of_two: list[dict[str, Any]]) -> None:
+    expected = facts(run_rest(kind, parallel="none"))
+    for answer in of_two:
+        found = answer["rests"][kind]
+        np.testing.assert_allclose(found["losses"], expected["losses"], atol=1e-6)
+        for name, values in expected["weights"].items():
+            np.testing.assert_allclose(found["weights"][name], values, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -81,6 +81,25 @@ def run_graph(folder: str, way: str) -> TrainResult:
     return train(Model.from_onnx(f"{folder}/model.onnx"), (X, Y), config, validation=(X[:HELD], Y[:HELD]))
 
 
+# What is left of 91 examples: one for two processes, or three.
+RESTS: dict[str, dict[str, Any]] = {
+    "plain": {"batch_size": 10, "parallel": "ddp"},
+    "weighted": {"batch_size": 8, "parallel": "fsdp", "loss": losses.cross_entropy(ignore_index=3)},
+    "normalized": {"batch_size": 10, "parallel": "ddp", "sync_batch_norm": True},
+}
+
+
+def run_rest(kind: str, **changes: Any) -> TrainResult:
+    """An epoch whose last batch the processes cannot divide."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(16) if kind == "normalized" else nn.Identity()
+    module = nn.Sequential(nn.Linear(6, 16), norm, nn.ReLU(), nn.Linear(16, 4))
+    settings = {"epochs": 2, "device": "cpu", "optimizer": optimizers.sgd(lr=0.1), **RESTS[kind], **changes}
+    config = TrainConfig(**settings)
+    model = Model.from_torch(module.eval(), torch.zeros(2, 6)) if kind == "normalized" else module
+    return train(model, (X[:91], Y[:91]), config, validation=(X[:HELD], Y[:HELD]))
+
+
 def facts(result: TrainResult) -> dict[str, Any]:
     return {
         "losses": [epoch.train_loss for epoch in result.history],
