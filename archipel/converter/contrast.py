@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from archipel.bundle.roles import Port, Start, State
+from archipel.converter.adapter_forms import static
 from archipel.errors import ConversionError
 from archipel.graph import Builder, Model
 from archipel.graph.bodies import copy_node
@@ -84,8 +85,8 @@ def contrasted(
     for start in (True, False):
         there: dict[ir.Value, ir.Value] = {}
         for name, value in read.items():
-            shape = [int(size) for size in value.shape or ()]
-            port = _port(name, value, tuple(shape), start)
+            shape = static(value)
+            port = _port(name, value, shape, start)
             roles[port.name] = port
             there[value] = op.input(port.name, dtype_of(value), shape)
         others.append(_again(op, between, there)[features])

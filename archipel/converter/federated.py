@@ -8,7 +8,7 @@ from typing import cast
 import onnx_ir as ir
 
 from archipel.bundle import Phase
-from archipel.bundle.roles import Hyperparameter
+from archipel.bundle.roles import Hyperparameter, Port
 from archipel.converter.contrast import contrasted
 from archipel.converter.roles import Division, assign_roles, assign_start, select
 from archipel.errors import ConversionError
@@ -106,7 +106,7 @@ def train_programs(
             source = model.copy()
             promote(source.ir, still)
         contrast = next((term for term in part.terms if isinstance(term, Contrast)), None)
-        aim, given = loss, {}
+        aim, given = loss, dict[str, Port]()
         if contrast is not None:
             _check_contrast(model, options, strategy)
             source, aim, given = contrasted(source, loss, moved, contrast, strategy)
