@@ -39,6 +39,7 @@ RUN = {
     "docs/preprocessing.md",
     "docs/python_functions.md",
     "docs/quickstart.md",
+    "docs/robust.md",
     "docs/store.md",
     "docs/strategies.md",
     "docs/training.md",
@@ -152,6 +153,7 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
                 "docs/importing.md",
                 CARDS,
                 PREPROCESSING,
+                "docs/robust.md",
                 "docs/strategies.md",
                 TASKS,
             )
