@@ -22,6 +22,7 @@ class Work:
     `layout` is that of the updates, with the round's clip; `modulus_bits` is None in plain rounds; `cohort` is the
     largest number of devices in the sum; `saved` the last round after which the run can go on if it is killed. The
     updates are `staleness` versions behind, so their changes count (1 + staleness)^-staleness_exponent.
+    `dropped` are devices of the cohort whose updates never came.
     """
 
     number: int
@@ -35,6 +36,7 @@ class Work:
     saved: int = 0
     staleness: int = 0
     staleness_exponent: float = 0.0
+    dropped: tuple[int, ...] = ()
 
     def empty_sum(self) -> Sum:
         if self.modulus_bits is None:
