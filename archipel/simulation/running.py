@@ -18,6 +18,7 @@ from archipel.errors import SimulationError
 from archipel.lite_runtime import Runtime
 from archipel.protocol.measures import measured
 from archipel.protocol.uploads import upload_program
+from archipel.simulation.attacks import spoil_clients
 from archipel.simulation.choosing import AT_ONCE, ClientAxis, choose_client_axis
 from archipel.simulation.clients import Clients, fingerprint
 from archipel.simulation.lanes import Lanes
@@ -96,6 +97,7 @@ def run(
     make = OverlappingRounds if settings.pacing.mode == "asynchronous" else Rounds
     course = make(bundle, len(clients), settings, None if found is None else found[1], clients)
     standing = course.standing
+    clients = spoil_clients(bundle, clients, settings.attack, len(clients) - settings.root, settings.seed)
     record.rows = standing.rows
     with ExitStack() as stack:
         if where is not None:
@@ -151,6 +153,8 @@ def _open_engine(
     if options.masks:
         if settings.privacy != "secure":
             raise SimulationError(f"masks: a round with privacy {settings.privacy!r} has none; leave masks out")
+        if settings.secure_groups or settings.attack.over_updates:
+            raise SimulationError("masks: go with one sum of a whole cohort; leave masks, secure_groups or attack out")
         engine = Masked(engine)
     stack.callback(engine.close)
     return engine, why
