@@ -18,6 +18,7 @@ from archipel.errors import SimulationError
 from archipel.lite_runtime import Runtime
 from archipel.protocol.measures import measured
 from archipel.protocol.uploads import upload_program
+from archipel.simulation.attacks import spoil_clients
 from archipel.simulation.choosing import AT_ONCE, ClientAxis, choose_client_axis
 from archipel.simulation.clients import Clients, fingerprint
 from archipel.simulation.lanes import Lanes
@@ -26,6 +27,7 @@ from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, Rounds, RoundSettings
 from archipel.simulation.saved import Record, load, save
 from archipel.simulation.states import MemoryStates, StateFolder, States
+from archipel.simulation.system.overlapping import OverlappingRounds
 from archipel.simulation.work import Engine
 from archipel.simulation.workers import Workers
 
@@ -88,8 +90,10 @@ def run(
         bundle=bundle.digest, population=len(clients), examples=examples, settings=settings, engine="", rows=[]
     )
     found = None if where is None else load(where, record)
-    course = Rounds(bundle, len(clients), settings, None if found is None else found[1], clients)
+    make = OverlappingRounds if settings.pacing.mode == "asynchronous" else Rounds
+    course = make(bundle, len(clients), settings, None if found is None else found[1], clients)
     standing = course.standing
+    clients = spoil_clients(bundle, clients, settings.attack, len(clients) - settings.root, settings.seed)
     record.rows = standing.rows
     with ExitStack() as stack:
         if where is not None:
