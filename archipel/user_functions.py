@@ -45,10 +45,20 @@ def load_function(name: str, key: str, folder: Path | None = None) -> Callable[.
 
 
 def check_arguments(function: Callable[..., Any], name: str, arguments: Mapping[str, Any], key: str) -> None:
-    """Raise CommandError for arguments that the function does not have."""
-    known = inspect.signature(function).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+    """Raise CommandError for arguments that the function does not have, and for those that it needs."""
+    try:
+        known = inspect.signature(function).parameters.values()
+    except ValueError:  # some functions in C do not tell
         return
+    named = [each.name for each in known if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     for argument in arguments:
-        if argument not in known:
-            raise CommandError(f"{key}.{argument}: {name} has no such argument; it has {', '.join(known) or 'none'}")
+        if argument not in named and not any(each.kind is each.VAR_KEYWORD for each in known):
+            raise CommandError(f"{key}.{argument}: {name} has no such argument; it has {', '.join(named) or 'none'}")
+    for each in known:
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) or each.default is not each.empty:
+            continue
+        if each.kind is each.POSITIONAL_ONLY:
+            raise CommandError(f"{key.partition('.')[0]}.python: {name} takes {each.name!r} by position; give a "
+                               "function whose arguments have names")  # fmt: skip
+        if each.name not in arguments:
+            raise CommandError(f"{key}: {name} needs {each.name!r}; give it in the table [{key}]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,25 @@ def make_network(source: ModelSource, seed: int, folder: Path | None = None) -> 
     if kind == "python":
         make = load_function(name, "model.python", folder)
         check_arguments(make, name, source.arguments, "model.arguments")
-        return make(**source.arguments)
+        return _checked(make(**source.arguments), name)
     from archipel import models
 
     if name not in models.__all__ or not callable(getattr(models, name)):
         raise CommandError(f"model.zoo: no network {name!r}; there are {', '.join(models.__all__)}")
     make = getattr(models, name)
-    check_arguments(make, name, source.arguments, "model.arguments")
-    return make(**{"seed": seed, **source.arguments})
+    arguments = {"seed": seed, **source.arguments}
+    check_arguments(make, name, arguments, "model.arguments")
+    return make(**arguments)
+
+
+def _checked(made: Any, name: str) -> Any:
+    from archipel.graph.model import Model
+
+    # PyTorch is not needed for a Model; who returns a module has imported it.
+    torch = sys.modules.get("torch")
+    if not isinstance(made, Model) and not (torch and isinstance(made, torch.nn.Module)):
+        raise CommandError(
+            f"model.python: {name} returned {type(made).__qualname__}; it must return a torch.nn.Module or an "
+            "archipel.Model"
+        )
+    return made

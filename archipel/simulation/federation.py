@@ -32,6 +32,8 @@ from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.running import Test
 from archipel.simulation.simulate import simulate
+from archipel.simulation.system.settings import Pacing, System
+from archipel.simulation.system.traces import with_devices
 from archipel.toml_files import put_setting, read_toml
 from archipel.training.by_name import make_loss, make_optimizer
 
@@ -82,10 +84,15 @@ client_axis = "auto"           # "on": many devices as one graph; "off": one aft
 folder = "simulation"          # keeps where the run stands; the same command goes on from there
 test_every = 1
 
+[system]                       # times the rounds by a virtual clock; left out: a round has no duration
+seconds_per_step = { median = 0.05, sigma = 1.0 }   # log-normal; or a number, or Pareto: { best = 0.02, alpha = 1.2 }
+up = 2.5e5                     # bytes per second; devices = "trace.csv" in place of all that
+
 [task]                         # more of a deployed task: archipel task create --from federation.toml
 name = "digits"
 population = "pupils"
 min_cohort = 8
+mode = "semi-synchronous"      # with [system] the simulation does so, too, and keeps goal, deadlines, concurrency
 """
 
 
@@ -126,6 +133,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hyperparameters: dict[str, float] = {}
     partition: dict[str, Any] | None = None
     run: RunPart = RunPart()
+    system: System | None = None
     task: dict[str, Any] = {}
 
 
@@ -198,7 +206,7 @@ class Federation:
                 cohort=settings.cohort, hyperparameters=settings.hyperparameters, test=prepared.test,
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
                 workers=run.workers, client_axis=run.client_axis, threads=run.threads, folder=self.folder,
-                on_round=on_round,
+                on_round=on_round, **self._clock(),
             )  # fmt: skip
         except SimulationError as error:
             raise _named(self.file, error) from None
@@ -232,7 +240,19 @@ class Federation:
         """
         model = {"bundle": str(bundle.absolute()), "key": list(self.settings.model.key)}
         decided = {name: getattr(task, name) for name in _ONCE}
-        return {**decided, "model": model, "training": None, "strategy": None}
+        pacing = {name: getattr(task, name) for name in Pacing.__struct_fields__ if getattr(task, name) is not None}
+        return {**decided, "task": pacing, "model": model, "training": None, "strategy": None}
+
+    def _clock(self) -> dict[str, Any]:
+        """The virtual clock's part of the arguments of `simulate`: what [task] says of rounds holds with it."""
+        if self.settings.system is None:
+            return {}
+        pacing = {name: value for name, value in self.settings.task.items() if name in Pacing.__struct_fields__}
+        try:
+            mode = written.convert(pacing, Pacing)
+        except (ValueError, SimulationError) as error:
+            raise SimulationError(f"task.{error}") from None
+        return {"system": with_devices(self.settings.system, self.file.parent), "mode": mode}
 
     def _training(self) -> Training | None:
         settings = self.settings
@@ -316,6 +336,7 @@ def load_federation(
         # What is wrong in a table that other parts of archipel check is told before any data are read.
         federation._training()
         federation._partition()
+        federation._clock()
     except (ArchipelError, ValueError) as error:
         raise _named(file, error) from None
     return federation

@@ -179,6 +179,17 @@ def test_the_example_is_a_file(tmp_path: Path) -> None:
     assert (request.population, request.min_cohort, request.hyperparameters) == ("pupils", 8, {"server_lr": 1.0})
 
 
+def test_a_virtual_clock_times_the_rounds_as_the_task_says(write: Write, tmp_path: Path) -> None:
+    """Whoever is slow comes too late for a round's goal; the trace's file lies beside the federation's."""
+    (tmp_path / "trace.csv").write_text("seconds_per_step,down,up\n" + "0.5,,\n" * 3 + "80,,\n")
+    more = DATA + 'cohort = 4\nprivacy = "plain"\nsystem = {{ devices = "trace.csv" }}\ntask = {{ goal = 3 }}'
+    text = FILE.replace("cohort = 2", "").replace("rounds = 3", "rounds = 2")
+    result = load_federation(write(more.replace("{{", "{").replace("}}", "}"), text)).run()
+    # 13 examples a device in batches of 4, twice: 8 steps.
+    assert [row.devices for row in result.history] == [3, 3]
+    assert result.history[0].time == pytest.approx(8 * 0.5)
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -205,6 +216,9 @@ def test_the_example_is_a_file(tmp_path: Path) -> None:
         (["cohort=5"], "cohort: 5 is not from 1 to 4, the number of clients"),
         (["task.kohort=5"], "task.kohort: no such field of a task; did you mean 'cohort'?"),
         (["task.cohort=5"], "task.cohort: write it outside of [task], as `cohort`"),
+        (["system.period=-1"], "system: period: -1.0 is not a number above 0"),
+        (["system.speed=3"], "system: unknown field 'speed'"),
+        (["system.up=3", "task.goal=0"], "task.goal: 0 is not a whole number of 1 or more"),
         (["rounds"], "--set rounds: expected KEY=VALUE, such as rounds=5 or strategy.mu=0.1"),
     ],
 )  # fmt: skip

@@ -53,10 +53,10 @@ class _Command(click.Command):
 )
 @click.option("--parquet", type=click.Path(path_type=Path),
               help="Write a row for each round here, and for each device into NAME-clients.parquet.")  # fmt: skip
-@click.option("--from-task", metavar="ID", help="Do with these data what this task of a server does: its bundle, "
-              "rounds, cohort, privacy, hyperparameters.")  # fmt: skip
+@click.option("--from-task", "task_id", metavar="ID", help="Do with these data what this task of a server does: "
+              "its bundle, rounds, cohort, privacy, hyperparameters.")  # fmt: skip
 @as_json
-@remote_with("--from-task")
+@remote_with("--from-task", "task_id")
 def simulate(
     client: OperatorClient | None,
     file: Path,
@@ -66,7 +66,7 @@ def simulate(
     folder: Path | None,
     plot_file: Path | None,
     parquet: Path | None,
-    from_task: str | None,
+    task_id: str | None,
     as_json: bool,
 ) -> None:
     """Train the federation of FILE, a TOML file, on this machine: its devices, rounds and sums, without a server.
@@ -96,8 +96,8 @@ def simulate(
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="archipel-simulate-") as scratch:
         replaced = None
-        if client is not None and from_task is not None:
-            replaced = _task(client, from_task, load_federation(file, given), Path(scratch))
+        if client is not None and task_id is not None:
+            replaced = _task(client, task_id, load_federation(file, given), Path(scratch))
         result = _run(load_federation(file, given, replaced), file, as_json)
     if plot_file is not None:
         result.plot(plot_file)
@@ -109,9 +109,11 @@ def simulate(
 def _task(client: OperatorClient, task_id: str, federation: Federation, folder: Path) -> dict[str, object]:
     """What is replaced in the file for a task of the server, whose bundle is written into the folder."""
     task = client.tasks.get(task_id)
-    if task.kind != "training" or task.mode == "asynchronous":
+    if task.kind != "training":
+        raise CommandError(f"task {task.name!r} is of kind {task.kind}; only trainings are simulated")
+    if task.mode == "asynchronous" and federation.settings.system is None:
         raise CommandError(
-            f"task {task.name!r} is {task.mode}, of kind {task.kind}; only trainings in rounds are simulated"
+            f"task {task.name!r} is asynchronous, which needs a clock; give {federation.file} a [system]"
         )
     bundle = folder / "task.bundle"
     bundle.write_bytes(client.bundles.download(task.bundle))
@@ -174,8 +176,11 @@ def _follower(total: int, tell: Callable[[str], None], quiet: bool) -> Callable[
             values = _values(row)
             if names is None and not row.failed:
                 names = list(values)
-                click.echo("  ".join([" round", "devices", *names, "seconds"]))
-            cells = [f"{values[name]:>{len(name)}.4f}" if name in values else " " * len(name) for name in names or []]
+                click.echo("  ".join([" round", "devices", *(name.rjust(8) for name in names), "seconds"]))
+            cells = [
+                f"{values[name]:>{max(len(name), 8)}.4f}" if name in values else " " * max(len(name), 8)
+                for name in names or []
+            ]
             failed = f"  {row.failed}" if row.failed else ""
             devices = f"{row.devices}/{row.drawn}" if row.devices < row.drawn else str(row.devices)
             click.echo("  ".join([f"{row.number:>6}", f"{devices:>7}", *cells, f"{row.seconds:>7.2f}"]) + failed)
@@ -188,7 +193,8 @@ def _follower(total: int, tell: Callable[[str], None], quiet: bool) -> Callable[
 
 
 def _values(row: RoundRow) -> dict[str, float]:
-    return {**row.metrics, **{f"test {name}": value for name, value in sorted(row.tested.items())}}
+    clock = {"clock": row.time} if row.time else {}
+    return {**clock, **row.metrics, **{f"test {name}": value for name, value in sorted(row.tested.items())}}
 
 
 def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> list[str]:

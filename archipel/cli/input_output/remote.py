@@ -56,12 +56,15 @@ def remote(function: Callable[..., Any]) -> Callable[..., Any]:
     return _connected(function, None)
 
 
-def remote_with(option: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """As `remote`, for a command that needs a server only where this option is given; else its client is None."""
-    return lambda function: _connected(function, option)
+def remote_with(option: str, parameter: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """As `remote`, for a command that needs a server only where this option is given; else its client is None.
+
+    `parameter` is the name of the function's argument for the option.
+    """
+    return lambda function: _connected(function, (option, parameter))
 
 
-def _connected(function: Callable[..., Any], only_with: str | None) -> Callable[..., Any]:
+def _connected(function: Callable[..., Any], only_with: tuple[str, str] | None) -> Callable[..., Any]:
     # With `show_envvar` the error for a missing one names the variable, too.
     @click.option("--server", envvar=SERVER, show_envvar=True, required=only_with is None, help="The server's address.")
     @click.option(
@@ -90,10 +93,11 @@ def _connected(function: Callable[..., Any], only_with: str | None) -> Callable[
         client_key: Path | None,
         **options: Any,
     ) -> Any:
-        if only_with is not None and options[only_with.removeprefix("--").replace("-", "_")] is None:
+        if only_with is not None and options[only_with[1]] is None:
             return function(None, *arguments, **options)
         if server is None:
-            raise CommandError(f"{only_with} asks a server; give --server, or set {SERVER}")
+            option = "" if only_with is None else only_with[0]
+            raise CommandError(f"{option} asks a server; give --server, or set {SERVER}")
         check_url(server, f"--server or {SERVER}", allow_http=allow_http, setting=f"--allow-http or {HTTP}=1")
         tls = _tls(server, ca, client_certificate, client_key)
         token = _token(token_file)

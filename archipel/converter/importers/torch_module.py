@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import io
 import logging
 import warnings
@@ -15,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from archipel.converter.importers import torch_bodies
+from archipel.converter.importers import torch_bodies, torch_layers
 from archipel.converter.importers.answers import compare
 from archipel.converter.importers.torch_examples import answers, as_feed, as_tensors, is_constant, noise
 from archipel.errors import ModelImportError
@@ -47,11 +46,18 @@ def import_module(module: torch.nn.Module, example: Any, name: str, dynamic_batc
         feeds = [*([] if is_constant(examples) else [examples]), *(noise(examples, seed) for seed in range(_NOISE))]
         # Before the export, whose errors would not tell that the example does not fit.
         try:
-            expected = [answers(module, feed) for feed in feeds]
+            with torch_layers.noting_packed() as packed:
+                expected = [answers(module, feed) for feed in feeds]
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             hint = "; if its batch size is fixed, pass dynamic_batch=False" if dynamic_batch else ""
             raise ModelImportError(f"{name} does not run on the example: {_first_line(error)}{hint}") from error
-        with _keeping_dropout(), _translations_read_once(), _whole_layers(), torch_bodies.one_version_of_bodies():
+        torch_layers.check_layers(module, name, packed)
+        with (
+            _keeping_dropout(),
+            _translations_read_once(),
+            torch_layers.taken_apart(),
+            torch_bodies.one_version_of_bodies(),
+        ):
             model = _export(module, examples, dynamic, name)
         parameters = _parameter_names(module, model)
         simplify(model, keep=parameters)
@@ -113,7 +119,11 @@ def _compared(model: Model, feeds: Sequence[tuple[torch.Tensor, ...]], expected:
         return compare(model, [as_feed(model, feed) for feed in feeds], expected)
     except CannotRunError as error:
         narrow = all(array.dtype == np.float32 for array in expected[0] if array.dtype.kind == "f")
-        hint = "" if narrow else "; float32 runs everywhere: use module.float()"
+        hint = (
+            ""
+            if narrow
+            else "; float32 runs everywhere: use module.float(); TorchModule(model).double() computes in float64"
+        )
         raise ModelImportError(f"ONNX Runtime cannot run the import: {error}{hint}") from None
 
 
@@ -175,43 +185,6 @@ def _keeping_dropout() -> Iterator[None]:
     finally:
         for name, function in originals.items():
             setattr(functional, name, function)
-
-
-@contextlib.contextmanager
-def _whole_layers() -> Iterator[None]:
-    """Export `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` as what they consist of.
-
-    In evaluation mode PyTorch computes them by a fused operator, which has no form in ONNX and no gradient. And it
-    compares masks with the causal one, by their values, which an export does not have; any mask is applied as it is.
-    `nn.EmbeddingBag` of bags of one size is a sum, mean or maximum of an Embedding; the exporter makes a loop of it.
-    """
-    import torch
-    from torch.nn import functional
-    from torch.nn.modules import transformer
-
-    before, detect = torch.backends.mha.get_fastpath_enabled(), transformer._detect_is_causal_mask
-    torch.backends.mha.set_fastpath_enabled(False)
-    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    whole = functional.embedding_bag
-
-    def embedding_bag(input: torch.Tensor, weight: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
-        given = inspect.signature(whole).bind(input, weight, *arguments, **named).arguments
-        weights = given.get("per_sample_weights")
-        if input.ndim != 2 or given.get("padding_idx") is not None or given.get("max_norm") is not None:
-            return whole(input, weight, *arguments, **named)
-        rows = functional.embedding(input, weight)
-        rows = rows if weights is None else rows * weights[..., None]
-        if given.get("mode", "mean") == "max":
-            return rows.max(1).values
-        return rows.sum(1) if given.get("mode", "mean") == "sum" else rows.mean(1)
-
-    functional.embedding_bag = embedding_bag
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-        transformer._detect_is_causal_mask = detect
-        functional.embedding_bag = whole
 
 
 @functools.cache

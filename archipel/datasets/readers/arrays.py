@@ -85,6 +85,8 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
                 with archive.open(member) as file:
                     shape, _, dtype = _read_header(file, f"{path}: array {name!r}")
                 columns[name] = Column(dtype.str, shape, max(shape, default=0))
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise DatasetError(f"{path}: {error.strerror}; give an .npz file") from None
     except ZIP_ERRORS as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DatasetError(f"{path}: {reason}; save it again with numpy.savez") from None

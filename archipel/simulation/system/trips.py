@@ -44,7 +44,8 @@ class Trip:
         start = self.start
         for stretch, end in self.legs:
             over = min(until, self.end)
-            share = 1.0 if over >= end else max(0.0, (over - start) / (end - start))
+            # A stretch without a duration begins and ends at once.
+            share = 1.0 if over >= end else 0.0 if over <= start else (over - start) / (end - start)
             down, up = down + share * stretch.traffic.down, up + share * stretch.traffic.up
             start = end
         return down, up

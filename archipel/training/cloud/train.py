@@ -15,7 +15,7 @@ import numpy as np
 from archipel.datasets import Batches, as_dataset
 from archipel.datasets.dataset import Dataset, Stream
 from archipel.datasets.taking import some_examples, take
-from archipel.errors import CheckpointError, GraphError, TrainingError
+from archipel.errors import CheckpointError, GraphError, NonFiniteLossError, TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import match
 from archipel.mode import get_mode
@@ -134,6 +134,7 @@ def prepare(
         objective.check(graph)
     feed = Feed(module, list(dataset.fields), objective.labels, config.inputs, graph_inputs, config.next_token)
     _choose_trainable(module, config.trainable)
+    _check_finite(module)
     # Before the optimizer is made and the checkpoint read: their tensors take the parameters' device and layout.
     module.to(device)
     feed.layout = memory_format(module, device)
@@ -276,6 +277,16 @@ def _choose_trainable(module: nn.Module, patterns: str | Sequence[str]) -> None:
         raise TrainingError(f"trainable: {error}") from None
     for name, parameter in named.items():
         parameter.requires_grad_(name in chosen)
+
+
+def _check_finite(module: nn.Module) -> None:
+    """Raise NonFiniteLossError for a module that begins with NaN, in place of advice about the learning rate."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.device.type != "meta" and not bool(parameter.isfinite().all()):
+            raise NonFiniteLossError(
+                f"train: parameter {name!r} has NaN or infinite numbers before the first update; give the network "
+                "weights that are finite, such as those that its constructor draws"
+            )
 
 
 def _optimizer(

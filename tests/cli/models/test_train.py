@@ -175,6 +175,13 @@ def test_ctrl_c_keeps_what_was_trained_and_resume_goes_on(folder: Path) -> None:
         ("data.train=no.npz", "no.npz"),
         ("label=y", "job.toml: train.label: the data have no field 'y' for the labels; they have input, label"),
         ("=3", "--set =3: expected KEY=VALUE"),
+        ("model={python='os:system'}", r"job.toml: model.arguments: os:system needs 'command'; .*\[model.arguments\]"),
+        (
+            "model={python='os:getpid'}",
+            "job.toml: model.python: os:getpid returned int; it must return a torch.nn.Module",
+        ),
+        ("output.folder=/proc/x", "job.toml: output.folder: /proc/x: No such file or directory; choose a folder"),
+        ("output.folder=job.toml/x", "job.toml: output.folder: job.toml/x: Not a directory; choose a folder"),
     ],
 )
 def test_errors_name_the_key(setting: str, message: str) -> None:

@@ -129,6 +129,16 @@ class Named(nn.Module):
         return {"a": x, "b": "text"}
 
 
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(2, 3, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.layer(packed)[1]  # type: ignore[no-any-return]
+
+
 REFUSED = {
     "data-dependent": (Branches(), torch.zeros(2, 2), {}, "Branches cannot be exported: .*dynamic_batch=False"),
     "fixed batch": (
@@ -139,6 +149,18 @@ REFUSED = {
     ),
     "not a tensor": (nn.Linear(2, 2), [[1.0, 2.0]], {}, "example: expected tensors or NumPy arrays, got list"),
     "batches differ": (nn.Bilinear(2, 2, 2), (torch.zeros(2, 2), torch.zeros(3, 2)), {}, r"the sizes are \[2, 3\]"),
+    "packed": (
+        Packed(),
+        (torch.zeros(2, 5, 2), torch.tensor([3, 5])),
+        {},
+        r"Packed packs sequences \(pack_padded_sequence\), .*: give the layer the padded sequences",
+    ),
+    "projection": (
+        nn.Sequential(nn.Flatten(2), nn.LSTM(2, 4, proj_size=3)),
+        torch.zeros(2, 5, 2),
+        {},
+        "Sequential: LSTM '1' has proj_size=3, and ONNX's LSTM has no projection; leave proj_size out",
+    ),
     "not tensors out": (Named(), torch.zeros(2, 2), {}, "the module returns str"),
 }
 

@@ -10,6 +10,25 @@ from archipel import Model
 from archipel.training.cloud import TorchModule
 
 
+@pytest.mark.parametrize("masked", [True, False])
+def test_attention_without_heads(masked: bool) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.given = nn.Linear(4, 12)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            query, key, value = self.given(x).chunk(3, -1)
+            mask = x[:, :, None, 0] < x[:, None, :, 1] + 9 if masked else None
+            return nn.functional.scaled_dot_product_attention(query, key, value, mask)
+
+    torch.manual_seed(0)
+    module, x = Attention(), torch.randn(3, 5, 4)
+    own = TorchModule(Model.from_torch(module, x[:2])).double()
+    module.double()
+    torch.testing.assert_close(own(x.double()), module(x.double()), rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_one_size(mode: str) -> None:
     class Bags(nn.Module):

@@ -126,6 +126,12 @@ class Ints(nn.Module):
         return x @ self.weight
 
 
+def diverged() -> nn.Module:
+    module = nn.Linear(5, 2)
+    nn.init.constant_(module.bias, float("nan"))
+    return module
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -140,6 +146,8 @@ class Ints(nn.Module):
         ({"monitor": "F1Score"}, "monitor: there is no metric 'F1Score'; there are loss, accuracy"),
         ({"metrics": ("Nope",)}, "metrics: torchmetrics has no 'Nope'"),
         ({"metrics": ({"name": "F1Score", "averag": 1},)}, "metrics.averag: F1Score has no such argument"),
+        ({"metrics": ({"name": "F1Score", "average": "all"},)}, "metrics: F1Score: .*average"),
+        ({"module": diverged()}, "parameter 'bias' has NaN or infinite numbers before the first update"),
         ({"trainable": "9.*"}, "trainable: no parameter matches '9"),
         ({"schedule": "cosine", "optimizer": optimizers.adam()}, "schedule: the optimizer is an object"),
         ({"schedule": {"name": "cosine", "warmpu": 3}}, "schedule.warmpu: cosine has no such argument"),

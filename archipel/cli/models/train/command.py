@@ -53,6 +53,7 @@ def train_command(config: Path, resume: bool, dry_run: bool, settings: tuple[str
     job = read_job(config, settings)
     with _named(config), tempfile.TemporaryDirectory(prefix="archipel-train-") as work:
         folder = Path(job.output.folder)
+        _check_folder(folder)
         settings_of = parse_config({"checkpoint": str(folder / "checkpoint"), **job.train})
         settings_of = msgspec.structs.replace(settings_of, resume=resume)
         make_card(job, config, settings)  # before hours of training, for what is wrong in it
@@ -122,6 +123,18 @@ def _model(job: Job, seed: int, work: str) -> Any:
     if job.model.arguments:
         raise CommandError(f"model.arguments: are for zoo and python; {kind} has none")
     return open_source(Path(name), [Path(key) for key in job.model.key], None, work).model
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise CommandError where the results cannot be written: better before hours of training than after them."""
+    there = folder.absolute()
+    try:
+        while not there.exists():
+            there = there.parent
+        with tempfile.TemporaryDirectory(prefix=".archipel-", dir=there):
+            pass
+    except OSError as error:
+        raise CommandError(f"output.folder: {folder}: {error.strerror}; choose a folder that can be written") from None
 
 
 def _prepared(model: Any, job: Job, data: Data) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,11 @@ from archipel.training.losses import BinaryCrossEntropy, CrossEntropy
 if TYPE_CHECKING:
     import torch
 
+_MANY = 256
+"""Classes or labels of a metric that is made to see whether it can be; no smaller than what asks for the best k."""
+
+_MOST_AXES = 8
+
 
 class Metrics:
     """The metrics of one output.
@@ -23,7 +29,8 @@ class Metrics:
         wanted: names, such as "F1Score" or "f1_score", or tables of a name and arguments.
         term: the output's loss, which says what kind of answers these are.
 
-    Raises TrainingError for a name that torchmetrics does not have, MissingExtraError without torchmetrics.
+    Raises TrainingError for a name that torchmetrics does not have, and for arguments that it refuses;
+    MissingExtraError without torchmetrics.
     """
 
     def __init__(self, wanted: Sequence[object], term: Term) -> None:
@@ -34,6 +41,7 @@ class Metrics:
             for key in arguments:
                 if key not in known:
                     raise TrainingError(f"metrics.{key}: {name} has no such argument; it has {', '.join(known)}")
+            _try(name, arguments, term)
         self._made: dict[str, Any] | None = None
 
     def update(self, output: torch.Tensor, label: torch.Tensor) -> None:
@@ -42,7 +50,7 @@ class Metrics:
             return
         if self._made is None:
             self._made = {
-                self._term.named(name): _make(name, arguments, self._term, output).to(output.device)
+                self._term.named(name): _make(name, arguments, self._term, output.shape).to(output.device)
                 for name, arguments in self._wanted
             }
         for name, metric in self._made.items():
@@ -100,11 +108,22 @@ def _find(name: str) -> tuple[type[Any], type[Any]]:
     return binary, called
 
 
-def _make(name: str, arguments: Mapping[str, Any], term: Term, output: torch.Tensor) -> Any:
+def _try(name: str, arguments: Mapping[str, Any], term: Term) -> None:
+    """Make a metric before any output is there: a wrong argument shows before the training, and without validation."""
+    several = (_MANY,) * _MOST_AXES
+    if isinstance(term.loss.loss, BinaryCrossEntropy):
+        # Whether these are several labels shows in the output alone; some arguments are for them.
+        with suppress(TrainingError):
+            _make(name, arguments, term, several)
+            return
+    _make(name, arguments, term, (_MANY, 1) if isinstance(term.loss.loss, BinaryCrossEntropy) else several)
+
+
+def _make(name: str, arguments: Mapping[str, Any], term: Term, shape: Sequence[int]) -> Any:
     _, called = _find(name)
     given = dict(arguments)
     known = _arguments(called)
-    for key, value in _defaults(term, output).items():
+    for key, value in _defaults(term, shape).items():
         if key in known and value is not None:
             given.setdefault(key, value)
     if _by_task(called) and given.get("task") in ("multiclass", "multilabel") and "average" in known:
@@ -126,13 +145,13 @@ def _by_task(metric: type[Any]) -> bool:
     return "task" in inspect.signature(metric.__new__).parameters
 
 
-def _defaults(term: Term, output: torch.Tensor) -> dict[str, Any]:
+def _defaults(term: Term, shape: Sequence[int]) -> dict[str, Any]:
     loss = term.loss.loss
     if isinstance(loss, CrossEntropy):
-        classes = output.shape[loss.axis]
+        classes = shape[loss.axis]
         return {"task": "multiclass", "num_classes": classes, "ignore_index": loss.ignore_index}
     if isinstance(loss, BinaryCrossEntropy):
-        places = output.shape[-1] if output.ndim > 1 else 1
+        places = shape[-1] if len(shape) > 1 else 1
         return {"task": "binary"} if places == 1 else {"task": "multilabel", "num_labels": places}
     return {}
 

@@ -94,7 +94,11 @@ class Cohort:
             raise TrainingError(f"cohort: {refusal}") from None
         self._bundle, self._schedule, self._most = bundle, schedule, lanes
         names = [*(phase.program for phase in schedule), self._finish, *([self._begin] if self._begin else [])]
-        self._programs = {name: LaneProgram(bundle, name, self._device, threads) for name in dict.fromkeys(names)}
+        # Those that are left in the first phase have made as many steps; a later one begins at different numbers.
+        self._own_steps = len(schedule) > 1
+        self._programs = {
+            name: LaneProgram(bundle, name, self._device, threads, self._own_steps) for name in dict.fromkeys(names)
+        }
         features = find_features(bundle, {name: bundle.program(name) for name in names})
         self._features = None if features is None else FeatureProgram(bundle, features, self._device, threads)
 
@@ -273,10 +277,10 @@ class Cohort:
                 continue
             if isinstance(port, MOVING) and (held := present.get(_key(port))) is not None:
                 full[port.name] = held if whole else held[at]
-            elif has_lanes(port):
+            elif has_lanes(port, self._own_steps):
                 full[port.name] = self._read(port, clients, lanes, present)
             else:
-                # The same for all, the number of the step too: all that are left have made as many.
+                # The same for all.
                 full[port.name] = to_torch(clients[lanes[0]].values.read(port)).to(self._device)
         outputs = self._programs[name].run(full, len(lanes))
         for written in program.outputs:

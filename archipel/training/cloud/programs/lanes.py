@@ -20,6 +20,7 @@ from archipel.bundle.roles import (
     Port,
     Seed,
     State,
+    Step,
 )
 from archipel.engine_registry import Refusal
 from archipel.errors import ArchipelError, TrainingError
@@ -34,9 +35,9 @@ MOVING = (Parameter, Personal, State)
 OF_A_CLIENT = (*BATCH, *MOVING, Seed, Noise, Count)
 
 
-def has_lanes(port: Port) -> bool:
-    """Whether clients differ in what the port has."""
-    return isinstance(port, OF_A_CLIENT)
+def has_lanes(port: Port, own_steps: bool) -> bool:
+    """Whether clients differ in what the port has; `own_steps`: in the number of their step, too."""
+    return isinstance(port, OF_A_CLIENT) or (own_steps and isinstance(port, Step))
 
 
 class LaneProgram:
@@ -45,13 +46,16 @@ class LaneProgram:
     The graph is that of the program with a lane axis (`autodiff.vmap`), in `TorchModule`: on a CPU that is faster than
     `torch.func.vmap` of the program's own module (benchmarks/cohort.py).
 
+    Arguments:
+        own_steps: whether each lane has a number of the step of its own.
+
     Raises TrainingError where PyTorch cannot run it.
     """
 
-    def __init__(self, bundle: Bundle, name: str, device: torch.device, threads: int) -> None:
+    def __init__(self, bundle: Bundle, name: str, device: torch.device, threads: int, own_steps: bool) -> None:
         self.program = bundle.program(name)
         path = bundle.program_path(name)
-        over = [port.name for port in self.program.inputs if has_lanes(port)]
+        over = [port.name for port in self.program.inputs if has_lanes(port, own_steps)]
         try:
             single = Model(normalize(read_bundled(path.parent, path.name), parameters=()))
             # Before the lanes: with them a gradient is written otherwise.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import nn
 from archipel import bundle as b
 from archipel import strategies
 from archipel.bundle import Bundle
+from archipel.bundle.roles import Step
 from archipel.converter import Signing, Training, convert
 from archipel.errors import IndexRangeError, TrainingError
 from archipel.lite_runtime import DeviceState, Runtime
@@ -119,6 +121,26 @@ def test_what_devices_keep_from_round_to_round(make: Make, strategy: str) -> Non
             for name, array in wanted.items():
                 np.testing.assert_allclose(kept[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
     assert states[0].state or states[0].personal
+
+
+def test_a_part_of_the_round_that_trains_nothing(make: Make) -> None:
+    """It measures the received model: its state counts for the update."""
+    bundle = make(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), optimizer=optimizers.sgd(lr=0.1),
+                  strategy="qfedavg")  # fmt: skip
+    expected = one_by_one(bundle, [DeviceState() for _ in SIZES])
+    check(Cohort(bundle, "cpu").local_rounds(data(), SEEDS), expected)
+
+
+def test_a_second_phase_begins_at_a_step_of_each_client(make: Make) -> None:
+    """Dropout draws by the number of the step, which goes on from phase to phase; clients with more data make more."""
+    layers = [nn.Linear(6, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 3)]
+    bundle = make(nn.Sequential(*layers), optimizer=optimizers.sgd(lr=0.1))
+    assert any(isinstance(port, Step) for port in bundle.program("train").inputs)
+    phases = (*bundle.manifest.schedule, b.Phase(program="train", batch_size=8, epochs=1, moves=("3.weight", "3.bias")))
+    bundle.manifest = msgspec.structs.replace(bundle.manifest, schedule=phases)
+    expected = one_by_one(bundle, [DeviceState() for _ in SIZES])
+    assert len({len(each) for each in expected.losses}) > 2
+    check(Cohort(bundle, "cpu", lanes=3).local_rounds(data(), SEEDS), expected)
 
 
 def test_a_client_whose_update_is_not_finite_is_left_out(make: Make) -> None:

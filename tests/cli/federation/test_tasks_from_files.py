@@ -1,0 +1,68 @@
+"""One file for both: a server's task is made from a federation's file, and done again on local data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from archipel.bundle import save_public_key
+from archipel.simulation import load_federation
+from tests.support.commands import Command
+from tests.support.federation import Federation
+from tests.support.fixtures.federation import *  # noqa: F403
+
+FILE = """
+rounds = 3
+cohort = 4
+hyperparameters = {{ lr = 0.05 }}
+model = {{ bundle = "{bundle}", key = ["publisher.pub"] }}
+data = {{ train = "data.npz", test = "data.npz" }}
+partition = {{ how = "iid", clients = 5 }}
+task = {{ name = "linear", population = "pupils", min_cohort = 3, threshold = 3 }}
+"""
+
+
+def test_a_task_is_made_of_the_file_and_simulated(
+    federation: Federation, archipel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ARCHIPEL_TOKEN", federation.operator_token)
+    save_public_key(federation.publisher_key, tmp_path / "publisher.pub")
+    data = [federation.data(number) for number in range(8)]
+    np.savez(tmp_path / "data.npz", **{name: np.concatenate([each[name] for each in data]) for name in data[0]})
+    file = tmp_path / "federation.toml"
+    file.write_text(FILE.format(bundle=federation.bundle_file))
+    server = ("--server", federation.url)
+    out, _ = archipel("task", "create", "--from", str(file), "--json", *server)
+    made = federation.operator.tasks.get(json.loads(out)["task_id"])
+    assert (made.rounds, made.cohort, made.min_cohort, made.privacy) == (3, 4, 3, "secure")
+    assert (made.name, made.population, made.hyperparameters) == ("linear", "pupils", {"lr": 0.05})
+    expected = load_federation(file).run()
+    assert made.bundle == expected.bundle.digest
+    # The file says of the task no more than what the data are; what it says of the model is not read.
+    text = FILE.replace('bundle = "{bundle}"', 'zoo = "lenet"').replace("rounds = 3", "rounds = 9")
+    file.write_text(text.replace("cohort = 4\n", "strategy = 'scaffold'\n").replace("lr = 0.05", "lr = 9.0").format())
+    out, _ = archipel("simulate", str(file), "--from-task", made.task_id[:8], "--json", *server)
+    found = json.loads(out)
+    assert [row["tested"] for row in found["rounds"]] == [row.tested for row in expected.history]
+    assert len(found["rounds"]) == 3
+    assert found["rounds"][-1]["tested"]["mse"] < found["rounds"][0]["tested"]["mse"]
+
+
+def test_what_is_missing_is_told(archipel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ARCHIPEL_SERVER", "ARCHIPEL_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "federation.toml"
+    file.write_text(FILE.replace('bundle = "{bundle}", key = ["publisher.pub"]', 'zoo = "lenet"').format())
+    _, err = archipel("simulate", str(file), "--from-task", "1234", code=1)
+    assert err == "archipel: --from-task asks a server; give --server, or set ARCHIPEL_SERVER\n"
+    monkeypatch.setenv("ARCHIPEL_TOKEN", "t" * 43)
+    server = ("--server", "http://127.0.0.1:9")
+    _, err = archipel("task", "create", "--from", str(file), *server, code=1)
+    assert err == (
+        f"archipel: {file}: its model is no bundle; make one with `archipel convert`, and give it as --bundle\n"
+    )
+    _, err = archipel("task", "create", *server, code=1)
+    assert err == "archipel: give FILE, a task's, or --from FEDERATION.toml, one of them\n"
