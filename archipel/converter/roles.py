@@ -6,7 +6,7 @@ gives them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -53,18 +53,21 @@ def assign_roles(
     copies: bool = False,
     still: Collection[str] = (),
     own: str = "",
+    given: Mapping[str, Port] | None = None,
 ) -> Model:
     """The program, whose graph changes, with the roles that the algorithm gives its tensors.
 
     `copies`: parameters are the device's own copies, and what else it keeps too. `still`: inputs that are parameters or
     personal tensors held still. `own`: a name that keeps the optimizer's state and step count apart from those of the
-    round's other programs.
+    round's other programs. `given`: the ports of inputs that are no fields, by name.
     """
     signature = program.program
     averaged = {name for pair in division.statistics for name in (pair.mean, pair.variance)}
 
     def role(port: Port) -> Port:
         match port:
+            case Example() if given and port.name in given:
+                return given[port.name]
             # `step_graph` takes an input that it does not train for a field. It gets the role that its tensor has.
             case Example() if port.name in still:
                 return role(Parameter(name=port.name, dtype=port.dtype, shape=port.shape, tensor=port.name))

@@ -304,7 +304,8 @@ class Lanes:
             else:
                 report.left = "a loss, a metric or an update is not finite"
         if len(kept):
-            partial.total.add_lanes({name: array[kept] for name, array in {**update, **own}.items()})
+            numbers = [group.numbers[lane] for lane in kept]
+            partial.total.add_lanes({name: array[kept] for name, array in {**update, **own}.items()}, numbers)
 
     def _keep(self, work: Work, group: _Group, lane: int) -> None:
         """What outlives the round goes into the device's state."""

@@ -82,6 +82,6 @@ class OneByOne:
         report.examples, report.steps = update.examples, update.steps
         report.loss = finite_mean([loss for loss in update.losses if math.isfinite(loss)])
         own = training_arrays(bundle.manifest, self._finish, update.arrays, update.metrics)
-        partial.total.add({**update.arrays, **own})
+        partial.total.add({**update.arrays, **own}, number)
         values.keep()
         self._states.save(number, work.number, state, work.saved)

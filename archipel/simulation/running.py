@@ -18,6 +18,7 @@ from archipel.errors import SimulationError
 from archipel.lite_runtime import Runtime
 from archipel.protocol.measures import measured
 from archipel.protocol.uploads import upload_program
+from archipel.simulation.attacks import spoil_clients
 from archipel.simulation.choosing import AT_ONCE, ClientAxis, choose_client_axis
 from archipel.simulation.clients import Clients, fingerprint
 from archipel.simulation.lanes import Lanes
@@ -92,6 +93,7 @@ def run(
     make = OverlappingRounds if settings.pacing.mode == "asynchronous" else Rounds
     course = make(bundle, len(clients), settings, None if found is None else found[1], clients)
     standing = course.standing
+    clients = spoil_clients(bundle, clients, settings.attack, len(clients) - settings.root, settings.seed)
     record.rows = standing.rows
     with ExitStack() as stack:
         if where is not None:

@@ -19,13 +19,15 @@ from archipel.errors import SignatureError, SimulationError
 from archipel.graph import Model
 from archipel.lite_runtime.training.driver import data_ports
 from archipel.protocol.operator.tasks import Mode
+from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
-from archipel.simulation.clients import Clients, as_clients
+from archipel.simulation.clients import Clients, add_client, as_clients
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, RoundSettings
 from archipel.simulation.running import RunOptions, Test, run
 from archipel.simulation.system import Pacing, System
 from archipel.simulation.system.traces import with_devices
+from archipel.strategies.robust import Aggregation
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -53,6 +55,12 @@ def simulate(
     test_every: int = 1,
     seed: int = 0,
     privacy: str = "secure",
+    aggregation: str | Aggregation = "mean",
+    tolerated: int = 0,
+    secure_groups: int = 0,
+    root: Any = None,
+    attack: str | Attack = "",
+    attackers: float | Sequence[int] = 0.0,
     dropout: float = 0.0,
     mode: Mode | Pacing = "semi-synchronous",
     system: System | None = None,
@@ -85,6 +93,14 @@ def simulate(
             the number of workers.
         privacy: "secure" adds up the whole numbers that secure rounds add up (without masks, which cancel), "plain"
             floating point.
+        aggregation: "mean", or a robust rule over single updates of plain rounds (docs/robust.md): a name, or an
+            Aggregation, which may say more.
+        tolerated: how many updates, or groups, of a round may be arbitrary, for a rule given by name.
+        secure_groups: has the rule work over the sums of so many secure groups instead; 0: one sum of all devices.
+        root: examples of the server's own, like those of a client, for the rule "fltrust".
+        attack: what attackers do, a name or an Attack: over updates, "sign-flip", "ipm", "alie", "mimic", "gaussian",
+            "best-ipm" or "best-alie"; over their examples, "label-flip" or "backdoor".
+        attackers: the share of the clients that attack, or these by number, for an attack given by name.
         dropout: the share of drawn devices, 0 to below 1, that leave before their update counts.
         mode: when a round takes its updates, as a task's; a Pacing has goal, deadlines and the like as well. It needs
             a `system`.
@@ -128,17 +144,34 @@ def simulate(
         )
         scratch = tempfile.mkdtemp(prefix="archipel-simulation-") if folder is None else None
         bundle = _converted(_imported(model, clients), training, Path(scratch or str(folder)))
-    devices = as_clients(clients, [port.name for port in data_ports(bundle, bundle.manifest.schedule)])
+    names = [port.name for port in data_ports(bundle, bundle.manifest.schedule)]
+    devices = as_clients(clients, names)
+    population = len(devices)
+    if root is not None:
+        devices = add_client(devices, as_clients([root], names).take(0))
     settings = RoundSettings(
-        cohort=len(devices) if cohort is None else cohort, seed=seed, privacy=privacy, dropout=dropout,
+        cohort=population if cohort is None else cohort, seed=seed, privacy=privacy, dropout=dropout,
         hyperparameters=dict(hyperparameters or {}), pacing=pacing,
-        system=None if system is None else with_devices(system),
+        system=None if system is None else with_devices(system), aggregation=_aggregation(aggregation, tolerated),
+        secure_groups=secure_groups, attack=_attack(attack, attackers), root=root is not None,
     )  # fmt: skip
     result = run(bundle, devices, settings, rounds, test, options)
     if scratch is not None:
         # The bundle is opened where it lies, so its files live as long as the result.
         weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
     return result
+
+
+def _aggregation(given: str | Aggregation, tolerated: int) -> Aggregation:
+    return given if isinstance(given, Aggregation) else Aggregation(rule=given, tolerated=tolerated)
+
+
+def _attack(given: str | Attack, attackers: float | Sequence[int]) -> Attack:
+    if isinstance(given, Attack):
+        return given
+    if isinstance(attackers, int | float):
+        return Attack(name=given, share=attackers)
+    return Attack(name=given, clients=tuple(int(client) for client in attackers))
 
 
 def _converted(model: Model, training: Training, folder: Path) -> Bundle:

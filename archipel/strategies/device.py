@@ -26,6 +26,8 @@ COPY = "own/"
 """Prefix of the name of a device's own copy of a parameter."""
 CORRECTION = "correction"
 """`Correction` adds the round state CORRECTION/PARAMETER to the gradient of the parameter."""
+PREVIOUS = "previous/"
+"""Prefix of the names of a device's model of its last round, a state that `Contrast` reads."""
 MEASURED_LOSS, MEASURED_COUNT = "measured/loss", "measured/count"
 """Round states of a part that trains nothing: the sum of the labels' losses, and how many labels there were."""
 MAX_BITS = 30
@@ -79,6 +81,19 @@ class Follows:
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """Adds `strength` times a contrastive loss: features near the received model's, far from the last round's.
+
+    `features` names a tensor of the graph; None: what the last layer reads. `finish` writes the states PREVIOUS +
+    PARAMETER of all parameters.
+    """
+
+    features: str | None
+    strength: float
+    temperature: float
+
+
+@dataclass(frozen=True)
 class Adapters:
     """Low-rank adapters on the weights of Gemm, MatMul, Conv and embeddings that match `targets`.
 
@@ -91,6 +106,9 @@ class Adapters:
     alpha: float
     full: tuple[str, ...]
     seed: int
+
+
+Term = Pull | Correction | ClipExamples | Tries | Follows | Contrast
 
 
 @dataclass(frozen=True)
@@ -107,7 +125,7 @@ class Part:
     trains: Literal["all", "shared", "personal", "copies", "nothing"] = "all"
     epochs: int | None = None
     steps: int | None = None
-    terms: tuple[Pull | Correction | ClipExamples | Tries | Follows, ...] = ()
+    terms: tuple[Term, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,10 @@ AddDelta = Callable[[ProgramGraph, LocalTraining, str], str]
 """Adds what a device changed of a parameter, given its name; returns the value's name, `NAME.SOMETHING`."""
 
 
-def weighted_deltas(options: Upload, add: AddDelta | None = None) -> MakeProgram:
-    """`finish` of federated averaging. `add` None: the delta is end - start (`add_delta`).
+def weighted_deltas(
+    options: Upload, add: AddDelta | None = None, *, keep: Callable[[ProgramGraph, LocalTraining], None] | None = None
+) -> MakeProgram:
+    """`finish` of federated averaging. `add` None: the delta is end - start (`add_delta`). `keep` adds device state.
 
     Its inputs are `NAME.start` and `NAME` of every parameter, and the count of examples. Its outputs are `NAME.update`
     = delta * min(1, clip / |all deltas|) * weight, what running statistics changed, and the weight,
@@ -51,6 +53,8 @@ def weighted_deltas(options: Upload, add: AddDelta | None = None) -> MakeProgram
         upload_statistics(graph, local, upload)
         upload_weight(graph, upload)
         report_limits(graph, upload, shrink)
+        if keep is not None:
+            keep(graph, local)
         return graph.build()
 
     return make
