@@ -19,7 +19,7 @@ from archipel.simulation.rounds import RoundRow, RoundSettings, Standing
 from archipel.simulation.system.round_clock import ClockState
 
 HISTORY = "history.json"
-_GROUPS = ("parameter", "state")
+_GROUPS = ("parameter", "state", "rule")
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +41,14 @@ def save(folder: Path, record: Record, standing: Standing) -> None:
     number, record.clock = len(record.rows), standing.clock
     file = _arrays(folder, number)
     past = {f"version-{version}": tensors for version, tensors in standing.past.items()}
-    tensors = join_names({"parameter": standing.parameters, "state": standing.strategy_state, **past})
+    tensors = join_names(
+        {
+            "parameter": standing.parameters,
+            "state": standing.strategy_state,
+            "rule": standing.rule_state,
+            **past,
+        }
+    )
     write_durably(file, write_weights(tensors))
     write_durably(folder / HISTORY, msgspec.json.format(msgspec.json.encode(record)))
     for old in folder.glob("round-*.safetensors"):
@@ -70,7 +77,7 @@ def load(folder: Path, expected: Record) -> tuple[Record, Standing] | None:
                 f"{folder}: has a run with another {name}; give another folder, or remove it to begin anew"
             )
     past = {version: groups[f"version-{version}"] for version in versions}
-    return record, Standing(groups["parameter"], groups["state"], record.rows, record.clock, past)
+    return record, Standing(groups["parameter"], groups["state"], record.rows, record.clock, past, groups["rule"])
 
 
 def _arrays(folder: Path, number: int) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,11 @@ class Sum(ABC):
     """A running sum."""
 
     @abstractmethod
-    def add(self, arrays: Arrays) -> None:
-        """Add one device's update, by output name. Raises ProtocolError for one that its device could not upload."""
+    def add(self, arrays: Arrays, client: int = -1) -> None:
+        """Add one device's update, by output name. Raises ProtocolError for one that its device could not upload.
+
+        `client` is its number, which matters where a sum keeps updates apart.
+        """
 
     @abstractmethod
     def merge(self, other: Sum) -> None:
@@ -33,10 +36,10 @@ class Sum(ABC):
     def decoded(self, devices: int) -> DecodedSum:
         """The sum of so many devices, checked. Raises ProtocolError, BoundError."""
 
-    def add_lanes(self, arrays: Arrays) -> None:
+    def add_lanes(self, arrays: Arrays, clients: Sequence[int]) -> None:
         """Add the updates of several devices, `[devices, ...]` by output name, as `add` would one after the other."""
-        for lane in range(len(next(iter(arrays.values())))):
-            self.add({name: array[lane] for name, array in arrays.items()})
+        for lane, client in enumerate(clients):
+            self.add({name: array[lane] for name, array in arrays.items()}, client)
 
 
 class SecureSum(Sum):
@@ -56,10 +59,10 @@ class SecureSum(Sum):
         }
         self.total: Vector = np.zeros(layout.length, np.uint32)
 
-    def add(self, arrays: Arrays) -> None:
+    def add(self, arrays: Arrays, client: int = -1) -> None:
         self.total += self._layout.encode(self._discounted(arrays), modulus_bits=self._bits, max_cohort=self._cohort)
 
-    def add_lanes(self, arrays: Arrays) -> None:
+    def add_lanes(self, arrays: Arrays, clients: Sequence[int]) -> None:
         start, arrays = 0, self._discounted(arrays)
         weight = weight_port(self._layout.updates)
         weights = None if weight is None else np.asarray(arrays[weight.name], np.float64).reshape(-1)
@@ -103,7 +106,7 @@ class FloatSum(Sum):
         self._layout, self._scale = layout, (1.0 + staleness) ** -exponent
         self._sum = PlainSum(layout)
 
-    def add(self, arrays: Arrays) -> None:
+    def add(self, arrays: Arrays, client: int = -1) -> None:
         self._sum.add(decode_plain(encode_plain(self._layout, arrays), self._layout), self._scale)
 
     def merge(self, other: Sum) -> None:
