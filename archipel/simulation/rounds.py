@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -149,7 +149,8 @@ class Rounds:
         row = RoundRow(number=number, drawn=0, devices=0)
         drawn, present, left = self._draw(number) if self._clock is None else self._time(row, self._clock)
         row.drawn = len(drawn)
-        work = self._combining.plan(self._work(number, saved), drawn)
+        gone = tuple(client for client in drawn if client not in present)
+        work = self._combining.plan(replace(self._work(number, saved), dropped=gone), drawn)
         row.clip = work.hyperparameters.get(UPDATE_CLIP)
         reports = [Report(client, left=left.get(client, row.failed)) for client in drawn if client not in present]
         root = self._combining.root

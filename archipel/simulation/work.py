@@ -23,7 +23,8 @@ class Work:
     `layout` is that of the updates, with the round's clip; `modulus_bits` is None in plain rounds; `cohort` is the
     largest number of devices in the sum; `saved` the last round after which the run can go on if it is killed. The
     updates are `staleness` versions behind, so their changes count (1 + staleness)^-staleness_exponent. `groups`,
-    client -> group, has one sum made for each group; `single` has each update kept by itself.
+    client -> group, has one sum made for each group; `single` has each update kept by itself. `dropped` are
+    devices of the cohort whose updates never came.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Work:
     saved: int = 0
     staleness: int = 0
     staleness_exponent: float = 0.0
+    dropped: tuple[int, ...] = ()
     groups: Mapping[int, int] | None = None
     single: bool = False
 

@@ -180,23 +180,27 @@ class OverlappingRounds(Rounds):
         if row.stale > pacing.max_staleness and not row.failed:
             row.failed = f"{made - flight.version} versions were made meanwhile, the task allows {pacing.max_staleness}"
         counted = [] if row.failed else outcome.counted
-        partial = self._run_clients(engine, flight.number, flight.version, made - flight.version, counted)
-        left = [
-            Report(client, left=outcome.left.get(client, row.failed))
-            for client in flight.clients
-            if client not in counted
-        ]
+        gone = tuple(client for client in flight.clients if client not in counted)
+        partial = self._run_clients(engine, flight.number, flight.version, made - flight.version, counted, gone)
+        left = [Report(client, left=outcome.left.get(client, row.failed)) for client in gone]
         self._conclude(row, partial)
         return [*left, *partial.reports]
 
     def _run_clients(
-        self, engine: Engine, number: int, version: int, staleness: int, clients: Sequence[int]
+        self,
+        engine: Engine,
+        number: int,
+        version: int,
+        staleness: int,
+        clients: Sequence[int],
+        dropped: tuple[int, ...] = (),
     ) -> Partial:
         work = replace(
             self._work(number, self._safe),
             parameters=self.standing.past[version],
             staleness=staleness,
             staleness_exponent=self._settings.pacing.staleness_exponent,
+            dropped=dropped,
         )
         return engine.run(work, clients) if clients else Partial(work.empty_sum())
 

@@ -12,7 +12,9 @@ import pytest
 import archipel
 from archipel.bundle import Bundle
 from archipel.errors import SimulationError
+from archipel.lite_runtime import Runtime
 from archipel.simulation import DrawnClients, ListedClients, running
+from archipel.simulation.draws import device_seed
 from archipel.simulation.rounds import RoundSettings
 from archipel.simulation.system import Device, Pacing, Spread, System
 from archipel.simulation.system.round_clock import costs_of
@@ -90,6 +92,24 @@ def test_stale_changes_count_less(bundle: Bundle) -> None:
         assert found.history[1].stale == 1
         steps.append(found.history[1].step)
     np.testing.assert_allclose(steps, steps[0] * 2.0 ** -np.array([0.0, 1.0, 16.0]), rtol=2e-3)
+
+
+def test_a_device_begins_with_the_version_of_its_start(bundle: Bundle) -> None:
+    """Device 1 works from 0 to 10 and device 0 makes a version at 7: the second step is that of device 1's update of
+    the first version, over 2^0.5."""
+    given = {**three(bundle), "cohort": 1, "privacy": "plain"}
+    pacing = Pacing(mode="asynchronous", concurrency=3)
+    first, second = (archipel.simulate(bundle, **given, rounds=n, mode=pacing).parameters for n in (1, 2))
+    start = bundle.parameters()
+    runtime = Runtime(bundle, threads=1)
+    update = runtime.local_round(fields()[1], seed=device_seed(0, 1, 1), parameters=start)
+    ports = {
+        port.tensor: port.name for port in bundle.program("finish").outputs if getattr(port, "kind", "") == "delta"
+    }
+    weight = next(port.name for port in bundle.program("finish").outputs if getattr(port, "kind", "") == "weight")
+    for name, value in first.items():
+        change = update.arrays[ports[name]] / update.arrays[weight] / 2**0.5
+        np.testing.assert_allclose(second[name] - value, change, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("axis", ["on", "off"])
