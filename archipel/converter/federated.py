@@ -8,13 +8,17 @@ from typing import cast
 import onnx_ir as ir
 
 from archipel.bundle import Phase
-from archipel.bundle.roles import Hyperparameter
-from archipel.converter.roles import Division, assign_roles, select
+from archipel.bundle.roles import Hyperparameter, Port
+from archipel.converter.contrast import contrasted
+from archipel.converter.roles import Division, assign_roles, assign_start, select
 from archipel.errors import ConversionError
 from archipel.graph import Model, promote
 from archipel.strategies.device import (
     CORRECTION,
+    MEASURED_COUNT,
+    MEASURED_LOSS,
     ClipExamples,
+    Contrast,
     Correction,
     DeviceHalf,
     Follows,
@@ -27,6 +31,7 @@ from archipel.strategies.device import (
 )
 from archipel.training import per_example, step_graph, transforms
 from archipel.training.batch_norm import BatchNorm, statistics_of_layers
+from archipel.training.evaluation import measure_graph
 from archipel.training.losses import Loss
 from archipel.training.nested import MetaSGD, MoreauSGD
 from archipel.training.optimizers import SGD, Optimizer
@@ -81,6 +86,12 @@ def train_programs(
     """
     programs = {}
     for number, part in enumerate(half.parts):
+        if part.trains == "nothing":
+            batch_norm = options.get("batch_norm", "train")
+            totals = (MEASURED_LOSS, MEASURED_COUNT)
+            measuring = measure_graph(model, loss, division.all, totals, batch_norm=batch_norm)
+            programs[part.program] = assign_start(measuring, division, strategy)
+            continue
         # The parts "all" and "copies" train every tensor.
         moved = {"personal": list(division.personal), "shared": list(division.shared)}.get(part.trains, division.all)
         if not moved:
@@ -94,8 +105,13 @@ def train_programs(
             # As inputs they have the round's values; as initializers they would stay what the model began with.
             source = model.copy()
             promote(source.ir, still)
+        contrast = next((term for term in part.terms if isinstance(term, Contrast)), None)
+        aim, given = loss, dict[str, Port]()
+        if contrast is not None:
+            _check_contrast(model, options, strategy)
+            source, aim, given = contrasted(source, loss, moved, contrast, strategy)
         steps = _nested(optimizer, part)
-        program = step_graph(source, loss, steps, trainable=moved, **_step_options(options, part, still, strategy))
+        program = step_graph(source, aim, steps, trainable=moved, **_step_options(options, part, still, strategy))
         program.initial.update({name: model.parameters[name] for name in still})
         # The first part keeps plain names; each other one needs an optimizer's state and step count of its own.
         programs[part.program] = assign_roles(
@@ -104,6 +120,7 @@ def train_programs(
             copies=part.trains == "copies",
             still=still,
             own=part.program if number else "",
+            given=given,
         )
     return programs
 
@@ -164,6 +181,18 @@ def _step_options(options: StepOptions, part: Part, still: Sequence[str], strate
     for clip in clips:
         changed["per_example"] = per_example(clip.clip, clip.noise)
     return changed
+
+
+def _check_contrast(model: Model, options: StepOptions, strategy: str) -> None:
+    """Refuse what does not go with the weights of two more models in a step."""
+    here = f"strategy {strategy!r}"
+    if options.get("per_example") is not None:
+        raise ConversionError(f"step_options: {here} compares three models; leave per_example out")
+    if options.get("batch_norm", "train") == "train" and statistics_of_layers(model):
+        raise ConversionError(
+            f"step_options: {here} compares features of three models, whose BatchNormalization would have to have the "
+            "statistics of each; pass step_options={'batch_norm': 'frozen'} or use GroupNorm"
+        )
 
 
 def _nested(optimizer: Optimizer, part: Part) -> Optimizer:

@@ -6,13 +6,13 @@ gives them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from archipel.bundle.roles import Example, Parameter, Personal, Port, Program, State, Step
+from archipel.bundle.roles import Example, Parameter, Personal, Port, Program, Start, State, Step
 from archipel.errors import ConversionError, GraphError
 from archipel.graph import Builder, Model
 from archipel.graph.parameters import match
@@ -53,18 +53,21 @@ def assign_roles(
     copies: bool = False,
     still: Collection[str] = (),
     own: str = "",
+    given: Mapping[str, Port] | None = None,
 ) -> Model:
     """The program, whose graph changes, with the roles that the algorithm gives its tensors.
 
     `copies`: parameters are the device's own copies, and what else it keeps too. `still`: inputs that are parameters or
     personal tensors held still. `own`: a name that keeps the optimizer's state and step count apart from those of the
-    round's other programs.
+    round's other programs. `given`: the ports of inputs that are no fields, by name.
     """
     signature = program.program
     averaged = {name for pair in division.statistics for name in (pair.mean, pair.variance)}
 
     def role(port: Port) -> Port:
         match port:
+            case Example() if given and port.name in given:
+                return given[port.name]
             # `step_graph` takes an input that it does not train for a field. It gets the role that its tensor has.
             case Example() if port.name in still:
                 return role(Parameter(name=port.name, dtype=port.dtype, shape=port.shape, tensor=port.name))
@@ -94,6 +97,31 @@ def assign_roles(
     changed = msgspec.structs.replace(signature, inputs=inputs, outputs=outputs)
     result = Model(program.ir, signature=changed, initial=program.initial)
     return _with_own_count(result, changed, own) if own else result
+
+
+def assign_start(program: Model, division: Division, strategy: str) -> Model:
+    """The program, whose graph changes, which reads every tensor as the device received it, whatever was trained since.
+
+    Raises ConversionError where tensors of the model stay on the device, which have no such value.
+    """
+    signature, averaged = program.program, {name for pair in division.statistics for name in (pair.mean, pair.variance)}
+
+    def role(port: Port) -> Port:
+        if isinstance(port, Parameter) or (isinstance(port, State) and port.lifetime == "device"):
+            if port.tensor not in division.shared and port.tensor not in averaged:
+                raise ConversionError(
+                    f"strategy {strategy!r}: measures the received model, but {port.tensor!r} stays on the device"
+                )
+            return Start(name=f"{port.name}.start", dtype=port.dtype, shape=port.shape, tensor=port.tensor)
+        return port
+
+    inputs = tuple(map(role, signature.inputs))
+    op = Builder(program.ir.graph)
+    for value, port in zip(program.ir.graph.inputs, inputs, strict=True):
+        if value.name != port.name:
+            op.free_name(port.name)
+            value.name = port.name
+    return Model(program.ir, signature=msgspec.structs.replace(signature, inputs=inputs), initial={})
 
 
 def _with_own_count(program: Model, signature: Program, own: str) -> Model:

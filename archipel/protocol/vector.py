@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.bundle.roles import Program, Update
+from archipel.bundle.roles import CHANGES, Program, Update
 from archipel.errors import BoundError, MessageError, ProtocolError
 from archipel.protocol.bounds import check_sum, check_update, clamp, entries, largest, step
 
@@ -118,6 +118,13 @@ class Layout:
             start = stop
         vector &= np.uint32(2**modulus_bits - 1)
         return vector
+
+    def discount(self, arrays: Mapping[str, NDArray[Any]], staleness: int, exponent: float) -> dict[str, NDArray[Any]]:
+        """The arrays, with the changes times (1 + staleness)^-exponent (FedBuff: Nguyen et al. 2022)."""
+        scale = np.float32((1.0 + staleness) ** -exponent)
+        # Values and the weight stay: a smaller weight would undo the discount when the sum is divided by the weights.
+        changes = {port.name for port in self.updates if port.kind in CHANGES}
+        return {name: array * scale if name in changes else array for name, array in arrays.items()}
 
     def check(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """`arrays` once they are checked: all update outputs, in their shapes, finite, within the manifest's norms.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from archipel.simulation.attacks import Attack
 from archipel.simulation.clients import Clients, DrawnClients, ListedClients, SplitClients
 from archipel.simulation.federation import Federation, load_federation
 from archipel.simulation.result import ClientRow, Result
@@ -9,8 +10,11 @@ from archipel.simulation.rounds import RoundRow
 from archipel.simulation.simulate import simulate
 from archipel.simulation.splitting import split_clients
 from archipel.simulation.system import Device, Pacing, Spread, System, read_devices
+from archipel.strategies.robust import Aggregation
 
 __all__ = [
+    "Aggregation",
+    "Attack",
     "ClientRow",
     "Clients",
     "Device",

@@ -54,6 +54,11 @@ class SplitClients:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @property
+    def length(self) -> int:
+        """The number of examples in `arrays`."""
+        return len(next(iter(self.arrays.values())))
+
     def rows(self, number: int) -> NDArray[np.int64]:
         """The client's rows in `arrays`."""
         return self.order[self.offsets[number] : self.offsets[number + 1]]
@@ -102,6 +107,69 @@ class DrawnClients:
 
     def take(self, number: int) -> Examples:
         return self._make(number)
+
+
+class _ChangedClients:
+    """Clients of which some have other examples, made when they are needed."""
+
+    def __init__(self, clients: Clients, changed: frozenset[int], change: Callable[[Examples], Examples]) -> None:
+        self._clients, self._changed, self._change = clients, changed, change
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def count(self, number: int) -> int:
+        return self._clients.count(number)
+
+    def take(self, number: int) -> Examples:
+        examples = self._clients.take(number)
+        return self._change(examples) if number in self._changed else examples
+
+
+class _OneMoreClient:
+    """Clients, and after the last one another."""
+
+    def __init__(self, clients: Clients, examples: Examples) -> None:
+        self._clients, self._examples = clients, examples
+
+    def __len__(self) -> int:
+        return len(self._clients) + 1
+
+    def count(self, number: int) -> int:
+        if number < len(self._clients):
+            return self._clients.count(number)
+        return len(next(iter(self._examples.values())))
+
+    def take(self, number: int) -> Examples:
+        return self._clients.take(number) if number < len(self._clients) else self._examples
+
+
+def change_clients(
+    clients: Clients, changed: frozenset[int], change: Callable[[Examples], Mapping[str, NDArray[Any]]]
+) -> Clients:
+    """The clients with what `change` makes of the examples of those numbers; it keeps the number of examples."""
+    if not isinstance(clients, SplitClients):
+        return _ChangedClients(clients, changed, change)
+    # Split clients stay so, because many of them run at once without copies: changed rows go after all others.
+    arrays: list[Examples] = [clients.arrays]
+    parts, start = [], clients.length
+    for number in range(len(clients)):
+        rows = clients.rows(number)
+        if number in changed:
+            arrays.append(change(clients.take(number)))
+            rows = np.arange(start, start + len(rows))
+            start += len(rows)
+        parts.append(rows)
+    return SplitClients({name: np.concatenate([each[name] for each in arrays]) for name in clients.arrays}, parts)
+
+
+def add_client(clients: Clients, examples: Examples) -> Clients:
+    """The clients and one more, whose number is the one after the last."""
+    if not isinstance(clients, SplitClients):
+        return _OneMoreClient(clients, examples)
+    arrays = {name: np.concatenate([array, examples[name]]) for name, array in clients.arrays.items()}
+    parts = [clients.rows(number) for number in range(len(clients))]
+    return SplitClients(arrays, [*parts, np.arange(clients.length, len(next(iter(arrays.values()))))])
 
 
 def fingerprint(clients: Clients) -> str:

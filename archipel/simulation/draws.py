@@ -32,5 +32,10 @@ def drawn_uniform(purpose: str, seed: int, number: int, client: int) -> float:
     return int.from_bytes(_digest(purpose.encode(), seed, number, client)[:7], "big") / (1 << 56)
 
 
+def drawn_generator(purpose: str, seed: int, number: int) -> np.random.Generator:
+    """A generator for this purpose and round. Its stream may differ between versions of NumPy."""
+    return np.random.default_rng(int.from_bytes(_digest(purpose.encode(), seed, number, 0)[:16], "big"))
+
+
 def _digest(purpose: bytes, seed: int, number: int, client: int) -> bytes:
     return hashlib.sha256(_LABEL + purpose + struct.pack(">QQQ", seed, number, client)).digest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -55,6 +56,12 @@ class OneByOne:
             partial.reports.append(report)
         return partial
 
+    def with_states(self, states: States) -> OneByOne:
+        """The same engine, with its open sessions, for devices that keep other states."""
+        other = copy.copy(self)
+        other._states = states
+        return other
+
     def close(self) -> None:
         """There is nothing to end."""
 
@@ -75,6 +82,6 @@ class OneByOne:
         report.examples, report.steps = update.examples, update.steps
         report.loss = finite_mean([loss for loss in update.losses if math.isfinite(loss)])
         own = training_arrays(bundle.manifest, self._finish, update.arrays, update.metrics)
-        partial.total.add({**update.arrays, **own})
+        partial.total.add({**update.arrays, **own}, number)
         values.keep()
         self._states.save(number, work.number, state, work.saved)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -16,13 +16,16 @@ from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import clip_input, plan_layout, upload_layout, upload_program
 from archipel.protocol.vector import DecodedSum
+from archipel.simulation.attacks import Attack
 from archipel.simulation.clients import Clients
+from archipel.simulation.combining import Combining
 from archipel.simulation.draws import draw_cohort, drawn_uniform
 from archipel.simulation.system.round_clock import ClockState, RoundClock
 from archipel.simulation.system.settings import Pacing, System
-from archipel.simulation.work import Engine, Report, Work
+from archipel.simulation.work import Engine, Partial, Report, Work
 from archipel.strategies.clipping import next_clip
 from archipel.strategies.moving import move_model
+from archipel.strategies.robust import Aggregation
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
 from archipel.strategies.step_limits import History
 from archipel.strategies.strategy import Tensors
@@ -65,7 +68,9 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `cohort`: devices asked in each round. `dropout`: the share of these that leave before their update counts.
     `privacy`: "secure" adds up whole numbers as secure rounds do, "plain" floating point. `hyperparameters`: of the
     devices' programs and of the server's half, as of a task. `pacing`: when rounds take their updates; what differs
-    from its defaults needs a `system`, whose clock times the rounds.
+    from its defaults needs a `system`, whose clock times the rounds. `aggregation` is the rule of plain rounds, or over
+    the sums of `secure_groups` groups of the cohort, drawn for each round (0: one sum of all). `attack`: what some
+    devices send. `root`: the last client has the server's own examples, for a rule that takes an update of them.
     """
 
     cohort: int
@@ -75,6 +80,10 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hyperparameters: dict[str, float] = {}
     pacing: Pacing = Pacing()
     system: System | None = None
+    aggregation: Aggregation = Aggregation()
+    secure_groups: int = 0
+    attack: Attack = Attack()
+    root: bool = False
 
 
 @dataclass
@@ -85,6 +94,9 @@ class Standing:
     strategy_state: Tensors
     rows: list[RoundRow] = field(default_factory=list)
     clock: ClockState = field(default_factory=ClockState)
+    past: dict[int, Tensors] = field(default_factory=dict)
+    """The parameters of the versions that devices at work began with, in an asynchronous task."""
+    rule_state: Tensors = field(default_factory=dict)
 
 
 class Rounds:
@@ -107,6 +119,8 @@ class Rounds:
         standing: Standing | None,
         clients: Clients | None = None,
     ) -> None:
+        # The server's own examples are no device's.
+        population -= settings.root
         self._bundle, self._population, self._settings = bundle, population, settings
         manifest = bundle.manifest
         if not 1 <= settings.cohort <= population:
@@ -115,7 +129,8 @@ class Rounds:
         finish = upload_program(manifest, "training")
         self._clip = None if UPDATE_CLIP in settings.hyperparameters else clip_input(finish)
         layout = upload_layout(manifest, "training")
-        self._bits = layout.modulus_bits(settings.cohort) if settings.privacy == "secure" else None
+        self._combining = Combining(manifest, layout, population, settings)
+        self._bits = self._combining.modulus_bits(layout)
         if standing is None:
             parameters = bundle.parameters()
             trained, _ = split_statistics(parameters, shared_statistics(manifest))
@@ -134,23 +149,35 @@ class Rounds:
         row = RoundRow(number=number, drawn=0, devices=0)
         drawn, present, left = self._draw(number) if self._clock is None else self._time(row, self._clock)
         row.drawn = len(drawn)
-        work = self._work(number, saved)
+        gone = tuple(client for client in drawn if client not in present)
+        work = self._combining.plan(replace(self._work(number, saved), dropped=gone), drawn)
         row.clip = work.hyperparameters.get(UPDATE_CLIP)
         reports = [Report(client, left=left.get(client, row.failed)) for client in drawn if client not in present]
-        partial = engine.run(work, [client for client in drawn if client in present])
-        reports = sorted([*reports, *partial.reports], key=lambda report: report.client)
+        root = self._combining.root
+        asked = [client for client in drawn if client in present] + ([] if root is None else [root])
+        partial = engine.run(work, asked)
+        # The server's own update is no device's.
+        partial.reports = [report for report in partial.reports if report.client != root]
+        self._conclude(row, partial, work)
+        return row, sorted([*reports, *partial.reports], key=lambda report: report.client)
+
+    def _conclude(self, row: RoundRow, partial: Partial, work: Work | None = None) -> None:
+        """Move the model by the sum of the round's updates, unless it failed, and add its row to the history."""
         row.devices = partial.counted
         try:
             if row.failed:
                 raise SimulationError(row.failed)
             if not row.devices:
                 raise SimulationError("no device's update came")
-            self._move(row, partial.total.decoded(row.devices))
+            work = work or self._work(row.number, 0)
+            made = self._combining.combine(work, partial.total, row.devices, self.standing.rule_state)
+            row.devices = made.devices
+            self._move(row, made.total)
+            self.standing.rule_state = made.state
         except ArchipelError as error:
             # As on the server: a round that fails leaves the model as it was, and the next one begins.
             row.failed = str(error)
         self.standing.rows.append(row)
-        return row, reports
 
     def first_work(self) -> Work:
         """What devices get in the first round."""
@@ -198,7 +225,7 @@ class Rounds:
 
     def _adapted_clip(self) -> Mapping[str, float]:
         """The clip that the server would send: it follows from the last round that changed the model."""
-        if self._clip is None:
+        if self._clip is None or self._settings.pacing.mode == "asynchronous":
             return {}
         last = next((row for row in reversed(self.standing.rows) if not row.failed), None)
         if last is None or last.clipped is None or last.clip is None:

@@ -18,14 +18,17 @@ from archipel.errors import SimulationError
 from archipel.lite_runtime import Runtime
 from archipel.protocol.measures import measured
 from archipel.protocol.uploads import upload_program
+from archipel.simulation.attacks import spoil_clients
 from archipel.simulation.choosing import AT_ONCE, ClientAxis, choose_client_axis
 from archipel.simulation.clients import Clients, fingerprint
 from archipel.simulation.lanes import Lanes
+from archipel.simulation.masked import Masked
 from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, Rounds, RoundSettings
 from archipel.simulation.saved import Record, load, save
 from archipel.simulation.states import MemoryStates, StateFolder, States
+from archipel.simulation.system.overlapping import OverlappingRounds
 from archipel.simulation.work import Engine
 from archipel.simulation.workers import Workers
 
@@ -43,6 +46,8 @@ class RunOptions:
         workers: processes, 1 or more.
         client_axis: "on" runs many devices as one graph, "off" one after the other; "auto" measures which is faster.
         threads: of each process, inside one operator.
+        masks: secure aggregation is really carried out, with every device's keys, shares and masks, and its sum is
+            compared with that of the vectors; the devices then train one after the other.
         folder: keeps where the run stands; a run with the same folder goes on from there.
         test_every: the model is measured every so many rounds, and after the last one.
         on_round: called after every round, with its row; if it returns False, the run ends there, and a run with the
@@ -52,6 +57,7 @@ class RunOptions:
     workers: int = 1
     client_axis: ClientAxis = "auto"
     threads: int = 1
+    masks: bool = False
     folder: Path | str | None = None
     test_every: int = 1
     on_round: Callable[[RoundRow], object] | None = None
@@ -88,8 +94,10 @@ def run(
         bundle=bundle.digest, population=len(clients), examples=examples, settings=settings, engine="", rows=[]
     )
     found = None if where is None else load(where, record)
-    course = Rounds(bundle, len(clients), settings, None if found is None else found[1], clients)
+    make = OverlappingRounds if settings.pacing.mode == "asynchronous" else Rounds
+    course = make(bundle, len(clients), settings, None if found is None else found[1], clients)
     standing = course.standing
+    clients = spoil_clients(bundle, clients, settings.attack, len(clients) - settings.root, settings.seed)
     record.rows = standing.rows
     with ExitStack() as stack:
         if where is not None:
@@ -131,17 +139,27 @@ def _open_engine(
     stack: ExitStack,
 ) -> tuple[Engine, str]:
     """The engine, and how it runs and why. A run that goes on keeps to what it began with."""
+    measured_engine: Lanes | OneByOne | None = None
     if before is not None:
         axis, why = before.startswith(AT_ONCE), before
     else:
-        axis, why = choose_client_axis(bundle, clients, settings, options.client_axis, options.threads)
+        axis, why, measured_engine = choose_client_axis(bundle, clients, settings, options.client_axis, options.threads)
     engine: Engine
     if options.workers == 1:
         states: States = MemoryStates() if where is None else StateFolder(where / "states")
-        engine = (Lanes if axis else OneByOne)(bundle, clients, states, threads=options.threads)
+        if measured_engine is not None:
+            engine = measured_engine.with_states(states)
+        else:
+            engine = (Lanes if axis else OneByOne)(bundle, clients, states, threads=options.threads)
     else:
         shared = where / "states" if where is not None else Path(stack.enter_context(TemporaryDirectory()))
         engine = Workers(bundle, clients, shared, count=options.workers, client_axis=axis, threads=options.threads)
+    if options.masks:
+        if settings.privacy != "secure":
+            raise SimulationError(f"masks: a round with privacy {settings.privacy!r} has none; leave masks out")
+        if settings.secure_groups or settings.attack.over_updates:
+            raise SimulationError("masks: go with one sum of a whole cohort; leave masks, secure_groups or attack out")
+        engine = Masked(engine)
     stack.callback(engine.close)
     return engine, why
 

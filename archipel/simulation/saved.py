@@ -19,7 +19,7 @@ from archipel.simulation.rounds import RoundRow, RoundSettings, Standing
 from archipel.simulation.system.round_clock import ClockState
 
 HISTORY = "history.json"
-_GROUPS = ("parameter", "state")
+_GROUPS = ("parameter", "state", "rule")
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +40,15 @@ def save(folder: Path, record: Record, standing: Standing) -> None:
     """Write the standing after the last of the rows; it is on disk on return."""
     number, record.clock = len(record.rows), standing.clock
     file = _arrays(folder, number)
-    tensors = join_names({"parameter": standing.parameters, "state": standing.strategy_state})
+    past = {f"version-{version}": tensors for version, tensors in standing.past.items()}
+    tensors = join_names(
+        {
+            "parameter": standing.parameters,
+            "state": standing.strategy_state,
+            "rule": standing.rule_state,
+            **past,
+        }
+    )
     write_durably(file, write_weights(tensors))
     write_durably(folder / HISTORY, msgspec.json.format(msgspec.json.encode(record)))
     for old in folder.glob("round-*.safetensors"):
@@ -59,7 +67,8 @@ def load(folder: Path, expected: Record) -> tuple[Record, Standing] | None:
     try:
         record = msgspec.json.decode(path.read_bytes(), type=Record)
         tensors = read_weights(_arrays(folder, len(record.rows)).read_bytes())
-        groups = split_names(tensors, _GROUPS)
+        versions = sorted({flight.version for flight in record.clock.flights})
+        groups = split_names(tensors, [*_GROUPS, *(f"version-{version}" for version in versions)])
     except (msgspec.MsgspecError, OSError, ArchipelError) as error:
         raise SimulationError(f"{folder}: its run cannot be read ({error}); remove the folder to begin anew") from None
     for name in ("bundle", "population", "examples", "settings"):
@@ -67,7 +76,8 @@ def load(folder: Path, expected: Record) -> tuple[Record, Standing] | None:
             raise SimulationError(
                 f"{folder}: has a run with another {name}; give another folder, or remove it to begin anew"
             )
-    return record, Standing(groups["parameter"], groups["state"], record.rows, record.clock)
+    past = {version: groups[f"version-{version}"] for version in versions}
+    return record, Standing(groups["parameter"], groups["state"], record.rows, record.clock, past, groups["rule"])
 
 
 def _arrays(folder: Path, number: int) -> Path:

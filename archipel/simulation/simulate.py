@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archipel.bundle import Bundle, open_bundle
-from archipel.bundle.development import generate_development_key
-from archipel.converter import Signing, Training, convert
-from archipel.errors import SimulationError
+from archipel.bundle.development import development_key, generate_development_key
+from archipel.errors import SignatureError, SimulationError
 from archipel.graph import Model
 from archipel.lite_runtime.training.driver import data_ports
 from archipel.protocol.operator.tasks import Mode
+from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
-from archipel.simulation.clients import Clients, as_clients
+from archipel.simulation.clients import Clients, add_client, as_clients
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, RoundSettings
 from archipel.simulation.running import RunOptions, Test, run
 from archipel.simulation.system import Pacing, System
 from archipel.simulation.system.traces import with_devices
-from archipel.training import losses, optimizers
-from archipel.training.losses import Loss
-from archipel.training.optimizers import Optimizer
+from archipel.strategies.robust import Aggregation
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from archipel.converter import Training
+    from archipel.training.losses import Loss
+    from archipel.training.optimizers import Optimizer
 
 
 def simulate(
@@ -49,12 +55,19 @@ def simulate(
     test_every: int = 1,
     seed: int = 0,
     privacy: str = "secure",
+    aggregation: str | Aggregation = "mean",
+    tolerated: int = 0,
+    secure_groups: int = 0,
+    root: Any = None,
+    attack: str | Attack = "",
+    attackers: float | Sequence[int] = 0.0,
     dropout: float = 0.0,
     mode: Mode | Pacing = "semi-synchronous",
     system: System | None = None,
     workers: int = 1,
     client_axis: ClientAxis = "auto",
     threads: int = 1,
+    masks: bool = False,
     folder: Path | str | None = None,
     on_round: Callable[[RoundRow], object] | None = None,
 ) -> Result:
@@ -81,12 +94,20 @@ def simulate(
             the number of workers.
         privacy: "secure" adds up the whole numbers that secure rounds add up (without masks, which cancel), "plain"
             floating point.
+        aggregation: "mean", or a robust rule over single updates of plain rounds (docs/robust.md): a name, or an
+            Aggregation, which may say more.
+        tolerated: how many updates, or groups, of a round may be arbitrary, for a rule given by name.
+        secure_groups: has the rule work over the sums of so many secure groups instead; 0: one sum of all devices.
+        root: examples of the server's own, like those of a client, for the rule "fltrust".
+        attack: what attackers do, a name or an Attack: over updates, "sign-flip", "ipm", "alie", "mimic", "gaussian",
+            "best-ipm" or "best-alie"; over their examples, "label-flip" or "backdoor".
+        attackers: the share of the clients that attack, or these by number, for an attack given by name.
         dropout: the share of drawn devices, 0 to below 1, that leave before their update counts.
         mode: when a round takes its updates, as a task's; a Pacing has goal, deadlines and the like as well. It needs
             a `system`.
         system: speeds, networks and hours of the devices; then a virtual clock times the rounds, and a round's row has
             `time`, bytes and staleness. Without it a round has no duration.
-        workers, client_axis, threads, folder, on_round: how it runs, see RunOptions.
+        workers, client_axis, threads, masks, folder, on_round: how it runs, see RunOptions.
 
     Raises SimulationError, ConversionError, TrainingError, ProtocolError.
 
@@ -104,13 +125,16 @@ def simulate(
     if system is None and pacing != Pacing():
         raise SimulationError("mode: needs a system, whose clock says who comes first; give system=System()")
     options = RunOptions(
-        workers=workers, client_axis=client_axis, threads=threads, folder=folder, test_every=test_every,
+        workers=workers, client_axis=client_axis, threads=threads, masks=masks, folder=folder, test_every=test_every,
         on_round=on_round,
     )  # fmt: skip
     scratch = None
     if isinstance(model, Bundle):
         bundle = model
     else:
+        from archipel.converter import Training
+        from archipel.training import losses, optimizers
+
         training = training or Training(
             loss if loss is not None else losses.cross_entropy(),
             optimizer if optimizer is not None else optimizers.sgd(lr=0.1),
@@ -121,17 +145,34 @@ def simulate(
         )
         scratch = tempfile.mkdtemp(prefix="archipel-simulation-") if folder is None else None
         bundle = _converted(_imported(model, clients), training, Path(scratch or str(folder)))
-    devices = as_clients(clients, [port.name for port in data_ports(bundle, bundle.manifest.schedule)])
+    names = [port.name for port in data_ports(bundle, bundle.manifest.schedule)]
+    devices = as_clients(clients, names)
+    population = len(devices)
+    if root is not None:
+        devices = add_client(devices, as_clients([root], names).take(0))
     settings = RoundSettings(
-        cohort=len(devices) if cohort is None else cohort, seed=seed, privacy=privacy, dropout=dropout,
+        cohort=population if cohort is None else cohort, seed=seed, privacy=privacy, dropout=dropout,
         hyperparameters=dict(hyperparameters or {}), pacing=pacing,
-        system=None if system is None else with_devices(system),
+        system=None if system is None else with_devices(system), aggregation=_aggregation(aggregation, tolerated),
+        secure_groups=secure_groups, attack=_attack(attack, attackers), root=root is not None,
     )  # fmt: skip
     result = run(bundle, devices, settings, rounds, test, options)
     if scratch is not None:
         # The bundle is opened where it lies, so its files live as long as the result.
         weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
     return result
+
+
+def _aggregation(given: str | Aggregation, tolerated: int) -> Aggregation:
+    return given if isinstance(given, Aggregation) else Aggregation(rule=given, tolerated=tolerated)
+
+
+def _attack(given: str | Attack, attackers: float | Sequence[int]) -> Attack:
+    if isinstance(given, Attack):
+        return given
+    if isinstance(attackers, int | float):
+        return Attack(name=given, share=attackers)
+    return Attack(name=given, clients=tuple(int(client) for client in attackers))
 
 
 def _converted(model: Model, training: Training, folder: Path) -> Bundle:
@@ -142,10 +183,23 @@ def _converted(model: Model, training: Training, folder: Path) -> Bundle:
     if path.exists() and publisher.exists():
         return open_bundle(path, [publisher.read_bytes()], folder / "cache", allow_development=True)
     folder.mkdir(parents=True, exist_ok=True)
-    key = generate_development_key()
+    # Imported where a model is converted: a bundle's simulation does without, and its workers too.
+    from archipel.converter import Signing, convert
+
+    key = _signing_key()
     publisher.write_bytes(key.public_key().public_bytes_raw())
     path.unlink(missing_ok=True)
     return convert(model, path, signing=Signing(key), training=training)
+
+
+@functools.cache
+def _signing_key() -> Ed25519PrivateKey:
+    """The user's development key. Finding another takes seconds, so where no file can be written one lasts as long as
+    this process."""
+    try:
+        return development_key()[0]
+    except SignatureError:
+        return generate_development_key()
 
 
 def _imported(model: Any, clients: Clients | Sequence[Any]) -> Model:

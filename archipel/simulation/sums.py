@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,11 @@ class Sum(ABC):
     """A running sum."""
 
     @abstractmethod
-    def add(self, arrays: Arrays) -> None:
-        """Add one device's update, by output name. Raises ProtocolError for one that its device could not upload."""
+    def add(self, arrays: Arrays, client: int = -1) -> None:
+        """Add one device's update, by output name. Raises ProtocolError for one that its device could not upload.
+
+        `client` is its number, which matters where a sum keeps updates apart.
+        """
 
     @abstractmethod
     def merge(self, other: Sum) -> None:
@@ -33,16 +36,22 @@ class Sum(ABC):
     def decoded(self, devices: int) -> DecodedSum:
         """The sum of so many devices, checked. Raises ProtocolError, BoundError."""
 
-    def add_lanes(self, arrays: Arrays) -> None:
+    def add_lanes(self, arrays: Arrays, clients: Sequence[int]) -> None:
         """Add the updates of several devices, `[devices, ...]` by output name, as `add` would one after the other."""
-        for lane in range(len(next(iter(arrays.values())))):
-            self.add({name: array[lane] for name, array in arrays.items()})
+        for lane, client in enumerate(clients):
+            self.add({name: array[lane] for name, array in arrays.items()}, client)
 
 
 class SecureSum(Sum):
-    """The sum of encoded updates modulo 2^bits, without masks, which cancel. Exact, so in any order."""
+    """The sum of encoded updates modulo 2^bits, without masks, which cancel. Exact, so in any order.
 
-    def __init__(self, layout: Layout, modulus_bits: int, cohort: int) -> None:
+    Changes count (1 + staleness)^-exponent.
+    """
+
+    def __init__(
+        self, layout: Layout, modulus_bits: int, cohort: int, staleness: int = 0, exponent: float = 0.0
+    ) -> None:
+        self._stale = (staleness, exponent)
         self._layout, self._bits, self._cohort = layout, modulus_bits, cohort
         # Values without a clip are at most the range times the device's weight, as protocol.bounds.clamp says.
         self._limited = {
@@ -50,11 +59,11 @@ class SecureSum(Sum):
         }
         self.total: Vector = np.zeros(layout.length, np.uint32)
 
-    def add(self, arrays: Arrays) -> None:
-        self.total += self._layout.encode(arrays, modulus_bits=self._bits, max_cohort=self._cohort)
+    def add(self, arrays: Arrays, client: int = -1) -> None:
+        self.total += self._layout.encode(self._discounted(arrays), modulus_bits=self._bits, max_cohort=self._cohort)
 
-    def add_lanes(self, arrays: Arrays) -> None:
-        start = 0
+    def add_lanes(self, arrays: Arrays, clients: Sequence[int]) -> None:
+        start, arrays = 0, self._discounted(arrays)
         weight = weight_port(self._layout.updates)
         weights = None if weight is None else np.asarray(arrays[weight.name], np.float64).reshape(-1)
         for port in self._layout.updates:
@@ -71,6 +80,10 @@ class SecureSum(Sum):
             self.total[start : start + len(part)] += part
             start += len(part)
 
+    def _discounted(self, arrays: Arrays) -> Arrays:
+        # Before encoding, as devices do it.
+        return self._layout.discount(arrays, *self._stale) if self._stale[0] else arrays
+
     def merge(self, other: Sum) -> None:
         if not isinstance(other, SecureSum):
             raise TypeError(f"a secure sum and a {type(other).__name__}")
@@ -84,14 +97,17 @@ class SecureSum(Sum):
 
 
 class FloatSum(Sum):
-    """The sum of updates of plain rounds, in float64, in the order in which they are added."""
+    """The sum of updates of plain rounds, in float64, in the order in which they are added.
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+    Changes count (1 + staleness)^-exponent.
+    """
+
+    def __init__(self, layout: Layout, staleness: int = 0, exponent: float = 0.0) -> None:
+        self._layout, self._scale = layout, (1.0 + staleness) ** -exponent
         self._sum = PlainSum(layout)
 
-    def add(self, arrays: Arrays) -> None:
-        self._sum.add(decode_plain(encode_plain(self._layout, arrays), self._layout))
+    def add(self, arrays: Arrays, client: int = -1) -> None:
+        self._sum.add(decode_plain(encode_plain(self._layout, arrays), self._layout), self._scale)
 
     def merge(self, other: Sum) -> None:
         if not isinstance(other, FloatSum):

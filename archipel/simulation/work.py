@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.protocol.vector import Layout
+from archipel.simulation.kept import GroupSums, KeptUpdates
 from archipel.simulation.sums import FloatSum, SecureSum, Sum
 
 Tensors = Mapping[str, NDArray[Any]]
@@ -20,7 +21,10 @@ class Work:
     """A round's plan as its devices see it.
 
     `layout` is that of the updates, with the round's clip; `modulus_bits` is None in plain rounds; `cohort` is the
-    largest number of devices in the sum; `saved` the last round after which the run can go on if it is killed.
+    largest number of devices in the sum; `saved` the last round after which the run can go on if it is killed. The
+    updates are `staleness` versions behind, so their changes count (1 + staleness)^-staleness_exponent. `groups`,
+    client -> group, has one sum made for each group; `single` has each update kept by itself. `dropped` are
+    devices of the cohort whose updates never came.
     """
 
     number: int
@@ -32,11 +36,24 @@ class Work:
     modulus_bits: int | None
     seed: int
     saved: int = 0
+    staleness: int = 0
+    staleness_exponent: float = 0.0
+    dropped: tuple[int, ...] = ()
+    groups: Mapping[int, int] | None = None
+    single: bool = False
 
     def empty_sum(self) -> Sum:
+        if self.single:
+            return KeptUpdates(self.layout, plain=self.modulus_bits is None)
+        return self.counted_sum()
+
+    def counted_sum(self) -> Sum:
+        """As `empty_sum`, but for updates that nobody keeps by themselves."""
+        if self.groups is not None and self.modulus_bits is not None:
+            return GroupSums(self.layout, self.modulus_bits, self.cohort, self.groups)
         if self.modulus_bits is None:
-            return FloatSum(self.layout)
-        return SecureSum(self.layout, self.modulus_bits, self.cohort)
+            return FloatSum(self.layout, self.staleness, self.staleness_exponent)
+        return SecureSum(self.layout, self.modulus_bits, self.cohort, self.staleness, self.staleness_exponent)
 
 
 @dataclass

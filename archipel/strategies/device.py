@@ -26,6 +26,10 @@ COPY = "own/"
 """Prefix of the name of a device's own copy of a parameter."""
 CORRECTION = "correction"
 """`Correction` adds the round state CORRECTION/PARAMETER to the gradient of the parameter."""
+PREVIOUS = "previous/"
+"""Prefix of the names of a device's model of its last round, a state that `Contrast` reads."""
+MEASURED_LOSS, MEASURED_COUNT = "measured/loss", "measured/count"
+"""Round states of a part that trains nothing: the sum of the labels' losses, and how many labels there were."""
 MAX_BITS = 30
 
 
@@ -77,6 +81,19 @@ class Follows:
 
 
 @dataclass(frozen=True)
+class Contrast:
+    """Adds `strength` times a contrastive loss: features near the received model's, far from the last round's.
+
+    `features` names a tensor of the graph; None: what the last layer reads. `finish` writes the states PREVIOUS +
+    PARAMETER of all parameters.
+    """
+
+    features: str | None
+    strength: float
+    temperature: float
+
+
+@dataclass(frozen=True)
 class Adapters:
     """Low-rank adapters on the weights of Gemm, MatMul, Conv and embeddings that match `targets`.
 
@@ -91,20 +108,24 @@ class Adapters:
     seed: int
 
 
+Term = Pull | Correction | ClipExamples | Tries | Follows | Contrast
+
+
 @dataclass(frozen=True)
 class Part:
     """One phase of the local round, and its train program.
 
     `trains`: "all" tensors, the "shared" ones, the "personal" ones, or "copies" of all parameters that stay on the
-    device. It takes `epochs`, or `steps` of a batch each; both None: the epochs that `convert` got. `terms` are added
-    to the gradient, or change how steps are made.
+    device; "nothing": the part adds up the loss of the received model over its batches, in the round states
+    MEASURED_LOSS and MEASURED_COUNT. It takes `epochs`, or `steps` of a batch each; both None: the epochs that
+    `convert` got. `terms` are added to the gradient, or change how steps are made.
     """
 
     program: str = "train"
-    trains: Literal["all", "shared", "personal", "copies"] = "all"
+    trains: Literal["all", "shared", "personal", "copies", "nothing"] = "all"
     epochs: int | None = None
     steps: int | None = None
-    terms: tuple[Pull | Correction | ClipExamples | Tries | Follows, ...] = ()
+    terms: tuple[Term, ...] = ()
 
 
 @dataclass(frozen=True)

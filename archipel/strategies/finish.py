@@ -27,8 +27,10 @@ AddDelta = Callable[[ProgramGraph, LocalTraining, str], str]
 """Adds what a device changed of a parameter, given its name; returns the value's name, `NAME.SOMETHING`."""
 
 
-def weighted_deltas(options: Upload, add: AddDelta | None = None) -> MakeProgram:
-    """`finish` of federated averaging. `add` None: the delta is end - start (`add_delta`).
+def weighted_deltas(
+    options: Upload, add: AddDelta | None = None, *, keep: Callable[[ProgramGraph, LocalTraining], None] | None = None
+) -> MakeProgram:
+    """`finish` of federated averaging. `add` None: the delta is end - start (`add_delta`). `keep` adds device state.
 
     Its inputs are `NAME.start` and `NAME` of every parameter, and the count of examples. Its outputs are `NAME.update`
     = delta * min(1, clip / |all deltas|) * weight, what running statistics changed, and the weight,
@@ -51,6 +53,8 @@ def weighted_deltas(options: Upload, add: AddDelta | None = None) -> MakeProgram
         upload_statistics(graph, local, upload)
         upload_weight(graph, upload)
         report_limits(graph, upload, shrink)
+        if keep is not None:
+            keep(graph, local)
         return graph.build()
 
     return make
@@ -141,13 +145,20 @@ def upload_deltas(
 
 def report_limits(graph: ProgramGraph, upload: Upload, shrink: str) -> None:
     """Add the metrics of what limited the update: the factor `shrink` below 1, and more examples than the cap."""
-    found = {CLIPPED: graph.node("Less", [shrink, graph.own("one")], graph.own("is_clipped"))}
+    report_clipped(graph, shrink)
     if upload.weighting == "examples":
         more = [graph.own("examples_float"), graph.own("cap")]
-        found[CAPPED] = graph.node("Greater", more, graph.own("is_capped"))
-    for name, condition in found.items():
-        graph.node("Cast", [condition], name, to=1)
-        graph.output(Metric(name=name, dtype="float32", shape=(), reduction="last"))
+        _report(graph, CAPPED, graph.node("Greater", more, graph.own("is_capped")))
+
+
+def report_clipped(graph: ProgramGraph, shrink: str) -> None:
+    """Add the metric of an update that was clipped: the factor `shrink` below 1."""
+    _report(graph, CLIPPED, graph.node("Less", [shrink, graph.own("one")], graph.own("is_clipped")))
+
+
+def _report(graph: ProgramGraph, name: str, condition: str) -> None:
+    graph.node("Cast", [condition], name, to=1)
+    graph.output(Metric(name=name, dtype="float32", shape=(), reduction="last"))
 
 
 def upload_weight(graph: ProgramGraph, upload: Upload) -> None:

@@ -45,15 +45,38 @@ def evaluate_graph(
     Raises:
         TrainingError: for names that collide or match nothing, and for an output that the loss does not fit.
     """
-    check_trained_model("evaluate_graph", model, trainable)
-    check_part("evaluate_graph", "losses", loss, LOSS_METHODS)
-    work = Assembly(prepared(model, batch_norm), loss, trainable)
-    if batch_norm == "train":
-        remember(work)
-    deactivate(work)
+    work = _assembled("evaluate_graph", model, loss, trainable, batch_norm)
     for name, value in _metrics(work.op, loss, work.output, work.label).items():
         work.add_result(Metric, name, value, reduction="sum")
     return work.finish("evaluate")
+
+
+def measure_graph(
+    model: Model,
+    loss: Loss,
+    trainable: str | Sequence[str],
+    totals: tuple[str, str],
+    *,
+    batch_norm: BatchNorm = "train",
+) -> Model:
+    """A program of kind `train` that trains nothing: it adds up what the model's loss is on each batch.
+
+    Arguments:
+        model, loss, trainable, batch_norm: as of `evaluate_graph`.
+        totals: names of two float32 scalars of state with the lifetime of a round.
+
+    Returns:
+        A Model with its signature. Inputs: those of `evaluate_graph`, and the two totals. Outputs: the first plus the
+        sum of the labels' weighted losses, the second plus the number of labels whose weight is not 0.
+
+    Raises TrainingError, as `evaluate_graph`.
+    """
+    work = _assembled("measure_graph", model, loss, trainable, batch_norm)
+    measured = _metrics(work.op, loss, work.output, work.label)
+    for tensor, name in zip(totals, (LOSS, COUNT), strict=True):
+        before = work.scalar_state(tensor, ir.DataType.FLOAT, 0.0)
+        work.set_next(before, work.op.Add(before, work.op.Cast(measured[name], to=int(ir.DataType.FLOAT))))
+    return work.finish("train")
 
 
 def score_graph(predict: Model, loss: Loss) -> Model:
@@ -84,6 +107,17 @@ def score_graph(predict: Model, loss: Loss) -> Model:
     inline_functions(work)
     optimize(work)
     return Model(work, signature=Program(kind="evaluate", inputs=inputs, outputs=outputs))
+
+
+def _assembled(where: str, model: Model, loss: Loss, trainable: str | Sequence[str], batch_norm: BatchNorm) -> Assembly:
+    """The model as it predicts, without dropout and with the running statistics."""
+    check_trained_model(where, model, trainable)
+    check_part(where, "losses", loss, LOSS_METHODS)
+    work = Assembly(prepared(model, batch_norm), loss, trainable)
+    if batch_norm == "train":
+        remember(work)
+    deactivate(work)
+    return work
 
 
 def _metrics(op: Builder, loss: Loss, output: ir.Value, label: ir.Value) -> dict[str, ir.Value]:

@@ -412,6 +412,22 @@ REFUSED: list[tuple[str, dict[str, Any], type[ArchipelError], str]] = [
         ConversionError,
         "targets ['norm.*'] match no float32",
     ),
+    ("moon", {}, ConversionError, "strategy 'moon' compares features of three models, whose BatchNormalization"),
+    (
+        "moon",
+        {"strategy_options": {"features": "ghost"}, "step_options": {"batch_norm": "frozen"}},
+        ConversionError,
+        "'moon': features: the graph computes no value 'ghost'",
+    ),
+    (
+        "moon",
+        {"step_options": {"batch_norm": "frozen", "per_example": training.per_example()}},
+        ConversionError,
+        "strategy 'moon' compares three models; leave per_example out",
+    ),
+    ("fedsgd", {"optimizer": optimizers.adam(lr=0.1)}, ConversionError, "'fedsgd': needs the optimizer sgd"),
+    ("perfedavg", {"optimizer": optimizers.sgd(lr=0.1, momentum=0.9)}, ConversionError, "needs SGD without momentum"),
+    ("pfedme", {"step_options": {"accumulate": 2}}, ConversionError, "'pfedme': counts every batch as a step"),
     ("lora", {"strategy_options": {"targets": "ghost"}}, ConversionError, "'lora': targets: no parameter matches"),
     ("lora", {"strategy_options": {"full": "ghost"}}, ConversionError, "'lora': full: no parameter matches"),
 ]

@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from archipel.bundle import parse_card
@@ -19,6 +20,7 @@ from archipel.operator import TaskRequest
 from archipel.preprocessing import from_settings
 from archipel.protocol.operator.registry import RolloutRequest
 from archipel.server.registry.gates import check_gate
+from archipel.simulation import load_federation
 from archipel.training.cloud.config import parse_config
 from tests.support.pages import ROOT, blocks
 
@@ -39,6 +41,7 @@ RUN = {
     "docs/preprocessing.md",
     "docs/python_functions.md",
     "docs/quickstart.md",
+    "docs/simulation.md",
     "docs/store.md",
     "docs/strategies.md",
     "docs/training.md",
@@ -49,6 +52,8 @@ TASKS = "docs/operations.md"
 """The page whose TOML is of tasks, rollouts and analyses; elsewhere it is of recipes."""
 CARDS = "docs/models.md"
 """The page whose TOML is of model cards."""
+FEDERATIONS = "docs/simulation.md"
+"""The page whose TOML is of federations."""
 TRAININGS = "docs/cloud.md"
 """The page whose TOML is for `archipel train`."""
 SHOWN = {"text", "mermaid", "json", "ts", "kotlin", "swift", "toml"}
@@ -92,6 +97,9 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
         elif page == TRAININGS:
             (tmp_path / "job.toml").write_text(text)
             assert parse_config(read_job(tmp_path / "job.toml", []).train).epochs
+        elif page == FEDERATIONS:
+            (tmp_path / "federation.toml").write_text(text)
+            assert load_federation(tmp_path / "federation.toml").settings.rounds
         elif page == PREPROCESSING:
             assert from_settings(tomllib.loads(text)["preprocess"])
         else:
@@ -164,6 +172,25 @@ def test_python_blocks(page: str, tmp_path: Path, shell: dict[str, str]) -> None
         [sys.executable, "-c", code], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_simulation(tmp_path: Path, shell: dict[str, str]) -> None:
+    """Model and data, and the file, as the page has them; then the rest of its code and the commands."""
+    found = blocks(FEDERATIONS)
+    (tmp_path / "mine.py").write_text(next(text for language, _, text in found if language == "python"))
+    (tmp_path / "federation.toml").write_text(next(text for language, _, text in found if language == "toml"))
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 900)
+    x = (rng.normal(0, 1, (3, 12))[y] + rng.normal(0, 1, (900, 12))).astype(np.float32)
+    np.savez(tmp_path / "people.npz", x=x, y=y, person=rng.integers(0, 20, 900))
+    outputs = run_page(FEDERATIONS, tmp_path, shell)
+    assert float(outputs[0].split()[-1]) > 0.7
+    for accuracy in re.findall(r"^test: accuracy ([\d.]+)", outputs[1], re.M):
+        assert float(accuracy) > 0.7
+    assert '"tested"' in (tmp_path / "fedprox.json").read_text()
+    assert (tmp_path / "curves.png").is_file()
+    assert (tmp_path / "scaffold" / "history.json").is_file()
 
 
 @pytest.mark.slow

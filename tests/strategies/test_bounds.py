@@ -20,19 +20,29 @@ from hypothesis import strategies as st
 
 from archipel import strategies
 from archipel.bundle import Bundle, Manifest, role_of
-from archipel.errors import BoundError, PolicyError
+from archipel.errors import BoundError, ConversionError, PolicyError
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import check_plan
 from archipel.protocol.vector import DecodedSum, Layout
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
 from archipel.strategies.strategy import Strategy, no_state, storage_rounding
-from tests.strategies.test_contract import NEEDED, build
+from tests.strategies.test_contract import BY_LOSS, NEEDED, build
 
 Make = Callable[..., Bundle]
 BITS, CLIP, CAP = 16, 0.5, 20
 
 every = pytest.mark.parametrize("name", strategies.STRATEGIES)
-weightings = pytest.mark.parametrize("weighting", ["examples", "uniform"])
+every_weighting = pytest.mark.parametrize(
+    ("name", "weighting"),
+    [
+        (name, way)
+        for name in strategies.STRATEGIES
+        for way in ("examples", "uniform")
+        if {name} - BY_LOSS or way != "uniform"
+    ],
+)
+# So that the largest step is near the bound.
+TIGHT = {"qfedavg": {"q": 0.01, "loss_cap": 0.5}}
 
 
 class Finish:
@@ -57,6 +67,8 @@ class Finish:
                 value = np.array(examples if port.of == "examples" else steps)  # type: ignore[union-attr]
             elif role == "hyperparameter":
                 value = np.array(port.default)  # type: ignore[union-attr]
+            elif shape == ():  # a measured loss and a count
+                value = distance * np.abs(generator.standard_normal())
             else:  # control variates, as far from each other as they may get
                 value = distance * generator.standard_normal(shape)
             feeds[port.name] = np.asarray(value, port.dtype)
@@ -107,14 +119,20 @@ def histories() -> list[list[float]]:
 def finish_of(make: Make) -> Callable[[str, str], Finish]:
     @cache
     def of(name: str, weighting: str) -> Finish:
-        options = {"clip": CLIP, "weight_cap": CAP, "bits": BITS, "weighting": weighting, **NEEDED.get(name, {})}
+        options = {
+            "clip": CLIP,
+            "weight_cap": CAP,
+            "bits": BITS,
+            "weighting": weighting,
+            **NEEDED.get(name, {}),
+            **TIGHT.get(name, {}),
+        }
         return Finish(build(make, strategies.get(name), options=options))
 
     return of
 
 
-@every
-@weightings
+@every_weighting
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_honest_devices_keep_within_every_bound(
@@ -140,8 +158,7 @@ def test_honest_devices_keep_within_every_bound(
     assert state <= bound.state * (1 + 1e-6)
 
 
-@every
-@weightings
+@every_weighting
 def test_the_bounds_are_not_far_from_what_devices_reach(
     finish_of: Callable[[str, str], Finish], name: str, weighting: str
 ) -> None:
@@ -157,8 +174,7 @@ def test_the_bounds_are_not_far_from_what_devices_reach(
     assert (bound.state == 0 and state == 0) or 0.8 < state / bound.state <= 1
 
 
-@every
-@weightings
+@every_weighting
 def test_a_sum_beyond_the_bound_is_refused(finish_of: Callable[[str, str], Finish], name: str, weighting: str) -> None:
     """Each entry by itself: what all honest devices send at most, and half as much again."""
     here, cohort = finish_of(name, weighting), 10
@@ -210,6 +226,10 @@ def test_the_server_rate_is_the_policys(finish_of: Callable[[str, str], Finish],
 def test_uniform_weights_where_the_policy_says_so(
     finish_of: Callable[[str, str], Finish], make: Make, name: str, plan_of: Callable[[Layout], RoundPlan]
 ) -> None:
+    if name in BY_LOSS:
+        with pytest.raises(ConversionError, match="the loss is the weight"):
+            finish_of(name, "uniform")
+        return
     here = finish_of(name, "uniform")
     assert {port.weighting for port in here.layout.updates} == {"uniform"}
     assert not any(port.kind == "weight" for port in here.layout.updates)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from archipel.bundle import Bundle
 from archipel.bundle.roles import Noise
@@ -238,6 +239,42 @@ def test_pfedme(make: Make, inner: int) -> None:
         assert_same(device.state.personal, {f"own/{name}": value for name, value in theta.items()})
         expected = torch.func.functional_call(module, theta, (torch.tensor(x).double(),))
         np.testing.assert_allclose(device.predict(x), expected.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("features", [None, "tanh"])
+def test_moon(make: Make, features: str | None) -> None:
+    """Li et al. 2021, equations 3 and 4; the features are what the head reads. The first previous model is w_0."""
+    mu, temperature = 2.0, 0.5
+    options = {"features": features, "strength": mu, "temperature": temperature}
+    task = simulate(make("moon", strategy_options=options), clients())
+    module = dense()
+    w = tensors(module)
+    previous = [w for _ in SIZES]
+
+    def encode(at: Tensors, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ at["body.weight"].T + at["body.bias"])
+
+    for number in ROUNDS:
+        ends = []
+        for client, (x, y) in enumerate(clients()):
+            end = w
+            for rows in batches(len(x), number, client):
+                leaves = {name: value.clone().requires_grad_() for name, value in end.items()}
+                inputs, labels = torch.tensor(x[rows]).double(), torch.tensor(y[rows])
+                z = encode(leaves, inputs)
+                alike = [nn.functional.cosine_similarity(z, encode(at, inputs)) for at in (w, previous[client])]
+                pair = torch.stack(alike, 1) / temperature
+                con = nn.functional.cross_entropy(pair, torch.zeros(len(rows), dtype=torch.int64))
+                logits = z @ leaves["head.weight"].T + leaves["head.bias"]
+                loss = nn.functional.cross_entropy(logits, labels) + mu * con
+                found = torch.autograd.grad(loss, list(leaves.values()))
+                end = stepped(end, dict(zip(leaves, found, strict=True)))
+            previous[client] = end
+            ends.append(end)
+        w = averaged(w, ends)
+    assert_same(task.parameters, w)
+    for device, end in zip(task.devices, previous, strict=True):
+        assert_same(device.state.state, {f"previous/{name}": value for name, value in end.items()})
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.8])

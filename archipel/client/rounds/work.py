@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archipel.bundle import Bundle
-from archipel.bundle.roles import CHANGES
 from archipel.client.conditions.owner_limits import OwnerLimits
 from archipel.client.config import AgentConfig
 from archipel.client.connection.identity import DeviceRecord
@@ -214,11 +213,8 @@ def _train(
 def discount_stale(
     contribution: Contribution, layout: Layout, staleness: int, exponent: float
 ) -> Mapping[str, np.ndarray]:
-    """The arrays, with the changes times (1 + staleness)^-exponent (FedBuff: Nguyen et al. 2022)."""
-    scale = np.float32((1.0 + staleness) ** -exponent)
-    # Values and the weight stay: a smaller weight would undo the discount when the sum is divided by the weights.
-    changes = {port.name for port in layout.updates if port.kind in CHANGES}
-    return {name: array * scale if name in changes else array for name, array in contribution.arrays.items()}
+    """The arrays to upload of an update that is `staleness` versions behind, see `Layout.discount`."""
+    return layout.discount(contribution.arrays, staleness, exponent)
 
 
 def state_name(bundle: Bundle) -> str:

@@ -50,7 +50,8 @@ class Fleet:
         if not windows or windows == ((0.0, period),):
             return math.inf
         base, within = divmod(time, period)
-        leaves = next(base * period + end for start, end in windows if start <= within < end)
+        # The first that is not over: rounding may put the device a little before the window that it came with.
+        leaves = next((base * period + end for _, end in windows if within < end), (base + 1) * period + windows[0][1])
         # A window that goes on over the end of a period is two in the list.
         if leaves == (base + 1) * period and windows[0][0] == 0:
             return leaves + windows[0][1]

@@ -27,11 +27,27 @@ _PERIODS = 3
 """A round begins within so many periods, or never: hours repeat every period."""
 
 
+class Flight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Devices at work in an asynchronous task, which began together: one, or the group of a secure round. `version` is
+    the number of versions made before they began at `start`; their draws and states go by `number`."""
+
+    clients: tuple[int, ...]
+    version: int
+    number: int
+    start: float
+
+
 class ClockState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Seconds since the run began, and until when devices are busy with a round that is over."""
+    """Seconds since the run began, and until when devices are busy with a round that is over.
+
+    Of an asynchronous task: the `flights`, the devices `seated` since the newest version, and the number of `draws`.
+    """
 
     time: float = 0.0
     busy: dict[int, float] = {}
+    flights: list[Flight] = []
+    seated: list[int] = []
+    draws: int = 0
 
 
 class Seating:
@@ -50,12 +66,15 @@ class Seating:
                     break
         return found
 
-    def next_time(self, time: float, busy: Mapping[int, float], missing: int) -> float:
+    def next_time(
+        self, time: float, busy: Mapping[int, float], missing: int, taken: Callable[[int], bool] | None = None
+    ) -> float:
         """Before when at most `missing` - 1 more devices are there; infinity if fewer ever come."""
         times = sorted(
             moment
             for client in range(self._population)
-            if (moment := self._fleet.arrival(client, max(time, busy.get(client, 0.0)))) > time
+            if not (taken and taken(client))
+            and (moment := self._fleet.arrival(client, max(time, busy.get(client, 0.0)))) > time
         )
         return times[missing - 1] if len(times) >= missing else float("inf")
 

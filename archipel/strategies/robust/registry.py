@@ -38,6 +38,7 @@ class Aggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         rule: "mean", or a name in RULES.
         tolerated: f, how many updates (or groups) may be arbitrary.
         mixing: "", or a name in MIXERS: what is done to the updates before the rule.
+        most_bytes: the most memory that the single updates of a round may take, 2 GiB by default.
 
     Raises PolicyError for a name that there is not, and for settings that say nothing.
     """
@@ -45,6 +46,7 @@ class Aggregation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rule: str = MEAN
     tolerated: int = 0
     mixing: str = ""
+    most_bytes: int = 2 << 30
 
     def __post_init__(self) -> None:
         if self.rule != MEAN and self.rule not in RULES:

@@ -123,6 +123,14 @@ def test_what_devices_keep_from_round_to_round(make: Make, strategy: str) -> Non
     assert states[0].state or states[0].personal
 
 
+def test_a_part_of_the_round_that_trains_nothing(make: Make) -> None:
+    """It measures the received model: its state counts for the update."""
+    bundle = make(nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), optimizer=optimizers.sgd(lr=0.1),
+                  strategy="qfedavg")  # fmt: skip
+    expected = one_by_one(bundle, [DeviceState() for _ in SIZES])
+    check(Cohort(bundle, "cpu").local_rounds(data(), SEEDS), expected)
+
+
 def test_a_second_phase_begins_at_a_step_of_each_client(make: Make) -> None:
     """Dropout draws by the number of the step, which goes on from phase to phase; clients with more data make more."""
     layers = [nn.Linear(6, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 3)]
