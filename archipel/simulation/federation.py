@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from archipel.bundle import Bundle
-from archipel.converter import Training
 from archipel.errors import ArchipelError, SimulationError
 from archipel.graph import Model
 from archipel.models.source import ModelSource
@@ -35,7 +34,9 @@ from archipel.simulation.simulate import simulate
 from archipel.simulation.system.settings import Pacing, System
 from archipel.simulation.system.traces import with_devices
 from archipel.toml_files import put_setting, read_toml
-from archipel.training.by_name import make_loss, make_optimizer
+
+if TYPE_CHECKING:
+    from archipel.converter import Training
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -261,6 +262,9 @@ class Federation:
                 if getattr(settings, name) is not None:
                     raise SimulationError(f"{name}: the bundle decides it; leave it out, or convert anew with it")
             return None
+        from archipel.converter import Training
+        from archipel.training.by_name import make_loss, make_optimizer
+
         part = settings.training or TrainingPart()
         strategy, options = _named_table(settings.strategy or "fedavg", "strategy")
         return Training(
