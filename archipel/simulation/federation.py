@@ -17,7 +17,7 @@ from archipel.models.source import ModelSource
 from archipel.protocol import written
 from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
 from archipel.simulation.choosing import ClientAxis
-from archipel.simulation.clients import Clients
+from archipel.simulation.clients import Clients, ListedClients
 from archipel.simulation.federation_data import (
     DataSource,
     FieldNames,
@@ -279,6 +279,8 @@ class Federation:
         if not isinstance(train, dict):
             if partition is not None:
                 raise SimulationError("partition: the data are divided over devices already; leave it out")
+            if isinstance(train, ListedClients):
+                return ListedClients([_taken(train, number, names) for number in range(len(train))])
             assert isinstance(train, Clients)
             return _NamedClients(train, names)
         if partition is None:
@@ -302,8 +304,12 @@ class _NamedClients:
         return self._clients.count(number)
 
     def take(self, number: int) -> Mapping[str, Any]:
-        found = self._names.take(f"device {number}", self._clients.take(number))
-        return {name: found[name] for name in (*self._names.inputs, *self._names.labels)}
+        return _taken(self._clients, number, self._names)
+
+
+def _taken(clients: Clients, number: int, names: FieldNames) -> dict[str, Any]:
+    found = names.take(f"device {number}", clients.take(number))
+    return {name: found[name] for name in (*names.inputs, *names.labels)}
 
 
 def load_federation(
