@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from archipel.bundle import Bundle
-from archipel.converter import Training
 from archipel.errors import ArchipelError, PolicyError, SimulationError
 from archipel.graph import Model
 from archipel.models.source import ModelSource
@@ -19,7 +18,7 @@ from archipel.protocol import written
 from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
 from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
-from archipel.simulation.clients import Clients
+from archipel.simulation.clients import Clients, ListedClients
 from archipel.simulation.federation_data import (
     DataSource,
     FieldNames,
@@ -37,7 +36,9 @@ from archipel.simulation.system.settings import Pacing, System
 from archipel.simulation.system.traces import with_devices
 from archipel.strategies.robust import Aggregation
 from archipel.toml_files import put_setting, read_toml
-from archipel.training.by_name import make_loss, make_optimizer
+
+if TYPE_CHECKING:
+    from archipel.converter import Training
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -267,6 +268,9 @@ class Federation:
                 if getattr(settings, name) is not None:
                     raise SimulationError(f"{name}: the bundle decides it; leave it out, or convert anew with it")
             return None
+        from archipel.converter import Training
+        from archipel.training.by_name import make_loss, make_optimizer
+
         part = settings.training or TrainingPart()
         strategy, options = _named_table(settings.strategy or "fedavg", "strategy")
         return Training(
@@ -281,6 +285,8 @@ class Federation:
         if not isinstance(train, dict):
             if partition is not None:
                 raise SimulationError("partition: the data are divided over devices already; leave it out")
+            if isinstance(train, ListedClients):
+                return ListedClients([_taken(train, number, names) for number in range(len(train))])
             assert isinstance(train, Clients)
             return _NamedClients(train, names)
         if partition is None:
@@ -304,8 +310,12 @@ class _NamedClients:
         return self._clients.count(number)
 
     def take(self, number: int) -> Mapping[str, Any]:
-        found = self._names.take(f"device {number}", self._clients.take(number))
-        return {name: found[name] for name in (*self._names.inputs, *self._names.labels)}
+        return _taken(self._clients, number, self._names)
+
+
+def _taken(clients: Clients, number: int, names: FieldNames) -> dict[str, Any]:
+    found = names.take(f"device {number}", clients.take(number))
+    return {name: found[name] for name in (*names.inputs, *names.labels)}
 
 
 def load_federation(

@@ -139,14 +139,18 @@ def _open_engine(
     stack: ExitStack,
 ) -> tuple[Engine, str]:
     """The engine, and how it runs and why. A run that goes on keeps to what it began with."""
+    measured_engine: Lanes | OneByOne | None = None
     if before is not None:
         axis, why = before.startswith(AT_ONCE), before
     else:
-        axis, why = choose_client_axis(bundle, clients, settings, options.client_axis, options.threads)
+        axis, why, measured_engine = choose_client_axis(bundle, clients, settings, options.client_axis, options.threads)
     engine: Engine
     if options.workers == 1:
         states: States = MemoryStates() if where is None else StateFolder(where / "states")
-        engine = (Lanes if axis else OneByOne)(bundle, clients, states, threads=options.threads)
+        if measured_engine is not None:
+            engine = measured_engine.with_states(states)
+        else:
+            engine = (Lanes if axis else OneByOne)(bundle, clients, states, threads=options.threads)
     else:
         shared = where / "states" if where is not None else Path(stack.enter_context(TemporaryDirectory()))
         engine = Workers(bundle, clients, shared, count=options.workers, client_axis=axis, threads=options.threads)

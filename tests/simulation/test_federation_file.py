@@ -149,7 +149,7 @@ def test_functions_of_one_s_own(write: Write, tmp_path: Path) -> None:
     assert result.parameters["0.weight"].shape == (4, 6)
     assert result.history[-1].tested["accuracy"] >= 0
     prepared = load_federation(write('data = { python = "own.py:divided" }')).prepare()
-    assert not isinstance(prepared.clients, ListedClients)
+    assert isinstance(prepared.clients, ListedClients)
     assert prepared.clients.count(1) == 13
     assert prepared.clients.take(1)["input"].dtype == np.float32
 
