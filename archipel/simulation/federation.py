@@ -11,13 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from archipel.bundle import Bundle
-from archipel.errors import ArchipelError, SimulationError
+from archipel.errors import ArchipelError, PolicyError, SimulationError
 from archipel.graph import Model
 from archipel.models.source import ModelSource
 from archipel.protocol import written
 from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
+from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
-from archipel.simulation.clients import Clients
+from archipel.simulation.clients import Clients, ListedClients
 from archipel.simulation.federation_data import (
     DataSource,
     FieldNames,
@@ -33,6 +34,7 @@ from archipel.simulation.running import Test
 from archipel.simulation.simulate import simulate
 from archipel.simulation.system.settings import Pacing, System
 from archipel.simulation.system.traces import with_devices
+from archipel.strategies.robust import Aggregation
 from archipel.toml_files import put_setting, read_toml
 
 if TYPE_CHECKING:
@@ -132,6 +134,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     training: TrainingPart | None = None
     strategy: str | dict[str, Any] | None = None
     hyperparameters: dict[str, float] = {}
+    aggregation: Aggregation = Aggregation()
+    secure_groups: Annotated[int, Meta(ge=0)] = 0
+    attack: Attack = Attack()
     partition: dict[str, Any] | None = None
     run: RunPart = RunPart()
     system: System | None = None
@@ -207,9 +212,10 @@ class Federation:
                 cohort=settings.cohort, hyperparameters=settings.hyperparameters, test=prepared.test,
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
                 workers=run.workers, client_axis=run.client_axis, threads=run.threads, folder=self.folder,
-                on_round=on_round, **self._clock(),
+                on_round=on_round, aggregation=settings.aggregation, secure_groups=settings.secure_groups,
+                attack=settings.attack, **self._clock(),
             )  # fmt: skip
-        except SimulationError as error:
+        except (SimulationError, PolicyError) as error:
             raise _named(self.file, error) from None
 
     @property
@@ -279,6 +285,8 @@ class Federation:
         if not isinstance(train, dict):
             if partition is not None:
                 raise SimulationError("partition: the data are divided over devices already; leave it out")
+            if isinstance(train, ListedClients):
+                return ListedClients([_taken(train, number, names) for number in range(len(train))])
             assert isinstance(train, Clients)
             return _NamedClients(train, names)
         if partition is None:
@@ -302,8 +310,12 @@ class _NamedClients:
         return self._clients.count(number)
 
     def take(self, number: int) -> Mapping[str, Any]:
-        found = self._names.take(f"device {number}", self._clients.take(number))
-        return {name: found[name] for name in (*self._names.inputs, *self._names.labels)}
+        return _taken(self._clients, number, self._names)
+
+
+def _taken(clients: Clients, number: int, names: FieldNames) -> dict[str, Any]:
+    found = names.take(f"device {number}", clients.take(number))
+    return {name: found[name] for name in (*names.inputs, *names.labels)}
 
 
 def load_federation(

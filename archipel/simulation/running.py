@@ -157,8 +157,8 @@ def _open_engine(
     if options.masks:
         if settings.privacy != "secure":
             raise SimulationError(f"masks: a round with privacy {settings.privacy!r} has none; leave masks out")
-        if settings.secure_groups or settings.attack.over_updates:
-            raise SimulationError("masks: go with one sum of a whole cohort; leave masks, secure_groups or attack out")
+        if settings.root or settings.attack.over_updates:
+            raise SimulationError("masks: hide single updates, which root and attacks over updates need; leave one out")
         engine = Masked(engine)
     stack.callback(engine.close)
     return engine, why
