@@ -107,20 +107,23 @@ def trainable_names(model: ir.Model, patterns: str | Sequence[str]) -> list[str]
 
     "*" also leaves out what the source has frozen (`requires_grad=False`); any other glob takes it.
 
-    Raises GraphError for a pattern that matches no parameter, or only running statistics or only buffers.
+    Raises GraphError for another pattern that matches no parameter, or only running statistics or only
+    buffers.
     """
     names, averages, fixed = parameter_names(model), set(statistics(model)), Fixed.of(model)
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         chosen = match(names, pattern)
-        if chosen and pattern != "*" and fixed.buffers.issuperset(chosen):
-            raise GraphError(
-                f"{pattern!r} matches only buffers of the model's source ({', '.join(chosen)}), which training does "
-                "not move; make an nn.Parameter of what it shall move"
-            )
+        if pattern == "*":  # there may be nothing to train
+            continue
         if chosen and averages.issuperset(chosen):
             raise GraphError(
                 f"{pattern!r} matches only running statistics of BatchNormalization ({', '.join(chosen)}), which have "
                 "no gradient; leave it out: batch_norm= says whether training moves them"
+            )
+        if chosen and fixed.buffers.issuperset(chosen):
+            raise GraphError(
+                f"{pattern!r} matches only buffers of the model's source ({', '.join(chosen)}), which training does "
+                "not move; make an nn.Parameter of what it shall move"
             )
     everything = patterns == "*" or list(patterns) == ["*"]
     left_out = averages | fixed.buffers | (fixed.frozen if everything else set())

@@ -62,6 +62,7 @@ class RandomShift(Transform, frozen=True):
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
         fill = None if self.fill is None else self.fill_of(self.fill, x)
+        known: ir.Value | None = None  # whether a place has an element of the example, and not `fill`
         for axis in self.axes:
             place = self.axis_of(x, axis)
             drawn = op.Floor(op.Mul(_uniform(op, x), float(2 * self.most + 1)))
@@ -75,12 +76,12 @@ class RandomShift(Transform, frozen=True):
             apart = [i for i, size in enumerate(shape) if i not in (0, place)]
             spread = with_shape(op.Unsqueeze(inside, apart), shape) if apart else inside
             indices = with_shape(op.Expand(spread, op.Shape(x)), dims(x))
-            moved = with_shape(op.GatherElements(x, indices, axis=place), dims(x))
+            x = _passes(with_shape(op.GatherElements(x, indices, axis=place), dims(x)), 0)
             if fill is not None:
                 there = op.Equal(sources, inside)
-                moved = op.Where(op.Unsqueeze(there, apart) if apart else there, moved, fill)
-            x = _chosen(op, _wide(op, op.Not(op.Equal(places, np.float32(0))), x), moved, x)
-        return x
+                there = op.Unsqueeze(there, apart) if apart else there
+                known = there if known is None else op.And(known, there)
+        return x if known is None or fill is None else _passes(op.Where(known, x, fill), 1)
 
 
 class RandomGain(Transform, frozen=True):

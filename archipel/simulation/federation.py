@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from archipel.bundle import Bundle
-from archipel.converter import Training
-from archipel.errors import ArchipelError, SimulationError
+from archipel.errors import ArchipelError, PolicyError, SimulationError
 from archipel.graph import Model
 from archipel.models.source import ModelSource
 from archipel.protocol import written
 from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
+from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
-from archipel.simulation.clients import Clients
+from archipel.simulation.clients import Clients, ListedClients
 from archipel.simulation.federation_data import (
     DataSource,
     FieldNames,
@@ -34,8 +34,11 @@ from archipel.simulation.running import Test
 from archipel.simulation.simulate import simulate
 from archipel.simulation.system.settings import Pacing, System
 from archipel.simulation.system.traces import with_devices
+from archipel.strategies.robust import Aggregation
 from archipel.toml_files import put_setting, read_toml
-from archipel.training.by_name import make_loss, make_optimizer
+
+if TYPE_CHECKING:
+    from archipel.converter import Training
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -133,6 +136,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     training: TrainingPart | None = None
     strategy: str | dict[str, Any] | None = None
     hyperparameters: dict[str, float] = {}
+    aggregation: Aggregation = Aggregation()
+    secure_groups: Annotated[int, Meta(ge=0)] = 0
+    attack: Attack = Attack()
     partition: dict[str, Any] | None = None
     run: RunPart = RunPart()
     system: System | None = None
@@ -208,9 +214,10 @@ class Federation:
                 cohort=settings.cohort, hyperparameters=settings.hyperparameters, test=prepared.test,
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
                 workers=run.workers, client_axis=run.client_axis, threads=run.threads, masks=run.masks,
-                folder=self.folder, on_round=on_round, **self._clock(),
+                folder=self.folder, on_round=on_round, aggregation=settings.aggregation,
+                secure_groups=settings.secure_groups, attack=settings.attack, **self._clock(),
             )  # fmt: skip
-        except SimulationError as error:
+        except (SimulationError, PolicyError) as error:
             raise _named(self.file, error) from None
 
     @property
@@ -263,6 +270,9 @@ class Federation:
                 if getattr(settings, name) is not None:
                     raise SimulationError(f"{name}: the bundle decides it; leave it out, or convert anew with it")
             return None
+        from archipel.converter import Training
+        from archipel.training.by_name import make_loss, make_optimizer
+
         part = settings.training or TrainingPart()
         strategy, options = _named_table(settings.strategy or "fedavg", "strategy")
         return Training(
@@ -277,6 +287,8 @@ class Federation:
         if not isinstance(train, dict):
             if partition is not None:
                 raise SimulationError("partition: the data are divided over devices already; leave it out")
+            if isinstance(train, ListedClients):
+                return ListedClients([_taken(train, number, names) for number in range(len(train))])
             assert isinstance(train, Clients)
             return _NamedClients(train, names)
         if partition is None:
@@ -300,8 +312,12 @@ class _NamedClients:
         return self._clients.count(number)
 
     def take(self, number: int) -> Mapping[str, Any]:
-        found = self._names.take(f"device {number}", self._clients.take(number))
-        return {name: found[name] for name in (*self._names.inputs, *self._names.labels)}
+        return _taken(self._clients, number, self._names)
+
+
+def _taken(clients: Clients, number: int, names: FieldNames) -> dict[str, Any]:
+    found = names.take(f"device {number}", clients.take(number))
+    return {name: found[name] for name in (*names.inputs, *names.labels)}
 
 
 def load_federation(

@@ -60,6 +60,10 @@ class GroupSums(Sum):
         self._of(group).add(arrays)
         self.counts[group] = self.counts.get(group, 0) + 1
 
+    def put(self, group: int, total: SecureSum, devices: int) -> None:
+        """Take the sum of so many devices for that of a group, which has none yet."""
+        self.sums[group], self.counts[group] = total, devices
+
     def merge(self, other: Sum) -> None:
         if not isinstance(other, GroupSums):
             raise TypeError(f"group sums and a {type(other).__name__}")

@@ -7,6 +7,7 @@ steps of a round of its own.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,6 +119,12 @@ class Lanes:
             # Once for all: every client's rows are of these arrays.
             first = {name: array[:1] for name, array in clients.arrays.items()}
             collect("local data", self._fields, first, None)
+
+    def with_states(self, states: States) -> Lanes:
+        """The same engine, with its open sessions, for devices that keep other states."""
+        other = copy.copy(self)
+        other._states = states
+        return other
 
     def close(self) -> None:
         """There is nothing to end."""

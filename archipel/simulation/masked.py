@@ -8,7 +8,7 @@ to be taken out of the sum by the others' shares.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -31,6 +31,7 @@ from archipel.protocol.messages import (
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.secagg import KeyTree, hand_out_keys, merge_complaints
 from archipel.protocol.vector import Vector
+from archipel.simulation.kept import GroupSums
 from archipel.simulation.sums import SecureSum
 from archipel.simulation.work import Engine, Partial, Work
 
@@ -57,6 +58,8 @@ class Masked:
 
         Of fewer than two devices there is no sum: it would be one device's update.
         """
+        if work.groups is not None:
+            return self._run_groups(work, work.groups, clients)
         partial = Partial(work.empty_sum())
         vectors: dict[int, Vector] = {}
         mask = np.uint32(2 ** (work.modulus_bits or 32) - 1)
@@ -80,6 +83,19 @@ class Masked:
 
     def close(self) -> None:
         self._engine.close()
+
+    def _run_groups(self, work: Work, groups: Mapping[int, int], clients: Sequence[int]) -> Partial:
+        """Secure aggregation of each group by itself."""
+        total = GroupSums(work.layout, work.modulus_bits or 32, work.cohort, groups)
+        partial = Partial(total)
+        for group in sorted({groups[client] for client in clients}):
+            gone = tuple(client for client in work.dropped if groups[client] == group)
+            alone = replace(work, groups=None, dropped=gone)
+            part = self.run(alone, [client for client in clients if groups[client] == group])
+            partial.reports += part.reports
+            if part.counted and isinstance(part.total, SecureSum):
+                total.put(group, part.total, part.counted)
+        return partial
 
     def _aggregate(self, work: Work, vectors: dict[int, Vector], dropped: Sequence[int]) -> Vector:
         """The sum of the vectors, each masked by its device; `dropped` have shared keys and sent nothing."""

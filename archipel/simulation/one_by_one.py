@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 
@@ -54,6 +55,12 @@ class OneByOne:
                 raise SimulationError(f"client {number}, round {work.number}: {error}") from None
             partial.reports.append(report)
         return partial
+
+    def with_states(self, states: States) -> OneByOne:
+        """The same engine, with its open sessions, for devices that keep other states."""
+        other = copy.copy(self)
+        other._states = states
+        return other
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -139,22 +139,26 @@ def _open_engine(
     stack: ExitStack,
 ) -> tuple[Engine, str]:
     """The engine, and how it runs and why. A run that goes on keeps to what it began with."""
+    measured_engine: Lanes | OneByOne | None = None
     if before is not None:
         axis, why = before.startswith(AT_ONCE), before
     else:
-        axis, why = choose_client_axis(bundle, clients, settings, options.client_axis, options.threads)
+        axis, why, measured_engine = choose_client_axis(bundle, clients, settings, options.client_axis, options.threads)
     engine: Engine
     if options.workers == 1:
         states: States = MemoryStates() if where is None else StateFolder(where / "states")
-        engine = (Lanes if axis else OneByOne)(bundle, clients, states, threads=options.threads)
+        if measured_engine is not None:
+            engine = measured_engine.with_states(states)
+        else:
+            engine = (Lanes if axis else OneByOne)(bundle, clients, states, threads=options.threads)
     else:
         shared = where / "states" if where is not None else Path(stack.enter_context(TemporaryDirectory()))
         engine = Workers(bundle, clients, shared, count=options.workers, client_axis=axis, threads=options.threads)
     if options.masks:
         if settings.privacy != "secure":
             raise SimulationError(f"masks: a round with privacy {settings.privacy!r} has none; leave masks out")
-        if settings.secure_groups or settings.attack.over_updates:
-            raise SimulationError("masks: go with one sum of a whole cohort; leave masks, secure_groups or attack out")
+        if settings.root or settings.attack.over_updates:
+            raise SimulationError("masks: hide single updates, which root and attacks over updates need; leave one out")
         engine = Masked(engine)
     stack.callback(engine.close)
     return engine, why

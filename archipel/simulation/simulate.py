@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from archipel.bundle import Bundle, open_bundle
-from archipel.bundle.development import generate_development_key
-from archipel.converter import Signing, Training, convert
-from archipel.errors import SimulationError
+from archipel.bundle.development import development_key, generate_development_key
+from archipel.errors import SignatureError, SimulationError
 from archipel.graph import Model
 from archipel.lite_runtime.training.driver import data_ports
 from archipel.protocol.operator.tasks import Mode
@@ -28,9 +28,13 @@ from archipel.simulation.running import RunOptions, Test, run
 from archipel.simulation.system import Pacing, System
 from archipel.simulation.system.traces import with_devices
 from archipel.strategies.robust import Aggregation
-from archipel.training import losses, optimizers
-from archipel.training.losses import Loss
-from archipel.training.optimizers import Optimizer
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from archipel.converter import Training
+    from archipel.training.losses import Loss
+    from archipel.training.optimizers import Optimizer
 
 
 def simulate(
@@ -128,6 +132,9 @@ def simulate(
     if isinstance(model, Bundle):
         bundle = model
     else:
+        from archipel.converter import Training
+        from archipel.training import losses, optimizers
+
         training = training or Training(
             loss if loss is not None else losses.cross_entropy(),
             optimizer if optimizer is not None else optimizers.sgd(lr=0.1),
@@ -176,10 +183,23 @@ def _converted(model: Model, training: Training, folder: Path) -> Bundle:
     if path.exists() and publisher.exists():
         return open_bundle(path, [publisher.read_bytes()], folder / "cache", allow_development=True)
     folder.mkdir(parents=True, exist_ok=True)
-    key = generate_development_key()
+    # Imported where a model is converted: a bundle's simulation does without, and its workers too.
+    from archipel.converter import Signing, convert
+
+    key = _signing_key()
     publisher.write_bytes(key.public_key().public_bytes_raw())
     path.unlink(missing_ok=True)
     return convert(model, path, signing=Signing(key), training=training)
+
+
+@functools.cache
+def _signing_key() -> Ed25519PrivateKey:
+    """The user's development key. Finding another takes seconds, so where no file can be written one lasts as long as
+    this process."""
+    try:
+        return development_key()[0]
+    except SignatureError:
+        return generate_development_key()
 
 
 def _imported(model: Any, clients: Clients | Sequence[Any]) -> Model:

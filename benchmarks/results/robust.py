@@ -2,7 +2,7 @@
 
     python benchmarks/results/robust.py --data FOLDER                      f = 1, 2, 4; three degrees of heterogeneity
     python benchmarks/results/robust.py --data FOLDER --quick              f = 2, few rounds
-    python benchmarks/results/robust.py --data FOLDER --groups 7           the rules over secure groups of two devices
+    python benchmarks/results/robust.py --data FOLDER --groups 6 --quick   the rules over secure groups of two devices
 
 After ByzFL's benchmark (github.com/LPD-EPFL/byzfl: ten honest devices on MNIST, batches of 25, a rate of 0.1,
 similarity 1, 0.66, 0.33 and 0). What differs: rounds of 8 local steps instead of single gradients with momentum, and a
@@ -81,7 +81,7 @@ def measure(
     result = archipel.simulate(
         bundle, SplitClients({"input": data.train.inputs, "label": labels}, parts[:count]),
         rounds=8 if options.quick else options.rounds, seed=seed, aggregation=aggregation,
-        privacy="secure" if options.groups else "plain", secure_groups=options.groups,
+        privacy="secure" if options.groups else "plain", secure_groups=min(options.groups, count // 2),
         attack=Attack(name=attack, clients=tuple(range(HONEST, count))), client_axis="on", test_every=1000,
         test=(data.test.inputs, data.test.labels.astype(np.int64)),
     )  # fmt: skip

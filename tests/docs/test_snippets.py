@@ -41,6 +41,7 @@ RUN = {
     "docs/preprocessing.md",
     "docs/python_functions.md",
     "docs/quickstart.md",
+    "docs/robust.md",
     "docs/simulation.md",
     "docs/store.md",
     "docs/strategies.md",
@@ -160,6 +161,7 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
                 "docs/importing.md",
                 CARDS,
                 PREPROCESSING,
+                "docs/robust.md",
                 "docs/strategies.md",
                 TASKS,
             )

@@ -18,7 +18,11 @@ from tests.support import simulation as reference
 
 Make = Callable[..., Bundle]
 BITS, ROUNDS = 24, 3
-NEEDED: dict[str, dict[str, Any]] = {"fedrep": {"personal": "head.*"}, "scaffold": {"control_clip": 1000.0}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "fedrep": {"personal": "head.*"},
+    "fedper": {"personal": "head.*"},
+    "scaffold": {"control_clip": 1000.0},
+}
 QUIET = sorted(set(strategies.STRATEGIES) - {"dpsgd"})  # which draws noise
 
 

@@ -154,7 +154,7 @@ def test_functions_of_one_s_own(write: Write, tmp_path: Path) -> None:
     assert result.parameters["0.weight"].shape == (4, 6)
     assert result.history[-1].tested["accuracy"] >= 0
     prepared = load_federation(write('data = { python = "own.py:divided" }')).prepare()
-    assert not isinstance(prepared.clients, ListedClients)
+    assert isinstance(prepared.clients, ListedClients)
     assert prepared.clients.count(1) == 13
     assert prepared.clients.take(1)["input"].dtype == np.float32
 
@@ -287,3 +287,20 @@ def test_a_run_ends_where_its_follower_says_and_goes_on(write: Write) -> None:
     whole = load_federation(write()).run()
     for name, value in whole.parameters.items():
         np.testing.assert_array_equal(found.parameters[name], value)
+
+
+def test_a_robust_rule_and_an_attack_are_tables(write: Write) -> None:
+    rule = 'privacy = "plain"\naggregation = { rule = "median", tolerated = 1 }\n'
+    rule += 'attack = { name = "ipm", share = 0.3 }\n'
+    federation = load_federation(write(DATA + rule), ["cohort=4", "rounds=1"])
+    prepared = federation.prepare()
+    found = federation.run_prepared(prepared)
+    expected = archipel.simulate(
+        prepared.model, prepared.clients, training=prepared.training, rounds=1, seed=5, privacy="plain",
+        aggregation="median", tolerated=1, attack="ipm", attackers=0.3, client_axis="off",
+    )  # fmt: skip
+    for name, value in expected.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], value)
+    assert found.history[0].failed == ""
+    with pytest.raises(SimulationError, match=r"federation\.toml: .*no rule 'medoid'; there are: mean, centered"):
+        load_federation(write(DATA + rule.replace("median", "medoid")))

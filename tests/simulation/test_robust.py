@@ -204,3 +204,14 @@ def test_settings_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         simulate(bundle_of(make, "fedavg", privacy=SMALL), fields(), rounds=1, client_axis="off", **options)
+
+
+def test_groups_whose_sums_are_really_masked_come_to_the_same_model(make: Make) -> None:
+    bundle, given = bundle_of(make, "fedavg", privacy=SMALL), clients(6)
+    options: dict[str, Any] = {
+        "rounds": 1, "secure_groups": 3, "aggregation": "median", "tolerated": 1, "client_axis": "off",
+    }  # fmt: skip
+    bare, masked = simulate(bundle, given, **options), simulate(bundle, given, masks=True, **options)
+    for name, value in bare.parameters.items():
+        np.testing.assert_array_equal(masked.parameters[name], value)
+    assert (masked.history[0].failed, masked.history[0].devices) == ("", 6)

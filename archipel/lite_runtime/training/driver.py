@@ -92,11 +92,12 @@ def find_repeated(bundle: Bundle, name: str) -> str | None:
 
 
 def data_ports(bundle: Bundle, schedule: Sequence[Phase]) -> list[Port]:
-    """The fields that the schedule's programs and the features program read, each once."""
+    """The fields that the schedule's programs and the features program read, each once; labels come last."""
     programs = {phase.program: bundle.program(phase.program) for phase in schedule}
     features = find_features(bundle, programs)
     if features is not None:
-        programs[features] = bundle.program(features)
+        # First, as the model's inputs come before the labels, which no frozen backbone reads.
+        programs = {features: bundle.program(features), **programs}
     ports: dict[str, Port] = {}
     for program in programs.values():
         for port in program.inputs:

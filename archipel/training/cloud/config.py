@@ -176,6 +176,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 f"TrainConfig: sync_batch_norm goes with parallel 'ddp' and 'fsdp', not with {self.parallel!r}; leave "
                 "one of them out"
             )
+        if self.cluster is not None and self.parallel == "none":
+            raise TrainingError("TrainConfig: cluster is read by parallel, which is 'none'; set parallel='auto'")
         if self.checkpoint_every is not None and self.checkpoint is None:
             raise TrainingError("TrainConfig: checkpoint_every needs a folder; set checkpoint")
 

@@ -92,8 +92,8 @@ def test_ctrl_c_ends_after_a_round_and_the_command_goes_on(
 
 
 def test_mistakes_are_one_line(archipel: Command, file: Path, tmp_path: Path) -> None:
-    _, err = archipel("simulate", str(file), "--set", "cohort=9", code=1)
-    assert err == f"archipel: {file}: cohort: 9 is not from 1 to 4, the number of clients\n"
+    _, err = archipel("simulate", str(file), "--set", "partition.clients=999", code=1)
+    assert err == f"archipel: {file}: partition: 42 examples are too few for 999 devices; choose fewer devices\n"
     _, err = archipel("simulate", str(file), "--plot", "curves.gif", code=1)
     assert err.startswith("archipel: curves.gif: the name of a plot must end in")
     file.write_text("rounds = ")

@@ -73,6 +73,12 @@ def test_a_buffer_alone_is_refused(model: Model) -> None:
         trainable_names(model.ir, "pos*")
 
 
+def test_a_model_may_have_nothing_to_train() -> None:
+    model = Model.from_torch(nn.BatchNorm1d(3, affine=False).eval(), torch.randn(2, 3))
+    assert trainable_names(model.ir, "*") == []
+    assert TorchModule(model)(torch.zeros(2, 3)).shape == (2, 3)
+
+
 def test_a_damaged_record_is_an_error(model: Model) -> None:
     model.ir.metadata_props[FIXED_KEY] = '{"buffers": 3}'
     with pytest.raises(GraphError, match="record of the source's buffers is damaged"):

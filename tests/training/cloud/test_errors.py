@@ -171,6 +171,7 @@ def test_unusable_arguments_are_named(settings: dict[str, Any], message: str) ->
         ({"precision": "fp8"}, "train.precision: Invalid enum value 'fp8'"),
         ({"device": "tpu"}, "train.device must be 'auto', 'cpu', .* is 'tpu'"),
         ({"ema": 1.0}, "train.ema must be .*, is 1.0"),
+        ({"cluster": "nope.toml"}, "train.cluster is read by parallel, which is 'none'; set parallel='auto'"),
         ({"lr": 0.1}, r"train.lr: no such setting; the optimizer has it: optimizer = \{ name = .sgd., lr"),
         ({"epoch": 1}, "train.epoch: no such setting; did you mean 'epochs'"),
         ({"checkpoint_every": 5}, "train.checkpoint_every needs a folder; set checkpoint"),

@@ -60,7 +60,9 @@ class TorchModule(SteppedModule):
         )
         trace.run(graph)
         buffers = {*statistics(model.ir), *Fixed.of(model.ir).buffers}
-        chosen = set(trainable_names(model.ir, trainable))
+        # A graph whose only parameters are buffers has nothing to train, and runs all the same.
+        some = trainable != "*" or set(model.parameter_names) - buffers
+        chosen = set(trainable_names(model.ir, trainable)) if some else set()
         contents = dict(trace.contents)
         for name, array in model.parameters.items():
             tensor = to_torch(np.asarray(array))

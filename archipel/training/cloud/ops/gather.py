@@ -46,7 +46,24 @@ def from_end(ctx: NodeContext, index: int, size: Any) -> torch.Tensor:
 @lowering("GatherElements")
 def gather_elements(ctx: NodeContext) -> torch.Tensor:
     axis = ctx.axis("axis", 0)
-    return ctx.tensor(0).gather(axis, from_end(ctx, 1, ctx.size(0, axis)))
+    return ctx.call(_gather_elements, ctx.tensor(0), ctx.tensor(1), axis)  # type: ignore[no-any-return]
+
+
+def _gather_elements(x: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
+    # An index that is the same along an axis has a stride of 0 there (Expand): it is looked at once.
+    same = [i for i, step in enumerate(indices.stride()) if step == 0 and i != axis]
+    narrow = indices[tuple(slice(1) if i in same else slice(None) for i in range(indices.ndim))].to(torch.int64)
+    narrow = torch.where(narrow < 0, narrow + x.size(axis), narrow)
+    others = [i for i in range(x.ndim) if i != axis and i not in same]
+    rows_alone = others in ([], [0]) and axis + 1 < x.ndim and all(indices.size(i) == x.size(i) for i in same + others)
+    if not rows_alone or not x.numel() or not indices.numel():
+        return x.gather(axis, narrow.expand(indices.shape))
+    # Whole rows behind the axis are copied, in place of element by element.
+    sizes, count = x.shape[:axis], x.size(axis)
+    starts = torch.arange(math.prod(sizes), device=x.device).reshape(*sizes, 1) * count
+    rows = starts + narrow.reshape(*narrow.shape[: axis + 1])
+    picked = x.reshape(-1, *x.shape[axis + 1 :]).index_select(0, rows.reshape(-1))
+    return picked.reshape(indices.shape)
 
 
 @lowering("GatherND")

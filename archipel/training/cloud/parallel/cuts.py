@@ -103,4 +103,19 @@ def cut(module: fx.GraphModule, starts: Sequence[str], alone: bool = True) -> li
                     f"stages {owners[id(parameter)]} and {stage} of the pipeline both read parameter {name!r}; use "
                     "fewer stages, or another way"
                 )
+    keep_state(module, stages)
     return stages
+
+
+def keep_state(module: fx.GraphModule, parts: Sequence[fx.GraphModule]) -> None:
+    """Let parts of a graph have the graph's `state_dict` together, also what no node reads, and not its constants."""
+    from archipel.training.cloud.graphs.paths import has, install
+    from archipel.training.cloud.graphs.tracing import forget_constants
+
+    for part in parts:
+        forget_constants(part)
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if not any(has(part, name) for part in parts):
+            # A second name of a parameter goes to its first one.
+            owner = next((part for part in parts if any(tensor is each for each in part.parameters())), parts[-1])
+            install(owner, name, tensor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from archipel.training.cloud.parallel.replicas import Replicas, Shards
 from archipel.training.cloud.parallel.stages import Stages
 from archipel.training.cloud.planner.cluster import Cluster, read_cluster, write_cluster
 from archipel.training.cloud.planner.costs import costs
-from archipel.training.cloud.planner.division import divide
+from archipel.training.cloud.planner.division import divide, keep_together
 from archipel.training.cloud.planner.plan import Alternative, chosen_way, plan
 
 if TYPE_CHECKING:
@@ -258,28 +259,35 @@ def traced(module: nn.Module) -> fx.GraphModule:
 
 
 def even_starts(graph: fx.GraphModule, stages: int) -> list[str]:
-    """Names of the nodes that begin stages 1, 2, ... so that stages have about equal numbers of parameters."""
+    """Names of the nodes that begin stages 1, 2, ... so that stages have about equal numbers of parameters.
+
+    A parameter that several nodes read lies in one stage, with them and all between.
+    """
     nodes = [node for node in graph.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
-    weights = [_elements(graph, node) for node in nodes]
+    read = [_parameters(graph, node) for node in nodes]
+    weights = keep_together([sum(p.numel() for p in found) for found in read], read)
     try:
         return [nodes[index].name for index in divide(weights, stages)]
     except ValueError as error:
+        tied = any(count > 1 for count in Counter(p for found in read for p in found).values())
+        reason = "; what several read, such as tied embeddings, must lie in one stage with all between" if tied else ""
         raise TrainingError(
-            f"a pipeline over {stages} processes needs {stages} operators with parameters of their own; start fewer "
-            'processes, or use another way, such as "ddp"'
+            f"a pipeline over {stages} processes needs {stages} operators with parameters of their own{reason}; start "
+            'fewer processes, or use another way, such as "ddp"'
         ) from error
 
 
-def _elements(graph: fx.GraphModule, node: Any) -> int:
-    """Elements of the parameters that a node reads."""
+def _parameters(graph: fx.GraphModule, node: Any) -> set[nn.Parameter]:
+    """The parameters that a node reads."""
     import torch
 
     if node.op == "call_module":
-        return sum(parameter.numel() for parameter in graph.get_submodule(node.target).parameters())
-    total = 0
+        return set(graph.get_submodule(node.target).parameters())
+    found = set[torch.nn.Parameter]()
     for source in node.all_input_nodes:
         if source.op == "get_attr":
             owner, _, name = source.target.rpartition(".")
             value = getattr(graph.get_submodule(owner), name)
-            total += value.numel() if isinstance(value, torch.nn.Parameter) else 0
-    return total
+            if isinstance(value, torch.nn.Parameter):
+                found.add(value)
+    return found

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from archipel.training.cloud.graphs.stepping import ONNX_NODE, VALUES
+from archipel.training.cloud.parallel.cuts import keep_state
 from archipel.training.cloud.planner.costs import Operand, Tensor, Unit
 from archipel.training.cloud.planner.shardings import SUM, WHOLE, Layout, Strategy
 
@@ -137,7 +138,9 @@ def rewrite(
             for name in _names(node):
                 if name in part.writes:
                     layouts[node] = part.writes[name]
-    return fx.GraphModule(module, graph)
+    result = fx.GraphModule(module, graph)
+    keep_state(module, [result])
+    return result
 
 
 def parameter_layouts(units: Iterable[Unit], strategies: Mapping[str, Strategy]) -> dict[str, Layout]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 SEGMENT_BYTES = 32 << 20
 """Of parameters that FSDP gathers together at least: below, exchanges cost more than the memory is worth."""
@@ -38,6 +38,31 @@ def divide(weights: Sequence[float], parts: int) -> list[int]:
         else:
             low = middle
     return _filled(weights, heavy, high, parts)
+
+
+def keep_together(weights: Sequence[float], readers: Sequence[Iterable[Hashable]]) -> list[float]:
+    """Weights for `divide` so that no part begins between two items that read the same.
+
+    The first such item gets the weights of all up to the last one.
+
+    Arguments:
+        weights: of each item, 0 or more.
+        readers: what each item reads, such as the names of its parameters.
+
+    Example:
+        keep_together([1, 2, 3, 4], [["a"], [], ["a"], ["b"]])   # [6, 0, 0, 4]
+    """
+    last = {key: place for place, read in enumerate(readers) for key in read}
+    found = list(weights)
+    first = until = 0  # an open group, and where it ends
+    for place, read in enumerate(readers):
+        if place > until:
+            first = until = place
+        until = max([until, *(last[key] for key in read)])
+        if place > first:
+            found[first] += found[place]
+            found[place] = 0.0
+    return found
 
 
 def _filled(weights: Sequence[float], heavy: Sequence[int], most: float, parts: int) -> list[int]:

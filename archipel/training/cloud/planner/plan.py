@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import msgspec
 
@@ -15,12 +16,13 @@ from archipel.training.cloud.planner import cluster as links
 from archipel.training.cloud.planner.cluster import Cluster
 from archipel.training.cloud.planner.compute import OPTIMIZERS, optimizer_seconds, unit_seconds
 from archipel.training.cloud.planner.costs import Costs, Unit, costs
-from archipel.training.cloud.planner.division import SEGMENT_BYTES, divide
+from archipel.training.cloud.planner.division import SEGMENT_BYTES, divide, keep_together
 from archipel.training.cloud.planner.schedule import pipeline_seconds
 from archipel.training.cloud.planner.search import search
 from archipel.training.cloud.planner.shardings import Strategy
 
 _BUCKET = 25 * 2**20  # bytes that DistributedDataParallel sends at once
+_NAMED = 3  # operators of one type that a table names
 MARGIN = 0.05  # two steps whose predicted times differ by less than this share of the shorter are about equal
 
 
@@ -56,12 +58,14 @@ class Plan:
 
     Attributes:
         alternatives: one for each way, "auto" last.
+        kinds: the type of each operator, such as "Conv", by the name that `strategies` have.
     """
 
     batch_size: int
     optimizer: str
     cluster: Cluster
     alternatives: tuple[Alternative, ...] = field(repr=False)
+    kinds: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, name: str) -> Alternative:
         """The alternative of this name. Raises KeyError for another name."""
@@ -104,7 +108,21 @@ class Plan:
                 remark = "; ".join([*filter(None, [remark]), f"about equal: {', '.join(equals)}"])
             memory = "-" if not found.memory_bytes else f"{found.memory_bytes / 2**20:.1f} MiB"
             lines.append(f"{found.name:<9} {shape:>16} {time:>12} {memory:>14}  {remark}".rstrip())
+        for found in self.alternatives:
+            if found.strategies and not found.refused and (whole := self._replicated(found)):
+                lines.append(f"{found.name}: each device computes all of {whole}")
         return "\n".join(lines)
+
+    def _replicated(self, found: Alternative) -> str:
+        """The operators that are not divided, by type."""
+        groups: dict[str, list[str]] = {}
+        for name, strategy in found.strategies.items():
+            if strategy.name == "replicate":
+                groups.setdefault(self.kinds.get(name, "other operators"), []).append(name)
+        return "; ".join(
+            f"{kind} ({', '.join(names[:_NAMED])}{f' and {len(names) - _NAMED} more' if len(names) > _NAMED else ''})"
+            for kind, names in groups.items()
+        )
 
     def to_json(self) -> bytes:
         """The same as JSON: seconds null where a way is refused, and the strategy of each operator."""
@@ -154,7 +172,7 @@ def plan(
         best = min(found, key=lambda alternative: alternative.memory_bytes or math.inf)
     # What the best way is stays to be seen in its other fields; a fixed order breaks ties for the simplest.
     found.append(msgspec.structs.replace(best, name="auto") if best is not operators else operators)
-    return Plan(batch_size, optimizer, cluster, tuple(found))
+    return Plan(batch_size, optimizer, cluster, tuple(found), {unit.name: unit.op_type for unit in whole.units})
 
 
 def are_about_equal(seconds: float, others: float) -> bool:
@@ -315,16 +333,17 @@ def _pipeline(model: Model, whole: Costs, cluster: Cluster, optimizer: str, micr
         once + cluster.fresh_seconds(nbytes) + 3 * nbytes / cluster.memory_bytes_per_second
         for once, nbytes in zip(seconds, gradients)
     ]
-    first: dict[str, int] = {}
-    for place, unit in enumerate(part.units):
-        for parameter in unit.parameters:
-            if first.setdefault(parameter.name, place) != place:
-                why = f"two operators read {parameter.name!r}, and may lie in two stages"
-                return _refused("pipeline", 1, n, why)
+    # What several operators read lies in one stage, with them.
+    names = [[parameter.name for parameter in unit.parameters] for unit in part.units]
+    weights = keep_together(_with_followers(part.units, seconds), names)
     try:
-        edges = [0, *divide(_with_followers(part.units, seconds), n), len(seconds)]
+        edges = [0, *divide(weights, n), len(seconds)]
     except ValueError:
-        return _refused("pipeline", 1, n, f"fewer than {n} operators have parameters")
+        tied = next((name for name, count in Counter(chain(*names)).items() if count > 1), None)
+        why = f"fewer than {n} operators have parameters"
+        if tied is not None:
+            why += f" of their own: {tied!r} is read by several, which must lie in one stage with all between them"
+        return _refused("pipeline", 1, n, why)
     stages = [part.units[a:b] for a, b in pairwise(edges)]
     last_read = {read.name: place for place, unit in enumerate(part.units) for _, read in unit.activations}
     made = {w.name: (place, w.nbytes) for place, unit in enumerate(part.units) for w in unit.writes}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gradient_cases.case import Case
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from archipel import Model
@@ -28,7 +28,10 @@ def test_one_graph(op_type: str, count: int, gradient_cases: dict) -> None:
     @settings(max_examples=count, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(data=st.data())
     def check(data: st.DataObject) -> None:
-        compare(data.draw(gradient_cases["", op_type]))
+        case = data.draw(gradient_cases["", op_type])
+        # The shape follows from axes that are no constants.
+        assume(not op_type.startswith("Reduce") or len(case.inputs) < 2 or 1 in case.constants)
+        compare(case)
 
     check()
 

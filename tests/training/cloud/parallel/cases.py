@@ -9,7 +9,14 @@ from archipel import Model
 from tests.training.cloud.parallel.networks import batch, network
 
 # One of each way, and each network.
-SHORT = ["mlp-ddp", "transformer-fsdp", "cnn-pipeline", "cnn-auto-graph"]
+SHORT = [
+    "mlp-ddp",
+    "transformer-fsdp",
+    "cnn-pipeline",
+    "cnn-auto-graph",
+    "sequence-tensor-graph",
+    "picture-tensor-graph",
+]
 
 
 def write_graphs(folder: Path, names: Iterable[str]) -> None:

@@ -23,6 +23,6 @@ def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def of_two(pair_folder: Path) -> list[dict[str, Any]]:
-    write_graphs(pair_folder, ["cnn"])
+    write_graphs(pair_folder, ["cnn", "picture"])
     run("fsdp", "none", checkpoint=str(pair_folder / "one"), callbacks=[Stop()], decay="matrices", accumulate=4)
     return run_ranks(HERE / "ways.py", 2, str(pair_folder), *SHORT, *CHECKS)

@@ -19,6 +19,10 @@ CASES = [f"{name}-{way}" for name in NETWORKS for way in ("ddp", "fsdp", "tensor
 GRAPHS = [f"{name}-{way}-graph" for name in NETWORKS for way in ("ddp", "fsdp", "tensor", "pipeline", "hybrid", "auto")]
 
 
+# Of operators that nobody divides, beside others.
+WHOLE = ["sequence-tensor-graph", "sequence-pipeline-graph", "picture-pipeline-graph"]
+
+
 def alone(name: str) -> tuple[list[float], torch.nn.Module]:
     """Losses of ten steps, and the network after them, of one process and PyTorch's own means."""
     module, losses = network(name), list[float]()
@@ -86,9 +90,9 @@ def test_batches_that_microbatches_do_not_divide_and_auto_of_a_module(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_have_the_losses_of_one(count: int, tmp_path: Path) -> None:
-    write_graphs(tmp_path, NETWORKS)
+    write_graphs(tmp_path, [*NETWORKS, "sequence", "picture"])
     # Two processes cannot be divided into groups of several.
-    cases = CASES + [case for case in GRAPHS if count == 4 or "hybrid" not in case]
+    cases = CASES + (WHOLE if count == 2 else []) + [case for case in GRAPHS if count == 4 or "hybrid" not in case]
     answers = run_ranks(HERE / "ways.py", count, str(tmp_path), *cases, seconds=900)
     for case in cases:
         check(case, answers)

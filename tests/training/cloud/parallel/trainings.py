@@ -76,7 +76,7 @@ def run_graph(folder: str, way: str) -> TrainResult:
     """The graph FOLDER/model.onnx, by a plan for FOLDER/cluster.toml."""
     config = TrainConfig(
         loss="cross_entropy", optimizer={"name": "adamw", "lr": 0.01}, batch_size=24, epochs=2, device="cpu",
-        parallel=way, cluster=f"{folder}/cluster.toml",
+        parallel=way, cluster=None if way == "none" else f"{folder}/cluster.toml",
     )  # fmt: skip
     return train(Model.from_onnx(f"{folder}/model.onnx"), (X, Y), config, validation=(X[:HELD], Y[:HELD]))
 
