@@ -81,6 +81,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", choices=names, help="one row")
     parser.add_argument("--without", action="append", default=[], choices=[*SIDES][1:], help="leave a side out")
     parser.add_argument("--runs", type=int, default=3, help="of each side (%(default)s)")
+    parser.add_argument(
+        "--processor-time", action="store_true",
+        help="processor seconds of all processes, for a machine that others use too; says nothing of Flower, whose "
+        "workers are not its children",
+    )  # fmt: skip
     parser.add_argument("--peers", type=Path, default=DEFAULT_FOLDER, help="folder of the peers' environments")
     parser.add_argument("--install-peers", action="store_true")
     return parser.parse_args()
@@ -99,7 +104,9 @@ def compare_sides(name: str, task: Task, folder: Path, options: argparse.Namespa
     for run in range((1 if options.quick else options.runs) + 1):
         for side, command in sides.items():
             # The first run of each is for its memory, and brings files into the system's cache.
-            found[side].append(run_side(command, name, rounds, folder, watched=run == 0))
+            found[side].append(
+                run_side(command, name, rounds, folder, watched=run == 0, processor=options.processor_time)
+            )
     seconds = {side: [outcome.seconds for outcome in outcomes[1:]] for side, outcomes in found.items()}
     for side, outcomes in found.items():
         print(f"{task.name}, {rounds} rounds, {side}: accuracy {outcomes[-1].accuracy:.3f}", file=sys.stderr)
@@ -132,7 +139,7 @@ class Outcome:
     accuracy: float
 
 
-def run_side(command: list[str], name: str, rounds: int, folder: Path, *, watched: bool) -> Outcome:
+def run_side(command: list[str], name: str, rounds: int, folder: Path, *, watched: bool, processor: bool) -> Outcome:
     """One run in a process of its own. Raises PeerError where it ends before its answer."""
     answers, its_end = os.pipe()
     log = folder / "side.log"
@@ -170,7 +177,7 @@ def run_side(command: list[str], name: str, rounds: int, folder: Path, *, watche
     if not done or not answer:
         raise PeerError(f"{command[1]} ended: {' '.join(log.read_text(errors='replace').split())[-300:]}")
     told: dict[str, Any] = json.loads(answer)
-    return Outcome(told["seconds"], most[0] * 1.048576, told["accuracy"])
+    return Outcome(told["processor" if processor else "seconds"], most[0] * 1.048576, told["accuracy"])
 
 
 def run_population(options: argparse.Namespace) -> None:
