@@ -86,6 +86,7 @@ workers = 1                    # processes
 client_axis = "auto"           # "on": many devices as one graph; "off": one after the other
 folder = "simulation"          # keeps where the run stands; the same command goes on from there
 test_every = 1
+masks = false                  # true: really carries out secure aggregation, keys and shares and masks
 
 [system]                       # times the rounds by a virtual clock; left out: a round has no duration
 seconds_per_step = { median = 0.05, sigma = 1.0 }   # log-normal; or a number, or Pareto: { best = 0.02, alpha = 1.2 }
@@ -117,6 +118,7 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workers: Count = 1
     client_axis: ClientAxis = "auto"
     threads: Count = 1
+    masks: bool = False
     folder: str | None = None
     test_every: Count = 1
 
@@ -211,9 +213,9 @@ class Federation:
                 prepared.model, prepared.clients, training=prepared.training, rounds=settings.rounds,
                 cohort=settings.cohort, hyperparameters=settings.hyperparameters, test=prepared.test,
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
-                workers=run.workers, client_axis=run.client_axis, threads=run.threads, folder=self.folder,
-                on_round=on_round, aggregation=settings.aggregation, secure_groups=settings.secure_groups,
-                attack=settings.attack, **self._clock(),
+                workers=run.workers, client_axis=run.client_axis, threads=run.threads, masks=run.masks,
+                folder=self.folder, on_round=on_round, aggregation=settings.aggregation,
+                secure_groups=settings.secure_groups, attack=settings.attack, **self._clock(),
             )  # fmt: skip
         except (SimulationError, PolicyError) as error:
             raise _named(self.file, error) from None

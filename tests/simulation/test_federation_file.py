@@ -90,6 +90,11 @@ def test_the_file_runs_what_the_call_runs(write: Write, tmp_path: Path) -> None:
     ]
 
 
+def test_masks_are_asked_for_in_the_file(write: Write) -> None:
+    with pytest.raises(SimulationError, match="masks: a round with privacy 'plain' has none"):
+        load_federation(write(), ["privacy=plain", "run.masks=true", "rounds=1"]).run()
+
+
 def test_settings_go_before_the_file_s(write: Write) -> None:
     federation = load_federation(write(), ["rounds=1", "training.optimizer=adam", "strategy=fedbn", "run.workers=2"])
     assert federation.settings.rounds == 1

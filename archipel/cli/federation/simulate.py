@@ -48,6 +48,7 @@ class _Command(click.Command):
 @click.option("--workers", type=click.IntRange(1), help="How many processes, in place of the file's.")
 @click.option("--folder", type=click.Path(path_type=Path),
               help="Keep here how far the run is, in place of the file's run.folder.")  # fmt: skip
+@click.option("--secure", is_flag=True, help="Really carry out secure aggregation: every device's keys, shares, masks.")
 @click.option(
     "--plot", "plot_file", type=click.Path(path_type=Path), help="Draw the curves into this .png, .svg, .pdf."
 )
@@ -64,6 +65,7 @@ def simulate(
     rounds: int | None,
     workers: int | None,
     folder: Path | None,
+    secure: bool,
     plot_file: Path | None,
     parquet: Path | None,
     task_id: str | None,
@@ -90,6 +92,8 @@ def simulate(
     from archipel.simulation.federation import load_federation
 
     given = [*settings, *(f"{key}={value}" for key, value in (("rounds", rounds), ("run.workers", workers)) if value)]
+    if secure:
+        given.append("run.masks=true")
     if folder is not None:
         # As a text of TOML, since the folder's name may be anything.
         given.append(f"run.folder={msgspec.json.encode(str(folder.absolute())).decode()}")
