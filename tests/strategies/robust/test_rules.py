@@ -101,7 +101,7 @@ def test_the_geometric_median_may_be_an_update() -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_the_order_of_the_updates_does_not_matter(name: str, seed: int) -> None:
     updates = drawn(seed)
@@ -110,7 +110,7 @@ def test_the_order_of_the_updates_does_not_matter(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", TRANSLATED)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_moved_updates_move_the_aggregate(name: str, seed: int) -> None:
     updates = drawn(seed)
@@ -126,7 +126,7 @@ def test_scaled_updates_scale_the_aggregate(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*BY_COORDINATE, "krum", "geometric-median"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_the_aggregate_stays_among_the_honest_updates(name: str, seed: int) -> None:
     """With f arbitrary updates however far away; Krum picks an honest one, which is between them too."""
