@@ -191,7 +191,7 @@ def _check_contrast(model: Model, options: StepOptions, strategy: str) -> None:
     if options.get("batch_norm", "train") == "train" and statistics_of_layers(model):
         raise ConversionError(
             f"step_options: {here} compares features of three models, whose BatchNormalization would have to have the "
-            "statistics of each; pass step_options={'batch_norm': 'frozen'} or use GroupNorm"
+            "statistics of each; choose batch_norm='frozen' or use GroupNorm"
         )
 
 

@@ -162,7 +162,11 @@ BEFORE: dict[str, tuple[Make, type[ArchipelError], str]] = {
     "precision": (training(step_options={"precision": "half"}), TrainingError, "precision must be 'float32', 'mixed' "),
     "transforms": (training(step_options={"transforms": [SGD]}), TrainingError, "expected one of training.transforms"),
     "per_example": (training(step_options={"per_example": 1.0}), TrainingError, "per_example must be .* is 1.0"),
-    "a strategy": (training(strategy="ghost"), ArchipelError, "no strategy 'ghost'; there are: ditto, dpsgd, fedavg"),
+    "a strategy": (
+        training(strategy="ghost"),
+        ArchipelError,
+        "no strategy 'ghost'; there are: ditto, dpsgd, fedadagrad",
+    ),
     "strategy 3": (training(strategy=3), ConversionError, "training: strategy: expected the name of .* got int 3"),
     "strategy options": (training(strategy_options=["clip"]), ConversionError, "strategy_options must be a mapping"),
     "a strategy's option": (training(strategy_options={"mu": 1}), ConversionError, "'fedavg': no option 'mu'; it has"),

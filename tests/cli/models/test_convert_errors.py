@@ -82,7 +82,7 @@ CONVERT = """
 --strategy fedrep
 --strategy fedbn
 --strategy scaffold --accumulate 2
---strategy scaffold --momentum 0.5
+--strategy fedsgd --momentum 0.5
 --strategy scaffold --optimizer adam
 --strategy dpsgd --per-example clip=1
 --strategy lora --trainable b

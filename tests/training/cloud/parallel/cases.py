@@ -14,7 +14,6 @@ SHORT = [
     "transformer-fsdp",
     "cnn-pipeline",
     "cnn-auto-graph",
-    "sequence-tensor-graph",
     "picture-tensor-graph",
 ]
 
