@@ -288,6 +288,7 @@ def test_adapters_on_weights_in_other_layouts(make: Make, data: tuple[np.ndarray
     np.testing.assert_allclose(device.predict(x), expected.numpy(), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_adapters_of_a_transformer(make: Make) -> None:
     rng = np.random.default_rng(0)
     tokens, labels = rng.integers(0, 11, (8, 6)), rng.integers(0, 11, (8, 6))
