@@ -130,8 +130,8 @@ def server_step(
     """The parameters with their running statistics, and the state, after a round."""
     pairs = shared_statistics(bundle.manifest)
     trained, statistics = split_statistics(parameters, pairs)
-    update = strategies.get(bundle.manifest.strategy).update
-    moved, following = update(trained, state, total, cohort, hyperparameters or {})
+    strategy = strategies.get(bundle.manifest.strategy)
+    moved, following = strategy.apply(trained, state, total, cohort, hyperparameters or {})
     return {**moved, **combine_statistics(statistics, total, cohort, pairs)}, following
 
 
