@@ -9,7 +9,7 @@ import numpy as np
 from archipel.bundle import Manifest
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies.device import MakeDevice
-from archipel.strategies.strategy import StepBound, Strategy, Tensors, mean_norm, server_rate
+from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensors, mean_norm, server_rate
 
 HYPERPARAMETERS = {"server_lr": 1.0}
 
@@ -27,11 +27,7 @@ def strategy(name: str, device: MakeDevice, *, asynchronous: bool = True) -> Str
 
 
 def update(
-    parameters: Mapping[str, np.ndarray],
-    state: Tensors,
-    total: DecodedSum,
-    cohort: int,
-    hyperparameters: Mapping[str, float],
+    parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
 ) -> tuple[Tensors, Tensors]:
     """The weighted mean of the deltas, times server_lr, added to the parameters."""
     rate = hyperparameters.get("server_lr", 1.0)

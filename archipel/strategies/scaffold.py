@@ -43,7 +43,7 @@ from archipel.strategies.finish import (
 )
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.running_statistics import upload_statistics
-from archipel.strategies.strategy import StepBound, Strategy, Tensors, mean_norm, server_rate
+from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensors, mean_norm, server_rate
 
 if TYPE_CHECKING:
     import onnx
@@ -65,11 +65,7 @@ def broadcast(state: Tensors) -> Tensors:
 
 
 def update(
-    parameters: Mapping[str, np.ndarray],
-    state: Tensors,
-    total: DecodedSum,
-    cohort: int,
-    hyperparameters: Mapping[str, float],
+    parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
 ) -> tuple[Tensors, Tensors]:
     """Equation 5 of the paper. `population` is the number of all devices, 0 where each takes part in every round."""
     # c is the mean over all devices, of which only the cohort's c_i changed.

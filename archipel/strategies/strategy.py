@@ -16,13 +16,12 @@ from archipel.protocol.vector import DecodedSum, Layout
 from archipel.strategies.device import MakeDevice
 
 Tensors = dict[str, np.ndarray]
+Parameters = Mapping[str, np.ndarray]
 
 InitState = Callable[[Mapping[str, np.ndarray]], Tensors]
 """parameters -> the server half's state at the first round."""
 
-UpdateModel = Callable[
-    [Mapping[str, np.ndarray], Tensors, DecodedSum, int, Mapping[str, float]], tuple[Tensors, Tensors]
-]
+UpdateModel = Callable[[Parameters, Tensors, DecodedSum, int, Mapping[str, float]], tuple[Tensors, Tensors]]
 """parameters, state, sum of the cohort's updates, cohort size, hyperparameters -> new parameters, new state.
 
 The sum has a weight above 0: `Strategy.apply` sees to that.

@@ -45,7 +45,7 @@ from archipel.strategies.finish import (
 )
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.running_statistics import upload_statistics
-from archipel.strategies.strategy import StepBound, Strategy, Tensors, mean_norm, server_rate
+from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensors, mean_norm, server_rate
 
 if TYPE_CHECKING:
     import onnx
@@ -66,11 +66,7 @@ def init(parameters: Mapping[str, np.ndarray]) -> Tensors:
 
 
 def update(
-    parameters: Mapping[str, np.ndarray],
-    state: Tensors,
-    total: DecodedSum,
-    cohort: int,
-    hyperparameters: Mapping[str, float],
+    parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
 ) -> tuple[Tensors, Tensors]:
     """The paper's lines 10 and 11. `population` is the number of all devices, 0 where each takes part in each round."""
     devices = max(float(cohort), hyperparameters.get("population", 0.0))

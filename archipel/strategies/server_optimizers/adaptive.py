@@ -25,6 +25,7 @@ from archipel.protocol.bounds import entries
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies.device import MakeDevice
 from archipel.strategies.strategy import (
+    Parameters,
     StepBound,
     Strategy,
     Tensors,
@@ -69,11 +70,7 @@ def strategy(name: str, device: MakeDevice, rule: Rule, *, beta1: float = 0.9, b
     defaults = {"server_lr": RATE, "tau": TAU, **betas}
 
     def update(
-        parameters: Mapping[str, np.ndarray],
-        state: Tensors,
-        total: DecodedSum,
-        cohort: int,
-        hyperparameters: Mapping[str, float],
+        parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
     ) -> tuple[Tensors, Tensors]:
         given = {key: hyperparameters.get(key, value) for key, value in defaults.items()}
         return _moved(rule, parameters, state, total, total.total_weight(cohort), given)

@@ -17,7 +17,7 @@ from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
 from archipel.strategies.device import DeviceHalf, Upload
 from archipel.strategies.finish import weighted_deltas
-from archipel.strategies.strategy import StepBound, Strategy, Tensors, mean_norm, server_rate, server_value
+from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensors, mean_norm, server_rate, server_value
 
 MOMENTUM = "momentum/"
 """Prefix of the names of m in the server's state."""
@@ -32,11 +32,7 @@ def init(parameters: Mapping[str, np.ndarray]) -> Tensors:
 
 
 def update(
-    parameters: Mapping[str, np.ndarray],
-    state: Tensors,
-    total: DecodedSum,
-    cohort: int,
-    hyperparameters: Mapping[str, float],
+    parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
 ) -> tuple[Tensors, Tensors]:
     """The server half."""
     weight = total.total_weight(cohort)

@@ -39,6 +39,7 @@ from archipel.strategies.finish import (
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.running_statistics import upload_statistics
 from archipel.strategies.strategy import (
+    Parameters,
     StepBound,
     Strategy,
     Tensors,
@@ -59,11 +60,7 @@ _SMALLEST, _LARGEST = 1e-6, 1e3
 
 
 def update(
-    parameters: Mapping[str, np.ndarray],
-    state: Tensors,
-    total: DecodedSum,
-    cohort: int,
-    hyperparameters: Mapping[str, float],
+    parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
 ) -> tuple[Tensors, Tensors]:
     """The server half, equation 5 of the paper, with weights."""
     weight = total.total_weight(cohort)
