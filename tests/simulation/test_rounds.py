@@ -173,7 +173,7 @@ def test_a_damaged_folder_is_refused(make: Make, damage: str, tmp_path: Path) ->
             # Broadcasting would take it as it is.
             tensors[name] = np.ascontiguousarray(array[:1])
         file.write_bytes(write_weights(tensors))
-    with pytest.raises(SimulationError, match="its run cannot be read .*; remove the folder to begin anew"):
+    with pytest.raises(SimulationError, match=r"its run cannot be read .*; remove the folder to begin anew"):
         archipel.simulate(bundle, fields(), rounds=2, folder=tmp_path)
 
 
