@@ -217,7 +217,7 @@ def test_a_virtual_clock_times_the_rounds_as_the_task_says(write: Write, tmp_pat
         (["partition.clients=10000"], "partition: 52 examples are too few for 10000 devices; choose fewer devices"),
         (["partition.alpha=1"], "partition.alpha: 'iid' has no such setting; it has seed"),
         (["partition.how=dirichlet"], "partition.alpha: is missing; 'dirichlet' needs it"),
-        (["partition.how=by", "partition.field=site"], "partition.field: no field 'site'; beside"),
+        (["partition.how=by", "partition.field=site"], "partition: no field 'site'; beside inputs and labels the data have person"),
         (["cohort=5"], "cohort: 5 is not from 1 to 4, the number of clients"),
         (["task.kohort=5"], "task.kohort: no such field of a task; did you mean 'cohort'?"),
         (["task.cohort=5"], "task.cohort: write it outside of [task], as `cohort`"),
