@@ -21,7 +21,10 @@ from archipel.datasets.left_out import LeftOut, OnBad
 from archipel.datasets.taking import take
 from archipel.errors import CommandError
 
-RULES = [rule(r"with on_bad='skip'", "with --on-bad skip")]
+RULES = [
+    rule(r"with on_bad='skip'", "with --on-bad skip"),
+    rule(r"give the delimiter: delimiter='(.+?)', or ','", r"give the delimiter: -o 'delimiter=\1', or -o delimiter=,"),
+]
 """How errors of the readers are spelled."""
 
 
@@ -159,6 +162,7 @@ def split(
 @source_options
 @click.option("--rows", default=3, show_default=True, type=click.IntRange(0, 1000), help="Examples to show.")
 @as_json
+@spells_options(RULES)
 def inspect(
     source: Path,
     fields: tuple[str, ...],
@@ -188,6 +192,8 @@ def inspect(
         yield f"{source}: {'' if count is None else f'{count} examples, '}{len(opened.fields)} fields"
         yield from field_lines(opened)
         yield from first_lines(first, opened.fields)
+        if (left := _left_out(opened)).count:
+            yield str(left)
 
     show(result, as_json, lines())
 

@@ -51,6 +51,15 @@ def test_convert_inspect_stats(archipel: Command, people: Path, tmp_path: Path) 
     assert first["first"][1]["hours"] == "nan"
 
 
+def test_inspect_tells_what_it_cannot_read(archipel: Command, people: Path) -> None:
+    shown, _ = archipel("data", "inspect", str(people))
+    assert f"1 left out: {people}, line 5: expected 3 cells" in shown
+    people.write_text("Größe;y\n1.7;ja\n")
+    assert "give the delimiter: -o 'delimiter=;'" in archipel("data", "inspect", str(people), code=1)[1]
+    shown, _ = archipel("data", "inspect", str(people), "-o", "delimiter=;")
+    assert "  y      0 (ja)" in shown
+
+
 def test_stats(archipel: Command, people: Path) -> None:
     found = json.loads(archipel("data", "stats", str(people), "--json")[0])
     assert found["examples"] == 4
