@@ -60,7 +60,9 @@ class CsvFile:
             if any("\ufffd" in name for name in names):
                 raise DatasetError(f"{self.path}: no text in UTF-8; save it as that")
         names = [name.strip() for name in names]
-        if not 0 < len(names) <= MAX_COLUMNS:
+        if not names:
+            raise DatasetError(f"{self.path}: is empty; give a file with a head and rows")
+        if len(names) > MAX_COLUMNS:
             raise DatasetError(f"{self.path}: {len(names)} columns, expected 1..{MAX_COLUMNS}; look at the delimiter")
         return names
 
