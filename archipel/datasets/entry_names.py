@@ -74,7 +74,7 @@ class FieldNames(msgspec.Struct, frozen=True):
         counts = {name: len(named[name]) for name in (*self.inputs, *self.labels)}
         if len(set(counts.values())) != 1 or not min(counts.values()):
             sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
-            raise DatasetError(f"{where}: the fields have {sizes} examples; they need as many each, and at least one")
+            raise DatasetError(f"{where}: expected as many examples in each field, 1 or more, got {sizes}")
         return named
 
 
