@@ -241,7 +241,7 @@ def test_mistakes_are_told(write: Write, settings: list[str], text: str) -> None
     [
         ({"x": np.zeros((9, 6)), "z": np.zeros(9)}, "no labels 'label'; name them `label`, or `y` (it has x, z)"),
         ({"image": np.zeros((9, 6)), "y": np.zeros(9, int)}, "no examples for the model's input 'input'"),
-        ({"x": np.zeros((9, 6)), "y": np.zeros(8, int)}, "got input 9, label 8"),
+        ({"x": np.zeros((9, 6)), "y": np.zeros(8, int)}, "the fields have different numbers of examples (x 9, y 8)"),
         ({"x": np.full((9, 6), np.inf), "y": np.zeros(9, int)}, "data.train: input: is not finite in row 0"),
         ({"x": np.zeros((9, 5)), "y": np.zeros(9, int)}, "input: has the shape [9, 5], the model takes [batch, 6]"),
     ],
