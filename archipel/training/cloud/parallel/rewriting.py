@@ -160,9 +160,7 @@ def _key(node: fx.Node) -> str:
 
 
 def _names(node: fx.Node) -> tuple[str, ...]:
-    """The ONNX values that a traced node computes."""
-    if node.op == "placeholder":
-        return (str(node.target), *node.meta.get(VALUES, ()))
+    """The ONNX values that a traced node computes or, as an input, is."""
     return tuple(node.meta.get(VALUES, ()))
 
 
