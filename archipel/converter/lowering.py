@@ -13,10 +13,10 @@ from archipel.bundle import Phase, Program
 from archipel.bundle.roles import Broadcast, DType, Example, Output, Parameter, State
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import deploy, refresh_program
-from archipel.converter.adapters import Adapted, adapt, merge_into
-from archipel.converter.federated import divide, local_training, schedule, train_programs, written_program
+from archipel.converter.device_half.adapters import Adapted, adapt, merge_into
+from archipel.converter.device_half.federated import divide, local_training, schedule, train_programs, written_program
+from archipel.converter.device_half.roles import Division, assign_roles
 from archipel.converter.options import Training
-from archipel.converter.roles import Division, assign_roles
 from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.graph.parameters import trainable_names

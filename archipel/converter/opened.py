@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from archipel.bundle.roles import Example, Parameter, Personal, State
 from archipel.compression.stored import fix_inputs, read_program
-from archipel.converter.adapters import merge_adapters
+from archipel.converter.device_half.adapters import merge_adapters
 from archipel.converter.sources import read_model
 from archipel.errors import ConversionError, RuntimeProgramError
 from archipel.graph import Model

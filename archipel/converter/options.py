@@ -17,7 +17,7 @@ from archipel.compression.part import Part
 from archipel.compression.recipe import check_parts, check_sets, load_recipe
 from archipel.compression.work import Progress
 from archipel.converter.arguments import check_above_zero, check_instance, check_struct, check_whole
-from archipel.converter.federated import check_steps, schedule
+from archipel.converter.device_half.federated import check_steps, schedule
 from archipel.converter.statistics import AnyStatistic, check_statistics
 from archipel.errors import ArchipelError, ConversionError
 from archipel.strategies.device import DeviceHalf, describe

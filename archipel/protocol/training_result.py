@@ -20,7 +20,7 @@ def split_metrics(total: DecodedSum, devices: int) -> tuple[RoundResult | None, 
         return None, total
     rest = replace(total, values={name: array for name, array in total.values.items() if name not in own})
     # Without an uploaded weight each device weighs 1. A sum of weights of 0 has no means.
-    weight = float(devices) if total.weight is None else total.weight
+    weight = total.total_weight(devices)
     means = {name: value / weight for name, value in own.items()} if weight > 0 else {}
     counts = {name: round(value) for name, value in _of(own, DEVICES).items()}
     result = RoundResult(

@@ -44,6 +44,10 @@ class DecodedSum:
 
         return cls(kinds("delta"), kinds("value"), weights[0] if weights else None, kinds("mean", "variance"))
 
+    def total_weight(self, devices: int) -> float:
+        """The sum of the devices' weights. Without a weight entry each of the `devices` weighs 1."""
+        return float(devices) if self.weight is None else self.weight
+
     def read(self, port: Update) -> NDArray[np.float64]:
         """The sum of an update port."""
         if port.kind == "weight":

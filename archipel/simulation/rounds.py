@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -136,6 +136,8 @@ class Rounds:
             trained, _ = split_statistics(parameters, shared_statistics(manifest))
             standing = Standing(parameters, self._strategy.init(trained))
         self.standing = standing
+        done = [row for row in standing.rows if not row.failed]
+        self._history = History([row.step for row in done], [row.state_step for row in done])
         self._clock: RoundClock | None = None
         if settings.system is not None and clients is not None:
             settings.pacing.check(settings.cohort, settings.privacy == "secure")
@@ -239,14 +241,10 @@ class Rounds:
         standing = self.standing
         parameters, state, step = move_model(
             self._strategy, self._bundle.manifest, standing.parameters, standing.strategy_state, rest, row.devices,
-            self._settings.hyperparameters, _history(standing.rows),
+            self._settings.hyperparameters, self._history,
         )  # fmt: skip
         # Another order would change what a broadcast or a digest of them is.
         standing.parameters = {name: parameters[name] for name in standing.parameters}
         standing.strategy_state = state
         row.step, row.state_step = step.parameters, step.state
-
-
-def _history(rows: Sequence[RoundRow]) -> History:
-    done = [row for row in rows if not row.failed]
-    return History([row.step for row in done], [row.state_step for row in done])
+        self._history.add(step)

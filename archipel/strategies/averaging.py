@@ -9,15 +9,7 @@ import numpy as np
 from archipel.bundle import Manifest
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies.device import MakeDevice
-from archipel.strategies.strategy import (
-    StepBound,
-    Strategy,
-    Tensors,
-    mean_norm,
-    select_groups,
-    server_rate,
-    training_layout,
-)
+from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensors, mean_norm, server_rate
 
 HYPERPARAMETERS = {"server_lr": 1.0}
 
@@ -35,23 +27,11 @@ def strategy(name: str, device: MakeDevice, *, asynchronous: bool = True) -> Str
 
 
 def update(
-    parameters: Mapping[str, np.ndarray],
-    state: Tensors,
-    total: DecodedSum,
-    cohort: int,
-    hyperparameters: Mapping[str, float],
+    parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
 ) -> tuple[Tensors, Tensors]:
     """The weighted mean of the deltas, times server_lr, added to the parameters."""
-    weight = total_weight(total, cohort)
-    if weight <= 0:
-        # No survivor has examples: there is nothing to average, and nothing to divide by.
-        return dict(parameters), state
-    return add_deltas(parameters, total, hyperparameters.get("server_lr", 1.0) / weight), state
-
-
-def total_weight(total: DecodedSum, cohort: int) -> float:
-    """The sum of the devices' weights. Without a weight entry every device weighs 1."""
-    return float(cohort) if total.weight is None else total.weight
+    rate = hyperparameters.get("server_lr", 1.0)
+    return add_deltas(parameters, total, rate / total.total_weight(cohort)), state
 
 
 def add_deltas(parameters: Mapping[str, np.ndarray], total: DecodedSum, scale: float) -> Tensors:
@@ -71,6 +51,4 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
     r is k half steps times the root of the number of entries, so without noise the bound does not depend on the
     cohort's size. Where all devices weigh 1, W is k and h is 0.
     """
-    layout = training_layout(manifest)
-    mean = mean_norm(layout.updates, select_groups(layout, "delta"), cohort)
-    return StepBound(server_rate(manifest, hyperparameters) * mean)
+    return StepBound(server_rate(manifest, hyperparameters) * mean_norm(manifest, "delta", cohort))

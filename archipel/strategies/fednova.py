@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from archipel.bundle import Manifest, Program
 from archipel.bundle.roles import Update
 from archipel.protocol.vector import DecodedSum
@@ -33,15 +31,7 @@ from archipel.strategies.finish import (
 )
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.running_statistics import upload_statistics
-from archipel.strategies.strategy import (
-    StepBound,
-    Strategy,
-    Tensors,
-    mean_norm,
-    select_groups,
-    server_rate,
-    training_layout,
-)
+from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensors, mean_norm, server_rate
 
 if TYPE_CHECKING:
     import onnx
@@ -53,16 +43,10 @@ _SHARE = 1 / 16
 
 
 def update(
-    parameters: Mapping[str, np.ndarray],
-    state: Tensors,
-    total: DecodedSum,
-    cohort: int,
-    hyperparameters: Mapping[str, float],
+    parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
 ) -> tuple[Tensors, Tensors]:
     """The server half, equation 6 of the paper with tau_eff = the weighted mean of a."""
-    weight = averaging.total_weight(total, cohort)
-    if weight <= 0:
-        return dict(parameters), state
+    weight = total.total_weight(cohort)
     steps = float(total.values[STEPS]) / weight
     return averaging.add_deltas(parameters, total, hyperparameters.get("server_lr", 1.0) * steps / weight), state
 
@@ -73,8 +57,7 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
     check_sum accepts |A| <= step_cap (W + k h) + r, so |A| / W is largest for the smallest W, too. Each factor has its
     own bound: server_lr (step_cap ...) (clip ...). Honest devices that make step_cap steps can reach the product.
     """
-    layout = training_layout(manifest)
-    deltas, steps = (mean_norm(layout.updates, select_groups(layout, kind), cohort) for kind in ("delta", "value"))
+    deltas, steps = (mean_norm(manifest, kind, cohort) for kind in ("delta", "value"))
     return StepBound(server_rate(manifest, hyperparameters) * steps * deltas)
 
 

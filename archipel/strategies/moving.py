@@ -48,7 +48,7 @@ def move_model(
     bound = strategy.step_bound(manifest, hyperparameters, cohort)
     pairs = shared_statistics(manifest)
     trained, statistics = split_statistics(parameters, pairs)
-    after = strategy.update(trained, state, total, cohort, hyperparameters)
+    after = strategy.apply(trained, state, total, cohort, hyperparameters)
     _check_finite(after[0])
     moved, following, step = keep_within((trained, state), after, bound, history)
     # With the step's scale: its statistics come from the same sum, and the sum is what may be attacked.

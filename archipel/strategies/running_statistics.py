@@ -142,7 +142,7 @@ def combine_statistics(
     more, and a mean shifts by no more than its range. `scale`: the part of the way that the round's step goes, as
     strategies.step_limits decides it.
     """
-    weight = float(cohort) if total.weight is None else total.weight
+    weight = total.total_weight(cohort)
     if weight <= 0:
         return dict(statistics)
     after: Tensors = {}

@@ -43,15 +43,7 @@ from archipel.strategies.finish import (
 )
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.running_statistics import upload_statistics
-from archipel.strategies.strategy import (
-    StepBound,
-    Strategy,
-    Tensors,
-    mean_norm,
-    select_groups,
-    server_rate,
-    training_layout,
-)
+from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensors, mean_norm, server_rate
 
 if TYPE_CHECKING:
     import onnx
@@ -73,15 +65,9 @@ def broadcast(state: Tensors) -> Tensors:
 
 
 def update(
-    parameters: Mapping[str, np.ndarray],
-    state: Tensors,
-    total: DecodedSum,
-    cohort: int,
-    hyperparameters: Mapping[str, float],
+    parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
 ) -> tuple[Tensors, Tensors]:
     """Equation 5 of the paper. `population` is the number of all devices, 0 where each takes part in every round."""
-    if cohort < 1:
-        return dict(parameters), state
     # c is the mean over all devices, of which only the cohort's c_i changed.
     devices = max(float(cohort), hyperparameters.get("population", 0.0))
     control = {
@@ -96,8 +82,7 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
     c moves by the sum of the changes divided by the number of devices, which is at least k: so at most by the mean
     change, whose norm is control_clip plus rounding.
     """
-    layout = training_layout(manifest)
-    deltas, controls = (mean_norm(layout.updates, select_groups(layout, kind), cohort) for kind in ("delta", "value"))
+    deltas, controls = (mean_norm(manifest, kind, cohort) for kind in ("delta", "value"))
     return StepBound(server_rate(manifest, hyperparameters) * deltas, controls)
 
 

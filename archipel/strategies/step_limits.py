@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,14 +32,6 @@ ENOUGH = 3
 """The fewest steps of which the median is used."""
 COUNTED = 1.5
 """The median counts a step as at most this many times the median before it."""
-
-
-@dataclass(frozen=True)
-class History:
-    """Norms of the task's committed steps as applied, oldest first, of the parameters and of the strategy's state."""
-
-    parameters: Sequence[float] = ()
-    state: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -62,16 +54,39 @@ class Step:
         )
 
 
-def limit(norms: Sequence[float]) -> float:
-    """The largest norm allowed for the next step after steps of these norms, oldest first; infinite after none."""
-    counted: list[float] = []  # sorted
-    for norm in norms:
+class Usual:
+    """What norm is usual, after steps of these norms, oldest first."""
+
+    def __init__(self, norms: Iterable[float] = ()) -> None:
+        self._counted: list[float] = []  # sorted
+        for norm in norms:
+            self.add(norm)
+
+    def add(self, norm: float) -> None:
+        """Count one more step."""
+        counted = self._counted
         if norm > 0:
             # Capped by the median of the steps before it alone, so the result depends on the order of the steps.
             insort(counted, min(norm, COUNTED * _median(counted)) if len(counted) >= ENOUGH else norm)
-    if not counted:
-        return math.inf
-    return RATIO * (_median(counted) if len(counted) >= ENOUGH else counted[-1])
+
+    @property
+    def limit(self) -> float:
+        """The largest norm allowed for the next step; infinite after none."""
+        if not self._counted:
+            return math.inf
+        return RATIO * (_median(self._counted) if len(self._counted) >= ENOUGH else self._counted[-1])
+
+
+class History:
+    """Norms of the task's committed steps as applied, oldest first, of the parameters and of the strategy's state."""
+
+    def __init__(self, parameters: Iterable[float] = (), state: Iterable[float] = ()) -> None:
+        self.parameters, self.state = Usual(parameters), Usual(state)
+
+    def add(self, step: Step) -> None:
+        """Count the step that was committed last."""
+        self.parameters.add(step.parameters)
+        self.state.add(step.state)
 
 
 def keep_within(
@@ -102,7 +117,7 @@ def keep_within(
         # `not <=` also refuses NaN. Storing values rounds them, once before the step and once after it.
         if not norm <= most * (1 + SLACK) + 2 * storage_rounding(old) + 1e-12:
             raise BoundError(f"rejected: the step of the {what} has a norm of {norm:.6g}, it can be {most:.6g} at most")
-    limits = limit(history.parameters), limit(history.state)
+    limits = history.parameters.limit, history.state.limit
     scale = min([1.0, *(most / norm for most, norm in zip(limits, moved) if norm > most)])
     step = Step(moved[0] * scale, moved[1] * scale, scale)
     if scale == 1.0:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from archipel.bundle import Manifest
-from archipel.bundle.roles import Update
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import Group, entries, groups, mean_bound
 from archipel.protocol.uploads import upload_program
@@ -17,14 +16,16 @@ from archipel.protocol.vector import DecodedSum, Layout
 from archipel.strategies.device import MakeDevice
 
 Tensors = dict[str, np.ndarray]
+Parameters = Mapping[str, np.ndarray]
 
 InitState = Callable[[Mapping[str, np.ndarray]], Tensors]
 """parameters -> the server half's state at the first round."""
 
-UpdateModel = Callable[
-    [Mapping[str, np.ndarray], Tensors, DecodedSum, int, Mapping[str, float]], tuple[Tensors, Tensors]
-]
-"""parameters, state, sum of the cohort's updates, cohort size, hyperparameters -> new parameters, new state."""
+UpdateModel = Callable[[Parameters, Tensors, DecodedSum, int, Mapping[str, float]], tuple[Tensors, Tensors]]
+"""parameters, state, sum of the cohort's updates, cohort size, hyperparameters -> new parameters, new state.
+
+The sum has a weight above 0: `Strategy.apply` sees to that.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,20 @@ class Strategy:
     """Whether updates that began with different versions may be summed. The server must need deltas only, and devices
     no tensors of its state."""
 
+    def apply(
+        self,
+        parameters: Mapping[str, np.ndarray],
+        state: Tensors,
+        total: DecodedSum,
+        cohort: int,
+        hyperparameters: Mapping[str, float],
+    ) -> tuple[Tensors, Tensors]:
+        """One step of the server half: new parameters, new state."""
+        if total.total_weight(cohort) <= 0:
+            # No survivor has examples: there is nothing to average, and nothing to divide by.
+            return dict(parameters), state
+        return self.update(parameters, state, total, cohort, hyperparameters)
+
 
 def training_layout(manifest: Manifest) -> Layout:
     """The entries that `finish` makes, of which the server half computes its step; metrics move no model."""
@@ -102,13 +117,13 @@ def server_value(hyperparameters: Mapping[str, float], name: str, default: float
     return value
 
 
-def mean_norm(updates: Sequence[Update], of: Sequence[Group], cohort: int) -> float:
-    """The largest L2 norm of the groups `of` together, in a sum divided by the sum of weights."""
-    squares = 0.0
-    for group in of:
+def mean_norm(manifest: Manifest, kind: str, cohort: int) -> float:
+    """The largest L2 norm of the entries of one `kind`, "delta" or "value", in a sum divided by the sum of weights."""
+    layout, squares = training_layout(manifest), 0.0
+    for group in select_groups(layout, kind):
         # A group without a clip has a bound for each element: n of at most b have a norm of at most b sqrt(n).
         elements = 1.0 if group.norm is not None else math.sqrt(entries(group.ports[0]))
-        squares += (mean_bound(updates, group, cohort) * elements) ** 2
+        squares += (mean_bound(layout.updates, group, cohort) * elements) ** 2
     # The groups have no entries in common, so their norms add up as squares.
     return math.sqrt(squares)
 

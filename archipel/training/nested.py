@@ -6,7 +6,6 @@ what is learned. Both end at the right place after any number of steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -14,7 +13,7 @@ import onnx_ir as ir
 from archipel.graph.build import Builder
 from archipel.graph.shapes import dtype_of
 from archipel.training.context import StepContext
-from archipel.training.optimizers import SGD, HyperparameterSpec, StateSpec, Updated, cast
+from archipel.training.optimizers import SGD, HyperparameterSpec, State, StateSpec, Updated, cast
 from archipel.training.schedules import MAXIMUM_RATE
 from archipel.training.transforms import LARGEST
 
@@ -43,12 +42,7 @@ class MetaSGD:
         return (StateSpec(TRIED),)
 
     def update(
-        self,
-        op: Builder,
-        parameter: ir.Value,
-        gradient: ir.Value,
-        state: Mapping[str, ir.Value],
-        context: StepContext,
+        self, op: Builder, parameter: ir.Value, gradient: ir.Value, state: State, context: StepContext
     ) -> Updated:
         tries = op.Equal(op.Mod(context.step(), 2), 0)
         rate = cast(op, context.hyperparameters["inner_lr"], dtype_of(parameter))
@@ -85,12 +79,7 @@ class MoreauSGD:
         return (StateSpec(MOVED),)
 
     def update(
-        self,
-        op: Builder,
-        parameter: ir.Value,
-        gradient: ir.Value,
-        state: Mapping[str, ir.Value],
-        context: StepContext,
+        self, op: Builder, parameter: ir.Value, gradient: ir.Value, state: State, context: StepContext
     ) -> Updated:
         strength, local = (
             cast(op, context.hyperparameters[name], dtype_of(parameter)) for name in ("lambda", "local_lr")

@@ -40,12 +40,16 @@ class StateSpec:
     init: float = 0.0
 
 
+State = Mapping[str, ir.Value]
+"""The state of one parameter, by the names that its StateSpecs have."""
+
+
 @dataclass(frozen=True)
 class Updated:
     """New values of a parameter and of its state, by the state's name."""
 
     parameter: ir.Value
-    state: Mapping[str, ir.Value]
+    state: State
 
 
 OPTIMIZER_METHODS = ("hyperparameters", "init", "update")
@@ -61,12 +65,7 @@ class Optimizer(Protocol):
         """The state of one parameter."""
 
     def update(
-        self,
-        op: Builder,
-        parameter: ir.Value,
-        gradient: ir.Value,
-        state: Mapping[str, ir.Value],
-        context: StepContext,
+        self, op: Builder, parameter: ir.Value, gradient: ir.Value, state: State, context: StepContext
     ) -> Updated:
         """Emit one step for one parameter."""
 
@@ -109,12 +108,7 @@ class SGD(Descent):
         return (StateSpec("momentum"),) if self.momentum else ()
 
     def update(
-        self,
-        op: Builder,
-        parameter: ir.Value,
-        gradient: ir.Value,
-        state: Mapping[str, ir.Value],
-        context: StepContext,
+        self, op: Builder, parameter: ir.Value, gradient: ir.Value, state: State, context: StepContext
     ) -> Updated:
         rate = self.rate(op, context, dtype_of(parameter))
         if not self.momentum:
@@ -154,12 +148,7 @@ class Adam(Descent):
         return tuple(StateSpec(name) for name in names[: 3 if self.amsgrad else 2])
 
     def update(
-        self,
-        op: Builder,
-        parameter: ir.Value,
-        gradient: ir.Value,
-        state: Mapping[str, ir.Value],
-        context: StepContext,
+        self, op: Builder, parameter: ir.Value, gradient: ir.Value, state: State, context: StepContext
     ) -> Updated:
         # AdamW shrinks the parameter itself, out of reach of the adaptive division; Adam adds decay to the gradient.
         if self.decoupled and self.weight_decay:
@@ -206,12 +195,7 @@ class Adagrad(Descent):
         return (StateSpec("square_sum", self.initial_accumulator_value),)
 
     def update(
-        self,
-        op: Builder,
-        parameter: ir.Value,
-        gradient: ir.Value,
-        state: Mapping[str, ir.Value],
-        context: StepContext,
+        self, op: Builder, parameter: ir.Value, gradient: ir.Value, state: State, context: StepContext
     ) -> Updated:
         gradient = self.decayed(op, parameter, gradient)
         rate = self.rate(op, context, dtype_of(parameter))
@@ -245,12 +229,7 @@ class RMSprop(Descent):
         return tuple(StateSpec(name) for name in names)
 
     def update(
-        self,
-        op: Builder,
-        parameter: ir.Value,
-        gradient: ir.Value,
-        state: Mapping[str, ir.Value],
-        context: StepContext,
+        self, op: Builder, parameter: ir.Value, gradient: ir.Value, state: State, context: StepContext
     ) -> Updated:
         gradient = self.decayed(op, parameter, gradient)
         scale = math.sqrt(1.0 - self.alpha)

@@ -100,7 +100,7 @@ class Finish:
         state, found = self.strategy.init(zero), np.zeros(2)
         for scale in scales:
             scaled = changed(total, deltas={name: scale * array for name, array in total.deltas.items()})
-            moved, following = self.strategy.update(zero, state, scaled, cohort, hyperparameters or {})
+            moved, following = self.strategy.apply(zero, state, scaled, cohort, hyperparameters or {})
             change = {name: array.astype(np.float64) - state[name] for name, array in following.items()}
             found, state = np.maximum(found, (norm(moved), norm(change))), following
         return float(found[0]), float(found[1])

@@ -65,7 +65,7 @@ def test_server_half_is_the_weighted_mean(parameters: dict[str, np.ndarray]) -> 
 
 def test_no_examples_anywhere_changes_nothing(parameters: dict[str, np.ndarray]) -> None:
     zero = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    moved, _ = fedavg.STRATEGY.update(parameters, {}, DecodedSum(deltas=zero, values={}, weight=0.0), 3, {})
+    moved, _ = fedavg.STRATEGY.apply(parameters, {}, DecodedSum(deltas=zero, values={}, weight=0.0), 3, {})
     for name in SHAPES:
         np.testing.assert_array_equal(moved[name], parameters[name])
 

@@ -15,7 +15,7 @@ from torch import nn
 from archipel import Model, strategies
 from archipel.bundle import Bundle, role_of
 from archipel.bundle.roles import Update
-from archipel.converter.federated import divide
+from archipel.converter.device_half.federated import divide
 from archipel.errors import ConversionError, ProvenanceError
 from archipel.protocol.plain import PlainSum
 from archipel.protocol.vector import DecodedSum, Layout

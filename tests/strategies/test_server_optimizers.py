@@ -189,7 +189,7 @@ def test_a_sum_without_weight_leaves_the_moments() -> None:
     start = {"w": np.ones(3, np.float32)}
     for name in [*ADAPTIVE, "fedavgm"]:
         strategy = strategies.get(name)
-        step = partial(strategy.update, start, hyperparameters={}, cohort=2)
+        step = partial(strategy.apply, start, hyperparameters={}, cohort=2)
         _, state = step(strategy.init(start), DecodedSum({"w": np.ones(3)}, {}, 2.0))
         moved, following = step(state, DecodedSum({"w": np.ones(3)}, {}, 0.0))
         np.testing.assert_array_equal(moved["w"], start["w"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from archipel.errors import BoundError
-from archipel.strategies.step_limits import History, keep_within, limit
+from archipel.strategies.step_limits import History, Usual, keep_within
 from archipel.strategies.strategy import StepBound
 
 
@@ -27,11 +27,11 @@ from archipel.strategies.strategy import StepBound
     ],
 )
 def test_three_times_the_median(norms: list[float], expected: float) -> None:
-    assert limit(norms) == pytest.approx(expected)
+    assert Usual(norms).limit == pytest.approx(expected)
 
 
 def test_the_limit_after_many_rounds_is_found_quickly() -> None:
-    assert limit(list(np.random.default_rng(0).uniform(0.9, 1.1, 20_000))) == pytest.approx(3.0, rel=0.01)
+    assert Usual(np.random.default_rng(0).uniform(0.9, 1.1, 20_000)).limit == pytest.approx(3.0, rel=0.01)
 
 
 def test_parameters_and_state_are_scaled_by_one_factor() -> None:

@@ -25,6 +25,7 @@ _APPLICATION = 0x41524358
 # Examples of a few KiB waste a quarter of smaller pages, because SQLite never splits such a row over two of them.
 _PAGE_BYTES = 16 << 10
 _WAL_KEPT_BYTES = 4 << 20
+_WORTH_SHRINKING_BYTES = 1 << 20
 _DAMAGED = "; the file was damaged: ExampleStore.destroy(path) makes room for a new store"
 
 TABLES = (
@@ -87,6 +88,16 @@ def _unbroken_ids(database: sqlite3.Connection) -> np.ndarray | None:
     # A hostile file may claim any number of rows: allocate for no more than fit into its pages.
     pages, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
     return np.arange(first, last + 1) if count <= pages * size // OVERHEAD_BYTES else None
+
+
+def give_back_pages(database: sqlite3.Connection) -> None:
+    """Give free pages back to the file system, and empty the log, which still holds removed rows."""
+    free, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
+    if free * size >= _WORTH_SHRINKING_BYTES:
+        # As a script, because this pragma works as long as it is stepped and execute() stops at the first page.
+        database.executescript("PRAGMA incremental_vacuum")
+    # If another process is reading, the pragma answers "busy", and the next call empties the log.
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 @contextmanager

@@ -24,7 +24,7 @@ import numpy as np
 from archipel.durable import make_folder, sweep
 from archipel.errors import RuntimeInputError, RuntimeLimitError, StoreErasedError, StoreError, StoreQuotaError
 from archipel.lite_runtime import shuffle
-from archipel.lite_runtime.store.database import example_ids, open_database, translate_errors
+from archipel.lite_runtime.store.database import example_ids, give_back_pages, open_database, translate_errors
 from archipel.lite_runtime.store.files import database_path, erase, finish_erasing, hold_lock, load_keys
 from archipel.lite_runtime.store.keys import KEY_FILE, StoreKeys, check_key, read_record
 from archipel.lite_runtime.store.layout import Field, Layout, batch_of
@@ -34,7 +34,6 @@ from archipel.permutations import permutation
 
 MAX_TIME = 1 << 62
 
-_WORTH_SHRINKING_BYTES = 1 << 20
 _SECOND = timedelta(seconds=1)
 
 
@@ -333,15 +332,8 @@ class ExampleStore:
         return self._quotas.trim(database, self._now(), self._layout(database))
 
     def _shrink(self) -> None:
-        """Give free pages back to the file system, and empty the log, which still holds removed rows."""
         with self._lock, translate_errors(self.path):
-            database = self._database()
-            free, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
-            if free * size >= _WORTH_SHRINKING_BYTES:
-                # As a script, because this pragma works as long as it is stepped and execute() stops at the first page.
-                database.executescript("PRAGMA incremental_vacuum")
-            # If another process is reading, the pragma answers "busy", and the next call empties the log.
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            give_back_pages(self._database())
 
     def _database(self) -> sqlite3.Connection:
         if self._open is None:

@@ -14,7 +14,7 @@ def read_history(session: Session, task_id: str) -> History:
     rows = session.execute(
         select(Round.step_norm, Round.state_norm)
         .where(Round.task_id == task_id, Round.phase == "committed", Round.step_norm.is_not(None))
-        # `limit` depends on the order. Rounds of an asynchronous task can end at the same moment; then the id decides.
+        # `Usual` depends on the order. Rounds of an asynchronous task can end at the same moment; then the id decides.
         .order_by(Round.ended, Round.round_id)
     ).all()
     return History([row.step_norm for row in rows], [row.state_norm for row in rows if row.state_norm is not None])

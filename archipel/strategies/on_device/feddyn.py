@@ -45,15 +45,7 @@ from archipel.strategies.finish import (
 )
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.running_statistics import upload_statistics
-from archipel.strategies.strategy import (
-    StepBound,
-    Strategy,
-    Tensors,
-    mean_norm,
-    select_groups,
-    server_rate,
-    training_layout,
-)
+from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensors, mean_norm, server_rate
 
 if TYPE_CHECKING:
     import onnx
@@ -74,15 +66,9 @@ def init(parameters: Mapping[str, np.ndarray]) -> Tensors:
 
 
 def update(
-    parameters: Mapping[str, np.ndarray],
-    state: Tensors,
-    total: DecodedSum,
-    cohort: int,
-    hyperparameters: Mapping[str, float],
+    parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
 ) -> tuple[Tensors, Tensors]:
     """The paper's lines 10 and 11. `population` is the number of all devices, 0 where each takes part in each round."""
-    if cohort < 1:
-        return dict(parameters), state
     devices = max(float(cohort), hyperparameters.get("population", 0.0))
     rate = hyperparameters.get("server_lr", 1.0)
     longest = max(float(state[LONGEST]), _norm(total.deltas) / cohort)
@@ -104,8 +90,7 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
     So the parameters move by server_lr (1 + MEMORY) D at most. h' moves by D at most: the ball to which it is cut only
     grows, so what was in it stays, and cutting moves no two points apart. The longest delta grows by D or less.
     """
-    layout = training_layout(manifest)
-    mean = mean_norm(layout.updates, select_groups(layout, "delta"), cohort)
+    mean = mean_norm(manifest, "delta", cohort)
     return StepBound(server_rate(manifest, hyperparameters) * (1 + MEMORY) * mean, math.sqrt(2) * mean)
 
 

@@ -23,14 +23,13 @@ from numpy.typing import NDArray
 from archipel.bundle import Manifest
 from archipel.protocol.bounds import entries
 from archipel.protocol.vector import DecodedSum
-from archipel.strategies import averaging
 from archipel.strategies.device import MakeDevice
 from archipel.strategies.strategy import (
+    Parameters,
     StepBound,
     Strategy,
     Tensors,
     mean_norm,
-    select_groups,
     server_rate,
     server_value,
     training_layout,
@@ -71,24 +70,14 @@ def strategy(name: str, device: MakeDevice, rule: Rule, *, beta1: float = 0.9, b
     defaults = {"server_lr": RATE, "tau": TAU, **betas}
 
     def update(
-        parameters: Mapping[str, np.ndarray],
-        state: Tensors,
-        total: DecodedSum,
-        cohort: int,
-        hyperparameters: Mapping[str, float],
+        parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
     ) -> tuple[Tensors, Tensors]:
-        weight = averaging.total_weight(total, cohort)
-        if weight <= 0:
-            # No survivor has examples: there is no mean delta, and the moments stay.
-            return dict(parameters), state
         given = {key: hyperparameters.get(key, value) for key, value in defaults.items()}
-        return _moved(rule, parameters, state, total, weight, given)
+        return _moved(rule, parameters, state, total, total.total_weight(cohort), given)
 
     def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
-        layout = training_layout(manifest)
-        deltas = select_groups(layout, "delta")
-        mean = mean_norm(layout.updates, deltas, cohort)
-        size = sum(entries(port) for group in deltas for port in group.ports)
+        mean = mean_norm(manifest, "delta", cohort)
+        size = sum(entries(port) for port in training_layout(manifest).updates if port.kind == "delta")
         rate = server_rate(manifest, hyperparameters, RATE)
         if hyperparameters is None:
             # Who is not told the others reckons with the worst of each.

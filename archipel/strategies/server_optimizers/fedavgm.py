@@ -17,16 +17,7 @@ from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
 from archipel.strategies.device import DeviceHalf, Upload
 from archipel.strategies.finish import weighted_deltas
-from archipel.strategies.strategy import (
-    StepBound,
-    Strategy,
-    Tensors,
-    mean_norm,
-    select_groups,
-    server_rate,
-    server_value,
-    training_layout,
-)
+from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensors, mean_norm, server_rate, server_value
 
 MOMENTUM = "momentum/"
 """Prefix of the names of m in the server's state."""
@@ -41,16 +32,10 @@ def init(parameters: Mapping[str, np.ndarray]) -> Tensors:
 
 
 def update(
-    parameters: Mapping[str, np.ndarray],
-    state: Tensors,
-    total: DecodedSum,
-    cohort: int,
-    hyperparameters: Mapping[str, float],
+    parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
 ) -> tuple[Tensors, Tensors]:
-    """The server half; a sum without weight changes nothing."""
-    weight = averaging.total_weight(total, cohort)
-    if weight <= 0:
-        return dict(parameters), state
+    """The server half."""
+    weight = total.total_weight(cohort)
     rate, beta = hyperparameters.get("server_lr", 1.0), hyperparameters.get("beta", _BETA)
     moved, following = {}, {}
     for name, array in parameters.items():
@@ -67,8 +52,7 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
     m changes by delta - (1 - beta) m, whose norm is at most D + D. A step that was scaled down leaves m between two
     values that keep to the bound, so within it.
     """
-    layout = training_layout(manifest)
-    mean = mean_norm(layout.updates, select_groups(layout, "delta"), cohort)
+    mean = mean_norm(manifest, "delta", cohort)
     # Who is not told beta reckons with the largest.
     beta = _LARGEST if hyperparameters is None else server_value(hyperparameters, "beta", _BETA, 0.0, _LARGEST)
     return StepBound(server_rate(manifest, hyperparameters) * mean / (1 - beta), 2 * mean)

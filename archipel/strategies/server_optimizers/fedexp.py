@@ -39,6 +39,7 @@ from archipel.strategies.finish import (
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.running_statistics import upload_statistics
 from archipel.strategies.strategy import (
+    Parameters,
     StepBound,
     Strategy,
     Tensors,
@@ -59,16 +60,10 @@ _SMALLEST, _LARGEST = 1e-6, 1e3
 
 
 def update(
-    parameters: Mapping[str, np.ndarray],
-    state: Tensors,
-    total: DecodedSum,
-    cohort: int,
-    hyperparameters: Mapping[str, float],
+    parameters: Parameters, state: Tensors, total: DecodedSum, cohort: int, hyperparameters: Mapping[str, float]
 ) -> tuple[Tensors, Tensors]:
-    """The server half, equation 5 of the paper, with weights. A sum without weight changes nothing."""
-    weight = averaging.total_weight(total, cohort)
-    if weight <= 0:
-        return dict(parameters), state
+    """The server half, equation 5 of the paper, with weights."""
+    weight = total.total_weight(cohort)
     squares = (float(total.values[SQUARE_NORM]) + float(total.values.get(REST, 0.0))) / weight
     mean_square = sum(float(np.vdot(delta, delta)) for delta in total.deltas.values()) / weight**2
     further = max(1.0, squares / (2 * (mean_square + hyperparameters.get("epsilon", _EPSILON))))
@@ -82,8 +77,7 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
     x / (x^2 + epsilon) rises up to x = sqrt(epsilon) and falls from there, so the second term is largest at
     |d| = sqrt(epsilon), or at the bound of |d| where that is smaller.
     """
-    layout = training_layout(manifest)
-    mean = mean_norm(layout.updates, select_groups(layout, "delta"), cohort)
+    layout, mean = training_layout(manifest), mean_norm(manifest, "delta", cohort)
     squares = sum(mean_bound(layout.updates, group, cohort) for group in select_groups(layout, "value"))
     # Who is not told epsilon reckons with the smallest.
     epsilon = _SMALLEST

@@ -16,7 +16,7 @@ from archipel.bundle import Bundle
 from archipel.protocol.bounds import step
 from archipel.server.database.tables import Round, Task
 from archipel.server.rounds.aggregation import Outcome
-from archipel.strategies.step_limits import limit
+from archipel.strategies.step_limits import Usual
 from tests.attacks.bounds_federation import *  # noqa: F403
 from tests.attacks.bounds_federation import CLIP, DEVICES, TASK, Digits
 from tests.support.world import World
@@ -92,7 +92,7 @@ def test_twenty_rounds_of_an_attacker_that_comes_after_five() -> None:
     """The limit by itself: honest steps of 0.022, and after five of them an attacker who asks for 1 in every round."""
     steps = [0.022] * 5
     while len(steps) < 20:
-        steps.append(min(1.0, limit(steps)))
+        steps.append(min(1.0, Usual(steps).limit))
     # Three times 0.022 until it has attacked half of the rounds, then half as much again.
     assert steps[5:10] == pytest.approx([0.066] * 5)
     assert max(steps) == pytest.approx(3 * 1.5 * 0.022)
@@ -101,5 +101,5 @@ def test_twenty_rounds_of_an_attacker_that_comes_after_five() -> None:
 def test_an_attacker_in_fewer_than_half_of_the_rounds_does_not_move_the_limit() -> None:
     steps: list[float] = [0.022]
     for number in range(2, 41):
-        steps.append(min(1.0, limit(steps)) if number % 3 == 0 else 0.022)
+        steps.append(min(1.0, Usual(steps).limit) if number % 3 == 0 else 0.022)
     assert max(steps) == pytest.approx(0.066)

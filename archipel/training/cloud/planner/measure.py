@@ -13,6 +13,7 @@ from archipel.training.cloud.planner.calibrate import launch, operator_speeds
 from archipel.training.cloud.planner.cluster import Cluster
 
 _LARGE, _SMALL = 2**24, 2**8  # elements: more than caches hold, and next to nothing
+_CHUNK, _CHUNKS = 512, 60  # a product of about two milliseconds on one thread of a CPU, and how many
 _MEMORY_SHARE = 0.9  # of what a device has; the rest is for the allocator and PyTorch itself
 
 
@@ -61,6 +62,7 @@ def measure_cluster(
         "link_bytes_per_second": bandwidth,
         "latency_seconds": latency,
         "exchange_seconds": max(before - quick, 1e-6),
+        "wait_seconds": _waiting(device, clock, quick) if n > 1 else 0.0,
         "exchange_bytes_per_second": large.nbytes / max(around - slow - (before - quick), 1e-9),
         "slowdown": {name: max(seconds / half, 0.1) for name, seconds in taken.items()} if n > 1 else {},
         # Where one processor computes and sends, neither goes on beside the other.
@@ -83,6 +85,33 @@ def _redistribution(device: torch.device, n: int) -> Callable[[torch.Tensor], ob
         return whole.redistribute(placements=[Replicate()]).to_local()
 
     return redistribute
+
+
+def _waiting(device: torch.device, clock: Callable[[], float], exchange: float) -> float:
+    """What an exchange between two computations takes longer than one that follows others at once.
+
+    Devices that compute as much do not end at the same moment, and each waits for the slowest; and threads that sleep
+    meanwhile have to be woken. Both are in the mean and not in the median.
+    """
+    factor, small = torch.randn(_CHUNK, _CHUNK, device=device), torch.zeros(_SMALL, device=device)
+    result = torch.empty_like(factor)
+    taken = []
+    for exchanges in (False, True):
+        times = []
+        for _ in range(_CHUNKS):
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            start = clock()
+            torch.mm(factor, factor, out=result)
+            if exchanges:
+                dist.all_reduce(small)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(clock() - start)
+        # Without what interrupts a few of them for long.
+        kept = sorted(times)[: -_CHUNKS // 10]
+        taken.append(sum(kept) / len(kept))
+    return max(taken[1] - taken[0] - exchange, 0.0)
 
 
 def _seconds(call: Callable[[], object], kind: str, clock: Callable[[], float], repeats: int = 8) -> float:

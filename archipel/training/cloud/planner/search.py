@@ -104,7 +104,7 @@ def _seconds(
     for read, layout, gradient in zip(unit.reads, strategy.reads, strategy.gradients):
         if isinstance(read, Operand) and n > 1 and gradient == SUM:
             total += links.all_reduce_seconds(cluster, read.parameter.nbytes, n)
-            total += links.prepare_seconds(cluster, read.parameter.nbytes)
+            total += links.prepare_seconds(cluster, read.parameter.nbytes) + cluster.wait_seconds
         if isinstance(read, Operand) and read.parameter.name not in reader:
             local = read.parameter.nbytes / (n if layout >= 0 else 1)
             total += optimizer_seconds(local, 1, cluster, optimizer) + cluster.fresh_seconds(local)
@@ -153,7 +153,7 @@ def _move(cluster: Cluster, nbytes: float, n: int, before: Layout, after: Layout
         exchange = links.all_reduce_seconds if after == WHOLE else links.scatter_seconds
     else:
         exchange = links.gather_seconds if after == WHOLE else links.all_to_all_seconds
-    return exchange(cluster, nbytes, n) + links.prepare_seconds(cluster, nbytes)
+    return exchange(cluster, nbytes, n) + links.prepare_seconds(cluster, nbytes) + cluster.wait_seconds
 
 
 def _same(first: list[Strategy], a: int, second: list[Strategy], b: int) -> np.ndarray:

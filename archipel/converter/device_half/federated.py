@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from archipel.bundle import Phase
 from archipel.bundle.roles import Hyperparameter, Port
-from archipel.converter.contrast import contrasted
-from archipel.converter.roles import Division, assign_roles, assign_start, select
+from archipel.converter.device_half.contrast import contrasted
+from archipel.converter.device_half.roles import Division, assign_roles, assign_start, select
 from archipel.errors import ConversionError
 from archipel.graph import Model, promote
 from archipel.strategies.device import (

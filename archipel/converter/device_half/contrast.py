@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from archipel.bundle.roles import Port, Start, State
-from archipel.converter.adapter_forms import static
+from archipel.converter.device_half.adapter_forms import static
 from archipel.errors import ConversionError
 from archipel.graph import Builder, Model
 from archipel.graph.bodies import copy_node

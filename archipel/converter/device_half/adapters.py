@@ -14,8 +14,8 @@ import onnx_ir as ir
 from archipel.bundle.roles import Parameter
 from archipel.compression.deploy import evaluate_constants
 from archipel.compression.layer_weights import layer_weights
-from archipel.converter.adapter_forms import LAYERS, Form, find_form, static
-from archipel.converter.roles import select
+from archipel.converter.device_half.adapter_forms import LAYERS, Form, find_form, static
+from archipel.converter.device_half.roles import select
 from archipel.errors import ConversionError
 from archipel.graph import Builder, Model
 from archipel.graph.parameters import parameter_names, record_parameters, trainable_names

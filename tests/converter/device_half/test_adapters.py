@@ -16,7 +16,7 @@ from archipel import models
 from archipel.bundle import Bundle, generate_key
 from archipel.compression.layer_weights import layer_weights
 from archipel.converter import Signing, Training, convert
-from archipel.converter.adapter_forms import Form, find_form
+from archipel.converter.device_half.adapter_forms import Form, find_form
 from archipel.graph import Model
 from archipel.lite_runtime import Runtime
 from archipel.training import losses, optimizers
