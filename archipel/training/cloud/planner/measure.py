@@ -48,6 +48,10 @@ def measure_cluster(
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, large),
     }
     taken = {name: _seconds(call, kind, clock, repeats=4) for name, call in exchanges.items()}
+    slowdown = {name: max(seconds / half, 0.1) for name, seconds in taken.items()}
+    if kind == "cpu":
+        # gloo has no all-to-all: PyTorch gathers everything on each device, which keeps its part of it.
+        slowdown["all_to_all"] = n * slowdown["all_gather"]
     laid = _redistribution(device, n)
     before = _seconds(lambda: laid(small), kind, clock, repeats=20)
     around = _seconds(lambda: laid(large), kind, clock, repeats=4)
@@ -64,7 +68,7 @@ def measure_cluster(
         "exchange_seconds": max(before - quick, 1e-6),
         "wait_seconds": _waiting(device, clock, quick) if n > 1 else 0.0,
         "exchange_bytes_per_second": large.nbytes / max(around - slow - (before - quick), 1e-9),
-        "slowdown": {name: max(seconds / half, 0.1) for name, seconds in taken.items()} if n > 1 else {},
+        "slowdown": slowdown if n > 1 else {},
         # Where one processor computes and sends, neither goes on beside the other.
         "overlap": 0.0 if kind == "cpu" else 0.8,
     }

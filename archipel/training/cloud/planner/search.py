@@ -53,7 +53,7 @@ def search(
     for place, unit in enumerate(costs.units):
         found = strategies(unit, n)
         if only == "tensor":
-            found = _of_tensor_parallelism(unit, found, costs.batch_size)
+            found = _of_tensor_parallelism(unit, found)
         options.append(found)
         problem.costs.append([_seconds(unit, s, cluster, n, optimizer, reader) for s in found])
         problem.weights.append([_memory(unit, s, n, states, reader) for s in found])
@@ -87,13 +87,9 @@ def search(
     return Division(picked, problem.total(chosen), problem.weight(chosen), sum(local.values()), len(local))
 
 
-def _of_tensor_parallelism(unit: Unit, found: list[Strategy], examples: int) -> list[Strategy]:
-    """The strategies that do not divide along the axis of examples; where some divide a product's weight, these."""
-    left = [
-        s
-        for s in found
-        if s.name in ("column", "row", "replicate") or unit.writes[0].shape[s.writes[0]] % examples != 0
-    ]
+def _of_tensor_parallelism(unit: Unit, found: list[Strategy]) -> list[Strategy]:
+    """The strategies that do not divide examples; where some divide a product's weight, these."""
+    left = [s for s in found if not s.writes or s.writes[0] not in unit.writes[0].examples]
     return [s for s in left if s.name in ("column", "row")] or left
 
 
