@@ -246,6 +246,17 @@ def sync_tree(folder: Path) -> None:
     sync_folder(folder)
 
 
+def sync_many(folder: Path) -> None:
+    """As `sync_tree`, at the price of one call where the system has it: for thousands of files, of which few changed.
+
+    That call also waits for what other processes wrote, below the folder or elsewhere.
+    """
+    if hasattr(os, "sync"):
+        os.sync()
+    else:  # Windows
+        sync_tree(folder)
+
+
 def _sync(path: Path, flags: int) -> None:
     handle = os.open(path, flags | os.O_CLOEXEC)
     try:

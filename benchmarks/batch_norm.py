@@ -113,7 +113,7 @@ class Federation:
 
     def step(self, decoded: DecodedSum) -> Tensors:
         trained, statistics = split_statistics(self.parameters, self.pairs)
-        moved, _ = strategies.get("fedavg").update(trained, {}, decoded, len(self.devices), {})
+        moved, _ = strategies.get("fedavg").apply(trained, {}, decoded, len(self.devices), {})
         if not self.stay:
             statistics = combine_statistics(statistics, decoded, len(self.devices), self.pairs)
         return {**moved, **statistics}

@@ -113,7 +113,7 @@ def run(
         decoded = layout.decode_sum(total.astype(np.int32).view(np.uint32), cohort=DEVICES, modulus_bits=32)
         layout.check_sum(decoded, DEVICES)
         roundings.append(float(np.linalg.norm(flat(decoded.deltas) - exact) / np.linalg.norm(exact)))
-        parameters, _ = strategy.update(parameters, {}, decoded, DEVICES, {})
+        parameters, _ = strategy.apply(parameters, {}, decoded, DEVICES, {})
         clipped.append(cut)
         last = port.default if port is not None and clip is None else clip
         if port is not None and clip is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from archipel.datasets.dataset import Dataset, Subset
@@ -45,7 +47,8 @@ def hold_out(data: object, share: float = 0.1, *, seed: int = 0, by: str | None 
     held = np.zeros(len(dataset), bool)
     held[chosen] = True
     if held.all() or not held.any():
-        raise DatasetError(f"{len(dataset)} examples are too few to hold out {share} of them; give more data")
+        where = f"{data}: " if isinstance(data, str | os.PathLike) else ""
+        raise DatasetError(f"{where}{len(dataset)} examples are too few to hold out {share} of them; give more data")
     return Subset(dataset, np.flatnonzero(~held)), Subset(dataset, np.flatnonzero(held))
 
 

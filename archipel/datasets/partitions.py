@@ -34,7 +34,10 @@ def split_dirichlet(labels: np.ndarray, devices: int, *, alpha: float, seed: int
     numbers, or if some device is left without an example in each of 1000 draws.
     """
     if labels.ndim != 1 or labels.dtype.kind not in "iub":
-        raise DatasetError(f"dirichlet: expected one whole number a label, got {labels.dtype}{list(labels.shape)}")
+        raise DatasetError(
+            f"dirichlet: expected a whole number for each example, got {labels.dtype}{list(labels.shape)}; "
+            "np.unique(labels, return_inverse=True)[1] makes numbers of texts"
+        )
     if not alpha > 0 or not np.isfinite(alpha):
         raise DatasetError(f"dirichlet: alpha must be above 0, got {alpha}")
     check_count(len(labels), devices)

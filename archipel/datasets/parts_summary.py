@@ -17,6 +17,7 @@ from archipel.errors import DatasetError, MissingExtraError
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 _MOST_NAMED = 12
+_MOST_APART = 60
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class PartsSummary:
         try:
             from matplotlib import colormaps
             from matplotlib.figure import Figure
+            from matplotlib.ticker import MaxNLocator
         except ModuleNotFoundError:
             raise MissingExtraError("matplotlib", "curves") from None
         figure = Figure(figsize=(8, 4), layout="constrained")
@@ -89,16 +91,20 @@ class PartsSummary:
         colors = (
             colormaps["tab20" if labels > 10 else "tab10"] if labels <= 20 else colormaps["viridis"].resampled(labels)
         )
-        under = np.zeros(devices)
+        # Gaps between bars of a few pixels would only flicker.
+        under, width = np.zeros(devices), 0.9 if devices <= _MOST_APART else 1.0
         for label in range(labels):
             axes.bar(
-                np.arange(devices), self.counts[:, label], bottom=under, width=0.9, color=colors(label),
+                np.arange(devices), self.counts[:, label], bottom=under, width=width, color=colors(label),
                 label=str(self.names[label]),
             )  # fmt: skip
             under += self.counts[:, label]
         axes.set_xlabel("device")
         axes.set_ylabel("examples")
-        axes.set_title(f"mean distance to the whole: {self.mean_distance:.3f}", fontsize="medium")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.margins(x=0.01)
+        more = "" if labels <= _MOST_NAMED else f"; {labels} labels, the first ones below"
+        axes.set_title(f"mean distance to the whole: {self.mean_distance:.3f}{more}", fontsize="medium")
         if labels <= _MOST_NAMED:
             axes.legend(title="label", loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
         data = io.BytesIO()

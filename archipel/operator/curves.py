@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from archipel.errors import ClientError, MissingExtraError
 from archipel.protocol.operator.registry import RoundMetrics
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+_WIDE = 100
 CLIPPED_SHARE = "clipped share"
 """The name of the curve with the share of the devices whose update was clipped."""
 
@@ -56,6 +58,8 @@ def check_plot_name(file: Path) -> None:
 def draw(found: Mapping[str, Sequence[tuple[int, float]]], file: Path) -> None:
     """A picture (PNG, SVG or PDF, by the name of `file`) with the losses above and the other metrics below.
 
+    The axis of losses is logarithmic where one is more than a hundred times another.
+
     Arguments:
         found: points (number of the round, value) by the curve's name.
         file: is replaced.
@@ -74,6 +78,10 @@ def draw(found: Mapping[str, Sequence[tuple[int, float]]], file: Path) -> None:
     for axes, group in zip(figure.subplots(len(panels), squeeze=False, sharex=True)[:, 0], panels):
         for name, points in group.items():
             axes.plot(*zip(*points), marker="o", markersize=3, label=name)
+        values = [value for points in group.values() for _, value in points if math.isfinite(value)]
+        if group is losses and values and 0 < _WIDE * min(values) < max(values):
+            # Else one loss that is far off, such as the first, flattens all others.
+            axes.set_yscale("log")
         axes.grid(alpha=0.3)
         axes.legend()
     axes.set_xlabel("round")

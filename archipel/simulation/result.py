@@ -98,10 +98,14 @@ class Result:
         from archipel.operator.curves import draw
 
         points: dict[str, list[tuple[int, float]]] = {}
+        tests: dict[str, list[tuple[int, float]]] = {}
         for row in self.history:
-            tested = {f"test {name}": value for name, value in row.tested.items()}
-            for name, value in {**row.metrics, **tested}.items():
+            for name, value in row.metrics.items():
                 points.setdefault(name, []).append((row.number, value))
+            for name, value in row.tested.items():
+                tests.setdefault(f"test {name}", []).append((row.number, value))
+        # In this order whatever came first, so that a curve has the same colour in each picture.
+        points.update(tests)
         if not points:
             raise SimulationError(
                 "no curves: no round has metrics; give `test` data, or a bundle that was converted with a loss_range"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -26,14 +27,14 @@ from archipel.simulation.masked import Masked
 from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, Rounds, RoundSettings
-from archipel.simulation.saved import Record, load, save
+from archipel.simulation.saved import STATES, Record, held, load, save
 from archipel.simulation.states import MemoryStates, StateFolder, States
 from archipel.simulation.system.overlapping import OverlappingRounds
 from archipel.simulation.work import Engine
 from archipel.simulation.workers import Workers
 
 SAVE_SECONDS = 30.0
-"""How often a run's standing is written; it is in any case after the last round."""
+"""How often a run's standing is written; it is in any case after the first round and after the last one."""
 
 Test = tuple[NDArray[Any], NDArray[Any]] | Mapping[str, NDArray[Any]]
 
@@ -89,19 +90,20 @@ def run(
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
         raise SimulationError(f"rounds: {rounds!r} is not a whole number of 1 or more")
     where = None if options.folder is None else Path(options.folder)
-    examples = "" if where is None else fingerprint(clients)
-    record = Record(
-        bundle=bundle.digest, population=len(clients), examples=examples, settings=settings, engine="", rows=[]
-    )
-    found = None if where is None else load(where, record)
     make = OverlappingRounds if settings.pacing.mode == "asynchronous" else Rounds
-    course = make(bundle, len(clients), settings, None if found is None else found[1], clients)
-    standing = course.standing
-    clients = spoil_clients(bundle, clients, settings.attack, len(clients) - settings.root, settings.seed)
-    record.rows = standing.rows
     with ExitStack() as stack:
+        examples = ""
         if where is not None:
-            where.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(held(where))
+            examples = fingerprint(clients)
+        record = Record(
+            bundle=bundle.digest, population=len(clients), examples=examples, settings=settings, engine="", rows=[]
+        )
+        found = None if where is None else load(where, record, bundle)
+        course = make(bundle, len(clients), settings, None if found is None else found[1], clients)
+        standing = course.standing
+        clients = spoil_clients(bundle, clients, settings.attack, len(clients) - settings.root, settings.seed)
+        record.rows = standing.rows
         engine, record.engine = _open_engine(
             bundle, clients, settings, options, where, None if found is None else found[0].engine, stack
         )
@@ -109,7 +111,7 @@ def run(
         if found is not None:
             result.clients = {row.client: row for row in found[0].clients}
         measure = None if test is None else _measurer(bundle, test, options.threads)
-        saved, last_save = len(standing.rows), time.monotonic()
+        saved, last_save = len(standing.rows), -math.inf
         while len(standing.rows) < rounds:
             started = time.perf_counter()
             row, reports = course.run(engine, saved)
@@ -146,13 +148,13 @@ def _open_engine(
         axis, why, measured_engine = choose_client_axis(bundle, clients, settings, options.client_axis, options.threads)
     engine: Engine
     if options.workers == 1:
-        states: States = MemoryStates() if where is None else StateFolder(where / "states")
+        states: States = MemoryStates() if where is None else StateFolder(where / STATES)
         if measured_engine is not None:
             engine = measured_engine.with_states(states)
         else:
             engine = (Lanes if axis else OneByOne)(bundle, clients, states, threads=options.threads)
     else:
-        shared = where / "states" if where is not None else Path(stack.enter_context(TemporaryDirectory()))
+        shared = where / STATES if where is not None else Path(stack.enter_context(TemporaryDirectory()))
         engine = Workers(bundle, clients, shared, count=options.workers, client_axis=axis, threads=options.threads)
     if options.masks:
         if settings.privacy != "secure":

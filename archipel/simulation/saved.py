@@ -1,24 +1,35 @@
 """A run's folder: where its simulation stands, so that it goes on after it was stopped or killed.
 
 The arrays of a round lie in a file of their own; `history.json`, written last and replaced as a whole, names the round.
-So a kill between any two steps leaves the round before it.
+So a kill between any two steps, or a power cut, leaves the round before it.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from archipel.bundle import read_weights, write_weights
-from archipel.durable import write_durably
-from archipel.errors import ArchipelError, SimulationError
-from archipel.lite_runtime.learned import join_names, split_names
+from archipel.bundle import Bundle, read_weights, write_weights
+from archipel.durable import make_folder, open_locked, sync_many, write_durably
+from archipel.errors import ArchipelError, LockedError, SimulationError
+from archipel.lite_runtime.learned import join_names, read_parameters, split_names
 from archipel.simulation.result import ClientRow
 from archipel.simulation.rounds import RoundRow, RoundSettings, Standing
 from archipel.simulation.system.round_clock import ClockState
 
 HISTORY = "history.json"
+STATES = "states"
+"""The folder in it with what devices keep, see `states.py`."""
+_REFUSED = {
+    "bundle": "another model, training or strategy",
+    "population": "another number of devices",
+    "examples": "other examples",
+    "settings": "other settings of its rounds",
+}
 _GROUPS = ("parameter", "state", "rule")
 
 
@@ -36,8 +47,22 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     clock: ClockState = msgspec.field(default_factory=ClockState)
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """The folder, made where it does not exist, for this run alone. Raises SimulationError where another one has it."""
+    make_folder(folder)
+    try:
+        handle = open_locked(folder / "lock")
+    except LockedError:
+        raise SimulationError(f"{folder}: another run uses it now; wait for its end, or give another folder") from None
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
 def save(folder: Path, record: Record, standing: Standing) -> None:
-    """Write the standing after the last of the rows; it is on disk on return."""
+    """Write the standing after the last of the rows; it is on disk on return, and so is what devices keep."""
     number, record.clock = len(record.rows), standing.clock
     file = _arrays(folder, number)
     past = {f"version-{version}": tensors for version, tensors in standing.past.items()}
@@ -50,16 +75,20 @@ def save(folder: Path, record: Record, standing: Standing) -> None:
         }
     )
     write_durably(file, write_weights(tensors))
+    # Before the history counts the round: processes write these files without syncing them.
+    if (folder / STATES).exists():
+        sync_many(folder / STATES)
     write_durably(folder / HISTORY, msgspec.json.format(msgspec.json.encode(record)))
     for old in folder.glob("round-*.safetensors"):
         if old != file:
             old.unlink(missing_ok=True)
 
 
-def load(folder: Path, expected: Record) -> tuple[Record, Standing] | None:
+def load(folder: Path, expected: Record, bundle: Bundle) -> tuple[Record, Standing] | None:
     """The run in the folder, None if it has none.
 
-    Raises SimulationError for the run of another bundle, other clients or other settings, and for a damaged file.
+    Raises SimulationError for the run of another bundle, other clients or other settings, and for a damaged file, such
+    as one whose tensors have other names, shapes or dtypes than the bundle's.
     """
     path = folder / HISTORY
     if not path.exists():
@@ -67,15 +96,17 @@ def load(folder: Path, expected: Record) -> tuple[Record, Standing] | None:
     try:
         record = msgspec.json.decode(path.read_bytes(), type=Record)
         tensors = read_weights(_arrays(folder, len(record.rows)).read_bytes())
+        if [row.number for row in record.rows] != list(range(1, len(record.rows) + 1)):
+            raise SimulationError("its rounds are not numbered from 1")
         versions = sorted({flight.version for flight in record.clock.flights})
         groups = split_names(tensors, [*_GROUPS, *(f"version-{version}" for version in versions)])
+        for group in ("parameter", *(f"version-{version}" for version in versions)):
+            read_parameters(groups[group], bundle)
     except (msgspec.MsgspecError, OSError, ArchipelError) as error:
         raise SimulationError(f"{folder}: its run cannot be read ({error}); remove the folder to begin anew") from None
-    for name in ("bundle", "population", "examples", "settings"):
+    for name, what in _REFUSED.items():
         if getattr(record, name) != getattr(expected, name):
-            raise SimulationError(
-                f"{folder}: has a run with another {name}; give another folder, or remove it to begin anew"
-            )
+            raise SimulationError(f"{folder}: has a run with {what}; give another folder, or remove it to begin anew")
     past = {version: groups[f"version-{version}"] for version in versions}
     return record, Standing(groups["parameter"], groups["state"], record.rows, record.clock, past, groups["rule"])
 

@@ -32,8 +32,9 @@ class StateFolder:
         rounds = self._rounds(client)
         file = self._file(client, number)
         file.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed, so that a kill leaves no half-written file under the name. The round's own record says what counts.
-        temporary = file.with_suffix(".new")
+        # Renamed, so that a kill leaves no half-written file under the name; `saved.save` syncs them, all at once. A
+        # worker of a run that was just killed may still be writing: the name is this process's own.
+        temporary = file.with_suffix(f".{os.getpid()}.new")
         temporary.write_bytes(state.encode())
         os.replace(temporary, file)
         for old in sorted(each for each in rounds if each <= saved)[:-1]:

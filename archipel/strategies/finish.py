@@ -72,6 +72,13 @@ def add_delta(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
     return graph.node("Sub", [end, start], f"{name}.delta")
 
 
+def clip_deltas(graph: ProgramGraph, local: LocalTraining, upload: Upload) -> str:
+    """Add the constants, and the delta of every parameter. Returns the factor that clips all deltas together."""
+    squares = [add_square(graph, add_delta(graph, local, name), f"{name}.square") for name in local.parameters]
+    add_constants(graph, upload)
+    return add_clip_factor(graph, squares, graph.own("clip"))
+
+
 def add_square(graph: ProgramGraph, value: str, output: str) -> str:
     """Add the sum of the squared elements of `value`."""
     return graph.node("ReduceSumSquare", [value], output, keepdims=0)

@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from archipel.bundle import Program
-from archipel.bundle.roles import Input, ProgramKind, Result
+from archipel.bundle.roles import Input, ProgramKind, Result, State
 from archipel.errors import ConversionError, MissingExtraError
 
 if TYPE_CHECKING:
     import onnx
 
 _OPSET, _IR_VERSION = 21, 10
+
+
+def round_state(tensor: str, shape: tuple[int, ...]) -> State:
+    """The port of a float32 tensor that is kept for the round, under the tensor's own name."""
+    return State(name=tensor, tensor=tensor, dtype="float32", shape=shape, lifetime="round")
+
+
+def device_state(port: str, tensor: str, shape: tuple[int, ...], init: float | str = 0.0) -> State:
+    """A port of a float32 tensor that the device keeps from round to round."""
+    return State(name=port, tensor=tensor, dtype="float32", shape=shape, lifetime="device", init=init)
 
 
 class ProgramGraph:

@@ -18,20 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archipel.bundle import Manifest, Program
-from archipel.bundle.roles import Broadcast, State, Update
+from archipel.bundle.roles import Broadcast, Update
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
+from archipel.strategies.begin import corrections
 from archipel.strategies.clipping import choose_clip
-from archipel.strategies.device import (
-    CORRECTION,
-    Correction,
-    DeviceHalf,
-    LocalTraining,
-    MakeProgram,
-    Part,
-    Upload,
-    check_positive,
-)
+from archipel.strategies.device import Correction, DeviceHalf, LocalTraining, MakeProgram, Part, Upload, check_positive
 from archipel.strategies.finish import (
     add_clip_factor,
     add_constants,
@@ -41,7 +33,7 @@ from archipel.strategies.finish import (
     report_limits,
     upload_deltas,
 )
-from archipel.strategies.program import ProgramGraph
+from archipel.strategies.program import ProgramGraph, device_state
 from archipel.strategies.running_statistics import upload_statistics
 from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensors, mean_norm, server_rate
 
@@ -91,23 +83,16 @@ def device(upload: Upload, *, control_clip: float = 10.0, control_range: float |
     limit_of_change = check_positive(upload.strategy, "control_clip", control_clip)
     span = limit_of_change if control_range is None else check_positive(upload.strategy, "control_range", control_range)
     return DeviceHalf(
-        begin=_begin(upload.strategy),
+        begin=corrections(upload.strategy, _correct),
         parts=(Part(terms=(Correction(),)),),
         finish=_finish(upload, limit_of_change, span),
         optimizer="momentum",
     )
 
 
-def _begin(strategy: str) -> MakeProgram:
-    def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
-        graph = ProgramGraph("begin", strategy)
-        for name in local.parameters:
-            difference = graph.node("Sub", list(_controls(graph, local, name)), f"{CORRECTION}/{name}")
-            shape = local.parameters[name].shape
-            graph.output(State(name=difference, tensor=difference, dtype="float32", shape=shape, lifetime="round"))
-        return graph.build()
-
-    return make
+def _correct(graph: ProgramGraph, local: LocalTraining, name: str, output: str) -> str:
+    """Add c - c_i of a parameter."""
+    return graph.node("Sub", list(_controls(graph, local, name)), output)
 
 
 def _finish(options: Upload, control_clip: float, control_range: float) -> MakeProgram:
@@ -141,7 +126,7 @@ def _finish(options: Upload, control_clip: float, control_range: float) -> MakeP
             # The clipped change, the same that the server adds to c: otherwise c would drift from the mean of the c_i.
             _, own = _controls(graph, local, name)
             following = graph.node("Add", [own, clipped], f"{own}.next")
-            graph.output(_own_control(name, array, following))
+            graph.output(device_state(following, own, array.shape))
         upload_statistics(graph, local, replace(upload, weighting="uniform"))
         report_limits(graph, upload, shrink)
         return graph.build()
@@ -151,15 +136,11 @@ def _finish(options: Upload, control_clip: float, control_range: float) -> MakeP
 
 def _controls(graph: ProgramGraph, local: LocalTraining, name: str) -> tuple[str, str]:
     """Add c and c_i of a parameter as inputs; return their names."""
-    array, control = local.parameters[name], CONTROL + name
+    array, control, own = local.parameters[name], CONTROL + name, OWN_CONTROL + name
     return (
         graph.input(Broadcast(name=control, tensor=control, dtype="float32", shape=array.shape)),
-        graph.input(_own_control(name, array, OWN_CONTROL + name)),
+        graph.input(device_state(own, own, array.shape)),
     )
-
-
-def _own_control(name: str, array: np.ndarray, port: str) -> State:
-    return State(name=port, tensor=OWN_CONTROL + name, dtype="float32", shape=array.shape, lifetime="device")
 
 
 def _distance(graph: ProgramGraph, local: LocalTraining) -> str:

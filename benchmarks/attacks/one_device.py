@@ -152,7 +152,7 @@ def run(federation: Federation, devices: int, attack: str, when: str, limits: st
         decoded = layout.decode_sum(total.astype(np.int32).view(np.uint32), cohort=devices, modulus_bits=32)
         if limits != "none":
             layout.check_sum(decoded, devices)
-        after = federation.strategy.update(parameters, {}, decoded, devices, {})
+        after = federation.strategy.apply(parameters, {}, decoded, devices, {})
         bound = federation.strategy.step_bound(federation.bundle.manifest, {}, devices)
         if limits == "none":
             parameters = after[0]
@@ -199,7 +199,7 @@ def forms(federation: Federation, devices: int) -> Iterator[Form]:
     }.items():
         total = (others + mine).astype(np.int32).view(np.uint32)
         decoded = layout.decode_sum(total, cohort=devices, modulus_bits=32)
-        after, _ = federation.strategy.update(parameters, {}, decoded, devices, {})
+        after, _ = federation.strategy.apply(parameters, {}, decoded, devices, {})
         moved = float(np.sqrt(sum(np.square(after[n].astype(float) - parameters[n]).sum() for n in after)))
         try:
             layout.check_sum(decoded, devices)

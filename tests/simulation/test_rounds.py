@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import archipel
-from archipel.bundle import Bundle
+from archipel.bundle import Bundle, read_weights, write_weights
 from archipel.errors import SimulationError
 from archipel.simulation import DrawnClients, running, saved
 from archipel.simulation.draws import device_seed, draw_cohort, drawn_uniform
@@ -101,15 +101,91 @@ def test_a_run_killed_at_any_write_ends_at_the_same_model(
     assert limit > 6, "each round is saved, so there are several writes"
 
 
+def test_a_kill_costs_no_more_than_the_rounds_since_the_first_or_the_last_save(make: Make, tmp_path: Path) -> None:
+    bundle = bundle_of(make, "fedavg")
+
+    def die(row: Any) -> None:
+        if row.number == 3:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        archipel.simulate(bundle, fields(), rounds=4, folder=tmp_path, client_axis="off", on_round=die)
+    again: list[int] = []
+    archipel.simulate(
+        bundle, fields(), rounds=4, folder=tmp_path, client_axis="off", on_round=lambda row: again.append(row.number)
+    )
+    assert again == [2, 3, 4]
+
+
+def test_what_devices_keep_is_on_the_disk_before_a_round_counts(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut leaves a history whose devices have empty files."""
+    synced: set[str] = set()
+    counted: list[set[str]] = []
+    real_replace = os.replace
+
+    def files() -> set[str]:
+        return {path.name for path in (tmp_path / saved.STATES).rglob("*.state")}
+
+    def replace(source: Any, target: Any) -> None:
+        if Path(target).name == saved.HISTORY:
+            counted.append(files() - synced)
+        real_replace(source, target)
+
+    monkeypatch.setattr(running, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(os, "sync", lambda: synced.update(files()))
+    monkeypatch.setattr(os, "replace", replace)
+    archipel.simulate(bundle_of(make, "scaffold"), fields(), rounds=3, folder=tmp_path, client_axis="off")
+    assert len(synced) >= 8
+    assert counted == [set()] * 3
+
+
+def test_a_folder_is_one_run_s_at_a_time(make: Make, tmp_path: Path) -> None:
+    bundle, refused = bundle_of(make, "fedavg"), []
+
+    def another(row: Any) -> None:
+        with pytest.raises(SimulationError, match="another run uses it now; wait for its end, or give another folder"):
+            archipel.simulate(bundle, fields(), rounds=2, folder=tmp_path)
+        refused.append(row.number)
+
+    archipel.simulate(bundle, fields(), rounds=2, folder=tmp_path, on_round=another)
+    assert refused == [1, 2]
+    archipel.simulate(bundle, fields(), rounds=3, folder=tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["another shape", "a name less", "cut", "rounds"])
+def test_a_damaged_folder_is_refused(make: Make, damage: str, tmp_path: Path) -> None:
+    bundle = bundle_of(make, "fedavg")
+    archipel.simulate(bundle, fields(), rounds=1, folder=tmp_path, client_axis="off")
+    file = tmp_path / "round-1.safetensors"
+    tensors = dict(read_weights(file.read_bytes()))
+    name = next(name for name in tensors if name.startswith("parameter/"))
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-4])
+    elif damage == "rounds":
+        text = (tmp_path / saved.HISTORY).read_text()
+        assert '"number": 1' in text
+        (tmp_path / saved.HISTORY).write_text(text.replace('"number": 1', '"number": 7'))
+    else:
+        array = tensors.pop(name)
+        if damage == "another shape":
+            # Broadcasting would take it as it is.
+            tensors[name] = np.ascontiguousarray(array[:1])
+        file.write_bytes(write_weights(tensors))
+    with pytest.raises(SimulationError, match=r"its run cannot be read .*; remove the folder to begin anew"):
+        archipel.simulate(bundle, fields(), rounds=2, folder=tmp_path)
+
+
 def test_a_folder_with_another_run_is_refused(make: Make, tmp_path: Path) -> None:
     bundle = bundle_of(make, "fedavg")
     archipel.simulate(bundle, fields(), rounds=1, folder=tmp_path)
-    with pytest.raises(SimulationError, match="has a run with another settings"):
+    with pytest.raises(SimulationError, match="has a run with other settings of its rounds"):
         archipel.simulate(bundle, fields(), rounds=2, folder=tmp_path, seed=1)
-    with pytest.raises(SimulationError, match="has a run with another population"):
+    with pytest.raises(SimulationError, match="has a run with another number of devices"):
         archipel.simulate(bundle, fields()[:3], rounds=2, folder=tmp_path, cohort=3)
     others = [{**each, "input": each["input"] + 1} for each in fields()]
-    with pytest.raises(SimulationError, match="has a run with another examples"):
+    with pytest.raises(SimulationError, match="has a run with other examples"):
         archipel.simulate(bundle, others, rounds=2, folder=tmp_path)
     (tmp_path / saved.HISTORY).write_text("{")
     with pytest.raises(SimulationError, match="its run cannot be read"):

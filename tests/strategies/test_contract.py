@@ -143,9 +143,11 @@ def test_nothing_to_average_changes_nothing(bundle_of: Of, strategy: Strategy) -
     bundle = bundle_of(strategy)
     layout, start = Layout.of(bundle.program("finish")), bundle.parameters()
     decoded = layout.decode_sum(np.zeros(layout.length, np.uint32), cohort=3, modulus_bits=32)
-    moved, _ = server_step(bundle, start, first_state(bundle), decoded, 3)
-    for name, value in start.items():
-        np.testing.assert_array_equal(moved[name], value)
+    state = first_state(bundle)
+    moved, following = server_step(bundle, start, state, decoded, 3)
+    for before, after in ((start, moved), (state, following)):
+        for name, value in before.items():
+            np.testing.assert_array_equal(after[name], value)
 
 
 @every

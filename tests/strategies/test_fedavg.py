@@ -63,13 +63,6 @@ def test_server_half_is_the_weighted_mean(parameters: dict[str, np.ndarray]) -> 
     assert state == {}
 
 
-def test_no_examples_anywhere_changes_nothing(parameters: dict[str, np.ndarray]) -> None:
-    zero = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    moved, _ = fedavg.STRATEGY.apply(parameters, {}, DecodedSum(deltas=zero, values={}, weight=0.0), 3, {})
-    for name in SHAPES:
-        np.testing.assert_array_equal(moved[name], parameters[name])
-
-
 def test_only_float32_is_averaged() -> None:
     with pytest.raises(ConversionError, match="'fedavg': parameter 'a' is float64; only float32"):
         run_finish({"a": np.zeros(2)}, {}, 1)

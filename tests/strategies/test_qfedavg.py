@@ -12,8 +12,7 @@ from archipel.errors import ConversionError
 from archipel.lite_runtime import Runtime
 from archipel.strategies import registry
 from archipel.strategies.device import describe
-from tests.strategies.test_rounds import ROUNDS, stepped
-from tests.support.simulation import LR, assert_same, batches, clients, dense, gradients, simulate, tensors
+from tests.support.simulation import LR, ROUNDS, assert_same, clients, dense, descended, simulate, tensors
 
 Make = Callable[..., Bundle]
 
@@ -33,9 +32,7 @@ def test_qfedavg(make: Make, q: float) -> None:
         for client, (x, y) in enumerate(clients()):
             logits = torch.func.functional_call(module.double(), w, (torch.tensor(x).double(),))
             loss = float(torch.nn.functional.cross_entropy(logits, torch.tensor(y)))
-            end = w
-            for rows in batches(len(x), number, client):
-                end = stepped(end, gradients(module, end, x[rows], y[rows]))
+            end = descended(module, w, number, client)
             moved = {name: (w[name] - end[name]) / LR for name in w}
             square = sum(float((value**2).sum()) for value in moved.values())
             numerator = {name: numerator[name] + loss**q * moved[name] for name in w}

@@ -18,8 +18,7 @@ from archipel.errors import PolicyError, ProvenanceError
 from archipel.lite_runtime import Runtime
 from archipel.protocol.provenance import check_distance
 from archipel.protocol.vector import DecodedSum, Layout
-from tests.strategies.test_rounds import stepped
-from tests.support.simulation import SIZES, Tensors, assert_same, averaged, batches, clients, dense, gradients
+from tests.support.simulation import SIZES, Tensors, assert_same, averaged, clients, dense, descended
 from tests.support.simulation import simulate as simulate_rounds
 
 Make = Callable[..., Bundle]
@@ -32,13 +31,9 @@ def mean_delta(w: Tensors, number: int) -> Tensors:
 
 
 def client_deltas(w: Tensors, number: int) -> list[Tensors]:
-    module, found = dense(), []
-    for client, (x, y) in enumerate(clients()):
-        end = w
-        for rows in batches(len(x), number, client):
-            end = stepped(end, gradients(module, end, x[rows], y[rows]))
-        found.append({name: end[name] - w[name] for name in w})
-    return found
+    module = dense()
+    ends = [descended(module, w, number, client) for client in range(len(SIZES))]
+    return [{name: end[name] - w[name] for name in w} for end in ends]
 
 
 def test_fedavgm(make: Make) -> None:

@@ -22,6 +22,7 @@ from archipel.protocol.vector import DecodedSum
 from archipel.strategies.running_statistics import combine_statistics, shared_statistics, split_statistics
 
 LR, BATCH, EPOCHS, CLASSES = 0.2, 4, 2, 3
+ROUNDS = range(3)
 SIZES = (7, 11, 15, 19)  # the last batch has three examples, so that a variance over it is no accident
 
 Arrays = dict[str, np.ndarray]
@@ -88,7 +89,7 @@ class Task:
 def simulate(
     bundle: Bundle,
     data: list[Client],
-    rounds: int = 3,
+    rounds: int = len(ROUNDS),
     randomness: Callable[[int, int], Randomness] | None = None,
     server: Mapping[str, float] | None = None,
 ) -> Task:
@@ -130,8 +131,8 @@ def server_step(
     """The parameters with their running statistics, and the state, after a round."""
     pairs = shared_statistics(bundle.manifest)
     trained, statistics = split_statistics(parameters, pairs)
-    update = strategies.get(bundle.manifest.strategy).update
-    moved, following = update(trained, state, total, cohort, hyperparameters or {})
+    strategy = strategies.get(bundle.manifest.strategy)
+    moved, following = strategy.apply(trained, state, total, cohort, hyperparameters or {})
     return {**moved, **combine_statistics(statistics, total, cohort, pairs)}, following
 
 
@@ -172,6 +173,38 @@ def gradients(module: nn.Module, at: Tensors, x: np.ndarray, y: np.ndarray, buff
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True))
 
 
+def stepped(at: Tensors, gradient: Tensors, rate: float = LR) -> Tensors:
+    return {name: value - rate * gradient[name] for name, value in at.items()}
+
+
+def descended(
+    module: nn.Module,
+    start: Tensors,
+    number: int,
+    client: int,
+    change: Callable[[Tensors, Tensors], Tensors] | None = None,
+    *,
+    fixed: Tensors | None = None,
+    buffers: Tensors | None = None,
+    epochs: int = EPOCHS,
+    phase: int = 0,
+) -> Tensors:
+    """What a client's SGD in round `number` makes of `start`; `change` makes another gradient of the gradient and of
+    where it was taken. `fixed` are weights that stay."""
+    end, (x, y) = start, clients()[client]
+    for rows in batches(len(x), number, client, epochs=epochs, phase=phase):
+        gradient = gradients(module, {**end, **(fixed or {})}, x[rows], y[rows], buffers)
+        end = stepped(end, gradient if change is None else change(gradient, end))
+    return end
+
+
+def averaged_rounds(start: Tensors, local: Callable[[int, int, Tensors], Tensors]) -> Tensors:
+    """Rounds whose model is the weighted mean of the clients' models; `local` makes one, given round, client, model."""
+    for number in ROUNDS:
+        start = averaged(start, [local(number, client, start) for client in range(len(SIZES))])
+    return start
+
+
 def averaged(start: Tensors, ends: list[Tensors], weights: tuple[float, ...] = SIZES) -> Tensors:
     """The weighted mean of the clients' models."""
     total = sum(weights)
@@ -185,3 +218,9 @@ def assert_same(found: Mapping[str, np.ndarray], expected: Mapping[str, torch.Te
     assert set(found) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value.numpy(), rtol=1e-4, atol=atol, err_msg=name)
+
+
+def assert_answers(device: Runtime, x: np.ndarray, module: nn.Module, weights: Tensors) -> None:
+    """The device answers as the PyTorch module with these weights."""
+    expected = torch.func.functional_call(module, weights, (torch.tensor(x).double(),))
+    np.testing.assert_allclose(device.predict(x), expected.detach().numpy(), rtol=1e-4, atol=1e-5)

@@ -21,8 +21,21 @@ from archipel.datasets.left_out import LeftOut, OnBad
 from archipel.datasets.taking import take
 from archipel.errors import CommandError
 
-RULES = [rule(r"with on_bad='skip'", "with --on-bad skip")]
+RULES = [
+    rule(r"with on_bad='skip'", "with --on-bad skip"),
+    rule(r"give the delimiter: delimiter='(.+?)', or ','", r"give the delimiter: -o 'delimiter=\1', or -o delimiter=,"),
+    rule(r"fields=\{'(.+?)': \[\.\.\.\], '(.+?)': '.+?'\}", r"--field '\1=A,B,...' --field '\2=\2'"),
+    rule(r"with fields=\{\.\.\.\}", "with --field"),
+    rule(r"names=\[\.\.\.\], skip=1", "-o names=A,B,... -o skip=1"),
+    rule(r"names=\[\.\.\.\]", "-o names=A,B,..."),
+]
 """How errors of the readers are spelled."""
+SPLIT_RULES = [
+    *(rule(pattern.pattern, f"archipel data convert with {text}") for pattern, text in RULES[2:]
+      if isinstance(text, str) and text.startswith("-")),
+    *RULES,
+]  # fmt: skip
+"""The same for `split`, which has no options of a reader."""
 
 
 class FieldFacts(msgspec.Struct, frozen=True):
@@ -60,7 +73,7 @@ def data() -> None:
     \b
     archipel data inspect adult.csv                                 fields, dtypes, classes, the first examples
     archipel data stats adult.csv --plot                            mean, deviation, missing values, classes
-    archipel data convert adult.csv adult.parquet --on-bad skip     a record file, which training reads fast
+    archipel data convert adult.csv adult.parquet --on-bad skip --field input=age,hours --field label=income
     archipel data split adult.parquet train.parquet validation.parquet --share 0.2 --by label
 
     SRC is a CSV file, a Parquet or Arrow file, .npy, .npz, a text, or a folder of any of these, of pictures or of
@@ -132,6 +145,7 @@ def convert(
 @click.option("--seed", default=0, show_default=True, help="Decides which examples.")
 @click.option("--force", is_flag=True, help="Replace TRAIN and VALIDATION.")
 @as_json
+@spells_options(SPLIT_RULES)
 def split(
     source: Path, train: Path, validation: Path, share: float, by: str | None, seed: int, force: bool, as_json: bool
 ) -> None:
@@ -159,6 +173,7 @@ def split(
 @source_options
 @click.option("--rows", default=3, show_default=True, type=click.IntRange(0, 1000), help="Examples to show.")
 @as_json
+@spells_options(RULES)
 def inspect(
     source: Path,
     fields: tuple[str, ...],
@@ -188,6 +203,8 @@ def inspect(
         yield f"{source}: {'' if count is None else f'{count} examples, '}{len(opened.fields)} fields"
         yield from field_lines(opened)
         yield from first_lines(first, opened.fields)
+        if (left := _left_out(opened)).count:
+            yield str(left)
 
     show(result, as_json, lines())
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import re
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ MAX_COLUMNS = 10_000
 # No line is longer than a block.
 _BLOCK_BYTES = 4 << 20
 _FEW = 1000
+_LET_GO_SECONDS = 5.0
 _NUMBER = r"^[+-]?((\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[iI][nN][fF])$"
 
 
@@ -57,7 +60,9 @@ class CsvFile:
             if any("\ufffd" in name for name in names):
                 raise DatasetError(f"{self.path}: no text in UTF-8; save it as that")
         names = [name.strip() for name in names]
-        if not 0 < len(names) <= MAX_COLUMNS:
+        if not names:
+            raise DatasetError(f"{self.path}: is empty; give a file with a head and rows")
+        if len(names) > MAX_COLUMNS:
             raise DatasetError(f"{self.path}: {len(names)} columns, expected 1..{MAX_COLUMNS}; look at the delimiter")
         return names
 
@@ -76,6 +81,7 @@ class CsvFile:
         # By number: a head may have spaces around its names, and pyarrow takes them as they are.
         numbered = [str(number) for number in range(len(names))]
         wanted = [str(names.index(column)) for column in columns]
+        reader, mine = None, sys.getrefcount(note)
         try:
             reader = pacsv.open_csv(
                 pa.input_stream(str(self.path), compression="gzip" if self.path.suffix == ".gz" else None),
@@ -96,6 +102,13 @@ class CsvFile:
                 head = False
         except arrow_errors() as error:
             raise DatasetError(f"{self.path}: {one_line(error)}; correct the file") from None
+        finally:
+            del reader
+            # A thread of pyarrow lets go of `note` a little later, for which it takes Python's lock: where Python has
+            # ended meanwhile, that aborts the process.
+            latest = time.monotonic() + _LET_GO_SECONDS
+            while sys.getrefcount(note) > mine and time.monotonic() < latest:
+                time.sleep(0.0005)
 
     def lines(self, numbers: list[int]) -> dict[int, int]:
         """The lines, from 1, of these records, which are counted from 1 with the head and without empty lines."""

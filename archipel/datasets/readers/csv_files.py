@@ -130,6 +130,11 @@ class CsvStream:
         self.file = CsvFile(where, delimiter or ("\t" if tab else ","), tuple(names), skip, tuple(missing_values))
         self._on_bad, self._missing, self._dtype = on_bad, missing, np.dtype(dtype)
         there = self.file.read_names()
+        other = next((each for each in ";\t|" if len(there) == 1 and each in there[0]), None)
+        if other is not None and delimiter is None:
+            raise DatasetError(
+                f"{where}: has one column, {there[0][:40]!r}; give the delimiter: delimiter={other!r}, or ','"
+            )
         self.columns = _assign(where, there, fields)
         for name in classes or {}:
             if name not in self._used():

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archipel.bundle import Manifest, Program
-from archipel.bundle.roles import State
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
+from archipel.strategies.begin import corrections
 from archipel.strategies.clipping import choose_clip
 from archipel.strategies.device import (
-    CORRECTION,
     Correction,
     DeviceHalf,
     LocalTraining,
@@ -35,15 +34,8 @@ from archipel.strategies.device import (
     Upload,
     check_positive,
 )
-from archipel.strategies.finish import (
-    add_clip_factor,
-    add_constants,
-    add_delta,
-    add_square,
-    report_limits,
-    upload_deltas,
-)
-from archipel.strategies.program import ProgramGraph
+from archipel.strategies.finish import clip_deltas, report_limits, upload_deltas
+from archipel.strategies.program import ProgramGraph, device_state
 from archipel.strategies.running_statistics import upload_statistics
 from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensors, mean_norm, server_rate
 
@@ -97,35 +89,29 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
 def device(upload: Upload, *, alpha: float = 0.1) -> DeviceHalf:
     """`alpha` is the default of the hyperparameter alpha; the paper's values are from 0.001 to 0.1."""
     pull = Pull(ALPHA, check_positive(upload.strategy, "alpha", alpha))
-    return DeviceHalf(begin=_begin(upload.strategy), parts=(Part(terms=(Correction(), pull)),), finish=_finish(upload))
+    return DeviceHalf(
+        begin=corrections(upload.strategy, _correct), parts=(Part(terms=(Correction(), pull)),), finish=_finish(upload)
+    )
 
 
-def _begin(strategy: str) -> MakeProgram:
-    def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
-        graph = ProgramGraph("begin", strategy)
-        for name, array in local.parameters.items():
-            own = graph.input(_own_gradient(name, array, OWN_GRADIENT + name))
-            term = graph.node("Neg", [own], f"{CORRECTION}/{name}")
-            graph.output(State(name=term, tensor=term, dtype="float32", shape=array.shape, lifetime="round"))
-        return graph.build()
-
-    return make
+def _correct(graph: ProgramGraph, local: LocalTraining, name: str, output: str) -> str:
+    """Add -g_k of a parameter."""
+    return graph.node("Neg", [_own_gradient(graph, local, name)], output)
 
 
 def _finish(options: Upload) -> MakeProgram:
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
         upload = replace(choose_clip(options, local), weighting="uniform")
         graph = ProgramGraph("finish", upload.strategy)
-        squares = [add_square(graph, add_delta(graph, local, name), f"{name}.square") for name in local.parameters]
-        add_constants(graph, upload)
+        shrink = clip_deltas(graph, local, upload)
         alpha = graph.input(local.hyperparameters[ALPHA])
-        shrink = add_clip_factor(graph, squares, graph.own("clip"))
         upload_deltas(graph, local, upload, shrink, "uniform")
         for name, array in local.parameters.items():
             # Of the clipped delta, the same that the server adds to h': otherwise h' would drift from the mean of g_k.
-            own = graph.input(_own_gradient(name, array, OWN_GRADIENT + name))
+            own = _own_gradient(graph, local, name)
             change = graph.node("Mul", [f"{name}.update", alpha], f"{own}.change")
-            graph.output(_own_gradient(name, array, graph.node("Sub", [own, change], f"{own}.next")))
+            following = graph.node("Sub", [own, change], f"{own}.next")
+            graph.output(device_state(following, own, array.shape))
         upload_statistics(graph, local, upload)
         report_limits(graph, upload, shrink)
         return graph.build()
@@ -133,8 +119,10 @@ def _finish(options: Upload) -> MakeProgram:
     return make
 
 
-def _own_gradient(name: str, array: np.ndarray, port: str) -> State:
-    return State(name=port, tensor=OWN_GRADIENT + name, dtype="float32", shape=array.shape, lifetime="device")
+def _own_gradient(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
+    """Add g_k of a parameter as an input."""
+    tensor = OWN_GRADIENT + name
+    return graph.input(device_state(tensor, tensor, local.parameters[name].shape))
 
 
 def _norm(arrays: Mapping[str, np.ndarray]) -> float:

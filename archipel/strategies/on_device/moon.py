@@ -9,20 +9,11 @@ model of the bundle. Server half: federated averaging.
 
 from __future__ import annotations
 
-from archipel.bundle.roles import State
 from archipel.errors import ConversionError
 from archipel.strategies import averaging
-from archipel.strategies.device import (
-    PREVIOUS,
-    Contrast,
-    DeviceHalf,
-    LocalTraining,
-    Part,
-    Upload,
-    check_positive,
-)
+from archipel.strategies.device import PREVIOUS, Contrast, DeviceHalf, LocalTraining, Part, Upload, check_positive
 from archipel.strategies.finish import weighted_deltas
-from archipel.strategies.program import ProgramGraph
+from archipel.strategies.program import ProgramGraph, device_state
 
 
 def device(
@@ -46,9 +37,7 @@ def _keep_model(graph: ProgramGraph, local: LocalTraining) -> None:
     for name, array in local.parameters.items():
         tensor = PREVIOUS + name
         following = graph.node("Identity", [name], f"{tensor}.next")
-        graph.output(
-            State(name=following, tensor=tensor, dtype="float32", shape=array.shape, lifetime="device", init=name)
-        )
+        graph.output(device_state(following, tensor, array.shape, init=name))
 
 
 STRATEGY = averaging.strategy("moon", device)

@@ -8,11 +8,10 @@ averaging.
 
 from __future__ import annotations
 
-from archipel.bundle.roles import State
 from archipel.strategies import averaging
 from archipel.strategies.device import DeviceHalf, LocalTraining, Part, Tries, Upload, check_positive
 from archipel.strategies.finish import add_delta, weighted_deltas
-from archipel.strategies.program import ProgramGraph
+from archipel.strategies.program import ProgramGraph, round_state
 
 
 def device(upload: Upload, *, inner_lr: float = 0.01) -> DeviceHalf:
@@ -24,8 +23,7 @@ def device(upload: Upload, *, inner_lr: float = 0.01) -> DeviceHalf:
 def _add_delta(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
     """Add the delta of w: the parameter may be p, which lies apart from it by the state `tried`."""
     ended = add_delta(graph, local, name)
-    tensor, shape = f"{name}.tried", local.parameters[name].shape
-    tried = graph.input(State(name=tensor, tensor=tensor, dtype="float32", shape=shape, lifetime="round"))
+    tried = graph.input(round_state(f"{name}.tried", local.parameters[name].shape))
     return graph.node("Sub", [ended, tried], f"{name}.learned")
 
 

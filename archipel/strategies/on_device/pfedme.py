@@ -11,11 +11,10 @@ round; and the pull is a proximal step, which no rate makes diverge.
 
 from __future__ import annotations
 
-from archipel.bundle.roles import State
 from archipel.strategies import averaging
 from archipel.strategies.device import DeviceHalf, Follows, LocalTraining, Part, Upload, check_positive, check_whole
 from archipel.strategies.finish import add_delta, weighted_deltas
-from archipel.strategies.program import ProgramGraph
+from archipel.strategies.program import ProgramGraph, round_state
 
 
 def device(upload: Upload, *, strength: float = 15.0, local_lr: float = 0.05, inner_steps: int = 1) -> DeviceHalf:
@@ -37,8 +36,7 @@ def device(upload: Upload, *, strength: float = 15.0, local_lr: float = 0.05, in
 def _add_moved(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
     """Add how far w moved, which the steps keep as a state; the parameter itself stays as received."""
     stays = add_delta(graph, local, name)
-    tensor, shape = f"{name}.moved", local.parameters[name].shape
-    moved = graph.input(State(name=tensor, tensor=tensor, dtype="float32", shape=shape, lifetime="round"))
+    moved = graph.input(round_state(f"{name}.moved", local.parameters[name].shape))
     return graph.node("Add", [stays, moved], f"{name}.followed")
 
 

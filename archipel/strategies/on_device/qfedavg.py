@@ -19,7 +19,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from archipel.bundle import Program
-from archipel.bundle.roles import State
 from archipel.errors import ConversionError
 from archipel.strategies import averaging
 from archipel.strategies.clipping import choose_clip
@@ -34,16 +33,8 @@ from archipel.strategies.device import (
     check_not_negative,
     check_positive,
 )
-from archipel.strategies.finish import (
-    add_clip_factor,
-    add_constants,
-    add_delta,
-    add_square,
-    report_clipped,
-    upload_deltas,
-    upload_weight,
-)
-from archipel.strategies.program import ProgramGraph
+from archipel.strategies.finish import clip_deltas, report_clipped, upload_deltas, upload_weight
+from archipel.strategies.program import ProgramGraph, round_state
 from archipel.strategies.running_statistics import upload_statistics
 
 if TYPE_CHECKING:
@@ -76,9 +67,7 @@ def _finish(options: Upload, q: float, cap: float) -> MakeProgram:
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
         upload = choose_clip(options, local)
         graph = ProgramGraph("finish", upload.strategy)
-        squares = [add_square(graph, add_delta(graph, local, name), f"{name}.square") for name in local.parameters]
-        add_constants(graph, upload)
-        shrink = add_clip_factor(graph, squares, graph.own("clip"))
+        shrink = clip_deltas(graph, local, upload)
         norm = graph.node("Min", [graph.own("norm_above_zero"), graph.own("clip")], graph.own("clipped_norm"))
         share, weight = _weigh(graph, local, upload, q, cap, norm)
         factor = graph.node("Mul", [shrink, share], graph.own("factor"))
@@ -120,7 +109,7 @@ def _weigh(
 
 
 def _state(graph: ProgramGraph, tensor: str) -> str:
-    return graph.input(State(name=tensor, tensor=tensor, dtype="float32", shape=(), lifetime="round"))
+    return graph.input(round_state(tensor, ()))
 
 
 STRATEGY = averaging.strategy("qfedavg", device, asynchronous=False)

@@ -26,12 +26,9 @@ from archipel.strategies import averaging
 from archipel.strategies.clipping import choose_clip
 from archipel.strategies.device import DeviceHalf, LocalTraining, MakeProgram, Upload
 from archipel.strategies.finish import (
-    add_clip_factor,
-    add_constants,
-    add_delta,
     add_examples,
-    add_square,
     add_weight,
+    clip_deltas,
     report_limits,
     upload_deltas,
     upload_weight,
@@ -97,9 +94,7 @@ def _finish(options: Upload) -> MakeProgram:
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
         upload = choose_clip(options, local)
         graph = ProgramGraph("finish", upload.strategy)
-        squares = [add_square(graph, add_delta(graph, local, name), f"{name}.square") for name in local.parameters]
-        add_constants(graph, upload)
-        shrink = factor = add_clip_factor(graph, squares, graph.own("clip"))
+        shrink = factor = clip_deltas(graph, local, upload)
         # The smaller of norm and clip, and not norm times factor: an infinite norm times 0 is no number.
         norm = graph.node("Min", [graph.own("norm_above_zero"), graph.own("clip")], graph.own("clipped_norm"))
         square = graph.node("Mul", [norm, norm], graph.own("square"))

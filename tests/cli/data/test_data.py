@@ -51,6 +51,29 @@ def test_convert_inspect_stats(archipel: Command, people: Path, tmp_path: Path) 
     assert first["first"][1]["hours"] == "nan"
 
 
+def test_errors_name_options(archipel: Command, people: Path, tmp_path: Path) -> None:
+    target = str(tmp_path / "a.parquet")
+    people.write_text("age,kind\n39,cat\n50,dog\n")
+    _, error = archipel("data", "convert", str(people), target, "--field", "input=age,kind", code=1)
+    assert "--field 'input=A,B,...' --field 'kind=kind'" in error
+    assert "fields=" not in error
+    people.write_text("a,a\n1,2\n")
+    assert "give each a name: -o names=A,B,... -o skip=1" in archipel("data", "inspect", str(people), code=1)[1]
+    people.write_text("1,2\n3,4\n")
+    assert "or give them: -o names=A,B,..." in archipel("data", "convert", str(people), target, code=1)[1]
+    _, error = archipel("data", "split", str(people), target, str(tmp_path / "b.parquet"), code=1)
+    assert "or give them: archipel data convert with -o names=A,B,..." in error
+
+
+def test_inspect_tells_what_it_cannot_read(archipel: Command, people: Path) -> None:
+    shown, _ = archipel("data", "inspect", str(people))
+    assert f"1 left out: {people}, line 5: expected 3 cells" in shown
+    people.write_text("Größe;y\n1.7;ja\n")
+    assert "give the delimiter: -o 'delimiter=;'" in archipel("data", "inspect", str(people), code=1)[1]
+    shown, _ = archipel("data", "inspect", str(people), "-o", "delimiter=;")
+    assert "  y      0 (ja)" in shown
+
+
 def test_stats(archipel: Command, people: Path) -> None:
     found = json.loads(archipel("data", "stats", str(people), "--json")[0])
     assert found["examples"] == 4

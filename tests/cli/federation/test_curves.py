@@ -13,11 +13,12 @@ from xml.etree import ElementTree
 import msgspec
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from werkzeug.serving import make_server
 
 from archipel.errors import ClientError, MissingExtraError
 from archipel.operator import OperatorClient, RoundMetrics
-from archipel.operator.curves import curves, plot, write_tensorboard
+from archipel.operator.curves import curves, draw, plot, write_tensorboard
 from archipel.protocol.training_result import split_metrics
 from archipel.protocol.vector import DecodedSum
 from archipel.server.database.tables import Round
@@ -120,3 +121,15 @@ def test_what_cannot_be_drawn(trained: tuple[World, str], tmp_path: Path, monkey
 def read(trained: tuple[World, str]) -> list[RoundMetrics]:
     with OperatorClient(os.environ["ARCHIPEL_SERVER"], trained[0].operator_token) as client:
         return list(client.tasks.metrics(trained[1]))
+
+
+@pytest.mark.parametrize(
+    ("losses", "scale"), [((2000.0, 0.5, 0.4), "log"), ((2.0, 0.5), "linear"), ((9.0, 0.0), "linear")]
+)
+def test_one_loss_far_off_does_not_flatten_the_others(
+    losses: tuple[float, ...], scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *given, **named: drawn.append(self))
+    draw({"training loss": list(enumerate(losses, 1)), "accuracy": [(1, 0.001), (2, 0.9)]}, tmp_path / "a.png")
+    assert [axes.get_yscale() for axes in drawn[0].axes] == [scale, "linear"]

@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow.csv as pacsv
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from archipel.datasets import CsvStream, as_dataset, open_csv, open_file, open_parquet, write_records
+from archipel.datasets.readers.csv_cells import CsvFile
 from archipel.errors import DatasetError
 from tests.datasets.test_published import folder
 
@@ -78,7 +82,8 @@ def test_columns_become_fields(tmp_path: Path) -> None:
         ("a,b\n1,u\n2,v\n", {"classes": {"b": ["u", "w"]}}, "line 3: 'v' in column 'b' is none of the classes u, w"),
         ("a,b\nu,1\nv,2\n", {}, r"column 'a' has texts \('u'\).*fields=\{'input': \[...\], 'a': 'a'\}"),
         ("a,a\n1,2\n", {}, "two columns are called 'a'"),
-        ("", {}, "0 columns, expected 1..10000"),
+        ("", {}, "is empty; give a file with a head and rows"),
+        ("a;b\n1;2\n", {}, "has one column, 'a;b'; give the delimiter: delimiter=';', or ','"),
         ("a,b\n", {}, "no rows"),
         ("a,b\n1,2\n", {"fields": {"x": ["c"]}}, "no column 'c'; it has 'a', 'b'"),
         ("a,b\n1,2\n", {"fields": {"x": []}}, "field 'x' has no columns"),
@@ -181,3 +186,20 @@ def test_a_csv_becomes_a_record_file(tmp_path: Path) -> None:
     assert read.fields == made.fields
     for name in made.fields:
         assert np.array_equal(made.take(np.arange(99))[name], read.take(np.arange(99))[name])
+
+
+def test_no_thread_of_pyarrow_outlives_a_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that lets go of a Python function while the process ends aborts it, in one command of a hundred."""
+    (tmp_path / "any.csv").write_text("a,b\n1,2\n3\n")
+    handlers = []
+    real = pacsv.ParseOptions
+
+    def options(**given: Any) -> pacsv.ParseOptions:
+        handlers.append(weakref.ref(given["invalid_row_handler"]))
+        return real(**given)
+
+    monkeypatch.setattr(pacsv, "ParseOptions", options)
+    file = CsvFile(tmp_path / "any.csv")
+    for _ in range(2000):
+        assert sum(map(len, file.read(["a"], []))) == 1
+        assert handlers[-1]() is None
