@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from archipel.bundle import Bundle
+from archipel.datasets.entry_names import FieldNames
 from archipel.errors import ArchipelError, PolicyError, SimulationError
 from archipel.graph import Model
 from archipel.models.source import ModelSource
@@ -19,14 +20,7 @@ from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
 from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
 from archipel.simulation.clients import Clients, ListedClients
-from archipel.simulation.federation_data import (
-    DataSource,
-    FieldNames,
-    Partition,
-    divide,
-    read_examples,
-    read_partition,
-)
+from archipel.simulation.federation_data import DataSource, Partition, divide, read_examples, read_partition
 from archipel.simulation.federation_model import as_model, field_names, open_network
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,41 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel import datasets
-from archipel.datasets import (
-    Dataset,
-    as_dataset,
-    open_file,
-    split_by,
-    split_dirichlet,
-    split_iid,
-    split_labels,
-    split_power_law,
-    split_shards,
-    split_sizes,
-    split_sorted,
-)
-from archipel.datasets.dataset import INPUT
-from archipel.datasets.entry_names import INPUT as SHORT_INPUT
-from archipel.datasets.entry_names import name_entries
+from archipel.datasets import Dataset, as_dataset, open_file, partitioners
+from archipel.datasets.entry_names import FieldNames
+from archipel.datasets.partitioners import FIELD, PARTITIONERS, takes_field
 from archipel.datasets.taking import take
 from archipel.errors import DatasetError, SimulationError
 from archipel.simulation.clients import Clients, ListedClients, SplitClients
 from archipel.user_functions import check_arguments, load_function
 
 Arrays = dict[str, NDArray[Any]]
-
-PARTITIONS: Mapping[str, Callable[..., Sequence[NDArray[Any]]]] = {
-    "iid": split_iid,
-    "dirichlet": split_dirichlet,
-    "by": split_by,
-    "shards": split_shards,
-    "labels": split_labels,
-    "power_law": split_power_law,
-    "sizes": split_sizes,
-    "sorted": split_sorted,
-}
-"""Partitioners by name. The first argument's name says what it divides: `count`, `labels`, or else a field."""
-_FIELD = "field"
 
 
 class DataSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +40,7 @@ class DataSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """[partition]: `how` names one of PARTITIONS; every other entry is an argument of it."""
+    """[partition]: `how` names one of PARTITIONERS; every other entry is an argument of it."""
 
     how: str
     clients: int
@@ -77,8 +51,8 @@ def read_partition(table: Mapping[str, Any]) -> Partition:
     """The table, checked against the partitioner's own arguments. Raises SimulationError that names the field."""
     options = dict(table)
     how, clients = options.pop("how", "iid"), options.pop("clients", None)
-    if not isinstance(how, str) or how not in PARTITIONS:
-        raise SimulationError(f"partition.how: no {how!r}; there are {', '.join(PARTITIONS)}")
+    if not isinstance(how, str) or how not in PARTITIONERS:
+        raise SimulationError(f"partition.how: no {how!r}; there are {', '.join(PARTITIONERS)}")
     if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
         raise SimulationError(f"partition.clients: expected how many devices there are, 1 or more, got {clients!r}")
     known = _options(how)
@@ -95,9 +69,9 @@ def read_partition(table: Mapping[str, Any]) -> Partition:
 
 def _options(how: str) -> dict[str, bool]:
     """The settings of a partitioner, and whether each is needed."""
-    first, _, *rest = inspect.signature(PARTITIONS[how]).parameters.values()
+    _, _, *rest = inspect.signature(PARTITIONERS[how]).parameters.values()
     found = {each.name: each.default is each.empty for each in rest}
-    return {_FIELD: True, **found} if first.name not in ("count", "labels") else found
+    return {FIELD: True, **found} if takes_field(how) else found
 
 
 class Examples(msgspec.Struct, frozen=True):
@@ -163,89 +137,18 @@ def _arrays(key: str, data: Any) -> Arrays:
     return dict(take(opened, np.arange(len(opened))))
 
 
-class FieldType(msgspec.Struct, frozen=True):
-    """Type and shape of a field `[examples, ...]`, where they are known."""
-
-    dtype: str = ""
-    shape: tuple[int | str | None, ...] | None = None
-
-
-class FieldNames(msgspec.Struct, frozen=True):
-    """What the model reads: each input by name, and each label."""
-
-    inputs: dict[str, FieldType]
-    labels: dict[str, FieldType]
-
-    def take(self, where: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
-        """The arrays under the model's names and with its dtypes, and all others as they are.
-
-        Raises SimulationError that names `where`, the field and the remedy.
-        """
-        given = dict(arrays)
-        if INPUT in given and SHORT_INPUT not in given and INPUT not in self.labels:
-            given[SHORT_INPUT] = given.pop(INPUT) if INPUT not in self.inputs else given[INPUT]
-        named = name_entries(given, list(self.inputs), list(self.labels))
-        if SHORT_INPUT not in {*arrays, *self.inputs}:
-            named.pop(SHORT_INPUT, None)
-        for kind, fields in (("examples for the model's input", self.inputs), ("labels", self.labels)):
-            for name, expected in fields.items():
-                if name not in named:
-                    short = "x" if kind != "labels" else "y"
-                    also = f", or `{short}`" if len(fields) == 1 else ""
-                    raise SimulationError(
-                        f"{where}: no {kind} {name!r}; name them `{name}`{also} (it has {', '.join(sorted(arrays))})"
-                    )
-                named[name] = _cast(f"{where}: {name}", np.asarray(named[name]), expected)
-        counts = {name: len(named[name]) for name in (*self.inputs, *self.labels)}
-        if len(set(counts.values())) != 1 or not min(counts.values()):
-            sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
-            raise SimulationError(
-                f"{where}: the fields have {sizes} examples; they need as many each, and at least one"
-            )
-        return named
-
-
-def _cast(where: str, array: NDArray[Any], expected: FieldType) -> NDArray[Any]:
-    shape = expected.shape
-    if shape is not None and (
-        array.ndim != len(shape)
-        or any(isinstance(dim, int) and dim != size for dim, size in zip(shape[1:], array.shape[1:]))
-    ):
-        text = ", ".join("any" if dim is None else str(dim) for dim in shape)
-        raise SimulationError(f"{where}: has the shape {list(array.shape)}, the model takes [{text}]; reshape it")
-    wanted = np.dtype(expected.dtype or ("int64" if array.dtype.kind in "iub" else "float32"))
-    if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and wanted.kind in "iu"):
-        raise SimulationError(f"{where}: is {array.dtype}, the model takes {wanted.name}; convert it first")
-    with np.errstate(over="ignore"):
-        made = np.ascontiguousarray(array, wanted)
-    if made.dtype.kind == "f" and not np.isfinite(made).all():
-        row = int(np.argwhere(~np.isfinite(made.reshape(len(made), -1)).all(axis=1))[0, 0])
-        raise SimulationError(f"{where}: is not finite in row {row}; mend or leave out such examples")
-    return made
-
-
 def divide(arrays: Arrays, names: FieldNames, partition: Partition, seed: int) -> SplitClients:
-    """The devices: each has the rows that the partitioner gives it. Raises SimulationError that names the field."""
-    split = PARTITIONS[partition.how]
-    options = {"seed": seed, **partition.options}
-    first = next(iter(inspect.signature(split).parameters))
-    what: Any
-    if first == "count":
-        what = len(arrays[next(iter(names.inputs))])
-    elif first == "labels":
-        what = arrays[next(iter(names.labels))]
-    else:
-        field = options.pop(_FIELD)
-        if field not in arrays:
-            others = sorted(set(arrays) - {*names.inputs, *names.labels})
-            raise SimulationError(
-                f"partition.field: no field {field!r}; beside inputs and labels the data have "
-                f"{', '.join(others) or 'none'}"
-            )
-        what = arrays[field]
+    """The devices: each has the rows that the partitioner gives it. Raises SimulationError that names the table."""
+    read = (*names.inputs, *names.labels)
     try:
-        parts = split(what, partition.clients, **options)
-    except (DatasetError, TypeError, ValueError) as error:
+        parts = partitioners.divide(
+            partition.how, partition.clients, partition.options,
+            count=len(arrays[next(iter(names.inputs))]),
+            labels=next((arrays[name] for name in names.labels), None),
+            fields={name: array for name, array in arrays.items() if name not in read},
+            seed=seed,
+        )  # fmt: skip
+    except DatasetError as error:
         raise SimulationError(f"partition: {error}") from None
     # The rest, such as whose an example is, is nothing that devices read.
-    return SplitClients({name: arrays[name] for name in (*names.inputs, *names.labels)}, parts)
+    return SplitClients({name: arrays[name] for name in read}, parts)

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from archipel.bundle import Bundle, development_key, development_key_file, load_public_key, open_bundle
 from archipel.bundle.roles import Example, Label
 from archipel.datasets.dataset import LABEL
+from archipel.datasets.entry_names import FieldNames, FieldType
 from archipel.errors import SimulationError
 from archipel.graph import Model
 from archipel.lite_runtime.training.driver import data_ports
 from archipel.models.source import ModelSource, make_network
-from archipel.simulation.federation_data import FieldNames, FieldType
 
 
 def open_network(source: ModelSource, seed: int, folder: Path) -> Any:

@@ -217,7 +217,7 @@ def test_a_virtual_clock_times_the_rounds_as_the_task_says(write: Write, tmp_pat
         (["partition.clients=10000"], "partition: 52 examples are too few for 10000 devices; choose fewer devices"),
         (["partition.alpha=1"], "partition.alpha: 'iid' has no such setting; it has seed"),
         (["partition.how=dirichlet"], "partition.alpha: is missing; 'dirichlet' needs it"),
-        (["partition.how=by", "partition.field=site"], "partition.field: no field 'site'; beside"),
+        (["partition.how=by", "partition.field=site"], "partition: no field 'site'; beside inputs and"),
         (["cohort=5"], "cohort: 5 is not from 1 to 4, the number of clients"),
         (["task.kohort=5"], "task.kohort: no such field of a task; did you mean 'cohort'?"),
         (["task.cohort=5"], "task.cohort: write it outside of [task], as `cohort`"),
@@ -241,7 +241,7 @@ def test_mistakes_are_told(write: Write, settings: list[str], text: str) -> None
     [
         ({"x": np.zeros((9, 6)), "z": np.zeros(9)}, "no labels 'label'; name them `label`, or `y` (it has x, z)"),
         ({"image": np.zeros((9, 6)), "y": np.zeros(9, int)}, "no examples for the model's input 'input'"),
-        ({"x": np.zeros((9, 6)), "y": np.zeros(8, int)}, "y"),
+        ({"x": np.zeros((9, 6)), "y": np.zeros(8, int)}, "the fields have different numbers of examples (x 9, y 8)"),
         ({"x": np.full((9, 6), np.inf), "y": np.zeros(9, int)}, "data.train: input: is not finite in row 0"),
         ({"x": np.zeros((9, 5)), "y": np.zeros(9, int)}, "input: has the shape [9, 5], the model takes [batch, 6]"),
     ],

@@ -10,11 +10,12 @@ import pytest
 from archipel.cli.input_output.settings import Setting, meanings, read_call, read_settings, settings_of
 from archipel.cli.input_output.strategy_options import strategy_settings
 from archipel.cli.models.convert.policy_options import policy_settings
-from archipel.cli.models.convert.training_options import LOSSES, OPTIMIZERS, SCHEDULES, TRANSFORMS
+from archipel.cli.models.convert.training_options import SCHEDULES, TRANSFORMS
 from archipel.errors import CommandError
 from archipel.strategies import registry
 from archipel.strategies.device import UPLOAD_OPTIONS, describe
 from archipel.training import schedules
+from archipel.training.by_name import LOSSES, OPTIMIZERS
 from tests.support.commands import Command
 
 

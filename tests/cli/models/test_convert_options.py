@@ -9,8 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from archipel.cli.models.convert.training_options import LOSSES, OPTIMIZERS, SCHEDULES, TRANSFORMS
+from archipel.cli.models.convert.training_options import SCHEDULES, TRANSFORMS
 from archipel.training import losses, optimizers, schedules, transforms
+from archipel.training.by_name import LOSSES, OPTIMIZERS
 
 
 def makers(module: ModuleType) -> set[str]:

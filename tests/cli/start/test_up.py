@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,20 @@ from safetensors.numpy import load_file
 from archipel.bundle import generate_key, save_public_key
 from archipel.bundle.roles import Hyperparameter, Update
 from archipel.cli.input_output.publisher_keys import read_signing_key
+from archipel.cli.start.up.data import Data, read_data, split
 from archipel.cli.start.up.prepare import Plan, prepare
 from archipel.cli.start.up.running import finish, print_next
 from archipel.cli.start.up.watching import round_line
+from archipel.datasets import (
+    split_by,
+    split_dirichlet,
+    split_iid,
+    split_labels,
+    split_shards,
+    split_sorted,
+    write_records,
+)
+from archipel.errors import ArchipelError
 from archipel.protocol.operator.registry import RoundMetrics
 from tests.support.commands import Command
 from tests.support.development import place_development_key
@@ -134,12 +146,12 @@ def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Com
         ({"x": np.zeros((9, 4), np.float32)}, "no labels; name them `y` (it has x)"),
         ({"image": np.zeros((9, 4)), "y": np.zeros(9, int)}, "name them `features`, or `x` (it has image, y)"),
         ({"x": np.zeros((9, 5)), "y": np.zeros(9, int)}, "entry 'features' must be float32[n, 4], is float32[9, 5]"),
-        ({"x": np.zeros((9, 4)), "y": np.zeros(8, int)}, "different numbers of examples (features 9, y 8)"),
+        ({"x": np.zeros((9, 4)), "y": np.zeros(8, int)}, "in each field, 1 or more, got features 9, y 8"),
         ({"x": np.zeros((9, 4)), "y": np.arange(9)}, "row 3 has label 3, but the model answers 3 numbers"),
         ({"x": np.zeros((9, 4)), "y": np.ones(9, int)}, "all labels are 1: of one class a model learns nothing"),
         ({"x": np.zeros((9, 4)), "y": np.zeros(9)}, "the labels are float32[9], but --loss mse of this model takes"),
-        ({"x": np.zeros((0, 4)), "y": np.zeros(0, int)}, "no examples: its arrays have the length 0"),
-        ({"x": np.full((9, 4), np.nan), "y": np.zeros(9, int)}, "'x' is not finite in row 0"),
+        ({"x": np.zeros((0, 4)), "y": np.zeros(0, int)}, "in each field, 1 or more, got features 0, y 0"),
+        ({"x": np.full((9, 4), np.nan), "y": np.zeros(9, int)}, "wrong.npz: features: is not finite in row 0; mend"),
         ({"x": np.zeros((1, 4)), "y": np.zeros(1, int)}, "1 examples are too few for 2 devices"),
     ],
 )  # fmt: skip
@@ -155,12 +167,35 @@ def test_wrong_data_are_told_before_anything_starts(
     assert not (folder / "f").exists()
 
 
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("iid", lambda data: split_iid(60, 3, seed=4)),
+        ("dirichlet:0.5", lambda data: split_dirichlet(data.labels, 3, alpha=0.5, seed=4)),
+        ("dirichlet:alpha=0.5", lambda data: split_dirichlet(data.labels, 3, alpha=0.5, seed=4)),
+        ("by-a=b", lambda data: split_by(data.others["a=b"], 3, seed=4)),
+        ("sorted:age", lambda data: split_sorted(data.others["age"], 3, seed=4)),
+        ("shards:3", lambda data: split_shards(data.labels, 3, shards=3, seed=4)),
+        ("labels", lambda data: split_labels(data.labels, 3, seed=4)),
+    ],
+)
+def test_splits_are_those_of_datasets(how: str, expected: Callable[[Data], list[np.ndarray]]) -> None:
+    rows = np.arange(60)
+    data = Data(Path("data.npz"), {"x": rows}, rows % 4, {"a=b": rows % 7, "age": rows[::-1] % 11})
+    for found, wanted in zip(split(data, how, 3, 4), expected(data), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_wrong_splits_are_told(folder: Path, archipel: Command) -> None:
     for how, words in (
-        ("by-place", "has no field 'place'; it has person"),
-        ("dirichlet:x", "expected a number, such as dirichlet:0.3"),
+        ("by-place", "data.npz: no field 'place'; beside inputs and labels the data have person"),
+        ("dirichlet:x", "--split alpha=x: expected a number, got 'x'"),
+        ("dirichlet", "--split dirichlet: alpha is missing; write dirichlet:alpha=VALUE"),
+        ("sorted", "--split sorted: field is missing; write sorted:field=VALUE"),
+        ("labels:9", "--split labels:9, --devices 8: "),
+        ("shards:2,alpha=3", "shards has no option 'alpha'; there are shards (a whole number, default 2)"),
         ("dirichlet:0", "--split dirichlet:0, --devices 8: "),
-        ("half", "expected iid, dirichlet:ALPHA"),
+        ("half", "expected by-FIELD, or one of iid, dirichlet, by, shards"),
         ("by-person", "7 groups are too few for 8 devices"),
     ):
         _, err = archipel(
@@ -229,10 +264,6 @@ def test_a_bundle_says_itself_how_devices_train(folder: Path, archipel: Command)
 
 
 def test_a_table_is_examples_too(folder: Path) -> None:
-    from archipel.cli.start.up.data import read_data
-    from archipel.datasets import write_records
-    from archipel.errors import ArchipelError
-
     file = folder / "table.csv"
     file.write_text("a,b,y,c\n1,2,0,3\n4,5.5,1,6\n")
     read = read_data(file, [("features", "float32")])
@@ -243,7 +274,7 @@ def test_a_table_is_examples_too(folder: Path) -> None:
         ("a,b,y\n1,2\n", "table.csv, line 2: expected 3 cells, one for each column"),
         ("a,y\n1,3\n\n2,cat\n", "table.csv, line 4: 'cat' in column 'y' is no number"),
         ("a,y\nfour,1\n", "column 'a' has texts ('four')"),
-        ("a,y\n1,inf\n2,1\n", "labels that are not finite"),
+        ("a,y\n1,inf\n2,1\n", "table.csv: label: is not finite in row 0"),
         ("a,y\nnan,1\n2,1\n", "table.csv, line 2: no value in column 'a'"),
         ("a,y\n", "no rows"),
         ("a\n1\n", "no labels"),

@@ -12,11 +12,12 @@ from archipel.cli.input_output.settings import meanings, rows, settings_of, wrap
 from archipel.cli.input_output.strategy_options import strategy_settings
 from archipel.cli.models.convert.analysis_options import KINDS
 from archipel.cli.models.convert.policy_options import policy_settings
-from archipel.cli.models.convert.training_options import LOSSES, OPTIMIZERS, SCHEDULES, TRANSFORMS
+from archipel.cli.models.convert.training_options import SCHEDULES, TRANSFORMS
 from archipel.preprocessing import TRANSFORMS as INPUT_TRANSFORMS
 from archipel.preprocessing.transform import kind_of
 from archipel.strategies.device import UPLOAD_OPTIONS, Upload
 from archipel.strategies.registry import STRATEGIES
+from archipel.training.by_name import LOSSES, OPTIMIZERS
 
 
 def strategies_text() -> str:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from archipel.cli.input_output.spelling import Rule, argument_rules, rule
 from archipel.cli.input_output.strategy_options import STRATEGY_RULES
 from archipel.cli.models.convert.policy_options import policy_settings
-from archipel.cli.models.convert.training_options import LOSSES, OPTIMIZERS, SCHEDULES, SHORT, TRANSFORMS
+from archipel.cli.models.convert.training_options import SCHEDULES, SHORT, TRANSFORMS
 from archipel.cli.models.option_groups import DATA_RULES
+from archipel.training.by_name import LOSSES, OPTIMIZERS
 
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "Request": {

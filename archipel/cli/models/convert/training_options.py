@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
@@ -15,25 +14,20 @@ from archipel.converter import Training
 from archipel.converter.options import BATCH_SIZE, LOSS_RANGE
 from archipel.errors import CommandError
 from archipel.strategies.registry import STRATEGIES
-from archipel.training import losses, optimizers, per_example, schedules, transforms
+from archipel.training import by_name, per_example, schedules, transforms
 from archipel.training.batch_norm import BatchNorm
+from archipel.training.by_name import LOSSES, OPTIMIZERS
 from archipel.training.losses import Loss
 from archipel.training.optimizers import Optimizer
 from archipel.training.recompute import Recompute, recompute
 from archipel.training.step import StepOptions
 
-Makers = Mapping[str, Callable[..., Any]]
-
-
-def _named(module: Any, *names: str) -> Makers:
-    return {name: getattr(module, name) for name in names}
-
-
-LOSSES = _named(losses, "cross_entropy", "binary_cross_entropy", "mse", "l1", "huber", "kl_divergence")
-OPTIMIZERS = _named(optimizers, "sgd", "adam", "adamw", "adagrad", "rmsprop")
-SCHEDULES = _named(schedules, "constant", "step_decay", "exponential", "linear", "polynomial", "cosine", "warmup",
-                   "one_cycle")  # fmt: skip
-TRANSFORMS = _named(transforms, "clip_by_norm", "clip_by_value", "weight_decay", "proximal")
+# With a warm-up, which goes in front of another schedule.
+SCHEDULES = {**by_name.SCHEDULES, "warmup": schedules.warmup}
+TRANSFORMS = {
+    make.__name__: make
+    for make in (transforms.clip_by_norm, transforms.clip_by_value, transforms.weight_decay, transforms.proximal)
+}
 SHORT = {"lr": "--lr", "momentum": "--momentum", "weight_decay": "--weight-decay"}
 """Arguments of optimizers that have an option of their own."""
 

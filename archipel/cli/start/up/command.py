@@ -54,7 +54,8 @@ RULES = [
 @click.option("--rounds", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Rounds of training.")
 @click.option("--split", default="iid", show_default=True, metavar="HOW",
               help="Which examples a device has: iid; dirichlet:0.3, other mixtures of labels; by-FIELD, whole groups "
-              "by an entry of DATA, such as by-person.")  # fmt: skip
+              "by an entry of DATA, such as by-person; or another partitioner of docs/data.md, such as shards:2 or "
+              "sorted:FIELD.")  # fmt: skip
 @click.option("--strategy", type=click.Choice(sorted(STRATEGIES)), default="fedavg", show_default=True,
               help="The federated algorithm.")  # fmt: skip
 @strategy_option

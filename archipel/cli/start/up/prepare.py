@@ -7,7 +7,6 @@ import math
 import re
 import secrets
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +29,8 @@ from archipel.errors import CommandError
 from archipel.graph import Model
 from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.protocol.policy import colluders_of
-from archipel.training import losses, optimizers
 from archipel.training.batch_norm import BatchNorm
+from archipel.training.by_name import LOSSES, OPTIMIZERS
 
 POPULATION = "local"
 BUNDLE_FILE, PLAN_FILE, HELD_OUT_FILE = "model.bundle", "up.json", "held-out.npz"
@@ -82,16 +81,6 @@ class Prepared:
     plan: Plan
     bundle: Bundle
     sizes: list[int]
-
-
-LOSSES: dict[str, Callable[[], losses.Loss]] = {
-    "cross_entropy": losses.cross_entropy,
-    "binary_cross_entropy": losses.binary_cross_entropy,
-    "mse": losses.mse,
-    "l1": losses.l1,
-    "huber": losses.huber,
-}
-OPTIMIZERS: dict[str, Callable[..., optimizers.Optimizer]] = {"sgd": optimizers.sgd, "adam": optimizers.adam}
 
 
 def prepare(folder: Path, model: Path, data_file: Path, plan: Plan, key: Ed25519PrivateKey) -> Prepared:

@@ -113,7 +113,9 @@ class Trace:
         while cleaned in self._arguments:
             cleaned += "_"
         self._arguments.add(cleaned)
-        return self._proxy(self._tracer.create_node("placeholder", cleaned, (), {}))
+        node = self._tracer.create_node("placeholder", cleaned, (), {})
+        node.meta[VALUES] = [name]
+        return self._proxy(node)
 
     # What lowerings ask
 

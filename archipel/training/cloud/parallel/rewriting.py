@@ -59,6 +59,22 @@ def local_part(parameter: DTensor, gradient: Layout) -> torch.Tensor:
     return parameter.to_local(grad_placements=[placement(gradient)])
 
 
+class _Summand(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, value: torch.Tensor, n: int) -> torch.Tensor:
+        return value / n
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+def summand(value: torch.Tensor, n: int) -> torch.Tensor:
+    """1 / n of a value that n processes add up; the gradient of their sum is that of the value."""
+    result: torch.Tensor = _Summand.apply(value, n)  # type: ignore[no-untyped-call]
+    return result
+
+
 def rewrite(
     module: fx.GraphModule, units: Sequence[Unit], strategies: Mapping[str, Strategy], mesh: DeviceMesh
 ) -> fx.GraphModule:
@@ -114,7 +130,7 @@ def rewrite(
                 if key not in moved:
                     moved[key] = graph.call_function(local_part, (copies[value], gradient))
                 if part is not None and part.summed and part.reads.get(parameter, (0, 0))[0] == WHOLE:
-                    return graph.call_function(operator.mul, (moved[key], 1.0 / n))
+                    return graph.call_function(summand, (moved[key], n))
                 return moved[key]
             names = _names(value)
             if part is None or not names or _key(value) == _key(node):
@@ -160,9 +176,7 @@ def _key(node: fx.Node) -> str:
 
 
 def _names(node: fx.Node) -> tuple[str, ...]:
-    """The ONNX values that a traced node computes."""
-    if node.op == "placeholder":
-        return (str(node.target), *node.meta.get(VALUES, ()))
+    """The ONNX values that a traced node computes or, as an input, is."""
     return tuple(node.meta.get(VALUES, ()))
 
 

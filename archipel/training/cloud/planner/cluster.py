@@ -35,6 +35,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         link_bytes_per_second: from one device to another, in one direction.
         latency_seconds: until the first byte arrives.
         exchange_seconds: that PyTorch takes to prepare one exchange of a DTensor.
+        wait_seconds: that devices wait for the slowest of them at an exchange between computations, on average.
         exchange_bytes_per_second: that PyTorch copies in one exchange of a DTensor; None: as memory moves bytes.
         slowdown: how much longer an exchange takes than a ring over these links would, by name ("all_gather",
             "reduce_scatter", "all_to_all"); 1 for others.
@@ -54,6 +55,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     link_bytes_per_second: float
     latency_seconds: float
     exchange_seconds: float = 1e-4
+    wait_seconds: float = 0.0
     exchange_bytes_per_second: float | None = None
     slowdown: dict[str, float] = {}
     overlap: float = 0.0
@@ -66,7 +68,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         numbers = [*rates, self.memory_bytes_per_second, self.link_bytes_per_second, self.memory_bytes, self.devices]
         if not all(0 < number < 1e30 for number in numbers):
             raise ValueError("devices, memory and speeds must be above 0")
-        if not all(0 <= n < 1e6 for n in (self.launch_seconds, self.latency_seconds, self.exchange_seconds)):
+        seconds = (self.launch_seconds, self.latency_seconds, self.exchange_seconds, self.wait_seconds)
+        if not all(0 <= n < 1e6 for n in seconds):
             raise ValueError("seconds must be 0 or more")
         if unknown := set(self.slowdown) - set(_SLOWER):
             raise ValueError(f"slowdown knows {', '.join(_SLOWER)}, not {min(unknown)!r}")

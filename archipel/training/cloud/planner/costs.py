@@ -25,11 +25,12 @@ _SHAPES = frozenset({"Shape", "Size", "Constant", "ConstantOfShape"})
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value at the batch size of the plan: shape and bytes."""
+    """A value at the batch size of the plan: shape and bytes. `examples` are the axes that grow with the batch."""
 
     name: str
     shape: tuple[int, ...]
     nbytes: int
+    examples: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,13 +129,15 @@ def costs(model: Model, batch_size: int) -> Costs:
     if others or len(batch) > 1:
         name = min(others or batch)
         raise TrainingError(f"the size {name!r} is not known; give it: model.fix(sizes={{{name!r}: 128}})")
-    sizes = Sizes(model.ir, batch_size)
+    sizes, larger = Sizes(model.ir, batch_size), Sizes(model.ir, 2 * batch_size)
     learned = set(trainable_names(model.ir, "*"))
     # Of a model for one example; what a batch costs follows from its share.
     work = flops(_at(model, batch_size) if batch else model)
 
     def tensor(value: ir.Value) -> Tensor:
-        return Tensor(str(value.name), sizes(value), sizes.nbytes(value))
+        shape = sizes(value)
+        examples = tuple(axis for axis, (one, two) in enumerate(zip(shape, larger(value))) if one != two)
+        return Tensor(str(value.name), shape, sizes.nbytes(value), examples)
 
     parameters = {name: tensor(value) for name, value in graph.initializers.items() if name in learned}
     absorbed = _absorbed(graph, parameters)

@@ -13,6 +13,7 @@ from archipel.training.cloud.planner.calibrate import launch, operator_speeds
 from archipel.training.cloud.planner.cluster import Cluster
 
 _LARGE, _SMALL = 2**24, 2**8  # elements: more than caches hold, and next to nothing
+_CHUNK, _CHUNKS = 512, 60  # a product of about two milliseconds on one thread of a CPU, and how many
 _MEMORY_SHARE = 0.9  # of what a device has; the rest is for the allocator and PyTorch itself
 
 
@@ -47,6 +48,10 @@ def measure_cluster(
         "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, large),
     }
     taken = {name: _seconds(call, kind, clock, repeats=4) for name, call in exchanges.items()}
+    slowdown = {name: max(seconds / half, 0.1) for name, seconds in taken.items()}
+    if kind == "cpu":
+        # gloo has no all-to-all: PyTorch gathers everything on each device, which keeps its part of it.
+        slowdown["all_to_all"] = n * slowdown["all_gather"]
     laid = _redistribution(device, n)
     before = _seconds(lambda: laid(small), kind, clock, repeats=20)
     around = _seconds(lambda: laid(large), kind, clock, repeats=4)
@@ -61,8 +66,9 @@ def measure_cluster(
         "link_bytes_per_second": bandwidth,
         "latency_seconds": latency,
         "exchange_seconds": max(before - quick, 1e-6),
+        "wait_seconds": _waiting(device, clock, quick) if n > 1 else 0.0,
         "exchange_bytes_per_second": large.nbytes / max(around - slow - (before - quick), 1e-9),
-        "slowdown": {name: max(seconds / half, 0.1) for name, seconds in taken.items()} if n > 1 else {},
+        "slowdown": slowdown if n > 1 else {},
         # Where one processor computes and sends, neither goes on beside the other.
         "overlap": 0.0 if kind == "cpu" else 0.8,
     }
@@ -83,6 +89,33 @@ def _redistribution(device: torch.device, n: int) -> Callable[[torch.Tensor], ob
         return whole.redistribute(placements=[Replicate()]).to_local()
 
     return redistribute
+
+
+def _waiting(device: torch.device, clock: Callable[[], float], exchange: float) -> float:
+    """What an exchange between two computations takes longer than one that follows others at once.
+
+    Devices that compute as much do not end at the same moment, and each waits for the slowest; and threads that sleep
+    meanwhile have to be woken. Both are in the mean and not in the median.
+    """
+    factor, small = torch.randn(_CHUNK, _CHUNK, device=device), torch.zeros(_SMALL, device=device)
+    result = torch.empty_like(factor)
+    taken = []
+    for exchanges in (False, True):
+        times = []
+        for _ in range(_CHUNKS):
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            start = clock()
+            torch.mm(factor, factor, out=result)
+            if exchanges:
+                dist.all_reduce(small)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(clock() - start)
+        # Without what interrupts a few of them for long.
+        kept = sorted(times)[: -_CHUNKS // 10]
+        taken.append(sum(kept) / len(kept))
+    return max(taken[1] - taken[0] - exchange, 0.0)
 
 
 def _seconds(call: Callable[[], object], kind: str, clock: Callable[[], float], repeats: int = 8) -> float:

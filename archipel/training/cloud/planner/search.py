@@ -53,7 +53,7 @@ def search(
     for place, unit in enumerate(costs.units):
         found = strategies(unit, n)
         if only == "tensor":
-            found = _of_tensor_parallelism(unit, found, costs.batch_size)
+            found = _of_tensor_parallelism(unit, found)
         options.append(found)
         problem.costs.append([_seconds(unit, s, cluster, n, optimizer, reader) for s in found])
         problem.weights.append([_memory(unit, s, n, states, reader) for s in found])
@@ -87,13 +87,9 @@ def search(
     return Division(picked, problem.total(chosen), problem.weight(chosen), sum(local.values()), len(local))
 
 
-def _of_tensor_parallelism(unit: Unit, found: list[Strategy], examples: int) -> list[Strategy]:
-    """The strategies that do not divide along the axis of examples; where some divide a product's weight, these."""
-    left = [
-        s
-        for s in found
-        if s.name in ("column", "row", "replicate") or unit.writes[0].shape[s.writes[0]] % examples != 0
-    ]
+def _of_tensor_parallelism(unit: Unit, found: list[Strategy]) -> list[Strategy]:
+    """The strategies that do not divide examples; where some divide a product's weight, these."""
+    left = [s for s in found if not s.writes or s.writes[0] not in unit.writes[0].examples]
     return [s for s in left if s.name in ("column", "row")] or left
 
 
@@ -104,7 +100,7 @@ def _seconds(
     for read, layout, gradient in zip(unit.reads, strategy.reads, strategy.gradients):
         if isinstance(read, Operand) and n > 1 and gradient == SUM:
             total += links.all_reduce_seconds(cluster, read.parameter.nbytes, n)
-            total += links.prepare_seconds(cluster, read.parameter.nbytes)
+            total += links.prepare_seconds(cluster, read.parameter.nbytes) + cluster.wait_seconds
         if isinstance(read, Operand) and read.parameter.name not in reader:
             local = read.parameter.nbytes / (n if layout >= 0 else 1)
             total += optimizer_seconds(local, 1, cluster, optimizer) + cluster.fresh_seconds(local)
@@ -153,7 +149,7 @@ def _move(cluster: Cluster, nbytes: float, n: int, before: Layout, after: Layout
         exchange = links.all_reduce_seconds if after == WHOLE else links.scatter_seconds
     else:
         exchange = links.gather_seconds if after == WHOLE else links.all_to_all_seconds
-    return exchange(cluster, nbytes, n) + links.prepare_seconds(cluster, nbytes)
+    return exchange(cluster, nbytes, n) + links.prepare_seconds(cluster, nbytes) + cluster.wait_seconds
 
 
 def _same(first: list[Strategy], a: int, second: list[Strategy], b: int) -> np.ndarray:

@@ -76,8 +76,8 @@ def _strategy(unit: Unit, n: int, name: str, axes: tuple[Layout, ...], written: 
         own = read.axes[axis] if isinstance(read, Operand) and axis >= 0 else axis
         reads.append(own)
         # What is whole on each device is there read for a part of the result, so each has a part of its gradient. Where
-        # the result is a SUM, what is whole is the bias: each device adds 1 / n of it.
-        gradients.append(own if own >= 0 else SUM)
+        # the result is a SUM, what is whole is the bias: each device adds 1 / n of it, and has its whole gradient.
+        gradients.append(own if own >= 0 else WHOLE if written == SUM else SUM)
     # A value that is read twice can only be laid one way.
     laid = {(read.name, layout) for read, layout in zip(unit.reads, reads) if isinstance(read, Tensor)}
     if len({read.name for read in unit.reads if isinstance(read, Tensor)}) < len(laid):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from archipel import Model
 from archipel.training.cloud import Callback, TorchModule, Trainer, parallel
+from tests.training.cloud.parallel.divisions import divisions
 from tests.training.cloud.parallel.networks import EXAMPLES, batch, network
 from tests.training.cloud.parallel.trainings import RESTS, Stop, facts, run, run_rest
 
@@ -197,4 +199,6 @@ CHECKS: dict[str, Callable[[str], dict[str, Any]]] = {
     "interrupted": interrupted,
     "normalized": normalized,
     "rests": rests,
+    "divisions": divisions,
+    "all_divisions": partial(divisions, names=("transformer", "sequence", "picture")),
 }

@@ -12,7 +12,7 @@ from tests.training.cloud.parallel.cases import SHORT, write_graphs
 from tests.training.cloud.parallel.trainings import Stop, run
 
 HERE = Path(__file__).parent
-CHECKS = ["moved", "in_segments", "interrupted", "normalized", "rests"]
+CHECKS = ["moved", "in_segments", "interrupted", "normalized", "rests", "divisions"]
 
 
 @pytest.fixture(scope="session")

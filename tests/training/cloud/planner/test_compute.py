@@ -104,3 +104,15 @@ def test_fsdp_holds_the_gathered_segments_alone(monkeypatch: pytest.MonkeyPatch)
     found = plan(model, CLUSTER, 8, optimizer="sgd")["fsdp"]
     # Half of each parameter and gradient; of one layer the whole, its gradient, and the whole of the next.
     assert found.memory_bytes == 5 * layer * 2 / 2 + 3 * layer + saved / 2
+
+
+def test_devices_wait_for_each_other_at_every_exchange_of_a_divided_operator() -> None:
+    """Two products, by columns and by rows: one sum of activations (Shoeybi et al. 2019)."""
+    network = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8))
+    model = Model.from_torch(network.eval(), torch.zeros(2, 8))
+    waiting = msgspec.structs.replace(CLUSTER, wait_seconds=10.0)
+    before, after = (plan(model, cluster, 4) for cluster in (CLUSTER, waiting))
+    more = {way: after[way].seconds - before[way].seconds for way in ("ddp", "pipeline", "tensor")}
+    # The data have no gradient, so the way back needs none; the bias behind the sum is whole, and so is its gradient.
+    assert more == pytest.approx({"ddp": 0.0, "pipeline": 0.0, "tensor": 10.0}, abs=0.01)
+    assert [strategy.name for strategy in after["tensor"].strategies.values()] == ["column", "axis 1", "row"]

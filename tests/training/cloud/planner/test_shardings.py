@@ -96,7 +96,7 @@ def test_parts_make_the_whole(case: str) -> None:
         whole = sum(results) if strategy.writes[0] == SUM else np.concatenate(results, strategy.writes[0])
         np.testing.assert_allclose(whole, expected, rtol=1e-4, atol=1e-5, err_msg=strategy.name)
         assert strategy.share == 1 / N
-        gradients_are_those_of_the_parts(unit.reads, strategy.reads, strategy.gradients)
+        gradients_are_those_of_the_parts(unit.reads, strategy.reads, strategy.gradients, strategy.writes[0])
 
 
 def run(proto: onnx.ModelProto, local: dict[str, np.ndarray], group: int | None) -> np.ndarray:
@@ -114,11 +114,12 @@ def run(proto: onnx.ModelProto, local: dict[str, np.ndarray], group: int | None)
     return np.asarray(result)
 
 
-def gradients_are_those_of_the_parts(reads: Any, layouts: Any, gradients: Any) -> None:
-    """A divided value's gradient is divided alike; a whole one's is a summand on each device."""
+def gradients_are_those_of_the_parts(reads: Any, layouts: Any, gradients: Any, written: Layout) -> None:
+    """A divided value's gradient is divided alike; a whole one's is a summand on each device, but for a bias that they
+    add up with the summands of the result: the gradient of the sum, whole on each, is its own."""
     for read, layout, gradient in zip(reads, layouts, gradients):
         if isinstance(read, Tensor | Operand):
-            assert gradient == (layout if layout >= 0 else SUM)
+            assert gradient == (layout if layout >= 0 else WHOLE if written == SUM else SUM)
 
 
 @pytest.mark.parametrize(
