@@ -218,7 +218,7 @@ def test_no_folder_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     gc.collect()
     assert list(tmp_path.glob("archipel-*")) == []
     result = archipel.simulate(network, clients, rounds=1)
-    assert result.bundle.folder.is_relative_to(tmp_path)
+    assert len(list(tmp_path.glob("archipel-*"))) == 1
     assert result.bundle.program("predict")
     del result
     gc.collect()
