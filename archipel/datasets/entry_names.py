@@ -62,6 +62,8 @@ class FieldNames(msgspec.Struct, frozen=True):
         if INPUT in given and SHORT_INPUT not in given and INPUT not in self.labels:
             given[SHORT_INPUT] = given.pop(INPUT) if INPUT not in self.inputs else given[INPUT]
         named = name_entries(given, list(self.inputs), list(self.labels))
+        if SHORT_INPUT not in {*arrays, *self.inputs}:
+            named.pop(SHORT_INPUT, None)
         for kind, fields in (("examples for the model's input", self.inputs), ("labels", self.labels)):
             for name, expected in fields.items():
                 if name not in named:

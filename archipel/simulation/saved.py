@@ -47,10 +47,19 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     clock: ClockState = msgspec.field(default_factory=ClockState)
 
 
+def make(folder: Path) -> None:
+    """Make the folder where it does not exist. Raises SimulationError where that fails, or it cannot be written to."""
+    try:
+        make_folder(folder)
+        os.close(os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise SimulationError(f"{folder}: cannot be written ({error.strerror}); give another folder") from None
+
+
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """The folder, made where it does not exist, for this run alone. Raises SimulationError where another one has it."""
-    make_folder(folder)
+    make(folder)
     try:
         handle = open_locked(folder / "lock")
     except LockedError:

@@ -15,6 +15,7 @@ import numpy as np
 
 from archipel.bundle import Bundle, open_bundle
 from archipel.bundle.development import development_key, generate_development_key
+from archipel.durable import write_durably
 from archipel.errors import SignatureError, SimulationError
 from archipel.graph import Model
 from archipel.lite_runtime.training.driver import data_ports
@@ -25,6 +26,7 @@ from archipel.simulation.clients import Clients, add_client, as_clients
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, RoundSettings
 from archipel.simulation.running import RunOptions, Test, run
+from archipel.simulation.saved import make
 from archipel.simulation.system import Pacing, System
 from archipel.simulation.system.traces import with_devices
 from archipel.strategies.robust import Aggregation
@@ -128,7 +130,6 @@ def simulate(
         workers=workers, client_axis=client_axis, threads=threads, masks=masks, folder=folder, test_every=test_every,
         on_round=on_round,
     )  # fmt: skip
-    scratch = None
     if isinstance(model, Bundle):
         bundle = model
     else:
@@ -143,8 +144,8 @@ def simulate(
             epochs=epochs,
             batch_size=batch_size,
         )
-        scratch = tempfile.mkdtemp(prefix="archipel-simulation-") if folder is None else None
-        bundle = _converted(_imported(model, clients), training, Path(scratch or str(folder)))
+        network = _imported(model, clients)
+        bundle = _scratch(network, training) if folder is None else _converted(network, training, Path(folder))
     names = [port.name for port in data_ports(bundle, bundle.manifest.schedule)]
     devices = as_clients(clients, names)
     population = len(devices)
@@ -156,11 +157,7 @@ def simulate(
         system=None if system is None else with_devices(system), aggregation=_aggregation(aggregation, tolerated),
         secure_groups=secure_groups, attack=_attack(attack, attackers), root=root is not None,
     )  # fmt: skip
-    result = run(bundle, devices, settings, rounds, test, options)
-    if scratch is not None:
-        # The bundle is opened where it lies, so its files live as long as the result.
-        weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
-    return result
+    return run(bundle, devices, settings, rounds, test, options)
 
 
 def _aggregation(given: str | Aggregation, tolerated: int) -> Aggregation:
@@ -175,6 +172,18 @@ def _attack(given: str | Attack, attackers: float | Sequence[int]) -> Attack:
     return Attack(name=given, clients=tuple(int(client) for client in attackers))
 
 
+def _scratch(model: Model, training: Training) -> Bundle:
+    """The model as a bundle whose files live as long as it does, since it is opened where they lie."""
+    scratch = tempfile.mkdtemp(prefix="archipel-simulation-")
+    try:
+        bundle = _converted(model, training, Path(scratch))
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    weakref.finalize(bundle, shutil.rmtree, scratch, ignore_errors=True)
+    return bundle
+
+
 def _converted(model: Model, training: Training, folder: Path) -> Bundle:
     """The model as a bundle in the folder; the one that is there already, if it was made of the same."""
     # A key of its own for each conversion would give each a digest of its own, and a run that goes on needs the same.
@@ -182,12 +191,12 @@ def _converted(model: Model, training: Training, folder: Path) -> Bundle:
     path, publisher = folder / f"{made_of[:16]}.bundle", folder / f"{made_of[:16]}.pub"
     if path.exists() and publisher.exists():
         return open_bundle(path, [publisher.read_bytes()], folder / "cache", allow_development=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    make(folder)
     # Imported where a model is converted: a bundle's simulation does without, and its workers too.
     from archipel.converter import Signing, convert
 
     key = _signing_key()
-    publisher.write_bytes(key.public_key().public_bytes_raw())
+    write_durably(publisher, key.public_key().public_bytes_raw())
     path.unlink(missing_ok=True)
     return convert(model, path, signing=Signing(key), training=training)
 

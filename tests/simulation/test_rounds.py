@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,6 +208,21 @@ def test_a_module_is_simulated_and_resumed_without_a_bundle(tmp_path: Path) -> N
         np.testing.assert_allclose(more.parameters[name], value, atol=1e-5)
     # What a user does with it: the same bundle with the federated parameters answers.
     assert set(first.table()) >= {"round", "devices", "test accuracy", "training loss"}
+
+
+def test_no_folder_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    network, clients = nn.Linear(6, 3), [(each["input"], each["label"]) for each in fields()]
+    with pytest.raises(SimulationError, match="cohort"):
+        archipel.simulate(network, clients, rounds=1, cohort=99)
+    gc.collect()
+    assert list(tmp_path.glob("archipel-*")) == []
+    result = archipel.simulate(network, clients, rounds=1)
+    assert len(list(tmp_path.glob("archipel-*"))) == 1
+    assert result.bundle.program("predict")
+    del result
+    gc.collect()
+    assert list(tmp_path.glob("archipel-*")) == []
 
 
 def test_a_population_of_a_million_costs_what_the_cohort_costs(make: Make) -> None:

@@ -16,6 +16,7 @@ from archipel.cli.input_output.progress_line import progress_line
 from archipel.cli.input_output.remote import remote_with
 from archipel.cli.input_output.stopping import catch_ctrl_c
 from archipel.cli.input_output.tables import as_json, show
+from archipel.cli.input_output.targets import check_target
 from archipel.errors import CommandError
 from archipel.operator import OperatorClient
 from archipel.operator.curves import check_plot_name
@@ -89,6 +90,8 @@ def simulate(
     """
     if plot_file is not None:
         check_plot_name(plot_file)
+    check_target(plot_file, "matplotlib", "curves")
+    check_target(parquet, "pyarrow", "data")
     from archipel.simulation.federation import load_federation
 
     given = [*settings, *(f"{key}={value}" for key, value in (("rounds", rounds), ("run.workers", workers)) if value)]

@@ -19,6 +19,7 @@ from archipel.cli.input_output.publisher_keys import keys_for_bundles
 from archipel.cli.input_output.sources import learned_weights, open_source
 from archipel.cli.input_output.spelling import rule, spells_options
 from archipel.cli.input_output.stopping import catch_ctrl_c
+from archipel.cli.input_output.targets import check_target
 from archipel.cli.models.option_groups import (
     DATA_RULES,
     DEFAULT_RECIPE,
@@ -134,6 +135,8 @@ def compress_command(
         parse_target(searching.target)
         if compression.validation is None:
             raise CommandError("--target needs --validation, labelled examples that accuracy is measured on")
+    check_target(output)
+    check_target(results.report_file)
     sets = compression.read_sets()
     with tempfile.TemporaryDirectory() as unpacked:
         source = open_source(model, key_files, weights, unpacked).model

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +100,22 @@ def test_mistakes_are_one_line(archipel: Command, file: Path, tmp_path: Path) ->
     file.write_text("rounds = ")
     _, err = archipel("simulate", str(file), code=1)
     assert err == f"archipel: {file}: Invalid value (at end of document)\n"
+
+
+def test_what_cannot_be_written_is_told_before_the_rounds(
+    archipel: Command, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: str) -> str:
+        out, err = archipel("simulate", str(file), *arguments, code=1)
+        assert out == ""
+        return err
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert "pyarrow is not installed" in refused("--parquet", str(tmp_path / "rounds.parquet"))
+    monkeypatch.undo()
+    for option in ("--plot", "--parquet"):
+        assert "there is no folder" in refused(option, str(tmp_path / "nosuch" / "a.png"))
+        (tmp_path / "a.png").mkdir(exist_ok=True)
+        assert "a.png: is a folder; give the name of a file" in refused(option, str(tmp_path / "a.png"))
+    _, err = archipel("simulate", str(file), "--folder", str(tmp_path / "data.npz"), code=1)
+    assert "data.npz: cannot be written (File exists); give another folder" in err

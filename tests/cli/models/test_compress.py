@@ -146,6 +146,8 @@ def test_a_target(archipel: Command, blobs: Path, tmp_path: Path) -> None:
         (["--target", "size<3kB", "--recipe", "recipe.toml"], "give one of them"),
         (["--minutes", "3"], "--minutes is for a search"),
         (["--engine", "jax", "--recipe", "recipe.toml", "--data", "data.npz"], "choose from onnxruntime, torch"),
+        (["--report", "nosuch/r.html"], "nosuch/r.html: there is no folder"),
+        (["--report", "."], "is a folder; give the name of a file"),
         (["--recipe", "none.toml"], "none.toml: no such file"),
         (["--recipe", "recipe.toml"], "FineTune needs training data"),
         (["--validation", "x.npy"], "validation: no labels"),
