@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 import archipel
-from archipel.bundle import Bundle, PrivacyPolicy, generate_key, pack
-from archipel.cli.start.demo.fleet import Federation
-from archipel.cli.start.local.processes import Processes
+from archipel.bundle import Bundle, PrivacyPolicy, generate_key
 from archipel.simulation.draws import device_seed
 from tests.support.real_rounds import run_rounds
 from tests.support.simulation import clients, dense, normalized
@@ -28,15 +26,7 @@ def test_secure_rounds_of_a_server_come_out_bit_for_bit(
     key = generate_key()
     module = normalized if strategy == "fedavg" else dense
     bundle = make(strategy, module, key=key, privacy=POLICY, strategy_options={"clip": 5.0, "bits": BITS})
-    pack(bundle.folder, tmp_path / "model.bundle")
-    processes = Processes(tmp_path)
-    try:
-        federation = Federation(tmp_path, processes, key.public_key().public_bytes_raw())
-        found = run_rounds(
-            federation, tmp_path, bundle, ROUNDS, lambda number, client: device_seed(SEED, number, client)
-        )
-    finally:
-        processes.close()
+    found = run_rounds(tmp_path, bundle, key, ROUNDS, lambda number, client: device_seed(SEED, number, client))
     expected = archipel.simulate(bundle, clients(), rounds=ROUNDS, seed=SEED, client_axis="off")
     for name, value in expected.parameters.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)

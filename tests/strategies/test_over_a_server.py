@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from archipel.bundle import Bundle, PrivacyPolicy, generate_key, pack
-from archipel.cli.start.demo.fleet import Federation
-from archipel.cli.start.local.processes import Processes
+from archipel.bundle import Bundle, PrivacyPolicy, generate_key
 from tests.support.real_rounds import run_rounds
 from tests.support.simulation import clients, simulate
 
@@ -25,16 +23,8 @@ POLICY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=
 def test_secure_rounds_come_out_like_simulated_ones(make: Callable[..., Bundle], tmp_path: Path, strategy: str) -> None:
     key = generate_key()
     # A batch holds all examples, so that their order, which devices draw by themselves, does not matter.
-    bundle = make(
-        strategy, key=key, batch_size=32, privacy=POLICY, strategy_options={"clip": 5.0, "bits": BITS}
-    )  # fmt: skip
-    pack(bundle.folder, tmp_path / "model.bundle")
-    processes = Processes(tmp_path)
-    try:
-        federation = Federation(tmp_path, processes, key.public_key().public_bytes_raw())
-        found = run_rounds(federation, tmp_path, bundle, ROUNDS)
-    finally:
-        processes.close()
+    bundle = make(strategy, key=key, batch_size=32, privacy=POLICY, strategy_options={"clip": 5.0, "bits": BITS})
+    found = run_rounds(tmp_path, bundle, key, ROUNDS)
     expected = simulate(bundle, clients(), ROUNDS).parameters
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, atol=1e-4, err_msg=name)

@@ -12,9 +12,11 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.bundle import Bundle
+from archipel.bundle import Bundle, pack
 from archipel.cli.start.demo.fleet import POPULATION, Federation
+from archipel.cli.start.local.processes import Processes
 from archipel.client import Agent, AgentConfig
 from archipel.client.rounds import participation
 from archipel.client.rounds.work import Contribution, Prepared, contribute
@@ -26,17 +28,28 @@ from tests.support.simulation import clients
 
 
 def run_rounds(
-    federation: Federation,
     folder: Path,
     bundle: Bundle,
+    key: Ed25519PrivateKey,
     rounds: int,
     seed: Callable[[int, int], int] | None = None,
 ) -> dict[str, np.ndarray]:
     """All rounds with all four clients of tests.support.simulation; the last version's parameters.
 
-    `folder` has the bundle as model.bundle. `seed`: a round's number and a client's -> what its device draws from, in
-    place of its secret.
+    `key` is the bundle's publisher's. `seed`: a round's number and a client's -> what its device draws from, in place
+    of its secret.
     """
+    pack(bundle.folder, folder / "model.bundle")
+    processes = Processes(folder)
+    try:
+        return _run(Federation(folder, processes, key.public_key().public_bytes_raw()), folder, bundle, rounds, seed)
+    finally:
+        processes.close()
+
+
+def _run(
+    federation: Federation, folder: Path, bundle: Bundle, rounds: int, seed: Callable[[int, int], int] | None
+) -> dict[str, np.ndarray]:
     field = bundle.program("predict").inputs[0].name
     stop = threading.Event()
 
