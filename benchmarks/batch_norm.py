@@ -22,7 +22,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,19 +32,18 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from measure import arguments, print_alone, state_run
 
-from archipel import convert, strategies
-from archipel.bundle import Bundle, generate_key
-from archipel.converter import Signing, Training
+from archipel import simulate
+from archipel.converter import Training
 from archipel.datasets import digits_by_writer
-from archipel.lite_runtime import Runtime
+from archipel.lite_runtime import DeviceState, Runtime
 from archipel.permutations import permutation
-from archipel.protocol.vector import DecodedSum, Layout
-from archipel.strategies.running_statistics import combine_statistics, shared_statistics, split_statistics
+from archipel.simulation.draws import device_seed
+from archipel.simulation.saved import STATES
+from archipel.simulation.states import StateFolder
 from archipel.training import losses, optimizers
 
 DEVICES, BATCH, LR, ALPHA = 8, 16, 0.05, 0.3
 EXAMPLES, HELD_OUT = 2000, 1000
-Tensors = dict[str, np.ndarray]
 Data = tuple[np.ndarray, np.ndarray]
 
 
@@ -80,59 +79,38 @@ def split(seed: int = 0) -> tuple[list[Data], Data]:
     return devices, (x[-HELD_OUT:], y[-HELD_OUT:])
 
 
-class Federation:
-    """Rounds of all devices with their own runtimes, and the server's step."""
+def federated(devices: list[Data], held_out: Data, rounds: int, module: nn.Module, batch_norm: str, stay: bool) -> Row:
+    """Rounds of all devices, and what the model is worth."""
+    # A strategy that keeps tensors on the devices; here only the statistics.
+    strategy, personal = ("fedper", {"personal": ["*running_mean", "*running_var"]}) if stay else ("fedavg", {})
+    training = Training(
+        losses.cross_entropy(), optimizers.sgd(lr=LR), batch_size=BATCH, strategy=strategy,
+        step_options={"batch_norm": batch_norm},
+        strategy_options={"clip": 100.0, "value_range": 1.0, "bits": 20, **personal},
+    )  # fmt: skip
+    clients = [{"input": x, "label": y} for x, y in devices]
+    with tempfile.TemporaryDirectory() as folder:
+        result = simulate(module, clients, training=training, rounds=rounds, folder=folder, client_axis="off")
+        states = StateFolder(Path(folder) / STATES)
 
-    def __init__(self, folder: Path, devices: list[Data], module: nn.Module, *, batch_norm: str, stay: bool) -> None:
-        self.bundle: Bundle = convert(
-            module, folder, example=torch.zeros(2, 1, 28, 28),
-            training=Training(losses.cross_entropy(), optimizers.sgd(lr=LR), batch_size=BATCH,
-                              step_options={"batch_norm": batch_norm},
-                              strategy_options={"clip": 100.0, "value_range": 1.0, "bits": 20}),
-            signing=Signing(generate_key()),
-        )  # fmt: skip
-        self.devices, self.stay = devices, stay
-        self.layout = Layout.of(self.bundle.program("finish"))
-        self.pairs = shared_statistics(self.bundle.manifest)
-        self.runtime = Runtime(self.bundle)
-        self.parameters: Tensors = dict(self.bundle.parameters())
-        _, first = split_statistics(self.parameters, self.pairs)
-        self.own = [first for _ in devices]
-        """The statistics of each device, where they stay there."""
+        def loss(data: Data, state: DeviceState) -> tuple[float, float]:
+            runtime = Runtime(result.bundle, state=state)
+            runtime.set_parameters(result.parameters)
+            measured = runtime.evaluate(*data)
+            return measured["loss"] / measured["count"], measured["correct"] / measured["count"]
 
-    def round(self, number: int) -> None:
-        total = np.zeros(self.layout.length, np.uint32)
-        for device, (x, y) in enumerate(self.devices):
-            start = {**self.parameters, **(self.own[device] if self.stay else {})}
-            done = self.runtime.local_round(x, y, seed=seed_of(number, device), parameters=start)
-            total += self.layout.encode(done.arrays, modulus_bits=32, max_cohort=len(self.devices))
-            _, self.own[device] = split_statistics(done.parameters, self.pairs)
-        decoded = self.layout.decode_sum(total, cohort=len(self.devices), modulus_bits=32)
-        self.layout.check_sum(decoded, len(self.devices))
-        self.parameters = self.step(decoded)
-
-    def step(self, decoded: DecodedSum) -> Tensors:
-        trained, statistics = split_statistics(self.parameters, self.pairs)
-        moved, _ = strategies.get("fedavg").apply(trained, {}, decoded, len(self.devices), {})
-        if not self.stay:
-            statistics = combine_statistics(statistics, decoded, len(self.devices), self.pairs)
-        return {**moved, **statistics}
-
-    def loss(self, data: Data, device: int | None = None) -> tuple[float, float]:
-        own = self.own[device] if self.stay and device is not None else {}
-        self.runtime.set_parameters({**self.parameters, **own})
-        measured = self.runtime.evaluate(*data)
-        return measured["loss"] / measured["count"], measured["correct"] / measured["count"]
+        own = [loss(data, states.load(device, rounds + 1))[0] for device, data in enumerate(devices)]
+        return Row("", *loss(held_out, DeviceState()), mean_loss(devices, own))
 
 
-def seed_of(number: int, device: int) -> int:
-    return 1000 * number + device
+def mean_loss(devices: list[Data], own: list[float]) -> float:
+    return float(np.average(own, weights=[len(y) for _, y in devices]))
 
 
 def reference(devices: list[Data], rounds: int) -> nn.Module:
     """PyTorch: the mean of weights and statistics, weighted by min(examples, 100) as devices weigh."""
     module = network()
-    for number in range(rounds):
+    for number in range(1, rounds + 1):
         start = {name: value.clone() for name, value in module.state_dict().items()}
         weights = np.array([min(len(y), 100) for _, y in devices], float)
         total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
@@ -140,7 +118,7 @@ def reference(devices: list[Data], rounds: int) -> nn.Module:
             module.load_state_dict(start)
             module.train()
             optimizer = torch.optim.SGD(module.parameters(), lr=LR)
-            order = permutation(len(y), seed_of(number, device), 0, 0)
+            order = permutation(len(y), device_seed(0, number, device), 0, 0)
             for first in range(0, len(y), BATCH):
                 rows = order[first : first + BATCH]
                 optimizer.zero_grad()
@@ -161,7 +139,6 @@ def torch_loss(module: nn.Module, data: Data) -> tuple[float, float]:
 
 def rows(rounds: int) -> Iterator[Row]:
     devices, held_out = split()
-    weights = np.array([len(y) for _, y in devices], float)
     groups: Callable[[int], nn.Module] = lambda channels: nn.GroupNorm(4, channels)  # noqa: E731
     cases = {
         "averaged": (network(), "train", False),
@@ -169,16 +146,11 @@ def rows(rounds: int) -> Iterator[Row]:
         "frozen": (network(), "frozen", False),
         "group norm": (network(groups), "train", False),
     }
-    with tempfile.TemporaryDirectory() as folder:
-        for number, (case, (module, batch_norm, stay)) in enumerate(cases.items()):
-            federation = Federation(Path(folder) / str(number), devices, module, batch_norm=batch_norm, stay=stay)
-            for each in range(rounds):
-                federation.round(each)
-            own = [federation.loss(data, device)[0] for device, data in enumerate(devices)]
-            yield Row(case, *federation.loss(held_out), float(weights @ own / weights.sum()))
+    for case, (module, batch_norm, stay) in cases.items():
+        yield replace(federated(devices, held_out, rounds, module, batch_norm, stay), case=case)
     module = reference(devices, rounds)
     own = [torch_loss(module, data)[0] for data in devices]
-    yield Row("PyTorch", *torch_loss(module, held_out), float(weights @ own / weights.sum()))
+    yield Row("PyTorch", *torch_loss(module, held_out), mean_loss(devices, own))
 
 
 def main() -> None:

@@ -14,8 +14,8 @@ half of the rounds, `clipped` the share of all updates, `last` the clip of the l
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,19 @@ import numpy as np
 from measure import arguments, print_alone, state_run
 from torch import nn
 
-from archipel import convert, strategies
+from archipel import convert
 from archipel.bundle import Bundle, PrivacyPolicy, generate_key
 from archipel.converter import Signing, Training
 from archipel.datasets import DigitsByWriter, digits_by_writer, split_writers
 from archipel.lite_runtime import Runtime
 from archipel.models import digits_cnn, mlp
-from archipel.protocol.training_metrics import CLIPPED, UPDATE_CLIP, training_arrays
-from archipel.protocol.uploads import clip_input, upload_layout
-from archipel.strategies.clipping import next_clip
+from archipel.protocol.uploads import upload_layout
+from archipel.simulation import ListedClients
+from archipel.simulation.kept import KeptUpdates
+from archipel.simulation.one_by_one import OneByOne
+from archipel.simulation.rounds import Rounds, RoundSettings
+from archipel.simulation.states import MemoryStates
+from archipel.simulation.work import Engine, Partial, Work
 from archipel.training import losses, optimizers
 
 DEVICES, WRITERS, ROUNDS, BITS = 8, 60, 15, 16
@@ -90,41 +94,46 @@ def make(model: tuple[nn.Module, tuple[int, ...]], rate: float, epochs: int, cli
     )  # fmt: skip
 
 
+class Rounding:
+    """An engine that also adds up the updates as they are, and keeps what the encoding changes in each round's sum."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.found: list[float] = []
+        """The norm of the change relative to that of the sum, of each round."""
+
+    def run(self, work: Work, clients: Sequence[int]) -> Partial:
+        partial = self._engine.run(replace(work, single=True), clients)
+        assert isinstance(partial.total, KeptUpdates)
+        deltas = [port for port in work.layout.updates if port.kind == "delta"]
+        encoded, exact = work.counted_sum(), 0.0
+        for client, arrays in partial.total.updates.items():
+            encoded.add(arrays, client)
+            exact = exact + flat({port.tensor: arrays[port.name] for port in deltas})
+        change = flat(encoded.decoded(partial.counted).deltas) - exact
+        self.found.append(float(np.linalg.norm(change) / np.linalg.norm(exact)))
+        return replace(partial, total=encoded)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
 def run(
     bundle: Bundle, parts: list[DigitsByWriter], held_out: DigitsByWriter, shape: tuple[int, ...], rounds: int
 ) -> Outcome:
-    manifest, runtime, strategy = bundle.manifest, Runtime(bundle), strategies.get("fedavg")
-    finish, layout = bundle.program("finish"), upload_layout(bundle.manifest, "training")
-    port, parameters = clip_input(finish), bundle.parameters()
-    clip = None if port is None else port.default
-    clipped, accuracies, roundings = [], [], []
-    for number in range(rounds):
-        total, exact, weights, cut = np.zeros(layout.length, np.int64), 0.0, 0.0, 0
-        for index, part in enumerate(parts):
-            update = runtime.local_round(
-                part.inputs().reshape(-1, *shape), part.targets(), seed=100 * number + index, parameters=parameters,
-                hyperparameters={} if clip is None else {UPDATE_CLIP: clip},
-            )  # fmt: skip
-            arrays = {**update.arrays, **training_arrays(manifest, finish, update.arrays, update.metrics)}
-            total += layout.encode(arrays, modulus_bits=32, max_cohort=DEVICES).view(np.int32)
-            exact = exact + flat({each.tensor: arrays[each.name] for each in layout.updates if each.kind == "delta"})
-            weights += float(arrays[f"{strategy.name}/weight"])
-            cut += int(update.metrics[CLIPPED])
-        decoded = layout.decode_sum(total.astype(np.int32).view(np.uint32), cohort=DEVICES, modulus_bits=32)
-        layout.check_sum(decoded, DEVICES)
-        roundings.append(float(np.linalg.norm(flat(decoded.deltas) - exact) / np.linalg.norm(exact)))
-        parameters, _ = strategy.apply(parameters, {}, decoded, DEVICES, {})
-        clipped.append(cut)
-        last = port.default if port is not None and clip is None else clip
-        if port is not None and clip is not None:
-            clip = next_clip(clip, cut, DEVICES, port)
-        runtime.set_parameters(parameters)
+    clients = ListedClients([{"input": part.inputs().reshape(-1, *shape), "label": part.targets()} for part in parts])
+    engine = Rounding(OneByOne(bundle, clients, MemoryStates()))
+    course, runtime, accuracies = Rounds(bundle, DEVICES, RoundSettings(cohort=DEVICES), None), Runtime(bundle), []
+    for _ in range(rounds):
+        course.run(engine)
+        runtime.set_parameters(course.standing.parameters)
         answers = runtime.predict(held_out.inputs().reshape(-1, *shape))
         accuracies.append(float((answers.argmax(1) == held_out.targets()).mean()))
-    fixed = max(each.clip or 0.0 for each in layout.updates)
+    rows = course.standing.rows
+    fixed = max(port.clip or 0.0 for port in upload_layout(bundle.manifest, "training").updates)
     return Outcome(
-        accuracies[-1], accuracies[len(accuracies) // 2 - 1], sum(clipped) / (rounds * DEVICES),
-        fixed if last is None else last, float(np.median(roundings)),
+        accuracies[-1], accuracies[rounds // 2 - 1], sum(row.clipped or 0 for row in rows) / (rounds * DEVICES),
+        rows[-1].clip or fixed, float(np.median(engine.found)),
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from archipel.simulation.lanes import Lanes
 from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.rounds import Rounds, RoundSettings
 from archipel.simulation.states import MemoryStates
-from archipel.simulation.work import Engine
+from archipel.simulation.work import Engine, Work
 
 ClientAxis = Literal["auto", "on", "off"]
 
@@ -44,19 +44,20 @@ def choose_client_axis(
         return False, f"{ONE_BY_ONE}: {error}", None
     single = OneByOne(bundle, clients, MemoryStates(), threads=threads)
     drawn = draw_cohort(len(clients), min(settings.cohort, _MEASURED), settings.seed, 1).tolist()
+    work = Rounds(bundle, len(clients), settings, None).first_work()
     # The first run of each makes its sessions.
-    _measure(bundle, clients, settings, single, drawn[:1])
+    _measure(single, work, drawn[:1])
     for _ in range(_TRIES):
         # As below: one of several is enough to say that a step is short.
-        seconds, steps = _measure(bundle, clients, settings, single, drawn[:1])
+        seconds, steps = _measure(single, work, drawn[:1])
         if not steps or seconds <= LONG_STEP * steps:
             break
     else:
         line = f"{ONE_BY_ONE}: a step takes {1e3 * seconds / steps:.1f} ms, nearly all of it arithmetic"
         return False, line, single
-    _measure(bundle, clients, settings, lanes, drawn)
+    _measure(lanes, work, drawn)
     # In turn, and the shortest of each: whatever else runs on the machine makes a run longer, never shorter.
-    turns = [[_measure(bundle, clients, settings, engine, drawn)[0] for engine in (single, lanes)] for _ in range(2)]
+    turns = [[_measure(engine, work, drawn)[0] for engine in (single, lanes)] for _ in range(2)]
     apart, together = (min(times) for times in zip(*turns))
     lines = f"{len(drawn)} devices take {1e3 * together:.1f} ms at once, {1e3 * apart:.1f} ms one by one"
     if together < apart:
@@ -64,11 +65,8 @@ def choose_client_axis(
     return False, f"{ONE_BY_ONE}: {lines}", single
 
 
-def _measure(
-    bundle: Bundle, clients: Clients, settings: RoundSettings, engine: Engine, drawn: list[int]
-) -> tuple[float, int]:
+def _measure(engine: Engine, work: Work, drawn: list[int]) -> tuple[float, int]:
     """Seconds of these devices' rounds, and their steps."""
-    work = Rounds(bundle, len(clients), settings, None).first_work()
     started = time.perf_counter()
     partial = engine.run(work, drawn)
     return time.perf_counter() - started, sum(report.steps for report in partial.reports)

@@ -87,7 +87,7 @@ def run_round(
             in_time = in_time[: pacing.goal]
         _note(outcome, trips, {trip.client for trip in in_time}, name)
         phase.alive = [trip.client for trip in in_time]
-        needed = _required(pacing, len(drawn), name, bool(costs.seats))
+        needed = required(pacing, len(drawn), name, bool(costs.seats))
         if name == "sharing":
             phase.sharers = len(phase.alive)
         if collects:
@@ -144,7 +144,8 @@ def _order(trip: Trip) -> tuple[float, int]:
     return trip.end, trip.client
 
 
-def _required(pacing: Pacing, cohort: int, phase: DeadlinePhase, secure: bool) -> int:
+def required(pacing: Pacing, cohort: int, phase: DeadlinePhase, secure: bool) -> int:
+    """How many devices must be in time in a phase."""
     threshold = pacing.secret_threshold(cohort) if secure else 1
     if phase == "unmasking":
         return threshold

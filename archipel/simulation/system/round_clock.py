@@ -15,7 +15,7 @@ from archipel.protocol.plain import plain_size
 from archipel.protocol.uploads import upload_layout
 from archipel.simulation.clients import Clients
 from archipel.simulation.system import traffic
-from archipel.simulation.system.clock import Costs, Outcome, run_round
+from archipel.simulation.system.clock import Costs, Outcome, required, run_round
 from archipel.simulation.system.devices import Fleet
 from archipel.simulation.system.trips import Traveller
 
@@ -117,11 +117,8 @@ class RoundClock:
         return drawn, outcome
 
     def _draw(self, number: int, state: ClockState) -> list[int]:
-        cohort, pacing = self.settings.cohort, self.pacing
-        if pacing.mode == "synchronous":
-            needed = pacing.goal or cohort
-        else:
-            needed = max(pacing.min_cohort, pacing.secret_threshold(cohort) if self.costs.seats else 1)
+        cohort = self.settings.cohort
+        needed = required(self.pacing, cohort, "updating", bool(self.costs.seats))
         latest = state.time + _PERIODS * self._period + max(state.busy.values(), default=0.0)
         while True:
             busy = {client for client, until in state.busy.items() if until > state.time}
