@@ -105,9 +105,7 @@ def record_inlined(graph: ir.Graph, names: Iterable[Name]) -> None:
 def inlined_functions(graph: ir.Graph) -> set[Name]:
     """The functions that were inlined when the graph was imported. Raises GraphError for a damaged record."""
     try:
-        return {
-            (str(domain), str(op_type)) for domain, op_type in json.loads(graph.metadata_props.get(_INLINED, "[]"))
-        }
+        return {(str(domain), str(op_type)) for domain, op_type in json.loads(graph.metadata_props.get(_INLINED, "[]"))}
     except (TypeError, ValueError, RecursionError) as error:
         raise GraphError(f"the record of inlined functions is damaged ({error}); export the model again") from None
 

@@ -62,7 +62,13 @@ class ImportReport:
                 samples=int(fields["samples"]),
                 notes=tuple(map(str, fields["notes"])),
             )
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError):  # the file may be anybody's, with anything under this key
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            RecursionError,
+        ):  # the file may be anybody's, with anything under this key
             return None
 
 

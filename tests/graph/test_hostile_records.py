@@ -39,27 +39,29 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def refusal(read: Callable[[], object]) -> str:
+    """What the error says, "" where there is none; another exception than archipel's ends the test."""
+    try:
+        read()
+    except ArchipelError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("key", READERS)
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_record_is_read_or_refused(key: str, text: str, file: Path) -> None:
     model = Model.from_onnx(file)
     model.ir.metadata_props[key] = TEXTS[text]
-    refused = False
-    try:
-        READERS[key](model)
-    except ArchipelError as error:
-        refused = True
-        assert "\n" not in str(error)
-        assert "damaged" in str(error)
+    error = refusal(lambda: READERS[key](model))
+    assert "damaged" in error or error == ""
+    assert "\n" not in error
     if text in ("cut", "deep", "empty") and key not in (REPORT_KEY, CONVERSION_KEY):
-        assert refused
+        assert error
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_record_of_inlined_functions(text: str, file: Path) -> None:
     graph = Model.from_onnx(file).ir.graph
     graph.metadata_props["archipel.inlined_functions"] = TEXTS[text]
-    try:
-        assert inlined_functions(graph) == set()
-    except ArchipelError as error:
-        assert "record of inlined functions is damaged" in str(error)
+    assert refusal(lambda: inlined_functions(graph)).startswith("the record of inlined functions is damaged")
