@@ -21,6 +21,7 @@ from measure import Row
 from archipel import bundle as b
 from archipel.bundle.roles import Example, Hyperparameter, Label, Metric, Parameter, State
 from archipel.client import AgentConfig
+from archipel.client.memory.decisions import DecisionBook
 from archipel.client.rounds.work import Prepared, contribute
 from archipel.lite_runtime import DeviceState, Runtime
 from archipel.protocol.messages import RoundPlan
@@ -157,6 +158,7 @@ def agent_epoch(network: Network, isolated: bool) -> Callable[[], Mapping[str, n
             publisher_keys=network.publisher_keys,
             config=config,
             check=lambda: None,
+            decisions=DecisionBook(config.folder),
         ).arrays
 
     return run

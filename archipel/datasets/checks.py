@@ -52,6 +52,28 @@ def checked(
     return CheckedStream(dataset, rules, on_bad)
 
 
+def check_same_classes(files: Mapping[str, Dataset | Stream], names: Mapping[str, object]) -> None:
+    """Labels must mean the same in all files: the numbers of texts and folders are by the names that a file has.
+
+    Arguments:
+        files: by the key of the setting that names each, such as "train".
+        names: how errors call each file.
+
+    Raises DatasetError that names key, file and field.
+    """
+    first = next(iter(files), "")
+    for key, data in files.items():
+        for field, own in data.fields.items():
+            expected = files[first].fields.get(field, own)
+            if own.classes != expected.classes:
+                differs = sorted(set(own.classes) ^ set(expected.classes))[:3]
+                raise DatasetError(
+                    f"data.{key}: {names[key]}: field {field!r} has other classes than {names[first]} "
+                    f"({', '.join(differs) or 'another order'}); name them in data.options, or give each file all of "
+                    "them"
+                )
+
+
 def find_broken(
     data: Dataset | Stream,
     *,

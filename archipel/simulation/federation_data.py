@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from archipel import datasets
 from archipel.datasets import Dataset, as_dataset, open_file, partitioners
+from archipel.datasets.checks import check_same_classes
 from archipel.datasets.entry_names import FieldNames
 from archipel.datasets.partitioners import FIELD, PARTITIONERS, takes_field
 from archipel.datasets.taking import take
@@ -88,15 +89,16 @@ def read_examples(source: DataSource, folder: Path, seed: int) -> Examples:
         load = load_function(source.python, "data.python", folder)
         check_arguments(load, source.python, source.arguments, "data.arguments")
         found = _parts(load(**source.arguments))
-    for number, (name, file) in enumerate((("train", source.train), ("test", source.test))):
-        if file is not None:
-            found[number] = open_file(folder / file, **source.options)
-            if not isinstance(found[number], Dataset):
-                raise SimulationError(
-                    f"data.{name}: {file}: nobody knows how many examples it has; convert it first: archipel data "
-                    "convert"
-                )
-    train, test = found
+    paths = {name: file for name in ("train", "test") if (file := getattr(source, name)) is not None}
+    files = {name: open_file(folder / file, **source.options) for name, file in paths.items()}
+    for name, file in files.items():
+        if not isinstance(file, Dataset):
+            raise SimulationError(
+                f"data.{name}: {paths[name]}: nobody knows how many examples it has; convert it first: archipel data "
+                "convert"
+            )
+    check_same_classes(files, paths)
+    train, test = files.get("train", found[0]), files.get("test", found[1])
     if isinstance(train, Clients) and not isinstance(train, Dataset | Sequence | Mapping):
         clients: Clients = train
     elif _is_divided(train):

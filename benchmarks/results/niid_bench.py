@@ -65,7 +65,7 @@ def network(seed: int) -> nn.Module:
 def divide(labels: np.ndarray, partition: str, seed: int) -> list[np.ndarray]:
     if partition == "dirichlet":
         return datasets.split_dirichlet(labels, CLIENTS, alpha=0.5, seed=seed)
-    return datasets.split_labels(labels, CLIENTS, per_device=2, seed=seed)
+    return datasets.split_labels(labels, CLIENTS, each=2, seed=seed)
 
 
 def run(

@@ -152,7 +152,9 @@ def test_functions_of_one_s_own(write: Write, tmp_path: Path) -> None:
     federation = load_federation(file)
     result = federation.run()
     assert result.parameters["0.weight"].shape == (4, 6)
-    assert result.history[-1].tested["accuracy"] >= 0
+    data, w = loaded(tmp_path), result.parameters
+    logits = np.tanh(data["x"][:8] @ w["0.weight"].T + w["0.bias"]) @ w["2.weight"].T + w["2.bias"]
+    assert result.history[-1].tested["accuracy"] == (logits.argmax(1) == data["y"][:8]).mean()
     prepared = load_federation(write('data = { python = "own.py:divided" }')).prepare()
     assert isinstance(prepared.clients, ListedClients)
     assert prepared.clients.count(1) == 13
@@ -253,6 +255,17 @@ def test_data_that_do_not_fit_are_told(write: Write, tmp_path: Path, arrays: dic
         load_federation(file, ["partition.clients=2"]).run()
     assert str(told.value).startswith(f"{file}: ")
     assert text in str(told.value)
+
+
+def test_files_whose_labels_mean_something_else_are_refused(write: Write, tmp_path: Path) -> None:
+    head = ",".join("abcdef") + ",label\n"
+    for name, labels in (("train", ("low", "high")), ("test", ("high", "middle"))):
+        (tmp_path / f"{name}.csv").write_text(head + "".join(f"{'1,' * 6}{label}\n" for label in labels))
+    file = write(DATA.replace(".npz", ".csv").replace("data.csv", "train.csv"))
+    with pytest.raises(
+        SimulationError, match=r"data\.test: test\.csv: field 'label' has other classes than train\.csv"
+    ):
+        load_federation(file).prepare()
 
 
 def test_tables_and_curves_have_what_happened(write: Write, tmp_path: Path) -> None:

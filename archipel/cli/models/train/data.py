@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from archipel.cli.models.train.job import DataPart, Job
-from archipel.datasets import Dataset, Stream, open_file
-from archipel.errors import CommandError
+from archipel.cli.models.train.job import Job
+from archipel.datasets import open_file
+from archipel.datasets.checks import check_same_classes
 from archipel.user_functions import check_arguments, load_function
 
 PARTS = ("train", "validation", "test")
@@ -22,31 +21,18 @@ class Data(NamedTuple):
 
 
 def read_data(job: Job) -> Data:
-    """The data that the job names. Raises CommandError that names the key, and what a function of the user's raises."""
+    """The data that the job names. Raises an ArchipelError that names the key, and what a function of the user's
+    raises."""
     part = job.data
-    files = {name: open_file(path, **part.options) for name in PARTS if (path := getattr(part, name)) is not None}
-    _check_classes(part, files)
+    paths = {name: path for name in PARTS if (path := getattr(part, name)) is not None}
+    files = {name: open_file(path, **part.options) for name, path in paths.items()}
+    check_same_classes(files, paths)
     if part.python is None:
         return Data(**files)
     load = load_function(part.python, "data.python")
     check_arguments(load, part.python, part.arguments, "data.arguments")
     found = _parts(load(**part.arguments))
     return Data(**{**found._asdict(), **files})
-
-
-def _check_classes(part: DataPart, files: Mapping[str, Dataset | Stream]) -> None:
-    """Labels must mean the same in all files: the numbers of texts and folders are by the names that a file has."""
-    first = next(iter(files), "")
-    for name, data in files.items():
-        for field, own in data.fields.items():
-            expected = files[first].fields.get(field, own)
-            if own.classes != expected.classes:
-                differs = sorted(set(own.classes) ^ set(expected.classes))[:3]
-                raise CommandError(
-                    f"data.{name}: {getattr(part, name)}: field {field!r} has other classes than "
-                    f"{getattr(part, first)} ({', '.join(differs) or 'another order'}); name them in data.options, or "
-                    "give each file all of them"
-                )
 
 
 def _parts(found: Any) -> Data:
