@@ -10,7 +10,7 @@ import onnx.inliner
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from archipel.errors import ModelImportError
+from archipel.errors import GraphError, ModelImportError
 from archipel.graph.markers import MARKERS
 from archipel.graph.opset import OPSET, difference, opset_of, stamp, standard_nodes
 from archipel.graph.walk import proto_nodes
@@ -103,8 +103,11 @@ def record_inlined(graph: ir.Graph, names: Iterable[Name]) -> None:
 
 
 def inlined_functions(graph: ir.Graph) -> set[Name]:
-    """The functions that were inlined when the graph was imported."""
-    return {(domain, op_type) for domain, op_type in json.loads(graph.metadata_props.get(_INLINED, "[]"))}
+    """The functions that were inlined when the graph was imported. Raises GraphError for a damaged record."""
+    try:
+        return {(str(domain), str(op_type)) for domain, op_type in json.loads(graph.metadata_props.get(_INLINED, "[]"))}
+    except (TypeError, ValueError, RecursionError) as error:
+        raise GraphError(f"the record of inlined functions is damaged ({error}); export the model again") from None
 
 
 def inline_functions(model: ir.Model, keep: Collection[Name] = ()) -> None:

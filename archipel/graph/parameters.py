@@ -37,12 +37,25 @@ def parameter_names(model: ir.Model) -> tuple[str, ...]:
 
     The importer records them in the model's metadata. Without a record they are the float initializers of rank 1 and
     above that an operator reads as something else than a setting (such as the scales of Resize).
+
+    Raises GraphError for a damaged record.
     """
     recorded = model.metadata_props.get(NAMES_KEY)
     if recorded is not None:
-        known = set(json.loads(recorded))
+        known = _names(recorded, "the record of the model's parameters")
         return tuple(name for name in model.graph.initializers if name in known)
     return tuple(name for name, value in model.graph.initializers.items() if _is_weight(value))
+
+
+def _names(recorded: str, what: str) -> frozenset[str]:
+    """A list of names in JSON. Anybody may have written the file that it stands in."""
+    try:
+        found = json.loads(recorded)
+    except (ValueError, RecursionError) as error:
+        raise GraphError(f"{what} is damaged ({error}); export the model again") from None
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise GraphError(f"{what} is damaged (it is no list of names); export the model again")
+    return frozenset(found)
 
 
 def record_parameters(model: ir.Model, names: Iterable[str]) -> None:

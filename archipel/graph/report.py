@@ -62,7 +62,13 @@ class ImportReport:
                 samples=int(fields["samples"]),
                 notes=tuple(map(str, fields["notes"])),
             )
-        except (KeyError, TypeError, ValueError):  # the file may be anybody's, with anything under this key
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            OverflowError,
+            RecursionError,
+        ):  # the file may be anybody's, with anything under this key
             return None
 
 
@@ -77,7 +83,7 @@ def conversion_notes(model: ir.Model) -> tuple[str, ...]:
     try:
         notes = json.loads(model.metadata_props.get(CONVERSION_KEY, "[]"))
         return tuple(map(str, notes)) if isinstance(notes, list) else ()
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
 
 

@@ -100,7 +100,7 @@ def _entries(model: Model) -> dict[str, np.ndarray | str | None]:
         return {}
     try:
         return {str(name): _decode(entry) for name, entry in json.loads(recorded).items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, SyntaxError) as error:
         raise GraphError(f"source_state: the record of the source's state is damaged ({error!r})") from None
 
 

@@ -370,6 +370,8 @@ class Trainer:
         shapes = ", ".join(f"{name} {list(batch[name].shape)}" for name in self._feed.inputs)
         hint = "; an index is beyond its table, such as a token beyond the vocabulary" if isinstance(
             error, IndexError) else ""  # fmt: skip
+        if isinstance(error, TypeError) and "positional argument" in str(error):
+            hint = "; leave out fields of the data that are no inputs, or add those that are missing"
         if size == 1 and "more than 1 value per channel" in str(error):
             # What PyTorch's BatchNorm says; most often of the examples that are left over.
             hint = "; BatchNorm has no statistics of one example: take a batch_size that leaves none over"

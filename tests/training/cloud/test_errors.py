@@ -139,6 +139,7 @@ def diverged() -> nn.Module:
         ({"data": {"x": X, "z": X, "label": Y}, "inputs": ("x", "y")}, "inputs: the data have no field 'y'"),
         ({"data": (X[:0], Y[:0])}, "examples"),
         ({"module": Ints()}, r"the model cannot compute a batch of input \[32, 5\]: .*"),
+        ({"data": {"input": X, "age": Y, "label": Y}}, "3 were given; leave out fields of the data that are no inputs"),
         ({"module": nn.ReLU()}, "the module has no parameters"),
         ({"module": nn.Linear}, "got builtins.type; give the network itself"),
         ({"module": nn.Linear(5, 2).state_dict()}, "got collections.OrderedDict; give the network itself"),

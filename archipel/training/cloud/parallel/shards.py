@@ -1,7 +1,7 @@
 """A module and its optimizer in a folder: each process writes its shards, and any number of processes reads them.
 
-PyTorch's own reader runs whatever a file of the folder names, as pickles do. This one takes tensors, numbers, texts and
-PyTorch's tables of these, and nothing else.
+PyTorch's own reader runs whatever a file of the folder names, as pickles do, and reads whatever file it names. This one
+takes tensors, numbers, texts and PyTorch's tables of these out of the folder's own files, and nothing else.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import struct
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from archipel.errors import CheckpointError, one_line
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # Of an optimizer's group: how this process computes, not what.
 _OWN = ("fused", "foreach", "capturable", "differentiable")
+# What Python's unpickler raises for bytes that are no pickle.
+_BROKEN = (EOFError, struct.error, ValueError, TypeError, AttributeError, LookupError, OverflowError, MemoryError)
 _TABLES = "torch.distributed.checkpoint.metadata"
 # What the file .metadata may name.
 _ALLOWED = {
@@ -87,8 +90,8 @@ def read_shards(
             optim_state_dict=state["optimizer"] | own,
             options=StateDictOptions(flatten_optimizer_state_dict=True),
         )
-    except (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError,
-            checkpoint.api.CheckpointException) as error:  # fmt: skip
+    except (OSError, EOFError, RuntimeError, ValueError, TypeError, AttributeError, LookupError,
+            pickle.UnpicklingError, checkpoint.api.CheckpointException) as error:  # fmt: skip
         raise CheckpointError(f"the checkpoint {folder} cannot be read: {_reason(error)}") from error
 
 
@@ -175,16 +178,40 @@ def _one_process_may() -> Iterator[None]:
 
 def _reason(error: BaseException) -> str:
     failures = list(getattr(error, "failures", {}).values())  # of CheckpointException: one for each process
-    return one_line(failures[0][0] if failures else error)[:200]
+    cause = failures[0][0] if failures else error
+    if isinstance(cause, pickle.UnpicklingError) and "weights_only" in str(cause):
+        # PyTorch's text advises to load the file without the check, which would run the file's code.
+        return "it holds more than tensors, numbers and texts"
+    return one_line(cause)[:200]
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """In Python, where one can look at what a state is given to."""
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+
+    def load_build(self) -> None:
+        target = self.stack[-2]  # type: ignore[attr-defined]
+        if callable(target):
+            # It would change PyTorch's class or function, or Python's, in all of this process.
+            raise pickle.UnpicklingError(f"its table of tensors changes {target!r}, which no checkpoint does")
+        super().load_build()  # type: ignore[misc]
+
+    dispatch[pickle.BUILD[0]] = load_build
+
     def find_class(self, module: str, name: str) -> Any:
         import torch
 
         if (module, name) in _ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"its table of tensors names {module}.{name}, which no checkpoint needs")
+
+
+def _check_place(place: Any) -> None:
+    name = getattr(place, "relative_path", None)
+    plain = isinstance(name, str) and name not in ("", "..") and Path(name).name == name
+    if not plain or place.transform_descriptors:
+        raise pickle.UnpicklingError(f"its table of tensors names {name!r}, which is no file of the folder")
 
 
 def _strict() -> tuple[type[Any], Any]:
@@ -196,9 +223,14 @@ def _strict() -> tuple[type[Any], Any]:
 
     class Reader(FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-            found = _Unpickler(io.BytesIO((Path(self.path) / ".metadata").read_bytes())).load()
+            try:
+                found = _Unpickler(io.BytesIO((Path(self.path) / ".metadata").read_bytes())).load()
+            except _BROKEN as error:
+                raise pickle.UnpicklingError(f"its table of tensors is damaged ({one_line(error)})") from error
             if not isinstance(found, Metadata):
                 raise pickle.UnpicklingError("it has no table of tensors")
+            for place in (found.storage_data or {}).values():
+                _check_place(place)
             found.storage_meta = found.storage_meta or StorageMeta()
             found.storage_meta.load_id = self.load_id
             return found
