@@ -35,7 +35,7 @@ def main() -> None:
         )
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     for row in result.history:
-        print(json.dumps({"seconds": row.seconds, "memory": most, "loss": row.metrics.get("loss")}))
+        print(json.dumps({"seconds": row.seconds, "memory": most}))
 
 
 if __name__ == "__main__":
