@@ -89,15 +89,6 @@ def masked(length: int, modulus_bits: int) -> Traffic:
     return Traffic(up=length * -(-modulus_bits // 8))
 
 
-def secure_total(cohort: int, length: int, modulus_bits: int, population: str = "devices") -> Traffic:
-    """What one device of a round without dropouts moves, beside the weights that it fetches."""
-    parts = [
-        advertising(cohort), sharing(cohort, cohort, population), complaining(cohort), masked(length, modulus_bits),
-        confirming(cohort), unmasking(cohort, cohort, 0),
-    ]  # fmt: skip
-    return Traffic(sum(part.down for part in parts), sum(part.up for part in parts))
-
-
 def _listed(one: msgspec.Struct, count: int) -> int:
     """The size of a message with one list of one item, if it had `count` items."""
     item = getattr(one, one.__struct_fields__[0])[0]

@@ -11,7 +11,7 @@ import pytest
 import archipel
 from archipel.bundle import Bundle
 from archipel.errors import SimulationError
-from archipel.simulation.system import Device, Pacing, System
+from archipel.simulation.system import Device, Pacing, System, traffic
 from archipel.simulation.system.clock import Costs, Outcome, run_round
 from archipel.simulation.system.devices import Fleet
 from archipel.simulation.system.trips import Traveller
@@ -96,12 +96,13 @@ def test_phases_of_a_secure_round_wait_for_each_other() -> None:
     assert found.end == 1 + 27 + 1 + 5
     assert found.masks == 1 + 27 + 1 + 2
     assert found.counted == [0, 1, 2]
-    from archipel.simulation.system import traffic
-
-    total = traffic.secure_total(3, 50, 16)
-    # 50 entries of two bytes: the update of 100 bytes.
-    assert found.down == 3 * (200 + total.down)
-    assert found.up == 3 * total.up
+    # Of one device, beside the 200 bytes that it fetches; the update has 50 entries of two bytes.
+    parts = [
+        traffic.advertising(3), traffic.sharing(3, 3, "devices"), traffic.complaining(3), traffic.masked(50, 16),
+        traffic.confirming(3), traffic.unmasking(3, 3, 0),
+    ]  # fmt: skip
+    assert found.down == 3 * (200 + sum(part.down for part in parts))
+    assert found.up == 3 * sum(part.up for part in parts)
 
 
 def test_hours_repeat_every_period() -> None:
