@@ -33,7 +33,6 @@ class Costs:
     update: int
     steps: Callable[[int], int]
     seats: int = 0
-    population: str = "devices"
 
     def work(self, client: int) -> list[Stretch]:
         """From the plan to the update: what comes first in every round."""
@@ -107,7 +106,7 @@ def _stretches(costs: Costs, client: int, phase: _Phase) -> list[Stretch]:
         case "advertising":
             return [*costs.work(client), Stretch("advertising", traffic.advertising(costs.seats))]
         case "sharing":
-            return [Stretch("sharing", traffic.sharing(members, costs.seats, costs.population))]
+            return [Stretch("sharing", traffic.sharing(members, costs.seats))]
         case "complaining":
             return [Stretch("complaining", traffic.complaining(members))]
         case "masking":

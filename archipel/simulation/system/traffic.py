@@ -54,8 +54,8 @@ def advertising(seats: int) -> Traffic:
     return Traffic(up=_size(AdvertiseRequest(advertisement=_advertisement(), envelope_keys=keys)))
 
 
-def sharing(members: int, seats: int, population: str) -> Traffic:
-    """The keys of all `members`, and an envelope for each other one."""
+def sharing(members: int, seats: int, population: str = "devices") -> Traffic:
+    """The keys of all `members`, and an envelope for each other one. `population` is in each one's certificate."""
     chain = Chain(token=_sealed(_token(population)), identity=_sealed(IdentityCertificate(device_key=_KEY)))
     member = Member(chain=chain, advertisement=_advertisement())
     key = EnvelopeKey(peer=_DEVICE, key=_KEY, path=bytes(KEY_BYTES * depth(seats)))
