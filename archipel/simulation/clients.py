@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from archipel.errors import SimulationError
+
+if TYPE_CHECKING:
+    import torch
 
 Examples = Mapping[str, NDArray[Any]]
 """A client's examples: `[examples, ...]` by field name."""
@@ -205,3 +208,10 @@ def as_clients(data: Any, fields: Sequence[str]) -> Clients:
     if not listed:
         raise SimulationError("clients: there are none")
     return ListedClients(listed)
+
+
+def two_of(array: NDArray[Any]) -> torch.Tensor:
+    """Two examples of a field, to export a module with: exporters take a batch of one for a constant."""
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(np.resize(array, (2, *array.shape[1:]))))

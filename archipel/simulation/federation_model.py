@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from archipel.bundle import Bundle, development_key, development_key_file, load_public_key, open_bundle
@@ -18,6 +17,7 @@ from archipel.errors import SimulationError
 from archipel.graph import Model
 from archipel.lite_runtime.training.driver import data_ports
 from archipel.models.source import ModelSource, make_network
+from archipel.simulation.clients import two_of
 
 
 def open_network(source: ModelSource, seed: int, folder: Path) -> Any:
@@ -46,16 +46,12 @@ def as_model(network: Any, train: Mapping[str, NDArray[Any]]) -> Model:
         raise SimulationError(
             f"model.python: expected a PyTorch module or an archipel.Model, got {type(network).__name__}; return one"
         )
-    import torch
-
     taken = [
         each.name for each in inspect.signature(network.forward).parameters.values()
         if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
     ]  # fmt: skip
     arrays = FieldNames(dict.fromkeys(taken, FieldType()), {}).take("data", train)
-    # Two examples: exporters take a batch of one for a constant.
-    examples = [torch.from_numpy(np.ascontiguousarray(np.resize(arrays[name], (2, *arrays[name].shape[1:]))))
-                for name in taken]  # fmt: skip
+    examples = [two_of(arrays[name]) for name in taken]
     return Model.from_torch(network, tuple(examples) if len(examples) > 1 else examples[0])
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from archipel.bundle import Bundle, open_bundle
 from archipel.bundle.development import development_key, generate_development_key
 from archipel.durable import write_durably
@@ -22,7 +20,7 @@ from archipel.lite_runtime.training.driver import data_ports
 from archipel.protocol.operator.tasks import Mode
 from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
-from archipel.simulation.clients import Clients, add_client, as_clients
+from archipel.simulation.clients import Clients, add_client, as_clients, two_of
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, RoundSettings
 from archipel.simulation.running import RunOptions, Test, run
@@ -216,7 +214,4 @@ def _imported(model: Any, clients: Clients | Sequence[Any]) -> Model:
         return model
     first = clients.take(0) if isinstance(clients, Clients) and not isinstance(clients, Sequence) else clients[0]
     inputs = first[0] if isinstance(first, tuple) else next(iter(first.values()))
-    import torch
-
-    # Two examples: exporters take a batch of one for a constant.
-    return Model.from_torch(model, torch.from_numpy(np.ascontiguousarray(np.resize(inputs, (2, *inputs.shape[1:])))))
+    return Model.from_torch(model, two_of(inputs))
