@@ -10,27 +10,16 @@ from numpy.typing import NDArray
 
 from archipel.autodiff import vmap
 from archipel.bundle import Bundle
-from archipel.bundle.roles import (
-    Count,
-    Example,
-    ExampleWeight,
-    Label,
-    Parameter,
-    Personal,
-    Port,
-    Seed,
-    State,
-    Step,
-)
+from archipel.bundle.roles import Count, Seed, Step
 from archipel.errors import ArchipelError, SimulationError
 from archipel.graph.importing.bundled import read_bundled
 from archipel.graph.importing.loading import normalize
 from archipel.graph.model import Model
 from archipel.lite_runtime.engines.onnx_runtime import Session, error_types, onnxruntime
+from archipel.lite_runtime.fields import FIELD_ROLES
+from archipel.lite_runtime.training.loop import MOVING
 
-BATCH = (Example, Label, ExampleWeight)
-MOVING = (Parameter, Personal, State)
-OF_A_DEVICE = (*BATCH, *MOVING, Seed, Count, Step)
+OF_A_DEVICE = (*FIELD_ROLES, *MOVING, Seed, Count, Step)
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -68,8 +57,3 @@ class LaneProgram:
             name: np.broadcast_to(result, (lanes, *result.shape)) if name in self._same else result
             for name, result in results.items()
         }
-
-
-def key(port: Port) -> tuple[type[Port], str]:
-    """What makes two ports one tensor."""
-    return type(port), getattr(port, "tensor", "")

@@ -36,11 +36,12 @@ from archipel.lite_runtime import DeviceState
 from archipel.lite_runtime.fields import FIELD_ROLES, collect
 from archipel.lite_runtime.shuffle import batches
 from archipel.lite_runtime.training.driver import data_ports, find_program, need_program
+from archipel.lite_runtime.training.loop import MOVING, port_key, port_moves
 from archipel.lite_runtime.values import Values
 from archipel.protocol.training_metrics import lane_training_arrays
 from archipel.simulation.clients import Clients, SplitClients
 from archipel.simulation.draws import device_seed
-from archipel.simulation.lane_program import BATCH, MOVING, LaneProgram, key
+from archipel.simulation.lane_program import LaneProgram
 from archipel.simulation.states import States
 from archipel.simulation.work import Partial, Report, Work
 
@@ -207,7 +208,7 @@ class Lanes:
             at = np.stack(chosen_rows)
             feed: dict[str, NDArray[Any]] = {}
             for port in program.inputs:
-                if not isinstance(port, BATCH):
+                if not isinstance(port, FIELD_ROLES):
                     continue
                 array = group.arrays.get(port.name)
                 if array is None and isinstance(port, ExampleWeight):
@@ -245,27 +246,27 @@ class Lanes:
                 feed[port.name] = self._read(port, group, lanes, whole)
         outputs = self._programs[name].run(feed, len(lanes))
         for written in program.outputs:
-            if not isinstance(written, MOVING) or not _moves(written, chosen):
+            if not isinstance(written, MOVING) or not port_moves(written, chosen):
                 continue
             if whole:
-                group.tensors[key(written)] = outputs[written.name]
+                group.tensors[port_key(written)] = outputs[written.name]
             else:
-                held = group.tensors.get(key(written))
+                held = group.tensors.get(port_key(written))
                 if held is None:
                     held = self._first(written, group)
                 if not held.flags.writeable:
                     held = held.copy()
                 held[lanes] = outputs[written.name]
-                group.tensors[key(written)] = held
+                group.tensors[port_key(written)] = held
         return outputs
 
     def _read(self, port: Port, group: _Group, lanes: NDArray[np.int64], whole: bool) -> NDArray[Any]:
         if isinstance(port, MOVING):
             if isinstance(port, State) and port.lifetime == "step":
                 return self._first(port, group)[lanes]
-            held = group.tensors.get(key(port))
+            held = group.tensors.get(port_key(port))
             if held is None:
-                held = group.tensors[key(port)] = self._first(port, group)
+                held = group.tensors[port_key(port)] = self._first(port, group)
             return held if whole else held[lanes]
         if isinstance(port, Seed):
             return np.array(group.seeds, np.uint32)[lanes].astype(port.dtype)
@@ -314,8 +315,8 @@ class Lanes:
         values = group.own[lane]
         for each in self._programs.values():
             for port in each.program.outputs:
-                if isinstance(port, Personal | State) and key(port) in group.tensors:
-                    values.write(port, group.tensors[key(port)][lane].copy())
+                if isinstance(port, Personal | State) and port_key(port) in group.tensors:
+                    values.write(port, group.tensors[port_key(port)][lane].copy())
         values.keep()
         self._states.save(group.numbers[lane], work.number, group.states[lane], work.saved)
 
@@ -340,9 +341,3 @@ def _steps(orders: list[list[NDArray[np.int64]]]) -> Iterator[tuple[NDArray[np.i
                 sizes.setdefault(len(order[step]), []).append(lane)
         for lanes in sizes.values():
             yield np.array(lanes), [orders[lane][step] for lane in lanes]
-
-
-def _moves(port: Port, chosen: set[str] | None) -> bool:
-    if isinstance(port, State):
-        return port.lifetime != "step"
-    return chosen is None or getattr(port, "tensor", "") in chosen

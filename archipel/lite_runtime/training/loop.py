@@ -29,7 +29,8 @@ from archipel.lite_runtime.values import Values, fixed_shape
 
 _SNAPSHOT_AFTER = 1000
 """Groups of steps between snapshots: at most so many are repeated."""
-_MOVING = (Parameter, Personal, State)
+MOVING = (Parameter, Personal, State)
+"""Roles of what a step may change."""
 
 
 class Repeated(NamedTuple):
@@ -54,7 +55,7 @@ class TrainLoop:
         self._values = values
         self._fields = fields
         chosen = None if moves is None else set(moves)
-        self._moving = [port for port in program.outputs if isinstance(port, _MOVING) and _moves(port, chosen)]
+        self._moving = [port for port in program.outputs if isinstance(port, MOVING) and port_moves(port, chosen)]
         self._loss = loss_of([port for port in program.outputs if isinstance(port, Metric)])
         self._start = self._read_start(program)
         self._sets = self._make_sets()
@@ -65,7 +66,7 @@ class TrainLoop:
         self._history = None if noisy else _History(self._start, values.steps)
         self._single = _Engine(session, program, values, fields, self._moving, self._sets, self._bound)
         # A graph of several steps feeds all of its outputs back, so it cannot hold back tensors that shall stay.
-        unchanged = len(self._moving) == sum(isinstance(port, _MOVING) for port in program.outputs)
+        unchanged = len(self._moving) == sum(isinstance(port, MOVING) for port in program.outputs)
         if repeated and unchanged and repeated.session.holds == session.holds:
             self._repeated: _Engine | None = _Engine(*repeated, values, fields, self._moving, self._sets, self._bound)
         else:
@@ -173,8 +174,8 @@ class TrainLoop:
 
     def _read_start(self, program: Program) -> dict[str, np.ndarray]:
         """The first values of the moving tensors that the program reads, by output name."""
-        inputs = {_key(port): port for port in program.inputs if isinstance(port, _MOVING)}
-        return {port.name: self._values.read(port) for port in self._moving if _key(port) in inputs}
+        inputs = {port_key(port): port for port in program.inputs if isinstance(port, MOVING)}
+        return {port.name: self._values.read(port) for port in self._moving if port_key(port) in inputs}
 
     def _make_sets(self) -> list[dict[str, np.ndarray]]:
         sets = [{port.name: np.empty(fixed_shape(port), port.dtype) for port in self._moving} for _ in range(2)]
@@ -248,9 +249,9 @@ class _Engine:
         return [{name: float(buffer[k]) for name, buffer in self._metrics.items()} for k in range(self.steps)]
 
     def _bind_inputs(self) -> None:
-        moving = {_key(port) for port in self._moving}
+        moving = {port_key(port) for port in self._moving}
         for port in self._program.inputs:
-            if isinstance(port, BATCH_ROLES) or (isinstance(port, _MOVING) and _key(port) in moving):
+            if isinstance(port, BATCH_ROLES) or (isinstance(port, MOVING) and port_key(port) in moving):
                 continue
             # These change with every step; everything else outside the batch is constant during a phase.
             if isinstance(port, Step | Noise) or (isinstance(port, Count) and port.of == "steps"):
@@ -262,15 +263,15 @@ class _Engine:
 
     def _bind_batch(self, rows: int) -> _BatchBuffers:
         batch = _BatchBuffers(self._program, self._fields, rows)
-        read = {_key(port): port.name for port in self._program.inputs if isinstance(port, _MOVING)}
+        read = {port_key(port): port.name for port in self._program.inputs if isinstance(port, MOVING)}
         varying = {port.name for port, _ in self._varying}
         kept = {*(set(self._inputs) - varying), *read.values(), *(port.name for port in self._moving)}
         # One binding for each set to read from, so that a step only chooses among them.
         for index in range(len(self._sets)):
             inputs, outputs = {**self._inputs, **batch.values}, dict(self._metrics)
             for port in self._moving:
-                if _key(port) in read:
-                    inputs[read[_key(port)]] = self._sets[index][port.name]
+                if port_key(port) in read:
+                    inputs[read[port_key(port)]] = self._sets[index][port.name]
                 outputs[port.name] = self._sets[(index + 1) % len(self._sets)][port.name]
             batch.runs.append(self._session.bind(inputs, outputs, self._bound, kept))
         return batch
@@ -317,11 +318,13 @@ class _BatchBuffers:
                 rows[used:] = 0
 
 
-def _key(port: Port) -> tuple[type[Port], str]:
+def port_key(port: Port) -> tuple[type[Port], str]:
+    """What makes two ports one tensor."""
     return type(port), getattr(port, "tensor", "")
 
 
-def _moves(port: Port, chosen: set[str] | None) -> bool:
+def port_moves(port: Port, chosen: set[str] | None) -> bool:
+    """Whether a phase that moves the `chosen` tensors (None: all) keeps what a step writes to this port of MOVING."""
     # State of lifetime "step" starts anew with each step; other state always moves, whatever `moves` names.
     if isinstance(port, State):
         return port.lifetime != "step"
