@@ -46,5 +46,5 @@ def test_one_line_that_names_the_file(reader: str, text: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("text", ["deep", "digits", "cut", "date"])
 def test_a_card(text: str) -> None:
-    with pytest.raises(ArchipelError, match="^card: "):
+    with pytest.raises(ArchipelError, match=r"^card: "):
         parse_card(TEXTS[text].decode()[:50_000])
