@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from archipel.errors import CommandError
+from archipel.errors import CommandError, one_line
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -16,8 +16,11 @@ def read_toml(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
         raise CommandError(f"{file}: no TOML, which is text in UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise CommandError(f"{file}: {error}") from None
+    except RecursionError:
+        raise CommandError(f"{file}: nested too deeply for a file of settings") from None
+    except ValueError as error:
+        # tomllib's own error, or Python's for a number with thousands of digits.
+        raise CommandError(f"{file}: {one_line(error)}") from None
 
 
 def put_setting(
@@ -42,7 +45,7 @@ def put_setting(
         parts = [otherwise, *parts]
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text  # a word without quotation marks, which a shell takes away
     at = table
     for part in parts[:-1]:

@@ -35,7 +35,7 @@ from archipel.compression.quantize.dynamic import DynamicInt8
 from archipel.compression.quantize.half import Float16
 from archipel.compression.quantize.static import StaticInt8
 from archipel.compression.quantize.weight_only import WeightOnly
-from archipel.errors import CompressionError
+from archipel.errors import CompressionError, one_line
 
 PARTS: tuple[type[Any], ...] = (
     PruneChannels, LowRank, Distil, FineTune, PruneWeights, PruneNM,
@@ -72,8 +72,8 @@ def parse_recipe(text: str) -> list[Part]:
     """As `load_recipe`, from the text of a file: `parse_recipe('part = [{kind = "static_int8"}]')`."""
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise CompressionError(f"not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise CompressionError(f"not TOML: {one_line(error)}") from None
     parts = content.pop("part", None)
     if content or not isinstance(parts, list) or not parts:
         extra = f"; unknown: {', '.join(map(repr, content))}" if content else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from archipel.errors import PreprocessingError
+from archipel.errors import PreprocessingError, one_line
 from archipel.preprocessing.augmentation import RandomFlip, RandomGain, RandomMask, RandomNoise, RandomShift
 from archipel.preprocessing.layout import Layout
 from archipel.preprocessing.numbers import Average, Cast, Clip, Normalize, OneHot, Scale, Standardize
@@ -58,10 +58,10 @@ def load_settings(path: str | os.PathLike[str]) -> list[Transform]:
         content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise PreprocessingError(f"{path}: no such file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise PreprocessingError(f"{path}: not TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise PreprocessingError(f"{path}: cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise PreprocessingError(f"{path}: not TOML: {one_line(error)}") from None
     tables = content.pop(TABLE, None)
     if content or not tables:
         extra = f"; unknown: {', '.join(map(repr, content))}" if content else ""

@@ -111,7 +111,7 @@ def load(folder: Path, expected: Record, bundle: Bundle) -> tuple[Record, Standi
         groups = split_names(tensors, [*_GROUPS, *(f"version-{version}" for version in versions)])
         for group in ("parameter", *(f"version-{version}" for version in versions)):
             read_parameters(groups[group], bundle)
-    except (msgspec.MsgspecError, OSError, ArchipelError) as error:
+    except (msgspec.MsgspecError, OSError, ArchipelError, RecursionError) as error:
         raise SimulationError(f"{folder}: its run cannot be read ({error}); remove the folder to begin anew") from None
     for name, what in _REFUSED.items():
         if getattr(record, name) != getattr(expected, name):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from archipel.errors import ArchipelError, SimulationError
+from archipel.errors import ArchipelError, SimulationError, one_line
 from archipel.simulation.system.settings import Device, System
 
 MOST_DEVICES = 100_000
@@ -38,8 +38,10 @@ def read_devices(path: Path | str) -> tuple[Device, ...]:
             raise SimulationError(f"{path}: a trace is a .csv or a .toml")
     except SimulationError as error:
         raise SimulationError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from None
-    except (OSError, ArchipelError, ValueError, csv.Error) as error:
-        raise SimulationError(f"{path}: {error}") from None
+    except OSError as error:
+        raise SimulationError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ArchipelError, ValueError, csv.Error, RecursionError) as error:
+        raise SimulationError(f"{path}: {one_line(error)}") from None
     if not 1 <= len(devices) <= MOST_DEVICES:
         raise SimulationError(f"{path}: has {len(devices)} devices; a trace has 1 to {MOST_DEVICES}")
     return devices

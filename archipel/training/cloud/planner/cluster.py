@@ -115,7 +115,7 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
         raise TrainingError(f"the cluster file {path} has more than {_LARGEST} bytes")
     try:
         return msgspec.toml.decode(data, type=Cluster)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise TrainingError(f"the cluster file {path}: {one_line(error)}; docs/parallel.md lists the fields") from error
 
 
