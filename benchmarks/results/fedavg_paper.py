@@ -30,7 +30,7 @@ from archipel.simulation import RoundRow, SplitClients
 from archipel.training import optimizers
 
 CLIENTS, COHORT, BATCH = 100, 10, 10
-RATES = (0.0464, 0.1, 0.215)
+RATES = (0.0464, 0.1, 0.215, 0.464)
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,10 @@ def run(name: str, rate: float, seed: int, options: argparse.Namespace, table: T
             return row.tested["accuracy"] < cell.goal
 
         result = archipel.simulate(
-            (mlp if cell.network == "2nn" else fedavg_cnn)(seed), SplitClients({"input": data.train.inputs, "label": labels}, parts),
-            rounds=10 if options.quick else options.rounds or cell.most, cohort=COHORT, batch_size=BATCH, epochs=cell.epochs,
-            optimizer=optimizers.sgd(lr=rate), test=(data.test.inputs, data.test.labels.astype(np.int64)), seed=seed,
+            (mlp if cell.network == "2nn" else fedavg_cnn)(seed),
+            SplitClients({"input": data.train.inputs, "label": labels}, parts),
+            rounds=10 if options.quick else options.rounds or cell.most, cohort=COHORT, epochs=cell.epochs,
+            batch_size=BATCH, optimizer=optimizers.sgd(lr=rate), test=(data.test.inputs, data.test.labels.astype(np.int64)), seed=seed,
             client_axis="off", on_round=goes_on, folder=table.run_folder(key),
         )  # fmt: skip
         return [(float(row.number), row.tested["accuracy"]) for row in result.history]
@@ -104,7 +105,7 @@ def main() -> None:
         best = [100 * rising(each)[-1][1] for each in runs]
         title = f"{cell.network.upper()}, {cell.partition}, E = {cell.epochs}"
         table.add(
-            f"{title}, to {cell.goal:.0%}", [f"{rate:g}", f"{spread(rounds)}", f"{cell.published}", f"{spread(best, 2)}%"],
+            f"{title}, to {cell.goal:.0%}", [f"{rate:g}", spread(rounds), str(cell.published), f"{spread(best, 2)}%"],
             rate=rate, rounds=float(np.mean(rounds)), published=cell.published, **{"%_best": float(np.mean(best))},
         )  # fmt: skip
         panels[title] = {f"seed {seed}": [rising(each)] for seed, each in zip(options.seeds, runs)}

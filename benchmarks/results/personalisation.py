@@ -177,7 +177,7 @@ def run(
         states = StateFolder(folder / "run" / "states")
         for epochs in method.adapts:
             accuracies: dict[str, list[float]] = {"choose": [], "measure": []}
-            # What a device keeps is a state of the strategy's bundle; whoever adapts starts from the global model alone.
+            # What a device keeps belongs to the strategy's bundle; whoever adapts begins with the global model alone.
             runtime = Runtime(plain if epochs else bundle, delegates="cpu")
             begin = parameters if parameters is not None else runtime.parameters()
             for person in range(len(own.learn)):
@@ -185,7 +185,8 @@ def run(
                     runtime.set_parameters(begin)
                     rows = own.learn[person]
                     runtime.fit(
-                        own.inputs[rows], own.labels[rows], epochs=epochs if rounds == ROUNDS else 1, batch_size=BATCH, seed=seed,
+                        own.inputs[rows], own.labels[rows], epochs=epochs if rounds == ROUNDS else 1,
+                        batch_size=BATCH, seed=seed,
                         hyperparameters={"lr": rate if name != "per-FedAvg" else options["inner_lr"]},
                     )  # fmt: skip
                 else:

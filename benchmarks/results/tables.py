@@ -1,4 +1,4 @@
-"""What the tables of docs/results.md share: options, cells that are kept, mean and spread over seeds, rows, pictures."""
+"""What the tables of docs/results.md share: options, cells that are kept, mean and spread over seeds, pictures."""
 
 from __future__ import annotations
 
@@ -111,7 +111,9 @@ def draw_curves(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.2 * len(panels), 3.2), layout="constrained")
-    for number, (axes, (title, lines)) in enumerate(zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items())):
+    for number, (axes, (title, lines)) in enumerate(
+        zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items())
+    ):
         for name, runs in lines.items():
             length = min(map(len, runs))
             places = [where for where, _ in runs[0][:length]]
