@@ -74,7 +74,8 @@ def run(name: str, rate: float, seed: int, options: argparse.Namespace, table: T
             (mlp if cell.network == "2nn" else fedavg_cnn)(seed),
             SplitClients({"input": data.train.inputs, "label": labels}, parts),
             rounds=10 if options.quick else options.rounds or cell.most, cohort=COHORT, epochs=cell.epochs,
-            batch_size=BATCH, optimizer=optimizers.sgd(lr=rate), test=(data.test.inputs, data.test.labels.astype(np.int64)), seed=seed,
+            batch_size=BATCH, optimizer=optimizers.sgd(lr=rate),
+            test=(data.test.inputs, data.test.labels.astype(np.int64)), seed=seed,
             client_axis="off", on_round=goes_on, folder=table.run_folder(key),
         )  # fmt: skip
         return [(float(row.number), row.tested["accuracy"]) for row in result.history]
