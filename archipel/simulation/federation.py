@@ -215,7 +215,8 @@ class Federation:
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
                 workers=run.workers, client_axis=run.client_axis, threads=run.threads, masks=run.masks,
                 folder=self.folder, on_round=on_round, aggregation=settings.aggregation,
-                evaluation=settings.evaluation, secure_groups=settings.secure_groups, attack=settings.attack, **self._clock(),
+                secure_groups=settings.secure_groups, attack=settings.attack, evaluation=settings.evaluation,
+                **self._clock(),
             )  # fmt: skip
         except (SimulationError, PolicyError) as error:
             raise _named(self.file, error) from None

@@ -18,7 +18,6 @@ from archipel.protocol.messages.distributions import Distribution
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.work import Report
 
-
 FIGURES: Mapping[str, Callable[[Distribution], float]] = {
     "mean": lambda each: each.mean.value,
     "worst 10%": lambda each: each.worst.value,

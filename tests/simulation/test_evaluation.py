@@ -121,11 +121,11 @@ def test_examples_held_out_by_the_caller_and_some_of_the_devices(make: Make) -> 
 
 def test_what_cannot_be_evaluated_is_told(make: Make) -> None:
     bundle = bundle_of(make, "fedavg")
-    with pytest.raises(SimulationError, match="hold_out: 1.0 is not above 0 and below 1"):
+    with pytest.raises(SimulationError, match=r"hold_out: 1\.0 is not above 0 and below 1"):
         Evaluation(hold_out=1.0)
     with pytest.raises(SimulationError, match="every: 0 is not a whole number of 1 or more"):
         Evaluation(every=0)
-    with pytest.raises(SimulationError, match="evaluation.bins.f1: the model measures accuracy, loss"):
+    with pytest.raises(SimulationError, match=r"evaluation\.bins\.f1: the model measures accuracy, loss"):
         archipel.simulate(bundle, fields(), rounds=1, evaluation=Evaluation(bins={"f1": Bins(low=0.0, high=1.0)}))
     single = [{name: array[:1] for name, array in each.items()} for each in fields()]
     with pytest.raises(SimulationError, match="no device has an example to be measured on"):
