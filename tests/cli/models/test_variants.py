@@ -116,7 +116,8 @@ def test_run_and_slots_take_the_best_that_fits(archipel: Command, made: Path, re
     out, err = archipel(*predict, "--output", str(tmp_path / "y.npz"))
     assert err.startswith("archipel: variant float of 'net' (")
     reference = onnx.reference.ReferenceEvaluator(str(made / "m.onnx")).run(None, {"x": np.load(made / "x.npy")})[0]
-    assert np.load(tmp_path / "y.npz")["y"] == pytest.approx(reference, abs=1e-4)
+    with np.load(tmp_path / "y.npz") as answered:
+        assert answered["y"] == pytest.approx(reference, abs=1e-4)
     _, err = archipel(*predict, "--max-bytes", str(int8["bytes"]), "--max-latency", "10000")
     assert err.startswith("archipel: variant int8 of 'net' (")
     assert f"not float: its file has {float_['bytes']:,} bytes" in err
@@ -147,9 +148,10 @@ def test_measured_accuracy_decides_the_order(archipel: Command, made: Path, tmp_
     ]  # fmt: skip
     small, float_ = variants(archipel, made, tmp_path / "net")
     assert (small["name"], float_["name"]) == ("small", "float")
-    data = np.load(made / "validation.npz")
-    answers = onnx.reference.ReferenceEvaluator(str(made / "m.onnx")).run(None, {"x": data["x"]})[0]
-    assert float_["accuracy"] == pytest.approx((answers.argmax(axis=1) == data["label"]).mean())
+    with np.load(made / "validation.npz") as data:
+        x, label = data["x"], data["label"]
+    answers = onnx.reference.ReferenceEvaluator(str(made / "m.onnx")).run(None, {"x": x})[0]
+    assert float_["accuracy"] == pytest.approx((answers.argmax(axis=1) == label).mean())
     assert float(str(small["accuracy"])) > float(str(float_["accuracy"]))
 
 
