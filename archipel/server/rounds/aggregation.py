@@ -35,6 +35,7 @@ from archipel.server.rounds.results import released
 from archipel.server.rounds.weights_log import endorsement, sum_digest
 from archipel.strategies.moving import move_model
 from archipel.strategies.step_limits import History, Step
+from archipel.strategies.strategy import Began, Strategy
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -48,7 +49,8 @@ class Collected:
     """Everything that a round in phase aggregating has collected.
 
     The updates `pending` are not in its checkpoint yet. The strategy applies the sum to `weights` and `strategy_state`;
-    `history` has the norms of the task's earlier steps. Secure rounds alone have the last three: U1 (`cohort`), U2
+    `history` has the norms of the task's earlier steps, `began` the round of the one update of a buffer that holds one.
+    Secure rounds alone have the last three: U1 (`cohort`), U2
     (`sharers`) and the answers of phase unmasking.
     """
 
@@ -65,6 +67,7 @@ class Collected:
     sharers: list[str]
     cohort: Cohort | None
     answers: dict[str, Unmasking]
+    began: Round | None = None
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,11 @@ def _collect(session: Session, round_id: str) -> Collected:
         sharers=sharers(session, round_id),
         cohort=read_cohort(session, round_id) if secure else None,
         answers={row.device_id: decode("unmasking", row.body or b"", Unmasking) for row in unmaskings},
+        began=session.scalar(
+            select(Round).join(Answer, Answer.round_id == Round.round_id).where(Answer.folded_into == round_id)
+        )
+        if task.buffered and task.cohort == 1
+        else None,
     )
 
 
@@ -230,6 +238,15 @@ def _faults(collected: Collected, cohort: Cohort, answers: Mapping[str, Unmaskin
     return faults | {dealer: WRONG_SHARES_DEALT for dealer, count in rest.items() if count > most}
 
 
+def _began(services: Services, collected: Collected, strategy: Strategy) -> Began | None:
+    """What the device of a buffer's one update began with, for a strategy that wants to know."""
+    if collected.began is None or strategy.mix is None:
+        return None
+    parameters = services.blobs.read_weights(read_plan(collected.began).weights)
+    staleness = max(collected.current.number - collected.began.number, 0)
+    return Began(parameters, staleness, (1.0 + staleness) ** -collected.request.staleness_exponent)
+
+
 def _update(services: Services, collected: Collected, decoded: DecodedSum) -> NewVersion:
     strategy = strategies.get(collected.manifest.strategy)
     parameters = services.blobs.read_weights(collected.weights)
@@ -238,7 +255,7 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
         state = services.blobs.read_weights(collected.strategy_state)
     moved, state, step = move_model(
         strategy, collected.manifest, parameters, state, decoded, collected.updates,
-        collected.request.hyperparameters, collected.history,
+        collected.request.hyperparameters, collected.history, _began(services, collected, strategy),
     )  # fmt: skip
     with services.database.read() as session:
         evidence = endorsement(session, collected.current)

@@ -19,6 +19,7 @@ from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan, colluders_of
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
+from archipel.strategies.registry import misfit
 
 # The ids in plans that are made only to be checked.
 _NOWHERE = "0" * 32
@@ -123,8 +124,10 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
     if request.privacy == "secure" and request.min_cohort < 2:
         raise ServerError("min_cohort: a secure round needs at least 2 devices")
     _check_kind(request, manifest)
+    if request.kind == "training":
+        _check_strategy(request, manifest)
     if request.mode == "asynchronous":
-        _check_asynchronous(request, manifest)
+        _check_asynchronous(request)
     # Only for its errors, which reach the author here.
     parse_eligibility(request.eligibility)
     layout = layout_of(request, manifest)
@@ -175,18 +178,17 @@ def _check_counts(request: TaskRequest, manifest: Manifest, layout: Layout) -> N
             )
 
 
-def _check_asynchronous(request: TaskRequest, manifest: Manifest) -> None:
+def _check_strategy(request: TaskRequest, manifest: Manifest) -> None:
+    why = misfit(strategies.get(manifest.strategy), request.mode, request.privacy, request.cohort)
+    if why:
+        raise ServerError(why)
+
+
+def _check_asynchronous(request: TaskRequest) -> None:
     if request.kind != "training":
         raise ServerError(f"mode: a task of kind {request.kind} makes no versions, so it cannot be asynchronous")
     if request.goal is not None:
         raise ServerError("goal: an asynchronous task makes a version of every `cohort` updates; leave goal away")
-    strategy = strategies.get(manifest.strategy)
-    if not strategy.asynchronous:
-        able = sorted(name for name, each in strategies.STRATEGIES.items() if each.asynchronous)
-        raise ServerError(
-            f"mode: strategy {strategy.name!r} needs all devices of a round to begin with the same version; "
-            f"these work asynchronously: {', '.join(able)}"
-        )
     if request.concurrency is not None and request.concurrency < request.cohort:
         raise ServerError(f"concurrency: {request.concurrency} devices at work never fill a buffer of {request.cohort}")
 
