@@ -75,9 +75,10 @@ how = "dirichlet"              # or "iid", "by" with field = "person"
 clients = 50
 alpha = 0.3
 
-[run]                          # how it runs: changes no result but for client_axis, in the last digits
+[run]                          # how it runs: changes no result but for client_axis and engine, in the last digits
 workers = 1                    # processes
 client_axis = "auto"           # "on": many devices as one graph; "off": one after the other
+engine = "onnxruntime"         # or "torch", on the machine's GPU; "torch:cuda:1", "torch:cpu"
 folder = "simulation"          # keeps where the run stands; the same command goes on from there
 test_every = 1
 masks = false                  # true: really carries out secure aggregation, keys and shares and masks
@@ -112,6 +113,7 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workers: Count = 1
     client_axis: ClientAxis = "auto"
     threads: Count = 1
+    engine: str = "onnxruntime"
     masks: bool = False
     folder: str | None = None
     test_every: Count = 1
@@ -207,8 +209,8 @@ class Federation:
                 prepared.model, prepared.clients, training=prepared.training, rounds=settings.rounds,
                 cohort=settings.cohort, hyperparameters=settings.hyperparameters, test=prepared.test,
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
-                workers=run.workers, client_axis=run.client_axis, threads=run.threads, masks=run.masks,
-                folder=self.folder, on_round=on_round, aggregation=settings.aggregation,
+                workers=run.workers, client_axis=run.client_axis, threads=run.threads, engine=run.engine,
+                masks=run.masks, folder=self.folder, on_round=on_round, aggregation=settings.aggregation,
                 secure_groups=settings.secure_groups, attack=settings.attack, **self._clock(),
             )  # fmt: skip
         except (SimulationError, PolicyError) as error:
