@@ -238,7 +238,7 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
         state = services.blobs.read_weights(collected.strategy_state)
     moved, state, step = move_model(
         strategy, collected.manifest, parameters, state, decoded, collected.updates,
-        collected.request.hyperparameters, collected.history,
+        collected.request.hyperparameters, collected.history, collected.plan.hyperparameters,
     )  # fmt: skip
     with services.database.read() as session:
         evidence = endorsement(session, collected.current)
