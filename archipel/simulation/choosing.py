@@ -22,6 +22,8 @@ LONG_STEP = 0.0015
 """Seconds. In a longer step calls cost little, and lanes save nothing (docs/performance.md, "Many clients")."""
 _MEASURED = 8
 _TRIES = 3
+_CLEARLY = 4
+"""A step that takes so many times LONG_STEP is long, whatever else runs on the machine."""
 
 
 def choose_client_axis(
@@ -50,9 +52,9 @@ def choose_client_axis(
     for _ in range(_TRIES):
         # As below: one of several is enough to say that a step is short.
         seconds, steps = _measure(single, work, drawn[:1])
-        if not steps or seconds <= LONG_STEP * steps:
+        if not LONG_STEP * steps < seconds <= _CLEARLY * LONG_STEP * steps:
             break
-    else:
+    if seconds > LONG_STEP * steps > 0:
         line = f"{ONE_BY_ONE}: a step takes {1e3 * seconds / steps:.1f} ms, nearly all of it arithmetic"
         return False, line, single
     _measure(lanes, work, drawn)

@@ -36,7 +36,7 @@ class LaneProgram:
         over = [port.name for port in self.program.inputs if isinstance(port, OF_A_DEVICE)]
         try:
             single = Model(normalize(read_bundled(path.parent, path.name), parameters=()))
-            model = vmap(single, over)
+            model = vmap(single, over, optimized=False)  # ONNX Runtime does it
         except ArchipelError as error:
             raise SimulationError(f"program {name!r} cannot run for many devices at once: {error}") from None
         ranks = {info.name: len(info.shape) for info in single.outputs}

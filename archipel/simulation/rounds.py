@@ -11,6 +11,7 @@ from archipel import strategies
 from archipel.bundle import Bundle, write_weights
 from archipel.errors import ArchipelError, SimulationError
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.messages.distributions import Distribution
 from archipel.protocol.operator.tasks import RoundResult
 from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.protocol.training_result import split_metrics
@@ -40,6 +41,8 @@ class RoundRow(msgspec.Struct, kw_only=True):
     `devices`: whose updates are in the sum, of `drawn` that were asked. `metrics`: means over the cohort's training;
     `clipped`: how many updates were, None where the bundle has devices not say it. `step`: the L2 norm of the change of
     the parameters. `tested`: metrics of the model after the round on the test examples, where they were measured.
+    `spread`: the same metrics over the devices, each on examples of its own, where they were measured so; `binned`: as
+    a server would learn these, from counts of devices in bins.
     `failed`: why the round changed nothing, "" where it did. `seconds`: how long the simulation took for it.
 
     With a system: `time`, seconds by the virtual clock from the run's beginning to the round's end; `bytes_down` and
@@ -55,6 +58,8 @@ class RoundRow(msgspec.Struct, kw_only=True):
     step: float = 0.0
     state_step: float = 0.0
     tested: dict[str, float] = {}
+    spread: dict[str, Distribution] = {}
+    binned: dict[str, Distribution] = {}
     failed: str = ""
     seconds: float = 0.0
     time: float = 0.0

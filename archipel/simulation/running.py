@@ -22,6 +22,7 @@ from archipel.protocol.uploads import upload_program
 from archipel.simulation.attacks import spoil_clients
 from archipel.simulation.choosing import AT_ONCE, ClientAxis, choose_client_axis
 from archipel.simulation.clients import Clients, fingerprint
+from archipel.simulation.evaluation import DeviceTests, Evaluation
 from archipel.simulation.lanes import Lanes
 from archipel.simulation.masked import Masked
 from archipel.simulation.one_by_one import OneByOne
@@ -73,7 +74,13 @@ class RunOptions:
 
 
 def run(
-    bundle: Bundle, clients: Clients, settings: RoundSettings, rounds: int, test: Test | None, options: RunOptions
+    bundle: Bundle,
+    clients: Clients,
+    settings: RoundSettings,
+    rounds: int,
+    test: Test | None,
+    options: RunOptions,
+    evaluated: tuple[Clients, Evaluation] | None = None,
 ) -> Result:
     """Rounds of a bundle's training over simulated devices, with the server's half of its strategy.
 
@@ -84,6 +91,7 @@ def run(
         rounds: how many in all, 1 or more; those that the folder has already are not run again.
         test: examples on which the model is measured, as for the bundle's `evaluate`.
         options: how it runs.
+        evaluated: examples of each device that it does not train with, and how devices measure the model on them.
 
     Raises SimulationError, ProtocolError.
     """
@@ -104,13 +112,16 @@ def run(
         standing = course.standing
         clients = spoil_clients(bundle, clients, settings.attack, len(clients) - settings.root, settings.seed)
         record.rows = standing.rows
-        engine, record.engine = _open_engine(
+        engine, states, record.engine = _open_engine(
             bundle, clients, settings, options, where, None if found is None else found[0].engine, stack
         )
         result = Result(standing.rows, standing.parameters, bundle, record.engine)
         if found is not None:
             result.clients = {row.client: row for row in found[0].clients}
         measure = None if test is None else _measurer(bundle, test, options.threads)
+        device_tests = None
+        if evaluated is not None:
+            device_tests = DeviceTests(bundle, *evaluated, settings.seed, options.threads)
         saved, last_save = len(standing.rows), -math.inf
         while len(standing.rows) < rounds:
             started = time.perf_counter()
@@ -120,6 +131,10 @@ def run(
             last = row.number == rounds
             if measure is not None and (last or row.number % options.test_every == 0):
                 row.tested = measure(standing.parameters)
+            if device_tests is not None and device_tests.is_due(row.number, last):
+                found_tests = device_tests.measure(standing.parameters, states, row.number)
+                row.spread, row.binned = device_tests.describe(found_tests)
+                result.add_tests(found_tests)
             ends = options.on_round is not None and options.on_round(row) is False
             if where is not None and (last or ends or time.monotonic() - last_save > SAVE_SECONDS):
                 record.clients = list(result.clients.values())
@@ -139,22 +154,24 @@ def _open_engine(
     where: Path | None,
     before: str | None,
     stack: ExitStack,
-) -> tuple[Engine, str]:
-    """The engine, and how it runs and why. A run that goes on keeps to what it began with."""
+) -> tuple[Engine, States, str]:
+    """The engine, what its devices keep, and how it runs and why. A run that goes on keeps to what it began with."""
     measured_engine: Lanes | OneByOne | None = None
     if before is not None:
         axis, why = before.startswith(AT_ONCE), before
     else:
         axis, why, measured_engine = choose_client_axis(bundle, clients, settings, options.client_axis, options.threads)
     engine: Engine
+    states: States
     if options.workers == 1:
-        states: States = MemoryStates() if where is None else StateFolder(where / STATES)
+        states = MemoryStates() if where is None else StateFolder(where / STATES)
         if measured_engine is not None:
             engine = measured_engine.with_states(states)
         else:
             engine = (Lanes if axis else OneByOne)(bundle, clients, states, threads=options.threads)
     else:
         shared = where / STATES if where is not None else Path(stack.enter_context(TemporaryDirectory()))
+        states = StateFolder(shared)
         engine = Workers(bundle, clients, shared, count=options.workers, client_axis=axis, threads=options.threads)
     if options.masks:
         if settings.privacy != "secure":
@@ -163,7 +180,7 @@ def _open_engine(
             raise SimulationError("masks: hide single updates, which root and attacks over updates need; leave one out")
         engine = Masked(engine)
     stack.callback(engine.close)
-    return engine, why
+    return engine, states, why
 
 
 def _measurer(bundle: Bundle, test: Test, threads: int) -> Callable[[Mapping[str, NDArray[Any]]], dict[str, float]]:

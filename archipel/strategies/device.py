@@ -278,6 +278,11 @@ def check_not_negative(strategy: str, option: str, value: object) -> float:
     return _number(strategy, option, value, "at least 0", lambda x: x >= 0)
 
 
+def check_share(strategy: str, option: str, value: object) -> float:
+    """`value` as a float, from 0 to below 1."""
+    return _number(strategy, option, value, "from 0 to below 1", lambda x: 0 <= x < 1)
+
+
 def check_whole(strategy: str, option: str, value: object, low: int) -> int:
     """`value` as an int of `low` or more."""
     if isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low:

@@ -40,6 +40,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "ditto": {"strength": float("nan"), "personal_epochs": 1.5},
     "fedper": {"personal": 3},
     "feddyn": {"alpha": 0.0},
+    "fedsgd": {"momentum": 1.0},
     "perfedavg": {"inner_lr": 0.0},
     "moon": {"features": 3, "strength": 0.0, "temperature": -0.5},
     "pfedme": {"strength": -1.0, "local_lr": 0.0, "inner_steps": 0},

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from archipel.cli.input_output.distributions import describe_distribution
 from archipel.cli.input_output.progress_line import progress_line
 from archipel.cli.input_output.remote import remote_with
 from archipel.cli.input_output.stopping import catch_ctrl_c
@@ -204,10 +205,19 @@ def _values(row: RoundRow) -> dict[str, float]:
     return {**clock, **row.metrics, **{f"test {name}": value for name, value in sorted(row.tested.items())}}
 
 
+def _device_lines(result: Result) -> list[str]:
+    """What the devices measured, each on its own examples, after the last round in which they did."""
+    spread = next((row.spread for row in reversed(result.history) if row.spread), {})
+    return [f"devices: {name} {describe_distribution(each)}" for name, each in sorted(spread.items())]
+
+
 def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> list[str]:
     tested = ", ".join(f"{name} {value:.4f}" for name, value in sorted(result.history[-1].tested.items()))
+    devices = _device_lines(result)
+    if tested:
+        devices.insert(0, f"test: {tested}")
     return [
-        f"test: {tested}" if tested else "no test data: give data.test or data.hold_out to measure the model",
+        *(devices or ["no test data: give data.test or data.hold_out to measure the model"]),
         f"ran {result.engine}",
         f"{len(result.history)} rounds, {seconds:.1f} s here",
         *(f"written to {file}" for file in files if file is not None),
