@@ -28,8 +28,13 @@ CORRECTION = "correction"
 """`Correction` adds the round state CORRECTION/PARAMETER to the gradient of the parameter."""
 PREVIOUS = "previous/"
 """Prefix of the names of a device's model of its last round, a state that `Contrast` reads."""
+STACK = ".models"
+"""Suffix of the name of a stack: one parameter of several models, of which a device trains one (`Models`)."""
+CHOICE = "models/choice"
+"""The state with the number of the model that the device chose last, int64; it begins with 0."""
 MEASURED_LOSS, MEASURED_COUNT = "measured/loss", "measured/count"
-"""Round states of a part that trains nothing: the sum of the labels' losses, and how many labels there were."""
+"""Round states of a part that trains nothing: the sum of the labels' losses, and how many labels there were. Of a part
+that chooses, the first has the sum of each model."""
 MAX_BITS = 30
 Weighting = Literal["examples", "uniform"]
 COMPRESSIONS = ("rotation",)
@@ -111,6 +116,20 @@ class Adapters:
     seed: int
 
 
+@dataclass(frozen=True)
+class Models:
+    """`count` models of which each device trains the one of the least loss: a parameter is a stack NAME.models.
+
+    Stacks are [count, ...], and the graph reads the slice that the device's state CHOICE says. The first model is the
+    given one. Of the others each tensor is sqrt(1 - spread^2) of it, plus `spread` times normal numbers of its root
+    mean square, drawn from `seed`.
+    """
+
+    count: int
+    spread: float
+    seed: int
+
+
 Term = Pull | Correction | ClipExamples | Tries | Follows | Contrast
 
 
@@ -120,12 +139,13 @@ class Part:
 
     `trains`: "all" tensors, the "shared" ones, the "personal" ones, or "copies" of all parameters that stay on the
     device; "nothing": the part adds up the loss of the received model over its batches, in the round states
-    MEASURED_LOSS and MEASURED_COUNT. It takes `epochs`, or `steps` of a batch each; both None: the epochs that
+    MEASURED_LOSS and MEASURED_COUNT; "choice": it does so for each of several models, and keeps in the state CHOICE
+    which has the least. It takes `epochs`, or `steps` of a batch each; both None: the epochs that
     `convert` got. `terms` are added to the gradient, or change how steps are made.
     """
 
     program: str = "train"
-    trains: Literal["all", "shared", "personal", "copies", "nothing"] = "all"
+    trains: Literal["all", "shared", "personal", "copies", "nothing", "choice"] = "all"
     epochs: int | None = None
     steps: int | None = None
     terms: tuple[Term, ...] = ()
@@ -176,6 +196,7 @@ class DeviceHalf:
     personal: tuple[str, ...] = ()
     personal_operators: tuple[str, ...] = ()
     adapters: Adapters | None = None
+    models: Models | None = None
     optimizer: Literal["any", "sgd", "momentum"] = "any"
 
 

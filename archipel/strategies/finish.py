@@ -26,9 +26,14 @@ AddDelta = Callable[[ProgramGraph, LocalTraining, str], str]
 
 
 def weighted_deltas(
-    options: Upload, add: AddDelta | None = None, *, keep: Callable[[ProgramGraph, LocalTraining], None] | None = None
+    options: Upload,
+    add: AddDelta | None = None,
+    *,
+    keep: Callable[[ProgramGraph, LocalTraining], None] | None = None,
+    clip_share: float = 1.0,
 ) -> MakeProgram:
-    """`finish` of federated averaging. `add` None: the delta is end - start (`add_delta`). `keep` adds device state.
+    """`finish` of federated averaging. `add` None: the delta is end - start (`add_delta`). `keep` adds further outputs.
+    `clip_share` is that of `choose_clip`.
 
     Its inputs are `NAME.start` and `NAME` of every parameter, and the count of examples. Its outputs are `NAME.update`
     = delta * min(1, clip / |all deltas|) * weight, what running statistics changed, and the weight,
@@ -37,7 +42,7 @@ def weighted_deltas(
     """
 
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
-        upload = choose_clip(options, local)
+        upload = choose_clip(options, local, clip_share)
         graph = ProgramGraph("finish", upload.strategy)
         deltas = {name: (add or add_delta)(graph, local, name) for name in local.parameters}
         squares = [add_square(graph, delta, f"{name}.square") for name, delta in deltas.items()]
@@ -173,11 +178,15 @@ def upload_weight(graph: ProgramGraph, upload: Upload) -> None:
     """Add the weight as an output, where devices have one."""
     if upload.weighting == "uniform":
         return
-    # With enough bits that the weight of a single example, 1 / weight_cap, is at least a step of the encoding.
     weight = graph.own("weight")
     graph.output(
         Update(
             name=weight, tensor=weight, dtype="float32", shape=(), kind="weight", weighting="examples",
-            range=1.0, bits=max(upload.bits, upload.weight_cap.bit_length() + 1), lowest=1.0 / upload.weight_cap,
+            range=1.0, bits=weight_bits(upload), lowest=1.0 / upload.weight_cap,
         )
     )  # fmt: skip
+
+
+def weight_bits(upload: Upload) -> int:
+    """So many that the weight of a single example, 1 / weight_cap, is at least a step of the encoding."""
+    return max(upload.bits, upload.weight_cap.bit_length() + 1)
