@@ -7,11 +7,14 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from archipel.durable import write_durably
 from archipel.errors import ClientError, MissingExtraError
+from archipel.protocol.messages.distributions import Distribution
 from archipel.protocol.operator.registry import RoundMetrics
 
+Spread = Sequence[tuple[int, Distribution]]
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 _WIDE = 100
 CLIPPED_SHARE = "clipped share"
@@ -55,7 +58,9 @@ def check_plot_name(file: Path) -> None:
         raise ClientError(f"{file}: the name of a plot must end in one of {', '.join(PLOT_SUFFIXES)}")
 
 
-def draw(found: Mapping[str, Sequence[tuple[int, float]]], file: Path) -> None:
+def draw(
+    found: Mapping[str, Sequence[tuple[int, float]]], file: Path, spread: Mapping[str, Spread] | None = None
+) -> None:
     """A picture (PNG, SVG or PDF, by the name of `file`) with the losses above and the other metrics below.
 
     The axis of losses is logarithmic where one is more than a hundred times another.
@@ -63,6 +68,8 @@ def draw(found: Mapping[str, Sequence[tuple[int, float]]], file: Path) -> None:
     Arguments:
         found: points (number of the round, value) by the curve's name.
         file: is replaced.
+        spread: distributions over devices (number of the round, distribution) by the curve's name: of each the mean,
+            the worst tenth, and a band that has four fifths of the devices.
 
     Raises ClientError for another suffix, MissingExtraError without matplotlib.
     """
@@ -72,12 +79,16 @@ def draw(found: Mapping[str, Sequence[tuple[int, float]]], file: Path) -> None:
         from matplotlib.ticker import MaxNLocator
     except ModuleNotFoundError:
         raise MissingExtraError("matplotlib", "curves") from None
+    bands = dict(spread or {})
+    found = {**found, **{name: [(n, each.mean.value) for n, each in points] for name, points in bands.items()}}
     losses = {name: points for name, points in found.items() if name.endswith("loss")}
     panels = [group for group in (losses, {n: p for n, p in found.items() if n not in losses}) if group]
     figure = Figure(figsize=(7, 3 * len(panels)), layout="constrained")
     for axes, group in zip(figure.subplots(len(panels), squeeze=False, sharex=True)[:, 0], panels):
         for name, points in group.items():
-            axes.plot(*zip(*points), marker="o", markersize=3, label=name)
+            line = axes.plot(*zip(*points), marker="o", markersize=3, label=name)[0]
+            if name in bands:
+                _draw_band(axes, bands[name], name, line.get_color())
         values = [value for points in group.values() for _, value in points if math.isfinite(value)]
         if group is losses and values and 0 < _WIDE * min(values) < max(values):
             # Else one loss that is far off, such as the first, flattens all others.
@@ -89,6 +100,14 @@ def draw(found: Mapping[str, Sequence[tuple[int, float]]], file: Path) -> None:
     data = io.BytesIO()
     figure.savefig(data, format=file.suffix.lower().removeprefix("."))
     write_durably(file, data.getvalue(), 0o666)
+
+
+def _draw_band(axes: Any, points: Spread, name: str, colour: str) -> None:
+    numbers = [number for number, _ in points]
+    low, high = ([each.deciles[place].value for _, each in points] for place in (0, -1))
+    axes.fill_between(numbers, low, high, color=colour, alpha=0.15, label=f"{name}, decile 1 to 9")
+    worst = [each.worst.value for _, each in points]
+    axes.plot(numbers, worst, linestyle="--", marker="v", markersize=3, color=colour, label=f"{name}, worst 10%")
 
 
 def write_tensorboard(rounds: Sequence[RoundMetrics], folder: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from archipel.protocol.messages.distributions import Bins
 from archipel.simulation.attacks import Attack
 from archipel.simulation.clients import Clients, DrawnClients, ListedClients, SplitClients
+from archipel.simulation.evaluation import Evaluation
 from archipel.simulation.federation import Federation, load_federation
 from archipel.simulation.result import ClientRow, Result
 from archipel.simulation.rounds import RoundRow
@@ -15,10 +17,12 @@ from archipel.strategies.robust import Aggregation
 __all__ = [
     "Aggregation",
     "Attack",
+    "Bins",
     "ClientRow",
     "Clients",
     "Device",
     "DrawnClients",
+    "Evaluation",
     "Federation",
     "ListedClients",
     "Pacing",

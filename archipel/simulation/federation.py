@@ -20,6 +20,7 @@ from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
 from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
 from archipel.simulation.clients import Clients, ListedClients
+from archipel.simulation.evaluation import Evaluation
 from archipel.simulation.federation_data import DataSource, Partition, divide, read_examples, read_partition
 from archipel.simulation.federation_model import as_model, field_names, open_network
 from archipel.simulation.result import Result
@@ -75,9 +76,14 @@ how = "dirichlet"              # or "iid", "by" with field = "person"
 clients = 50
 alpha = 0.3
 
-[run]                          # how it runs: changes no result but for client_axis, in the last digits
+[evaluation]                   # each device measures the model on examples of its own; left out: none does
+hold_out = 0.2                 # the share of its examples that it does not train with
+every = 5                      # rounds between two evaluations
+
+[run]                          # how it runs: changes no result but for client_axis and engine, in the last digits
 workers = 1                    # processes
 client_axis = "auto"           # "on": many devices as one graph; "off": one after the other
+engine = "onnxruntime"         # or "torch", on the machine's GPU; "torch:cuda:1", "torch:cpu"
 folder = "simulation"          # keeps where the run stands; the same command goes on from there
 test_every = 1
 masks = false                  # true: really carries out secure aggregation, keys and shares and masks
@@ -112,6 +118,7 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workers: Count = 1
     client_axis: ClientAxis = "auto"
     threads: Count = 1
+    engine: str = "onnxruntime"
     masks: bool = False
     folder: str | None = None
     test_every: Count = 1
@@ -134,6 +141,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     secure_groups: Annotated[int, Meta(ge=0)] = 0
     attack: Attack = Attack()
     partition: dict[str, Any] | None = None
+    evaluation: Evaluation | None = None
     run: RunPart = RunPart()
     system: System | None = None
     task: dict[str, Any] = {}
@@ -207,9 +215,10 @@ class Federation:
                 prepared.model, prepared.clients, training=prepared.training, rounds=settings.rounds,
                 cohort=settings.cohort, hyperparameters=settings.hyperparameters, test=prepared.test,
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
-                workers=run.workers, client_axis=run.client_axis, threads=run.threads, masks=run.masks,
-                folder=self.folder, on_round=on_round, aggregation=settings.aggregation,
-                secure_groups=settings.secure_groups, attack=settings.attack, **self._clock(),
+                workers=run.workers, client_axis=run.client_axis, threads=run.threads, engine=run.engine,
+                masks=run.masks, folder=self.folder, on_round=on_round, aggregation=settings.aggregation,
+                secure_groups=settings.secure_groups, attack=settings.attack, evaluation=settings.evaluation,
+                **self._clock(),
             )  # fmt: skip
         except (SimulationError, PolicyError) as error:
             raise _named(self.file, error) from None

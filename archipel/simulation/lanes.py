@@ -31,8 +31,9 @@ from archipel.bundle.roles import (
     Step,
     Update,
 )
-from archipel.errors import ArchipelError, SimulationError
+from archipel.errors import ArchipelError, SimulationError, TrainingError
 from archipel.lite_runtime import DeviceState
+from archipel.lite_runtime.engines.delegates import Delegates
 from archipel.lite_runtime.fields import FIELD_ROLES, collect
 from archipel.lite_runtime.shuffle import batches
 from archipel.lite_runtime.training.driver import data_ports, find_program, need_program
@@ -41,14 +42,15 @@ from archipel.lite_runtime.values import Values
 from archipel.protocol.training_metrics import lane_training_arrays
 from archipel.simulation.clients import Clients, SplitClients
 from archipel.simulation.draws import device_seed
-from archipel.simulation.lane_program import LaneProgram
+from archipel.simulation.lane_program import Rows, open_lane_engine
 from archipel.simulation.states import States
 from archipel.simulation.work import Partial, Report, Work
 
 MOST_LANES = 64
 """More devices go one group after the other: the weights and gradients of all lanes are in memory at once."""
 
-Tensors = dict[tuple[type[Port], str], NDArray[Any]]
+Tensors = dict[tuple[type[Port], str], Any]
+"""Held by the engine, `[lanes, ...]`."""
 
 
 @dataclass
@@ -59,14 +61,16 @@ class _Group:
     seeds: list[int]
     counts: list[int]
     states: list[DeviceState]
-    arrays: Mapping[str, NDArray[Any]]
-    rows: list[NDArray[np.int64]]
+    arrays: Mapping[str, Any]
+    rows: Rows
     values: Values
     """What is the same for all: hyperparameters, broadcast, start."""
     own: list[Values]
     """Of each device, where the programs read what devices keep; else empty."""
     tensors: Tensors = field(default_factory=dict)
     steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    constants: dict[tuple[type[Port], str], Any] = field(default_factory=dict)
+    """Of those, what a program has read, held by the engine."""
     metrics: dict[str, _Mean] = field(default_factory=dict)
     fine: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
 
@@ -101,7 +105,9 @@ class Lanes:
     device by itself, features of a frozen backbone are kept by device, and graphs of a fixed batch need padding.
     """
 
-    def __init__(self, bundle: Bundle, clients: Clients, states: States, *, threads: int = 1) -> None:
+    def __init__(
+        self, bundle: Bundle, clients: Clients, states: States, *, threads: int = 1, delegates: Delegates = "cpu"
+    ) -> None:
         self._bundle, self._clients, self._states = bundle, clients, states
         self._finish = need_program(bundle, "finish", "take part in a round")
         self._begin = find_program(bundle, "begin")
@@ -112,8 +118,13 @@ class Lanes:
         for name in names:
             check_ports(name, bundle.program(name).inputs)
         bundle.inspect_graphs()
-        self._programs = {name: LaneProgram(bundle, name, threads) for name in dict.fromkeys(names)}
-        ports = [port for each in self._programs.values() for port in each.program.inputs]
+        self._ports = {name: bundle.program(name) for name in dict.fromkeys(names)}
+        try:
+            self._engine = open_lane_engine(delegates, threads)
+            self._programs = {name: self._engine.open(bundle, name) for name in self._ports}
+        except TrainingError as error:
+            raise SimulationError(str(error)) from None
+        ports = [port for each in self._ports.values() for port in each.inputs]
         self._keeps = any(isinstance(port, Personal | State) for port in ports)
         self._fields = data_ports(bundle, schedule)
         if isinstance(clients, SplitClients):
@@ -183,13 +194,14 @@ class Lanes:
         own = [values(state) for state in states]
         counts = [len(each) for each in rows]
         shared = own[0] if own else values(DeviceState())
+        arrays, rows = self._engine.place(arrays, rows)
         group = _Group(numbers, seeds, counts, states, arrays, rows, shared, own)
         group.steps = np.zeros(len(numbers), np.int64)
         group.fine = np.ones(len(numbers), bool)
         return group
 
     def _run_phase(self, phase: Phase, number: int, group: _Group, used: list[int]) -> None:
-        program = self._programs[phase.program].program
+        program = self._ports[phase.program]
         chosen = None if phase.moves is None else set(phase.moves)
         orders = [
             list(
@@ -204,9 +216,10 @@ class Lanes:
             seen = min(group.counts[lane], sum(len(batch.indices) for batch in order))
             used[lane] = max(used[lane], seen)
         indices = [[rows[batch.indices] for batch in order] for rows, order in zip(group.rows, orders)]
+        measured = []
         for lanes, chosen_rows in _steps(indices):
             at = np.stack(chosen_rows)
-            feed: dict[str, NDArray[Any]] = {}
+            feed: dict[str, Any] = {}
             for port in program.inputs:
                 if not isinstance(port, FIELD_ROLES):
                     continue
@@ -214,10 +227,13 @@ class Lanes:
                 if array is None and isinstance(port, ExampleWeight):
                     feed[port.name] = np.ones((*at.shape, *map(int, port.shape[1:])), port.dtype)
                 elif array is not None:
-                    feed[port.name] = np.take(array, at, axis=0, mode="clip")
+                    feed[port.name] = self._engine.take(array, at)
             outputs = self._run(phase.program, group, lanes, feed, chosen)
-            self._measure(program.outputs, group, lanes, outputs, at.shape[1])
+            measured.append((lanes, outputs, at.shape[1]))
             group.steps[lanes] += 1
+        # Only now, since a device need not wait for each step's numbers.
+        for lanes, outputs, size in measured:
+            self._measure(program.outputs, group, lanes, outputs, size)
 
     def _measure(
         self, ports: Sequence[Any], group: _Group, lanes: NDArray[np.int64], outputs: Mapping[str, Any], rows: int
@@ -226,20 +242,21 @@ class Lanes:
             if isinstance(port, Metric):
                 count = len(group.numbers)
                 mean = group.metrics.setdefault(port.name, _Mean(port.reduction, np.zeros(count), np.zeros(count)))
-                mean.add(lanes, outputs[port.name], rows)
+                values = self._engine.fetch(outputs[port.name])
+                mean.add(lanes, values, rows)
                 if port.name == "loss":
-                    group.fine[lanes] &= np.isfinite(outputs[port.name])
+                    group.fine[lanes] &= np.isfinite(values)
 
     def _run(
         self,
         name: str,
         group: _Group,
         lanes: NDArray[np.int64],
-        feed: dict[str, NDArray[Any]],
+        feed: dict[str, Any],
         chosen: set[str] | None = None,
-    ) -> dict[str, NDArray[Any]]:
+    ) -> dict[str, Any]:
         """Run a program for these lanes, and keep in the group what it moves."""
-        program = self._programs[name].program
+        program = self._ports[name]
         whole = len(lanes) == len(group.numbers)
         for port in program.inputs:
             if port.name not in feed:
@@ -254,20 +271,17 @@ class Lanes:
                 held = group.tensors.get(port_key(written))
                 if held is None:
                     held = self._first(written, group)
-                if not held.flags.writeable:
-                    held = held.copy()
-                held[lanes] = outputs[written.name]
-                group.tensors[port_key(written)] = held
+                group.tensors[port_key(written)] = self._engine.put(held, lanes, outputs[written.name])
         return outputs
 
-    def _read(self, port: Port, group: _Group, lanes: NDArray[np.int64], whole: bool) -> NDArray[Any]:
+    def _read(self, port: Port, group: _Group, lanes: NDArray[np.int64], whole: bool) -> Any:
         if isinstance(port, MOVING):
             if isinstance(port, State) and port.lifetime == "step":
-                return self._first(port, group)[lanes]
+                return self._engine.pick(self._first(port, group), lanes)
             held = group.tensors.get(port_key(port))
             if held is None:
                 held = group.tensors[port_key(port)] = self._first(port, group)
-            return held if whole else held[lanes]
+            return held if whole else self._engine.pick(held, lanes)
         if isinstance(port, Seed):
             return np.array(group.seeds, np.uint32)[lanes].astype(port.dtype)
         if isinstance(port, Step):
@@ -275,24 +289,28 @@ class Lanes:
         if isinstance(port, Count):
             counted = np.array(group.counts) if port.of == "examples" else group.steps
             return counted[lanes].astype(port.dtype)
-        return np.asarray(group.values.read(port), order="C")
+        key = type(port), port.name
+        if key not in group.constants:
+            group.constants[key] = self._engine.hold(group.values.read(port))
+        return group.constants[key]
 
-    def _first(self, port: Port, group: _Group) -> NDArray[Any]:
+    def _first(self, port: Port, group: _Group) -> Any:
         """What a tensor is before any step, for all lanes."""
         if isinstance(port, Parameter):
-            return np.repeat(group.values.read(port)[None], len(group.numbers), axis=0)
-        return np.stack([values.read(port) for values in group.own])
+            return self._engine.repeat(group.values.read(port), len(group.numbers))
+        return self._engine.hold(np.stack([values.read(port) for values in group.own]))
 
-    def _report(self, work: Work, group: _Group, outputs: Mapping[str, NDArray[Any]], partial: Partial) -> None:
+    def _report(self, work: Work, group: _Group, outputs: Mapping[str, Any], partial: Partial) -> None:
         program = self._bundle.program(self._finish)
-        updates = [port.name for port in program.outputs if isinstance(port, Update)]
-        counted = [port.name for port in program.outputs if isinstance(port, Metric)]
-        for name in updates:
-            group.fine &= np.isfinite(outputs[name].reshape(len(group.numbers), -1)).all(axis=1)
+        update = {
+            port.name: self._engine.fetch(outputs[port.name]) for port in program.outputs if isinstance(port, Update)
+        }
+        for array in update.values():
+            group.fine &= np.isfinite(array.reshape(len(group.numbers), -1)).all(axis=1)
         # A loss that was not finite in some step is in no mean, so it is looked for here.
         metrics = {name: mean.reduced() for name, mean in group.metrics.items()}
-        metrics |= {name: outputs[name].astype(np.float64) for name in counted}
-        update = {name: outputs[name] for name in updates}
+        counted = [port.name for port in program.outputs if isinstance(port, Metric)]
+        metrics |= {name: self._engine.fetch(outputs[name]).astype(np.float64) for name in counted}
         own, told = lane_training_arrays(self._bundle.manifest, program, update, metrics, len(group.numbers))
         kept = np.flatnonzero(group.fine & told)
         losses = metrics.get("loss")
@@ -301,24 +319,28 @@ class Lanes:
             partial.reports.append(report)
             if group.fine[lane] and told[lane]:
                 report.loss = None if losses is None else float(losses[lane])
-                self._keep(work, group, lane)
             else:
                 report.left = "a loss, a metric or an update is not finite"
+        self._keep(work, group, kept.tolist())
         if len(kept):
             numbers = [group.numbers[lane] for lane in kept]
             partial.total.add_lanes({name: array[kept] for name, array in {**update, **own}.items()}, numbers)
 
-    def _keep(self, work: Work, group: _Group, lane: int) -> None:
-        """What outlives the round goes into the device's state."""
+    def _keep(self, work: Work, group: _Group, lanes: Sequence[int]) -> None:
+        """What outlives the round goes into the states of these devices."""
         if not group.own:
             return
-        values = group.own[lane]
-        for each in self._programs.values():
-            for port in each.program.outputs:
+        written: dict[Personal | State, NDArray[Any]] = {}
+        for program in self._ports.values():
+            for port in program.outputs:
                 if isinstance(port, Personal | State) and port_key(port) in group.tensors:
-                    values.write(port, group.tensors[port_key(port)][lane].copy())
-        values.keep()
-        self._states.save(group.numbers[lane], work.number, group.states[lane], work.saved)
+                    written[port] = self._engine.fetch(group.tensors[port_key(port)])
+        for lane in lanes:
+            values = group.own[lane]
+            for port, array in written.items():
+                values.write(port, array[lane].copy())
+            values.keep()
+            self._states.save(group.numbers[lane], work.number, group.states[lane], work.saved)
 
 
 def check_ports(name: str, ports: Sequence[Port]) -> None:

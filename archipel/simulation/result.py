@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,34 @@ from numpy.typing import NDArray
 
 from archipel.bundle import Bundle
 from archipel.errors import MissingExtraError, SimulationError
+from archipel.protocol.measures import Measured
+from archipel.protocol.messages.distributions import Distribution
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.work import Report
 
+FIGURES: Mapping[str, Callable[[Distribution], float]] = {
+    "mean": lambda each: each.mean.value,
+    "worst 10%": lambda each: each.worst.value,
+    "decile 1": lambda each: each.deciles[0].value,
+    "median": lambda each: each.deciles[4].value,
+    "decile 9": lambda each: each.deciles[8].value,
+}
+"""The columns of `Result.table` for a distribution over devices."""
+
 
 class ClientRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One client over the whole run: rounds that it was drawn for and that counted it, and its last mean loss."""
+    """One client over the whole run: rounds that it was drawn for and that counted it, and its last mean loss.
+
+    `tested`: what it measured in the last evaluation over the devices, on `test_examples` labels of its own.
+    """
 
     client: int
     examples: int = 0
     drawn: int = 0
     counted: int = 0
     loss: float | None = None
+    tested: dict[str, float] = {}
+    test_examples: int = 0
 
 
 @dataclass(eq=False)
@@ -36,7 +52,7 @@ class Result:
         parameters: the federated model's parameters by name.
         bundle: the bundle whose programs ran; `runtime.set_parameters(result.parameters)` gives the model to use.
         engine: how the local rounds were run, and why so.
-        clients: what each client that was drawn did, by its number.
+        clients: what each client that was drawn, or measured the model, did, by its number.
     """
 
     history: list[RoundRow]
@@ -53,6 +69,12 @@ class Result:
             if not report.left:
                 row.counted, row.examples = row.counted + 1, report.examples
                 row.loss = report.loss if report.loss is not None else row.loss
+
+    def add_tests(self, found: Mapping[int, Measured]) -> None:
+        """Take over what clients measured."""
+        for client, each in found.items():
+            row = self.clients.setdefault(client, ClientRow(client=client))
+            row.tested, row.test_examples = dict(each.values), each.count
 
     def table(self) -> dict[str, NDArray[Any]]:
         """The history by column, `[rounds]` each: a column for every field and metric; NaN where there is none."""
@@ -74,20 +96,30 @@ class Result:
             columns[name] = np.array([row.metrics.get(name, np.nan) for row in self.history])
         for name in tested:
             columns[f"test {name}"] = np.array([row.tested.get(name, np.nan) for row in self.history])
+        for name in sorted({name for row in self.history for name in row.spread}):
+            for column, figure in FIGURES.items():
+                columns[f"devices' {name} {column}"] = np.array(
+                    [figure(row.spread[name]) if name in row.spread else np.nan for row in self.history]
+                )
         return columns
 
     def client_table(self) -> dict[str, NDArray[Any]]:
-        """What each client that was drawn did, by column, `[clients]` each; a loss that is not known is NaN."""
+        """What each client of `clients` did, by column, `[clients]` each; a loss that is not known is NaN."""
         rows = [self.clients[number] for number in sorted(self.clients)]
         columns: dict[str, NDArray[Any]] = {
             name: np.array([getattr(row, name) for row in rows], np.int64)
             for name in ("client", "examples", "drawn", "counted")
         }
         columns["loss"] = np.array([np.nan if row.loss is None else row.loss for row in rows], np.float64)
+        if any(row.test_examples for row in rows):
+            columns["test examples"] = np.array([row.test_examples for row in rows], np.int64)
+        for name in sorted({name for row in rows for name in row.tested}):
+            columns[f"test {name}"] = np.array([row.tested.get(name, np.nan) for row in rows], np.float64)
         return columns
 
     def plot(self, path: Path | str) -> None:
-        """Draw the metrics over the rounds: losses above, the others below; of the test data as `test NAME`.
+        """Draw the metrics over the rounds: losses above, the others below; of the test data as `test NAME`, over the
+        devices as `devices' NAME`, with a band from decile 1 to 9 and the worst tenth.
 
         Arguments:
             path: a .png, .svg or .pdf, which is replaced.
@@ -106,11 +138,15 @@ class Result:
                 tests.setdefault(f"test {name}", []).append((row.number, value))
         # In this order whatever came first, so that a curve has the same colour in each picture.
         points.update(tests)
-        if not points:
+        spread: dict[str, list[tuple[int, Distribution]]] = {}
+        for row in self.history:
+            for name, distribution in row.spread.items():
+                spread.setdefault(f"devices' {name}", []).append((row.number, distribution))
+        if not points and not spread:
             raise SimulationError(
                 "no curves: no round has metrics; give `test` data, or a bundle that was converted with a loss_range"
             )
-        draw(points, Path(path))
+        draw(points, Path(path), spread)
 
     def to_parquet(self, path: Path | str) -> None:
         """Write the history, and into NAME-clients.parquet beside NAME.parquet a row for each client that was drawn.

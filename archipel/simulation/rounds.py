@@ -11,6 +11,7 @@ from archipel import strategies
 from archipel.bundle import Bundle, write_weights
 from archipel.errors import ArchipelError, SimulationError
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.messages.distributions import Distribution
 from archipel.protocol.operator.tasks import RoundResult
 from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.protocol.training_result import split_metrics
@@ -29,6 +30,7 @@ from archipel.strategies.robust import Aggregation
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
 from archipel.strategies.step_limits import History
 from archipel.strategies.strategy import Tensors
+from archipel.strategies.update_compression import round_seed
 
 _NOBODY = "0" * 64
 
@@ -39,6 +41,8 @@ class RoundRow(msgspec.Struct, kw_only=True):
     `devices`: whose updates are in the sum, of `drawn` that were asked. `metrics`: means over the cohort's training;
     `clipped`: how many updates were, None where the bundle has devices not say it. `step`: the L2 norm of the change of
     the parameters. `tested`: metrics of the model after the round on the test examples, where they were measured.
+    `spread`: the same metrics over the devices, each on examples of its own, where they were measured so; `binned`: as
+    a server would learn these, from counts of devices in bins.
     `failed`: why the round changed nothing, "" where it did. `seconds`: how long the simulation took for it.
 
     With a system: `time`, seconds by the virtual clock from the run's beginning to the round's end; `bytes_down` and
@@ -54,6 +58,8 @@ class RoundRow(msgspec.Struct, kw_only=True):
     step: float = 0.0
     state_step: float = 0.0
     tested: dict[str, float] = {}
+    spread: dict[str, Distribution] = {}
+    binned: dict[str, Distribution] = {}
     failed: str = ""
     seconds: float = 0.0
     time: float = 0.0
@@ -174,7 +180,7 @@ class Rounds:
             work = work or self._work(row.number, 0)
             made = self._combining.combine(work, partial.total, row.devices, self.standing.rule_state)
             row.devices = made.devices
-            self._move(row, made.total)
+            self._move(row, made.total, work)
             self.standing.rule_state = made.state
         except ArchipelError as error:
             # As on the server: a round that fails leaves the model as it was, and the next one begins.
@@ -205,7 +211,7 @@ class Rounds:
 
     def _work(self, number: int, saved: int) -> Work:
         settings, standing = self._settings, self.standing
-        given = {**settings.hyperparameters, **self._adapted_clip()}
+        given = {**round_seed(self._bundle.manifest, number), **settings.hyperparameters, **self._adapted_clip()}
         own = self._strategy.server_hyperparameters
         hyperparameters = {name: value for name, value in given.items() if name not in own}
         plan = RoundPlan(
@@ -234,14 +240,14 @@ class Rounds:
             return {UPDATE_CLIP: self._clip.default}
         return {UPDATE_CLIP: next_clip(last.clip, last.clipped, last.devices, self._clip)}
 
-    def _move(self, row: RoundRow, total: DecodedSum) -> None:
+    def _move(self, row: RoundRow, total: DecodedSum, work: Work) -> None:
         result, rest = split_metrics(total, row.devices)
         if isinstance(result, RoundResult):
             row.metrics, row.clipped = result.metrics, result.clipped
         standing = self.standing
         parameters, state, step = move_model(
             self._strategy, self._bundle.manifest, standing.parameters, standing.strategy_state, rest, row.devices,
-            self._settings.hyperparameters, self._history,
+            self._settings.hyperparameters, self._history, work.hyperparameters,
         )  # fmt: skip
         # Another order would change what a broadcast or a digest of them is.
         standing.parameters = {name: parameters[name] for name in standing.parameters}

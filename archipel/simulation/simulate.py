@@ -21,6 +21,7 @@ from archipel.protocol.operator.tasks import Mode
 from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
 from archipel.simulation.clients import Clients, add_client, as_clients, two_of
+from archipel.simulation.evaluation import Evaluation, hold_out_each
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, RoundSettings
 from archipel.simulation.running import RunOptions, Test, run
@@ -53,6 +54,8 @@ def simulate(
     hyperparameters: Mapping[str, float] | None = None,
     test: Test | None = None,
     test_every: int = 1,
+    evaluation: Evaluation | None = None,
+    held_out: Clients | Sequence[Any] | None = None,
     seed: int = 0,
     privacy: str = "secure",
     aggregation: str | Aggregation = "mean",
@@ -67,6 +70,7 @@ def simulate(
     workers: int = 1,
     client_axis: ClientAxis = "auto",
     threads: int = 1,
+    engine: str = "onnxruntime",
     masks: bool = False,
     folder: Path | str | None = None,
     on_round: Callable[[RoundRow], object] | None = None,
@@ -90,6 +94,10 @@ def simulate(
             "server_lr".
         test: examples on which the model is measured every `test_every` rounds and after the last one: a tuple (inputs,
             labels) or a mapping.
+        evaluation: has devices measure the model, each on examples of its own that it does not train with, and a
+            personalised model each with its own tensors; then a round's row has `spread`, and `clients` what each
+            measured.
+        held_out: for each client the examples for that, in the form of `clients`, in place of a share of these.
         seed: decides cohorts, dropouts, orders and all that graphs draw. The same seed gives the same result, whatever
             the number of workers.
         privacy: "secure" adds up the whole numbers that secure rounds add up (without masks, which cancel), "plain"
@@ -107,7 +115,7 @@ def simulate(
             a `system`.
         system: speeds, networks and hours of the devices; then a virtual clock times the rounds, and a round's row has
             `time`, bytes and staleness. Without it a round has no duration.
-        workers, client_axis, threads, masks, folder, on_round: how it runs, see RunOptions.
+        workers, client_axis, threads, engine, masks, folder, on_round: how it runs, see RunOptions.
 
     Raises SimulationError, ConversionError, TrainingError, ProtocolError.
 
@@ -125,8 +133,8 @@ def simulate(
     if system is None and pacing != Pacing():
         raise SimulationError("mode: needs a system, whose clock says who comes first; give system=System()")
     options = RunOptions(
-        workers=workers, client_axis=client_axis, threads=threads, masks=masks, folder=folder, test_every=test_every,
-        on_round=on_round,
+        workers=workers, client_axis=client_axis, threads=threads, engine=engine, masks=masks, folder=folder,
+        test_every=test_every, on_round=on_round,
     )  # fmt: skip
     if isinstance(model, Bundle):
         bundle = model
@@ -147,6 +155,15 @@ def simulate(
     names = [port.name for port in data_ports(bundle, bundle.manifest.schedule)]
     devices = as_clients(clients, names)
     population = len(devices)
+    evaluated = None
+    if held_out is not None:
+        own = as_clients(held_out, names)
+        if len(own) != population:
+            raise SimulationError(f"held_out: has the examples of {len(own)} clients, and there are {population}")
+        evaluated = own, evaluation or Evaluation()
+    elif evaluation is not None:
+        devices, own = hold_out_each(devices, evaluation.hold_out, seed)
+        evaluated = own, evaluation
     if root is not None:
         devices = add_client(devices, as_clients([root], names).take(0))
     settings = RoundSettings(
@@ -155,7 +172,7 @@ def simulate(
         system=None if system is None else with_devices(system), aggregation=_aggregation(aggregation, tolerated),
         secure_groups=secure_groups, attack=_attack(attack, attackers), root=root is not None,
     )  # fmt: skip
-    return run(bundle, devices, settings, rounds, test, options)
+    return run(bundle, devices, settings, rounds, test, options, evaluated)
 
 
 def _aggregation(given: str | Aggregation, tolerated: int) -> Aggregation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from archipel.errors import ArchipelError
 from archipel.strategies import ditto, dpsgd, fedavg, fedbn, fednova, fedprox, fedrep, lora, scaffold
-from archipel.strategies.on_device import feddyn, fedper, fedsgd, moon, perfedavg, pfedme, qfedavg, reptile
+from archipel.strategies.on_device import feddyn, fedper, fedsgd, ifca, moon, perfedavg, pfedme, qfedavg, reptile
 from archipel.strategies.server_optimizers import fedadagrad, fedadam, fedavgm, fedexp, fedyogi
 from archipel.strategies.strategy import Strategy
 
@@ -12,7 +12,7 @@ STRATEGIES: dict[str, Strategy] = {
     module.STRATEGY.name: module.STRATEGY
     for module in (
         *(fedavg, fedprox, scaffold, fednova, fedrep, fedbn, ditto, lora, dpsgd),
-        *(feddyn, fedper, fedsgd, moon, perfedavg, pfedme, qfedavg, reptile),
+        *(feddyn, fedper, fedsgd, ifca, moon, perfedavg, pfedme, qfedavg, reptile),
         *(fedavgm, fedadam, fedyogi, fedadagrad, fedexp),
     )
 }

@@ -52,8 +52,9 @@ PUBLIC = {
     "Standardize TRANSFORMS Transform chain describe fitted from_settings load_settings put_before to_settings",
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
     "load_settings restore run_coordinator supervise",
-    "archipel.simulation": "Aggregation Attack ClientRow Clients Device DrawnClients Federation ListedClients Pacing "
-    "Result RoundRow SplitClients Spread System load_federation read_devices simulate split_clients",
+    "archipel.simulation": "Aggregation Attack Bins ClientRow Clients Device DrawnClients Evaluation Federation "
+    "ListedClients Pacing Result RoundRow SplitClients Spread System load_federation read_devices simulate "
+    "split_clients",
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "
     "step_graph transforms",

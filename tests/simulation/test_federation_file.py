@@ -226,6 +226,9 @@ def test_a_virtual_clock_times_the_rounds_as_the_task_says(write: Write, tmp_pat
         (["system.period=-1"], "system: period: -1.0 is not a number above 0"),
         (["system.speed=3"], "system: unknown field 'speed'"),
         (["system.up=3", "task.goal=0"], "task.goal: 0 is not a whole number of 1 or more"),
+        (["evaluation.hold_out=1.5"], "evaluation.hold_out: 1.5 is not above 0 and below 1"),
+        (["evaluation.bins.loss.low=2", "evaluation.bins.loss.high=1"], "low 2.0 and high 1.0 must be numbers"),
+        (["evaluation.bins.f1.low=0", "evaluation.bins.f1.high=1"], "evaluation.bins.f1: the model measures accuracy"),
         (["rounds"], "--set rounds: expected KEY=VALUE, such as rounds=5 or strategy.mu=0.1"),
     ],
 )  # fmt: skip

@@ -56,8 +56,8 @@ class Finish:
         self.start = bundle.parameters()
         self.session = ort.InferenceSession(str(bundle.program_path("finish")), providers=["CPUExecutionProvider"])
 
-    def update(self, seed: int, distance: float, examples: int, steps: int) -> dict[str, np.ndarray]:
-        """What a device sends that moved every parameter by about `distance`."""
+    def update(self, seed: int, distance: float, examples: int, steps: int, choice: int = 0) -> dict[str, np.ndarray]:
+        """What a device sends that moved every parameter by about `distance`; of several models the one of `choice`."""
         generator, feeds = np.random.default_rng(seed), {}
         for port in self.program.inputs:
             role, shape = role_of(port), tuple(map(int, port.shape))
@@ -67,6 +67,8 @@ class Finish:
                 value = np.array(examples if port.of == "examples" else steps)  # type: ignore[union-attr]
             elif role == "hyperparameter":
                 value = np.array(port.default)  # type: ignore[union-attr]
+            elif port.dtype == "int64":
+                value = np.array(choice)
             elif shape == ():  # a measured loss and a count
                 value = distance * np.abs(generator.standard_normal())
             else:  # control variates, as far from each other as they may get
@@ -148,7 +150,7 @@ def test_honest_devices_keep_within_every_bound(
         st.sampled_from([1, 3, 256, 257, 10**6]),
     )
     drawn = data.draw(st.lists(device, min_size=cohort, max_size=cohort), label="devices")
-    total = here.sum([here.update(seed, *each) for seed, each in zip(seeds, drawn)])
+    total = here.sum([here.update(seed, *each, choice=i % 2) for i, (seed, each) in enumerate(zip(seeds, drawn))])
     here.layout.check_sum(total, cohort)
     bound = here.strategy.step_bound(here.manifest, {}, cohort)
     kept = here.strategy.init is not no_state
@@ -164,7 +166,7 @@ def test_the_bounds_are_not_far_from_what_devices_reach(
 ) -> None:
     """Devices that all go as far as they may in one direction: so no bound is much too wide to be of use."""
     here, cohort = finish_of(name, weighting), 10
-    total = here.sum([here.update(1, 1e3, CAP, 300) for _ in range(cohort)])
+    total = here.sum([here.update(1, 1e3, CAP, 300, choice=i % 2) for i in range(cohort)])
     bound = here.strategy.step_bound(here.manifest, {}, cohort)
     # What a server remembers of earlier rounds decides how far it goes; the worst history is another for each strategy.
     reached = [here.step(total, cohort, scales) for scales in histories()]

@@ -40,11 +40,13 @@ WRONG: dict[str, dict[str, Any]] = {
     "ditto": {"strength": float("nan"), "personal_epochs": 1.5},
     "fedper": {"personal": 3},
     "feddyn": {"alpha": 0.0},
+    "fedsgd": {"momentum": 1.0},
     "perfedavg": {"inner_lr": 0.0},
     "moon": {"features": 3, "strength": 0.0, "temperature": -0.5},
     "pfedme": {"strength": -1.0, "local_lr": 0.0, "inner_steps": 0},
     "lora": {"rank": 0, "alpha": 0.0, "targets": 1, "full": None, "seed": -1},
     "qfedavg": {"q": -1.0, "loss_cap": 0.0},
+    "ifca": {"models": 1, "spread": 0.0, "seed": -1},
     "dpsgd": {"example_clip": 0.0, "noise_multiplier": -0.1},
 }
 BY_LOSS = {"qfedavg"}
@@ -58,8 +60,8 @@ every = pytest.mark.parametrize("strategy", strategies.STRATEGIES.values(), ids=
 
 def build(make: Make, strategy: Strategy, options: dict[str, Any] | None = None, **changes: Any) -> Bundle:
     options = options or {"clip": CLIP, "weight_cap": CAP, "bits": BITS, **NEEDED.get(strategy.name, {})}
-    # BatchNormalization has no gradient of one example, and three models would have statistics of three kinds.
-    step = {"batch_norm": "frozen"} if strategy.name in ("dpsgd", "moon") else {}
+    # BatchNormalization has no gradient of one example, and several models would have statistics of several kinds.
+    step = {"batch_norm": "frozen"} if strategy.name in ("dpsgd", "moon", "ifca") else {}
     if strategy.name == "fedsgd":  # its one step is on all examples
         changes = {"batch_size": 32, **changes}
     return make(strategy.name, normalized, strategy_options=options, step_options=step, **changes)
@@ -91,7 +93,7 @@ def test_the_update_is_clipped_and_weighted_on_the_device(bundle_of: Of, strateg
     statistics = {port.tensor for port in uploads if port.kind in ("mean", "variance")}
     # FedBN keeps them on the device, and per-example clipping allows no others than the model's own.
     assert statistics == (
-        set() if strategy.name in ("fedbn", "dpsgd", "moon") else {"norm.running_mean", "norm.running_var"}
+        set() if strategy.name in ("fedbn", "dpsgd", "moon", "ifca") else {"norm.running_mean", "norm.running_var"}
     )
     assert {port.tensor for port in by_kind["delta"]} | statistics == {s.name for s in bundle.manifest.parameters}
     assert {port.clip for port in by_kind["delta"]} == {CLIP}
@@ -233,6 +235,7 @@ for name, strategy in strategies.STRATEGIES.items():
     assert strategy.broadcast(state).keys() <= state.keys()
     deltas = {{"w": np.ones((2, 3))}}
     values = {{"control/w": np.ones((2, 3)), "fednova/steps": np.array(2.0), "fedexp/square_norm": np.array(1.0)}}
+    values["ifca/weights"] = np.array([0.5, 0.5])
     moved, state = strategy.update(parameters, state, DecodedSum(deltas, values, 1.0), 2, {{}})
     assert (moved["w"] > 1).all() and moved["w"].dtype == np.float32
     half = describe(name, strategy.device, needed.get(name, {{}}))

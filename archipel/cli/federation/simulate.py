@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from archipel.cli.input_output.distributions import describe_distribution
 from archipel.cli.input_output.progress_line import progress_line
 from archipel.cli.input_output.remote import remote_with
 from archipel.cli.input_output.stopping import catch_ctrl_c
@@ -47,6 +48,8 @@ class _Command(click.Command):
               help="In place of the file's: --set strategy.mu=0.1 --set partition.alpha=0.3")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), help="How many rounds in all, in place of the file's.")
 @click.option("--workers", type=click.IntRange(1), help="How many processes, in place of the file's.")
+@click.option("--engine", metavar="NAME", help="What runs the devices' programs: torch is PyTorch on the GPU, if there "
+              "is one, torch:cuda:1 or torch:cpu another device.")  # fmt: skip
 @click.option("--folder", type=click.Path(path_type=Path),
               help="Keep here how far the run is, in place of the file's run.folder.")  # fmt: skip
 @click.option("--secure", is_flag=True, help="Really carry out secure aggregation: every device's keys, shares, masks.")
@@ -65,6 +68,7 @@ def simulate(
     settings: tuple[str, ...],
     rounds: int | None,
     workers: int | None,
+    engine: str | None,
     folder: Path | None,
     secure: bool,
     plot_file: Path | None,
@@ -97,6 +101,8 @@ def simulate(
     given = [*settings, *(f"{key}={value}" for key, value in (("rounds", rounds), ("run.workers", workers)) if value)]
     if secure:
         given.append("run.masks=true")
+    if engine is not None:
+        given.append(f"run.engine={msgspec.json.encode(engine).decode()}")
     if folder is not None:
         # As a text of TOML, since the folder's name may be anything.
         given.append(f"run.folder={msgspec.json.encode(str(folder.absolute())).decode()}")
@@ -204,10 +210,19 @@ def _values(row: RoundRow) -> dict[str, float]:
     return {**clock, **row.metrics, **{f"test {name}": value for name, value in sorted(row.tested.items())}}
 
 
+def _device_lines(result: Result) -> list[str]:
+    """What the devices measured, each on its own examples, after the last round in which they did."""
+    spread = next((row.spread for row in reversed(result.history) if row.spread), {})
+    return [f"devices: {name} {describe_distribution(each)}" for name, each in sorted(spread.items())]
+
+
 def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> list[str]:
     tested = ", ".join(f"{name} {value:.4f}" for name, value in sorted(result.history[-1].tested.items()))
+    devices = _device_lines(result)
+    if tested:
+        devices.insert(0, f"test: {tested}")
     return [
-        f"test: {tested}" if tested else "no test data: give data.test or data.hold_out to measure the model",
+        *(devices or ["no test data: give data.test or data.hold_out to measure the model"]),
         f"ran {result.engine}",
         f"{len(result.history)} rounds, {seconds:.1f} s here",
         *(f"written to {file}" for file in files if file is not None),

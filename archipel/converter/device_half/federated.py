@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
+import numpy as np
 import onnx_ir as ir
 
 from archipel.bundle import Phase
@@ -14,6 +15,7 @@ from archipel.converter.device_half.roles import Division, assign_roles, assign_
 from archipel.errors import ConversionError
 from archipel.graph import Model, promote
 from archipel.strategies.device import (
+    CHOICE,
     CORRECTION,
     MEASURED_COUNT,
     MEASURED_LOSS,
@@ -29,9 +31,10 @@ from archipel.strategies.device import (
     RunningPair,
     Tries,
 )
+from archipel.strategies.program import choice_state
 from archipel.training import per_example, step_graph, transforms
 from archipel.training.batch_norm import BatchNorm, statistics_of_layers
-from archipel.training.evaluation import measure_graph
+from archipel.training.evaluation import choose_graph, measure_graph
 from archipel.training.losses import Loss
 from archipel.training.nested import MetaSGD, MoreauSGD
 from archipel.training.optimizers import SGD, Optimizer
@@ -92,6 +95,11 @@ def train_programs(
             measuring = measure_graph(model, loss, division.all, totals, batch_norm=batch_norm)
             programs[part.program] = assign_start(measuring, division, strategy)
             continue
+        if part.trains == "choice" and half.models is not None:
+            totals = (MEASURED_LOSS, MEASURED_COUNT)
+            choosing = choose_graph(model, loss, division.all, CHOICE, half.models.count, totals)
+            programs[part.program] = assign_start(choosing, division, strategy, kept=(CHOICE,))
+            continue
         # The parts "all" and "copies" train every tensor.
         moved = {"personal": list(division.personal), "shared": list(division.shared)}.get(part.trains, division.all)
         if not moved:
@@ -100,19 +108,25 @@ def train_programs(
                 "none; name some with strategy_options={'personal': ...}"
             )
         still = [name for name in division.all if name not in moved]
-        source = model
+        source, given = model, dict[str, Port]()
+        if half.models is not None:
+            source = model.copy()
+            promote(source.ir, [CHOICE])
+            given[CHOICE] = choice_state()
         if still:
             # As inputs they have the round's values; as initializers they would stay what the model began with.
-            source = model.copy()
+            source = source.copy()
             promote(source.ir, still)
         contrast = next((term for term in part.terms if isinstance(term, Contrast)), None)
-        aim, given = loss, dict[str, Port]()
+        aim = loss
         if contrast is not None:
             _check_contrast(model, options, strategy)
             source, aim, given = contrasted(source, loss, moved, contrast, strategy)
         steps = _nested(optimizer, part)
         program = step_graph(source, aim, steps, trainable=moved, **_step_options(options, part, still, strategy))
         program.initial.update({name: model.parameters[name] for name in still})
+        if half.models is not None:
+            program.initial[CHOICE] = np.zeros((), np.int64)
         # The first part keeps plain names; each other one needs an optimizer's state and step count of its own.
         programs[part.program] = assign_roles(
             program,
@@ -215,6 +229,8 @@ def check_steps(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, st
     clips = any(isinstance(term, ClipExamples) for part in half.parts for term in part.terms)
     if clips and options.get("per_example") is not None:
         raise ConversionError(f"step_options: {here} clips single examples itself; leave per_example out")
+    if half.models is not None and options.get("per_example") is not None:
+        raise ConversionError(f"step_options: {here} chooses a model without noise; leave per_example out")
     for name in ("kernels", "recompute"):
         if clips and options.get(name):
             raise ConversionError(

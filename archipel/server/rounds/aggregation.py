@@ -257,7 +257,7 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum, kept:
         state = services.blobs.read_weights(collected.strategy_state)
     moved, state, step = move_model(
         strategy, collected.manifest, parameters, state, decoded, collected.updates,
-        collected.request.hyperparameters, collected.history,
+        collected.request.hyperparameters, collected.history, collected.plan.hyperparameters,
     )  # fmt: skip
     with services.database.read() as session:
         evidence = endorsement(session, collected.current)

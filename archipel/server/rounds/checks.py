@@ -20,6 +20,7 @@ from archipel.protocol.policy import check_plan, colluders_of
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
 from archipel.strategies.robust.composing import check_composition
+from archipel.strategies.update_compression import carried
 
 # The ids in plans that are made only to be checked.
 _NOWHERE = "0" * 32
@@ -211,6 +212,11 @@ def _check_asynchronous(request: TaskRequest, manifest: Manifest) -> None:
         raise ServerError(
             f"mode: strategy {strategy.name!r} needs all devices of a round to begin with the same version; "
             f"these work asynchronously: {', '.join(able)}"
+        )
+    if carried(manifest):
+        raise ServerError(
+            "mode: devices of an asynchronous task begin with different versions, and each version rotates updates by "
+            "a seed of its own; make the bundle without the option compress"
         )
     if request.concurrency is not None and request.concurrency < request.cohort:
         raise ServerError(f"concurrency: {request.concurrency} devices at work never fill a buffer of {request.cohort}")

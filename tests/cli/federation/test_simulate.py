@@ -63,6 +63,20 @@ def test_rounds_are_shown_and_written(archipel: Command, file: Path, tmp_path: P
     assert (tmp_path / "r.svg").exists()
 
 
+def test_what_devices_measure_is_shown(archipel: Command, file: Path) -> None:
+    out, _ = archipel(
+        "simulate", str(file), "--set", "evaluation.hold_out=0.3", "--set", "evaluation.every=9", "--json"
+    )
+    rows = json.loads(out)["rounds"]
+    assert [bool(row.get("spread")) for row in rows] == [False, False, False, True]
+    spread = rows[-1]["spread"]["loss"]
+    out, _ = archipel("simulate", str(file), "--set", "evaluation.hold_out=0.3")
+    line = next(line for line in out.splitlines() if line.startswith("devices: loss"))
+    mean, worst = (f"{spread[name]['value']:.4g}" for name in ("mean", "worst"))
+    assert line.startswith(f"devices: loss mean {mean}, worst 10% {worst}, deciles 1, 5, 9: ")
+    assert line.endswith(" (4 devices)")
+
+
 def test_json_is_for_scripts_and_options_go_before_the_file(archipel: Command, file: Path) -> None:
     out, _ = archipel("simulate", str(file), "--json", "--rounds", "1", "--set", "dropout=0", "--set", "cohort=3")
     found = json.loads(out)

@@ -246,6 +246,13 @@ REFUSED: list[tuple[str, dict[str, Any], type[ArchipelError], str]] = [
         ConversionError,
         "strategy 'moon' compares three models; leave per_example out",
     ),
+    ("ifca", {}, ConversionError, "strategy 'ifca' has several models, whose BatchNormalization"),
+    (
+        "ifca",
+        {"step_options": {"batch_norm": "frozen", "per_example": training.per_example()}},
+        ConversionError,
+        "strategy 'ifca' chooses a model without noise; leave per_example out",
+    ),
     ("fedsgd", {"optimizer": optimizers.adam(lr=0.1)}, ConversionError, "'fedsgd': needs the optimizer sgd"),
     ("perfedavg", {"optimizer": optimizers.sgd(lr=0.1, momentum=0.9)}, ConversionError, "needs SGD without momentum"),
     ("pfedme", {"step_options": {"accumulate": 2}}, ConversionError, "'pfedme': counts every batch as a step"),

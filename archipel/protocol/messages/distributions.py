@@ -1,0 +1,80 @@
+"""How a metric is spread over devices: the bins in which devices count themselves, and what is told of the counts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from archipel.protocol.messages.base import Message
+
+MAX_BINS = 100
+
+BinCount = Annotated[int, Meta(ge=1, le=MAX_BINS)]
+
+
+class Bins(Message, frozen=True, kw_only=True):
+    """Bins of a metric's value, on all devices the same.
+
+    Arguments:
+        low, high: the first and the last edge; values beyond them are counted apart.
+        count: how many bins lie between them.
+        scale: "linear": bins of one width; "log": each wider than the one before by one factor, for metrics that are
+            never below 0, such as a loss.
+        better: whether a higher value or a lower one is better, so which devices are the worst.
+
+    Raises ValueError for edges that are not finite, or not in this order, or of a "log" scale not above 0.
+    """
+
+    low: float
+    high: float
+    count: BinCount = 20
+    scale: Literal["linear", "log"] = "linear"
+    better: Literal["higher", "lower"] = "higher"
+
+    def __post_init__(self) -> None:
+        # At most so far apart, so that no difference or quotient of two edges overflows.
+        if not (abs(self.low) <= 1e30 and abs(self.high) <= 1e30 and self.low < self.high):
+            raise ValueError(f"low {self.low!r} and high {self.high!r} must be numbers with low below high")
+        if self.scale == "log" and self.low < 1e-30:
+            raise ValueError(f"low {self.low!r} of bins with scale 'log' must be above 0")
+        edges = self.edges()
+        if not (np.diff(edges) > 0).all():
+            raise ValueError(f"{self.count} bins from {self.low!r} to {self.high!r} are too narrow; give fewer")
+
+    def edges(self) -> NDArray[np.float64]:
+        """The bins' edges, ascending: float64 `[count + 1]`."""
+        share = np.arange(self.count + 1) / self.count
+        if self.scale == "log":
+            edges = self.low * (self.high / self.low) ** share
+        else:
+            edges = self.low + share * (self.high - self.low)
+        # Rounding may not move the ends, which are told apart from what is beyond them.
+        edges[0], edges[-1] = self.low, self.high
+        return edges
+
+
+class Estimate(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """A figure of the devices' true values, which differs from `value` by `error` at most: 0 where every value is
+    known; null where some device that matters is beyond the bins."""
+
+    value: float
+    error: float | None = 0.0
+
+
+class Distribution(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """How a metric is spread over `devices` devices, each of which counts once, however many examples it has.
+
+    `deciles` are the 10% to 90% quantiles, linearly interpolated; `worst` is the mean of the worst tenth of the devices
+    (rounded up), "worst" being as the bins say. `counts`: devices below the first of `edges`, between each two (the
+    last bin has both its edges), and above the last one.
+    """
+
+    devices: int
+    mean: Estimate
+    deciles: list[Estimate]
+    worst: Estimate
+    edges: list[float]
+    counts: list[int]

@@ -1,0 +1,9 @@
+"""Evaluations of simulated devices, each on examples of its own that it does not train with."""
+
+from __future__ import annotations
+
+from archipel.simulation.evaluation.held_out import hold_out_each
+from archipel.simulation.evaluation.measuring import DeviceTests
+from archipel.simulation.evaluation.settings import Evaluation
+
+__all__ = ["DeviceTests", "Evaluation", "hold_out_each"]
