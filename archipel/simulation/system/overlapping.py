@@ -22,6 +22,7 @@ from archipel.simulation.system.round_clock import Flight, RoundClock
 from archipel.simulation.system.traffic import Traffic
 from archipel.simulation.system.trips import Stretch, Trip
 from archipel.simulation.work import Engine, Partial, Report
+from archipel.strategies.update_compression import carried
 
 _SEATS = 1
 """The phase of the draws of seats; rounds draw their cohorts with phase 0."""
@@ -61,6 +62,11 @@ class OverlappingRounds(Rounds):
             raise SimulationError(
                 f"mode: strategy {self._strategy.name!r} needs all devices of a round to begin with the same version; "
                 f"these work asynchronously: {', '.join(able)}"
+            )
+        if carried(self._bundle.manifest):
+            raise SimulationError(
+                "mode: devices of an asynchronous task begin with different versions, and each version rotates updates "
+                "by a seed of its own; leave the option compress out"
             )
         if self._clock is None:
             raise SimulationError("mode: asynchronous needs a system, whose clock says who comes first")
