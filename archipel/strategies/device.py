@@ -36,6 +36,9 @@ MEASURED_LOSS, MEASURED_COUNT = "measured/loss", "measured/count"
 """Round states of a part that trains nothing: the sum of the labels' losses, and how many labels there were. Of a part
 that chooses, the first has the sum of each model."""
 MAX_BITS = 30
+Weighting = Literal["examples", "uniform"]
+COMPRESSIONS = ("rotation",)
+"""What the option `compress` may be."""
 
 
 @dataclass(frozen=True)
@@ -211,6 +214,7 @@ class Upload:
         weighting: "examples", or "uniform", where each device weighs 1.
         statistics_range: the most by which one device can ask to shift a running mean of a BatchNormalization in a
             round, in standard deviations, 1 or more; of a running variance its square, in variances.
+        compress: how the deltas are packed, see strategies.update_compression; None: each parameter's for itself.
         start: where the server adapts the clip, the first one; `clip` is then the largest (no option of `convert`).
 
     Raises ConversionError for values out of bounds.
@@ -221,8 +225,9 @@ class Upload:
     value_range: float | None = None
     bits: int = 16
     weight_cap: int = 100
-    weighting: Literal["examples", "uniform"] = "examples"
+    weighting: Weighting = "examples"
     statistics_range: float = 3.0
+    compress: Literal["rotation"] | None = None
     start: float | None = None
 
     def __post_init__(self) -> None:
@@ -238,6 +243,10 @@ class Upload:
         if self.weighting not in ("examples", "uniform"):
             raise ConversionError(
                 f"strategy {self.strategy!r}: weighting must be 'examples' or 'uniform', is {self.weighting!r}"
+            )
+        if self.compress is not None and self.compress not in COMPRESSIONS:
+            raise ConversionError(
+                f"strategy {self.strategy!r}: compress must be one of {', '.join(COMPRESSIONS)}, is {self.compress!r}"
             )
         # Below 1 a variance could not shrink by itself: the change to 0 is -1 in units of the variance.
         _number(self.strategy, "statistics_range", self.statistics_range, "of 1 or more", lambda x: x >= 1)

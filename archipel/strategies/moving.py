@@ -16,6 +16,7 @@ from archipel.protocol.vector import DecodedSum
 from archipel.strategies.running_statistics import combine_statistics, shared_statistics, split_statistics
 from archipel.strategies.step_limits import History, Step, keep_within
 from archipel.strategies.strategy import Began, Strategy, Tensors
+from archipel.strategies.update_compression import unpack_deltas
 
 
 def move_model(
@@ -27,6 +28,7 @@ def move_model(
     cohort: int,
     hyperparameters: Mapping[str, float],
     history: History,
+    plan: Mapping[str, float] | None = None,
     began: Began | None = None,
 ) -> tuple[Tensors, Tensors, Step]:
     """Apply the sum of `cohort` updates.
@@ -40,6 +42,7 @@ def move_model(
         cohort: how many devices' updates are in the sum, 1 or more.
         hyperparameters: of the task; the server half reads its own.
         history: the norms of the task's earlier steps.
+        plan: the hyperparameters of the round's plan, which the devices got.
         began: what the device of a single update began with, for a strategy that mixes such updates.
 
     Returns the next parameters and state, with the names, dtypes and shapes of the present ones, and the norms of what
@@ -51,6 +54,7 @@ def move_model(
     bound = strategy.step_bound(manifest, hyperparameters, cohort)
     pairs = shared_statistics(manifest)
     trained, statistics = split_statistics(parameters, pairs)
+    total = unpack_deltas(manifest, total, plan or {})
     if strategy.mix is not None:
         if began is None or cohort != 1:
             raise ProtocolError(f"strategy {strategy.name!r} mixes in each update by itself, not a sum of {cohort}")

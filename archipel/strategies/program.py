@@ -66,6 +66,11 @@ class ProgramGraph:
         self._constants[full] = self._onnx.numpy_helper.from_array(np.array(value, np.float32), full)
         return full
 
+    def array(self, name: str, value: np.ndarray | np.generic) -> str:
+        """Add a constant of any shape and type under its full name, which is returned."""
+        self._constants[name] = self._onnx.numpy_helper.from_array(np.asarray(value), name)
+        return name
+
     def input(self, port: Input) -> str:
         """Add a graph input and return its name. Adding the same port again changes nothing.
 

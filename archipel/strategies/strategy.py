@@ -91,6 +91,9 @@ class Strategy:
     mix: Mix | None = None
     """Changes a single update before the step, where the server needs to know what its device began with: then tasks
     are asynchronous and plain, and have a cohort of 1."""
+    averages: bool = True
+    """Whether its sums stand for means over devices that differ in their weight by chance alone, so that a robust rule,
+    which leaves out the weights, may take the mean's place."""
 
     def apply(
         self,

@@ -20,6 +20,8 @@ from archipel.protocol.policy import check_plan, colluders_of
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
 from archipel.strategies.registry import misfit
+from archipel.strategies.robust.composing import check_composition
+from archipel.strategies.update_compression import carried
 
 # The ids in plans that are made only to be checked.
 _NOWHERE = "0" * 32
@@ -96,9 +98,14 @@ def update_size(request: TaskRequest, manifest: Manifest, plan: RoundPlan) -> in
     return plain_size(layout) if plan.privacy == "plain" else layout.length * -(-plan.modulus_bits // 8)
 
 
-def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: int) -> TaskRequest:
+def check_task(
+    request: TaskRequest, manifest: Manifest, *, max_update_bytes: int, robust_bytes: int = 0
+) -> TaskRequest:
     """The request with threshold and min_contributors filled in. Raises the ArchipelError that names the setting and
-    its bound."""
+    its bound.
+
+    `max_update_bytes` and `robust_bytes` are the server's settings.
+    """
     threshold = 1
     if request.privacy == "secure":
         threshold = request.threshold or smallest_threshold(manifest, request.cohort)
@@ -127,7 +134,7 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
     if request.kind == "training":
         _check_strategy(request, manifest)
     if request.mode == "asynchronous":
-        _check_asynchronous(request)
+        _check_asynchronous(request, manifest)
     # Only for its errors, which reach the author here.
     parse_eligibility(request.eligibility)
     layout = layout_of(request, manifest)
@@ -140,6 +147,7 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
     if size > max_update_bytes:
         raise ServerError(f"one update has {size} bytes, the server's limit max_update_bytes is {max_update_bytes}")
     _check_hyperparameters(request, manifest)
+    _check_aggregation(request, manifest, layout, robust_bytes)
     if request.kind == "training":
         # Raises PolicyError for a server_lr beyond the policy.
         strategies.get(manifest.strategy).step_bound(manifest, request.hyperparameters, request.cohort)
@@ -184,11 +192,34 @@ def _check_strategy(request: TaskRequest, manifest: Manifest) -> None:
         raise ServerError(why)
 
 
-def _check_asynchronous(request: TaskRequest) -> None:
+def _check_aggregation(request: TaskRequest, manifest: Manifest, layout: Layout, robust_bytes: int) -> None:
+    rule = request.aggregation
+    if not rule.robust:
+        return
+    if request.kind != "training":
+        raise ServerError(f"aggregation: belongs to tasks of kind training, this one is of kind {request.kind}")
+    if rule.rule == "fltrust":
+        raise ServerError(
+            "aggregation 'fltrust': compares updates with one of the server's own examples, and a server has no data; "
+            "take another rule, or simulate this one"
+        )
+    check_composition(
+        msgspec.structs.replace(rule, most_bytes=min(rule.most_bytes, robust_bytes)), 0, manifest, layout,
+        privacy=request.privacy, asynchronous=request.mode == "asynchronous", cohort=request.cohort,
+        fewest=(request.goal or request.cohort) if request.mode == "synchronous" else request.min_cohort,
+    )  # fmt: skip
+
+
+def _check_asynchronous(request: TaskRequest, manifest: Manifest) -> None:
     if request.kind != "training":
         raise ServerError(f"mode: a task of kind {request.kind} makes no versions, so it cannot be asynchronous")
     if request.goal is not None:
         raise ServerError("goal: an asynchronous task makes a version of every `cohort` updates; leave goal away")
+    if carried(manifest):
+        raise ServerError(
+            "mode: devices of an asynchronous task begin with different versions, and each version rotates updates by "
+            "a seed of its own; make the bundle without the option compress"
+        )
     if request.concurrency is not None and request.concurrency < request.cohort:
         raise ServerError(f"concurrency: {request.concurrency} devices at work never fill a buffer of {request.cohort}")
 

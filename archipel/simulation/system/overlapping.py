@@ -22,6 +22,7 @@ from archipel.simulation.system.traffic import Traffic
 from archipel.simulation.system.trips import Stretch, Trip
 from archipel.simulation.work import Engine, Partial, Report
 from archipel.strategies.strategy import Began
+from archipel.strategies.update_compression import carried
 
 _SEATS = 1
 """The phase of the draws of seats; rounds draw their cohorts with phase 0."""
@@ -58,6 +59,11 @@ class OverlappingRounds(Rounds):
         clients: Clients | None = None,
     ) -> None:
         super().__init__(bundle, population, settings, standing, clients)
+        if carried(self._bundle.manifest):
+            raise SimulationError(
+                "mode: devices of an asynchronous task begin with different versions, and each version rotates updates "
+                "by a seed of its own; leave the option compress out"
+            )
         if self._clock is None:
             raise SimulationError("mode: asynchronous needs a system, whose clock says who comes first")
         self._timing: RoundClock = self._clock

@@ -24,6 +24,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from archipel.bundle import Manifest
+from archipel.errors import ConversionError
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
 from archipel.strategies.device import DeviceHalf, Part, Pull, Upload, check_not_negative
@@ -82,6 +83,10 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
 
 def device(upload: Upload, *, mu: float = 0.005) -> DeviceHalf:
     """`mu` is the default of the hyperparameter mu, the paper's rho."""
+    if upload.compress is not None:
+        raise ConversionError(
+            f"strategy {upload.strategy!r}: compress is for rounds whose devices begin together; leave it out"
+        )
     pull = Pull("mu", check_not_negative(upload.strategy, "mu", mu))
     return DeviceHalf(finish=weighted_deltas(upload), parts=(Part(terms=(pull,)),))
 
