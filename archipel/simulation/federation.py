@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Meta(ge=1)]
 
-_ONCE = ("rounds", "cohort", "privacy", "hyperparameters")
+_ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation")
 """What a task has, too, and the file outside of [task]."""
 EXAMPLE = """\
 rounds = 20                    # all that follows has a default but rounds, model and data
@@ -251,7 +251,7 @@ class Federation:
             bundle: its bundle; the publisher's key is that of the file's `model.key`.
         """
         model = {"bundle": str(bundle.absolute()), "key": list(self.settings.model.key)}
-        decided = {name: getattr(task, name) for name in _ONCE}
+        decided = msgspec.to_builtins({name: getattr(task, name) for name in _ONCE})
         pacing = {name: getattr(task, name) for name in Pacing.__struct_fields__ if getattr(task, name) is not None}
         return {**decided, "task": pacing, "model": model, "training": None, "strategy": None}
 

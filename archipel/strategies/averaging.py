@@ -14,7 +14,7 @@ from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensor
 HYPERPARAMETERS = {"server_lr": 1.0}
 
 
-def strategy(name: str, device: MakeDevice, *, asynchronous: bool = True) -> Strategy:
+def strategy(name: str, device: MakeDevice, *, asynchronous: bool = True, averages: bool = True) -> Strategy:
     """A federated algorithm with this server half and its own device half."""
     return Strategy(
         name=name,
@@ -23,6 +23,7 @@ def strategy(name: str, device: MakeDevice, *, asynchronous: bool = True) -> Str
         step_bound=step_bound,
         server_hyperparameters=HYPERPARAMETERS,
         asynchronous=asynchronous,
+        averages=averages,
     )
 
 

@@ -33,6 +33,7 @@ NEEDED: dict[str, dict[str, Any]] = {"fedrep": {"personal": "head.*"}, "fedper":
 """Options without a default."""
 WRONG: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": -1.0},
+    "fedasync": {"mu": -1.0},
     "scaffold": {"control_clip": 0.0, "control_range": "wide"},
     "fednova": {"step_cap": 0},
     "fedrep": {"personal_epochs": 0, "personal": 3},

@@ -87,6 +87,10 @@ def device(upload: Upload, *, models: int = 2, spread: float = 0.5, seed: int = 
         raise ConversionError(f"strategy {name!r}: models must be a whole number from 2 to 64, is {models}")
     if check_positive(name, "spread", spread) > 1:
         raise ConversionError(f"strategy {name!r}: spread must be a number above 0 to 1, is {spread}")
+    if upload.compress is not None:
+        raise ConversionError(
+            f"strategy {name!r}: compress spreads each device's rounding over all models; leave it out"
+        )
     return DeviceHalf(
         models=Models(count, float(spread), check_whole(name, "seed", seed, 0)),
         parts=(Part(program="choose", trains="choice", epochs=1), Part()),
@@ -135,4 +139,5 @@ STRATEGY = Strategy(
     device=device,
     step_bound=step_bound,
     server_hyperparameters=averaging.HYPERPARAMETERS,
+    averages=False,
 )
