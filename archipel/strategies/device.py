@@ -45,6 +45,8 @@ MAX_BITS = 30
 Weighting = Literal["examples", "uniform"]
 COMPRESSIONS = ("rotation",)
 """What the option `compress` may be."""
+OTHER_BITS = 16
+"""The least bits of what is not packed, where deltas are."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +283,12 @@ class Upload:
     def range(self) -> float:
         """The bound of one element in the fixed-point encoding."""
         return self.bound if self.value_range is None else float(self.value_range)
+
+    @property
+    def other_bits(self) -> int:
+        """Bits of the entries beside the deltas. They are few, and are rounded to the nearest step where deltas that
+        are packed into fewer bits are not."""
+        return self.bits if self.compress is None else max(self.bits, OTHER_BITS)
 
 
 UPLOAD_OPTIONS = tuple(f.name for f in fields(Upload) if f.name not in ("strategy", "start"))

@@ -18,6 +18,7 @@ from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
+from archipel.protocol.narrow import reduce_sum
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import disputes, liars, unmask_sum
@@ -142,6 +143,7 @@ def _sum(services: Services, collected: Collected) -> tuple[DecodedSum, Mapping[
     if isinstance(total, folding.MaskedSum):
         plain, faults = _unmask(collected, total.total)
         try:
+            plain = reduce_sum(layout, plain, plan)
             decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
             layout.check_sum(decoded, collected.updates)
         except ProtocolError as error:

@@ -14,6 +14,7 @@ from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ServerError
 from archipel.protocol.eligibility import parse_eligibility
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan, colluders_of
@@ -86,6 +87,7 @@ def make_plan(
         # Of a training it is for the evaluations of its versions.
         min_contributors=(request.min_contributors or 0) if request.kind != "training" else 0,
         count_adoption=request.count_adoption,
+        narrow=secure and request.kind == "training" and bool(carried(manifest)),
         serial=serial,
         not_after=not_after,
         revocations=revocations,
@@ -95,7 +97,9 @@ def make_plan(
 def update_size(request: TaskRequest, manifest: Manifest, plan: RoundPlan) -> int:
     """Bytes of one update on the wire."""
     layout = layout_of(request, manifest)
-    return plain_size(layout) if plan.privacy == "plain" else layout.length * -(-plan.modulus_bits // 8)
+    if plan.privacy == "plain":
+        return plain_size(layout)
+    return masked_size(layout, plan.max_cohort, plan.modulus_bits, narrow=plan.narrow)
 
 
 def check_task(

@@ -96,7 +96,7 @@ def _add_own(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
 
 def _upload_weights(upload: Upload, count: int) -> Callable[[ProgramGraph, LocalTraining], None]:
     def add(graph: ProgramGraph, local: LocalTraining) -> None:
-        place, bits = _place(graph, count, graph.own("place")), upload.bits
+        place, bits = _place(graph, count, graph.own("place")), upload.other_bits
         if upload.weighting == "examples":
             # In as many bits as the weight itself: both are rounded alike, so that the sums are equal.
             bits = weight_bits(upload)
