@@ -91,13 +91,13 @@ def device(upload: Upload, *, strength: float = 1.0) -> DeviceHalf:
 
 def _finish(options: Upload) -> MakeProgram:
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
+        graph = ProgramGraph("finish", options.strategy)
         shape = local.parameters[LOGITS].shape
         classes, furthest = shape[0], 2 * MOST_LOGIT
         # Outputs are bounded, so any device keeps to this clip; a smaller one makes the table follow in more rounds.
         clip = min(furthest * classes, local.max_clip) if options.clip is None else options.clip
         span = min(furthest, clip) if options.value_range is None else options.value_range
         upload = replace(options, clip=clip, value_range=span)
-        graph = ProgramGraph("finish", upload.strategy)
         add_constants(graph, upload)
         counts = graph.input(round_state(LOGIT_COUNTS, (classes,)))
         delta = _add_delta(graph, shape, counts)
