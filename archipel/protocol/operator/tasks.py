@@ -20,6 +20,7 @@ from archipel.protocol.messages import (
     RoundId,
     Whole,
 )
+from archipel.protocol.operator.aggregation import Aggregation
 
 Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
 MAX_PAGE = 500
@@ -106,6 +107,9 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     ranges), `max_examples` and `min_contributors`; `cohort`, `min_cohort`, `privacy`, `eligibility` and deadlines are
     those of the training. Each is a query, and the next round waits for it.
 
+    `aggregation` of a training is how the updates of a round become one: a robust rule needs privacy plain
+    (docs/robust.md).
+
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
     in. With `devices_of` only devices are taken whose updates are in the sum of that round, which is committed.
@@ -137,6 +141,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     rest_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 0.0
     devices_of: RoundId | None = None
     hyperparameters: dict[str, float] = {}
+    aggregation: Aggregation = Aggregation()
     deadlines: dict[DeadlinePhase, Deadline] = {}
 
 
@@ -188,6 +193,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     rest_seconds: float
     devices_of: RoundId | None
     hyperparameters: dict[str, float]
+    aggregation: Aggregation
     deadlines: dict[str, float]
     model: Digest | None
     waiting: int | None
