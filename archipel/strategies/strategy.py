@@ -75,8 +75,8 @@ class Strategy:
     """Whether updates that began with different versions may be summed. The server must need deltas only, and devices
     no tensors of its state."""
     averages: bool = True
-    """Whether its sums stand for means over devices that differ in their weight by chance alone, so that a robust rule,
-    which leaves out the weights, may take the mean's place."""
+    """Whether what each device sends, divided by its weight, is its answer to the same question, so that a robust rule
+    over these may take the mean's place."""
 
     def apply(
         self,

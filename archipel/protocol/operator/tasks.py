@@ -107,8 +107,10 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     ranges), `max_examples` and `min_contributors`; `cohort`, `min_cohort`, `privacy`, `eligibility` and deadlines are
     those of the training. Each is a query, and the next round waits for it.
 
-    `aggregation` of a training is how the updates of a round become one: a robust rule needs privacy plain
-    (docs/robust.md).
+    `aggregation` of a training is how the updates of a round become one: a robust rule needs privacy plain,
+    or secure groups (docs/robust.md). `secure_groups` g of a secure, semi-synchronous training divides the cohort of
+    each round into g groups (0: none). Each is a secure round of its own, of at least `min_cohort` devices and with its
+    own `threshold`, and the rule goes over the groups' means.
 
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
@@ -142,6 +144,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     devices_of: RoundId | None = None
     hyperparameters: dict[str, float] = {}
     aggregation: Aggregation = Aggregation()
+    secure_groups: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
     deadlines: dict[DeadlinePhase, Deadline] = {}
 
 
@@ -194,6 +197,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     devices_of: RoundId | None
     hyperparameters: dict[str, float]
     aggregation: Aggregation
+    secure_groups: int
     deadlines: dict[str, float]
     model: Digest | None
     waiting: int | None
@@ -282,6 +286,9 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     In an asynchronous and plain task these may have got their plan in another round. `weight_sum` is the sum of their
     weights.
 
+    `part_of`, of a secure group: the id of the first group of its round, all of which have the same `number`; null for
+    other rounds. The version that they make is in the first of those whose sums are in it.
+
     `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
     that repeats a failed one has the same. `spoiled`: the round failed because of an update, and nobody can see whose.
     `faults` are those that are clearly one device's, `set_aside` the devices that no round takes because of evidence
@@ -313,6 +320,7 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     result: RoundResult | None
     refused: dict[str, int]
     deadlines: dict[str, float]
+    part_of: RoundId | None
     started: float
     ended: float | None
 
