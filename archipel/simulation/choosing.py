@@ -57,6 +57,7 @@ def choose_client_axis(
         if not LONG_STEP * steps < seconds <= _CLEARLY * LONG_STEP * steps:
             break
     if delegates == CPU and seconds > LONG_STEP * steps > 0:
+        lanes.close()
         line = f"{ONE_BY_ONE}: a step takes {1e3 * seconds / steps:.1f} ms, nearly all of it arithmetic"
         return False, line, single
     _measure(lanes, work, drawn)
@@ -66,6 +67,7 @@ def choose_client_axis(
     lines = f"{len(drawn)} devices take {1e3 * together:.1f} ms at once, {1e3 * apart:.1f} ms one by one"
     if together < apart:
         return True, f"{AT_ONCE}: {lines}", lanes
+    lanes.close()
     return False, f"{ONE_BY_ONE}: {lines}", single
 
 

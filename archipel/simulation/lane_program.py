@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from archipel.autodiff import vmap
 from archipel.bundle import Bundle, Program
-from archipel.bundle.roles import Count, Seed, Step
+from archipel.bundle.roles import Count, Noise, Seed, Step
 from archipel.engine_registry import ENGINES
 from archipel.errors import ArchipelError, SimulationError, TrainingError
 from archipel.graph.importing.bundled import read_bundled
@@ -21,10 +21,10 @@ from archipel.graph.importing.loading import normalize
 from archipel.graph.model import Model
 from archipel.lite_runtime.engines.delegates import Delegates, split_device
 from archipel.lite_runtime.engines.onnx_runtime import Session, error_types, onnxruntime
-from archipel.lite_runtime.fields import FIELD_ROLES
+from archipel.lite_runtime.fields import BATCH_ROLES
 from archipel.lite_runtime.training.loop import MOVING
 
-OF_A_DEVICE = (*FIELD_ROLES, *MOVING, Seed, Count, Step)
+OF_A_DEVICE = (*BATCH_ROLES, *MOVING, Seed, Noise, Count, Step)
 
 Arrays = Mapping[str, NDArray[Any]]
 Rows = list[NDArray[np.int64]]

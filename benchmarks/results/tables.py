@@ -45,15 +45,18 @@ class Table:
 
     def __init__(self, name: str, options: argparse.Namespace, columns: Sequence[str]) -> None:
         self._name, self._json, self._folder = name, options.json, options.folder
+        self._made: dict[str, Any] = {}
         self._kept = f"{name}-quick" if options.quick else name
         state_run(options.json, LIBRARIES)
         if not options.json:
             print(f"\n| | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}", flush=True)
 
     def cell(self, key: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns, which JSON can hold; of a cell that the folder has already, what it has."""
+        """What `make` returns, which JSON can hold; of a cell that is there or in the folder already, what it was."""
         if self._folder is None:
-            return make()
+            if key not in self._made:
+                self._made[key] = make()
+            return self._made[key]
         file = self._folder / f"{self._kept}-{key}.json"
         if not file.exists():
             value = make()
@@ -98,7 +101,13 @@ def reaches(curve: Curve, goal: float) -> float:
 
 
 def draw_curves(
-    file: Path, panels: Mapping[str, Mapping[str, Sequence[Curve]]], across: str, up: str, goals: Sequence[float] = ()
+    file: Path,
+    panels: Mapping[str, Mapping[str, Sequence[Curve]]],
+    across: str,
+    up: str,
+    goals: Sequence[float] = (),
+    *,
+    log: bool = False,
 ) -> None:
     """A panel by title, in it a line by name: the mean of its runs, with the range from the lowest to the highest.
 
@@ -107,6 +116,7 @@ def draw_curves(
         panels: the runs of each line.
         across, up: what the axes have.
         goals: dashed lines, one for each panel.
+        log: whether the axis across is logarithmic.
     """
     from matplotlib.figure import Figure
 
@@ -122,6 +132,8 @@ def draw_curves(
             axes.fill_between(places, values.min(0), values.max(0), color=line.get_color(), alpha=0.2, linewidth=0)
         if goals:
             axes.axhline(goals[number], color="grey", linewidth=0.8, linestyle="--")
+        if log:
+            axes.set_xscale("log")
         axes.set_title(title, fontsize=10)
         axes.set_xlabel(across)
         axes.set_ylabel(up)

@@ -20,7 +20,7 @@ POLICY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fednova", "ditto", "ifca", "rotated"])
+@pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fednova", "ditto", "ifca", "feddistill", "rotated"])
 def test_secure_rounds_of_a_server_come_out_bit_for_bit(
     make: Callable[..., Bundle], tmp_path: Path, strategy: str
 ) -> None:

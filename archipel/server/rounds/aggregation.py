@@ -18,6 +18,7 @@ from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
+from archipel.protocol.narrow import reduce_sum
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import disputes, liars, unmask_sum
@@ -35,7 +36,7 @@ from archipel.server.rounds.results import released
 from archipel.server.rounds.weights_log import endorsement, sum_digest
 from archipel.strategies.moving import move_model
 from archipel.strategies.step_limits import History, Step
-from archipel.strategies.strategy import Tensors
+from archipel.strategies.strategy import Began, Strategy, Tensors
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -49,9 +50,9 @@ class Collected:
     """Everything that a round in phase aggregating has collected.
 
     The updates `pending` are not in its checkpoint yet. The strategy applies the sum to `weights` and `strategy_state`;
-    `history` has the norms of the task's earlier steps. Secure rounds alone have the last three: U1 (`cohort`), U2
-    (`sharers`) and the answers of phase unmasking. `groups`, once all groups that are left have their sums: the
-    round of each, the digest of its sum and its number of devices.
+    `history` has the norms of the task's earlier steps, `began` the round of the one update of a buffer that holds one.
+    Secure rounds alone have U1 (`cohort`), U2 (`sharers`) and the answers of phase unmasking. `groups`, once all groups
+    that are left have their sums: the round of each, the digest of its sum and its number of devices.
     """
 
     current: Round
@@ -69,6 +70,7 @@ class Collected:
     cohort: Cohort | None
     answers: dict[str, Unmasking]
     groups: list[tuple[str, str, int]]
+    began: Round | None = None
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ def _sum(services: Services, collected: Collected, layout: Layout) -> tuple[Deco
     if isinstance(total, folding.MaskedSum):
         plain, faults = _unmask(collected, total.total)
         try:
+            plain = reduce_sum(layout, plain, plan)
             decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
             layout.check_sum(decoded, collected.updates)
         except ProtocolError as error:
@@ -204,6 +207,11 @@ def _collect(session: Session, round_id: str) -> Collected:
         cohort=read_cohort(session, round_id) if secure else None,
         answers={row.device_id: decode("unmasking", row.body or b"", Unmasking) for row in unmaskings},
         groups=_read_groups(session, current),
+        began=session.scalar(
+            select(Round).join(Answer, Answer.round_id == Round.round_id).where(Answer.folded_into == round_id)
+        )
+        if task.buffered and task.cohort == 1
+        else None,
     )
 
 
@@ -268,6 +276,15 @@ def _faults(collected: Collected, cohort: Cohort, answers: Mapping[str, Unmaskin
     return faults | {dealer: WRONG_SHARES_DEALT for dealer, count in rest.items() if count > most}
 
 
+def _began(services: Services, collected: Collected, strategy: Strategy) -> Began | None:
+    """What the device of a buffer's one update began with, for a strategy that wants to know."""
+    if collected.began is None or strategy.mix is None:
+        return None
+    parameters = services.blobs.read_weights(read_plan(collected.began).weights)
+    staleness = max(collected.current.number - collected.began.number, 0)
+    return Began(parameters, staleness, (1.0 + staleness) ** -collected.request.staleness_exponent)
+
+
 def _update(services: Services, collected: Collected, decoded: DecodedSum, kept: Tensors) -> NewVersion:
     strategy = strategies.get(collected.manifest.strategy)
     parameters = services.blobs.read_weights(collected.weights)
@@ -277,6 +294,7 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum, kept:
     moved, state, step = move_model(
         strategy, collected.manifest, parameters, state, decoded, collected.updates,
         collected.request.hyperparameters, collected.history, collected.plan.hyperparameters,
+        _began(services, collected, strategy),
     )  # fmt: skip
     with services.database.read() as session:
         evidence = endorsement(session, collected.current)

@@ -14,12 +14,14 @@ from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ServerError
 from archipel.protocol.eligibility import parse_eligibility
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan, colluders_of
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
 from archipel.server.rounds.grouping import group_size
+from archipel.strategies.registry import misfit
 from archipel.strategies.robust.composing import check_composition
 from archipel.strategies.update_compression import carried
 
@@ -86,6 +88,7 @@ def make_plan(
         # Of a training it is for the evaluations of its versions.
         min_contributors=(request.min_contributors or 0) if request.kind != "training" else 0,
         count_adoption=request.count_adoption,
+        narrow=secure and request.kind == "training" and bool(carried(manifest)),
         serial=serial,
         not_after=not_after,
         revocations=revocations,
@@ -95,7 +98,9 @@ def make_plan(
 def update_size(request: TaskRequest, manifest: Manifest, plan: RoundPlan) -> int:
     """Bytes of one update on the wire."""
     layout = layout_of(request, manifest)
-    return plain_size(layout) if plan.privacy == "plain" else layout.length * -(-plan.modulus_bits // 8)
+    if plan.privacy == "plain":
+        return plain_size(layout)
+    return masked_size(layout, plan.max_cohort, plan.modulus_bits, narrow=plan.narrow)
 
 
 def check_task(
@@ -137,6 +142,8 @@ def check_task(
     if request.privacy == "secure" and request.min_cohort < 2:
         raise ServerError("min_cohort: a secure round needs at least 2 devices")
     _check_kind(request, manifest)
+    if request.kind == "training":
+        _check_strategy(request, manifest)
     if request.mode == "asynchronous":
         _check_asynchronous(request, manifest)
     # Only for its errors, which reach the author here.
@@ -190,6 +197,12 @@ def _check_counts(request: TaskRequest, manifest: Manifest, layout: Layout) -> N
             )
 
 
+def _check_strategy(request: TaskRequest, manifest: Manifest) -> None:
+    why = misfit(strategies.get(manifest.strategy), request.mode, request.privacy, request.cohort)
+    if why:
+        raise ServerError(why)
+
+
 def _check_aggregation(request: TaskRequest, manifest: Manifest, layout: Layout, robust_bytes: int) -> None:
     rule = request.aggregation
     if not rule.robust and not request.secure_groups:
@@ -220,13 +233,6 @@ def _check_asynchronous(request: TaskRequest, manifest: Manifest) -> None:
         raise ServerError(f"mode: a task of kind {request.kind} makes no versions, so it cannot be asynchronous")
     if request.goal is not None:
         raise ServerError("goal: an asynchronous task makes a version of every `cohort` updates; leave goal away")
-    strategy = strategies.get(manifest.strategy)
-    if not strategy.asynchronous:
-        able = sorted(name for name, each in strategies.STRATEGIES.items() if each.asynchronous)
-        raise ServerError(
-            f"mode: strategy {strategy.name!r} needs all devices of a round to begin with the same version; "
-            f"these work asynchronously: {', '.join(able)}"
-        )
     if carried(manifest):
         raise ServerError(
             "mode: devices of an asynchronous task begin with different versions, and each version rotates updates by "
