@@ -12,7 +12,7 @@ import pytest
 
 from archipel.bundle import read_weights
 from archipel.protocol.messages import LeaveRequest
-from archipel.protocol.operator.tasks import AuditEntry
+from archipel.protocol.operator.access import AuditEntry
 from archipel.protocol.uploads import metric_arrays
 from archipel.server.audit.chain import verify
 from archipel.server.database.fault_tables import Rest, Search, Suspect
