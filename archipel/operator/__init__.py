@@ -2,6 +2,7 @@
 
 from archipel.operator.client import OperatorClient
 from archipel.protocol.messages import Endorsement, Piece, Pieces, RoundStatus
+from archipel.protocol.operator.access import AuditEntry, AuditHead, NewToken, TokenInfo, TokenRequest
 from archipel.protocol.operator.devices import (
     DeviceInfo,
     PopulationInfo,
@@ -26,12 +27,9 @@ from archipel.protocol.operator.registry import (
     VersionRequest,
 )
 from archipel.protocol.operator.tasks import (
-    AuditEntry,
-    AuditHead,
     BundleInfo,
     FaultInfo,
     Health,
-    NewToken,
     ParticipantInfo,
     RoundInfo,
     RoundResult,
@@ -39,8 +37,6 @@ from archipel.protocol.operator.tasks import (
     StatisticResult,
     TaskInfo,
     TaskRequest,
-    TokenInfo,
-    TokenRequest,
 )
 from archipel.protocol.sealed import Sealed
 

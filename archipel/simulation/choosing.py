@@ -20,6 +20,8 @@ ClientAxis = Literal["auto", "on", "off"]
 AT_ONCE, ONE_BY_ONE = "many devices at once", "one device after the other"
 LONG_STEP = 0.0015
 """Seconds. In a longer step calls cost little, and lanes save nothing (docs/performance.md, "Many clients")."""
+CPU = "cpu"
+"""The delegates of ONNX Runtime on the CPU, for whose steps that holds."""
 _MEASURED = 8
 _TRIES = 3
 _CLEARLY = 4
@@ -27,7 +29,7 @@ _CLEARLY = 4
 
 
 def choose_client_axis(
-    bundle: Bundle, clients: Clients, settings: RoundSettings, wanted: ClientAxis, threads: int
+    bundle: Bundle, clients: Clients, settings: RoundSettings, wanted: ClientAxis, threads: int, delegates: str
 ) -> tuple[bool, str, Lanes | OneByOne | None]:
     """Whether to run many devices at once, a sentence about it, which begins with AT_ONCE or ONE_BY_ONE, and the engine
     that was measured, if one was: its sessions are open, so it need not be made again (`with_states`).
@@ -41,10 +43,10 @@ def choose_client_axis(
     if settings.cohort == 1:
         return False, f"{ONE_BY_ONE}: a round has one device", None
     try:
-        lanes = Lanes(bundle, clients, MemoryStates(), threads=threads)
+        lanes = Lanes(bundle, clients, MemoryStates(), threads=threads, delegates=delegates)
     except SimulationError as error:
         return False, f"{ONE_BY_ONE}: {error}", None
-    single = OneByOne(bundle, clients, MemoryStates(), threads=threads)
+    single = OneByOne(bundle, clients, MemoryStates(), threads=threads, delegates=delegates)
     drawn = draw_cohort(len(clients), min(settings.cohort, _MEASURED), settings.seed, 1).tolist()
     work = Rounds(bundle, len(clients), settings, None).first_work()
     # The first run of each makes its sessions.
@@ -54,7 +56,8 @@ def choose_client_axis(
         seconds, steps = _measure(single, work, drawn[:1])
         if not LONG_STEP * steps < seconds <= _CLEARLY * LONG_STEP * steps:
             break
-    if seconds > LONG_STEP * steps > 0:
+    if delegates == CPU and seconds > LONG_STEP * steps > 0:
+        lanes.close()
         line = f"{ONE_BY_ONE}: a step takes {1e3 * seconds / steps:.1f} ms, nearly all of it arithmetic"
         return False, line, single
     _measure(lanes, work, drawn)
@@ -64,6 +67,7 @@ def choose_client_axis(
     lines = f"{len(drawn)} devices take {1e3 * together:.1f} ms at once, {1e3 * apart:.1f} ms one by one"
     if together < apart:
         return True, f"{AT_ONCE}: {lines}", lanes
+    lanes.close()
     return False, f"{ONE_BY_ONE}: {lines}", single
 
 

@@ -161,7 +161,8 @@ class Reach(Base):
 
 
 class Task(Base):
-    """What an operator asked for, and its progress. `model` and `strategy_state` are blobs, None before round 1.
+    """What an operator asked for, and its progress. `model` and `strategy_state` are blobs, None before round 1;
+    so is `rule_state`, what a robust rule keeps, None where it keeps nothing.
 
     `request` is the JSON of the checked tasks.TaskRequest (task_requests.request_of), with the server's defaults filled
     in. Fields that SQL conditions or every message of a device need have columns too. `failed_rounds` counts, since the
@@ -198,6 +199,7 @@ class Task(Base):
     evaluates: Mapped[str | None] = mapped_column(Id, index=True)
     model: Mapped[str | None] = mapped_column(Digest)
     strategy_state: Mapped[str | None] = mapped_column(Digest)
+    rule_state: Mapped[str | None] = mapped_column(Digest)
     plan_serial: Mapped[int] = mapped_column(BigInteger, server_default="0")
     created: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
@@ -224,7 +226,9 @@ class Round(Base):
     devices may know it. `step_norm` and `state_norm` are the L2 norms of what a training's round changed, `step_scale`
     is the factor that limited it (strategies.step_limits); null before the round is committed, and for other kinds of
     tasks. `complaints` is the number of excluded participants. `deadlines` are the seconds that each phase of this
-    round may take (null: those of the task), `timings` what its devices took (server.rounds.durations).
+    round may take (null: those of the task), `timings` what its devices took (server.rounds.durations). Of a secure
+    group: `part_of` is the id of the first group of the same round, `place` its number from 0 on, `group_sum` the
+    digest of its unmasked sum in the spool (server.rounds.grouping); of other rounds these are null.
     """
 
     __tablename__ = "rounds"
@@ -251,6 +255,9 @@ class Round(Base):
     complaints: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     deadlines: Mapped[dict[str, float] | None] = mapped_column(JSON(none_as_null=True))
     timings: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    part_of: Mapped[str | None] = mapped_column(Id, index=True)
+    place: Mapped[int | None] = mapped_column(Integer)
+    group_sum: Mapped[str | None] = mapped_column(Digest)
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (

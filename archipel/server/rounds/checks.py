@@ -14,11 +14,16 @@ from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ServerError
 from archipel.protocol.eligibility import parse_eligibility
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan, colluders_of
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
+from archipel.server.rounds.grouping import group_size
+from archipel.strategies.registry import misfit
+from archipel.strategies.robust.composing import check_composition
+from archipel.strategies.update_compression import carried
 
 # The ids in plans that are made only to be checked.
 _NOWHERE = "0" * 32
@@ -59,7 +64,7 @@ def make_plan(
 ) -> RoundPlan:
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
     secure = request.privacy == "secure"
-    own = server_hyperparameters(request, manifest)
+    own, size = server_hyperparameters(request, manifest), group_size(request)
     return RoundPlan(
         round_id=round_id,
         task_id=task_id,
@@ -68,9 +73,9 @@ def make_plan(
         weights=weights,
         privacy=request.privacy,
         min_cohort=request.min_cohort,
-        max_cohort=request.cohort,
-        threshold=(request.threshold or smallest_threshold(manifest, request.cohort)) if secure else 1,
-        modulus_bits=layout_of(request, manifest).modulus_bits(request.cohort) if secure else 32,
+        max_cohort=size,
+        threshold=(request.threshold or smallest_threshold(manifest, size)) if secure else 1,
+        modulus_bits=layout_of(request, manifest).modulus_bits(size) if secure else 32,
         hyperparameters={name: value for name, value in request.hyperparameters.items() if name not in own},
         broadcast=broadcast,
         kind=request.kind,
@@ -79,10 +84,11 @@ def make_plan(
         max_examples=request.max_examples if request.kind != "training" else 1000,
         staleness_exponent=request.staleness_exponent if request.mode == "asynchronous" and secure else None,
         buffered=request.mode == "asynchronous" and not secure,
-        colluders=colluders_of(manifest.privacy, request.cohort) if secure else 0,
+        colluders=colluders_of(manifest.privacy, size) if secure else 0,
         # Of a training it is for the evaluations of its versions.
         min_contributors=(request.min_contributors or 0) if request.kind != "training" else 0,
         count_adoption=request.count_adoption,
+        narrow=secure and request.kind == "training" and bool(carried(manifest)),
         serial=serial,
         not_after=not_after,
         revocations=revocations,
@@ -92,15 +98,22 @@ def make_plan(
 def update_size(request: TaskRequest, manifest: Manifest, plan: RoundPlan) -> int:
     """Bytes of one update on the wire."""
     layout = layout_of(request, manifest)
-    return plain_size(layout) if plan.privacy == "plain" else layout.length * -(-plan.modulus_bits // 8)
+    if plan.privacy == "plain":
+        return plain_size(layout)
+    return masked_size(layout, plan.max_cohort, plan.modulus_bits, narrow=plan.narrow)
 
 
-def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: int) -> TaskRequest:
+def check_task(
+    request: TaskRequest, manifest: Manifest, *, max_update_bytes: int, robust_bytes: int = 0
+) -> TaskRequest:
     """The request with threshold and min_contributors filled in. Raises the ArchipelError that names the setting and
-    its bound."""
+    its bound.
+
+    `max_update_bytes` and `robust_bytes` are the server's settings.
+    """
     threshold = 1
     if request.privacy == "secure":
-        threshold = request.threshold or smallest_threshold(manifest, request.cohort)
+        threshold = request.threshold or smallest_threshold(manifest, group_size(request))
     contributors = request.min_contributors
     if request.kind != "training":
         contributors = request.min_contributors or manifest.privacy.min_contributors
@@ -114,6 +127,12 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
             f"{manifest.privacy.query_days} days"
         )
     needed = max(request.min_cohort, threshold)
+    if request.secure_groups and request.cohort // request.secure_groups < needed:
+        raise ServerError(
+            f"secure_groups: {request.secure_groups} groups of a cohort of {request.cohort} have "
+            f"{request.cohort // request.secure_groups} devices, below min_cohort {request.min_cohort} or threshold "
+            f"{threshold}"
+        )
     if request.cohort < needed:
         raise ServerError(f"cohort: {request.cohort} is below min_cohort {request.min_cohort} or threshold {threshold}")
     if request.goal is not None and not needed <= request.goal <= request.cohort:
@@ -123,6 +142,8 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
     if request.privacy == "secure" and request.min_cohort < 2:
         raise ServerError("min_cohort: a secure round needs at least 2 devices")
     _check_kind(request, manifest)
+    if request.kind == "training":
+        _check_strategy(request, manifest)
     if request.mode == "asynchronous":
         _check_asynchronous(request, manifest)
     # Only for its errors, which reach the author here.
@@ -137,6 +158,7 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
     if size > max_update_bytes:
         raise ServerError(f"one update has {size} bytes, the server's limit max_update_bytes is {max_update_bytes}")
     _check_hyperparameters(request, manifest)
+    _check_aggregation(request, manifest, layout, robust_bytes)
     if request.kind == "training":
         # Raises PolicyError for a server_lr beyond the policy.
         strategies.get(manifest.strategy).step_bound(manifest, request.hyperparameters, request.cohort)
@@ -175,17 +197,46 @@ def _check_counts(request: TaskRequest, manifest: Manifest, layout: Layout) -> N
             )
 
 
+def _check_strategy(request: TaskRequest, manifest: Manifest) -> None:
+    why = misfit(strategies.get(manifest.strategy), request.mode, request.privacy, request.cohort)
+    if why:
+        raise ServerError(why)
+
+
+def _check_aggregation(request: TaskRequest, manifest: Manifest, layout: Layout, robust_bytes: int) -> None:
+    rule = request.aggregation
+    if not rule.robust and not request.secure_groups:
+        return
+    if request.kind != "training":
+        name = "aggregation" if rule.robust else "secure_groups"
+        raise ServerError(f"{name}: belongs to tasks of kind training, this one is of kind {request.kind}")
+    if request.secure_groups and (request.mode == "synchronous" or request.goal is not None):
+        raise ServerError(
+            "secure_groups: a group that fails is left out, so its round waits for no number of updates; leave goal "
+            "away, and take mode semi-synchronous"
+        )
+    if rule.rule == "fltrust":
+        raise ServerError(
+            "aggregation 'fltrust': compares updates with one of the server's own examples, and a server has no data; "
+            "take another rule, or simulate this one"
+        )
+    check_composition(
+        msgspec.structs.replace(rule, most_bytes=min(rule.most_bytes, robust_bytes)),
+        request.secure_groups, manifest, layout,
+        privacy=request.privacy, asynchronous=request.mode == "asynchronous", cohort=request.cohort,
+        fewest=(request.goal or request.cohort) if request.mode == "synchronous" else request.min_cohort,
+    )  # fmt: skip
+
+
 def _check_asynchronous(request: TaskRequest, manifest: Manifest) -> None:
     if request.kind != "training":
         raise ServerError(f"mode: a task of kind {request.kind} makes no versions, so it cannot be asynchronous")
     if request.goal is not None:
         raise ServerError("goal: an asynchronous task makes a version of every `cohort` updates; leave goal away")
-    strategy = strategies.get(manifest.strategy)
-    if not strategy.asynchronous:
-        able = sorted(name for name, each in strategies.STRATEGIES.items() if each.asynchronous)
+    if carried(manifest):
         raise ServerError(
-            f"mode: strategy {strategy.name!r} needs all devices of a round to begin with the same version; "
-            f"these work asynchronously: {', '.join(able)}"
+            "mode: devices of an asynchronous task begin with different versions, and each version rotates updates by "
+            "a seed of its own; make the bundle without the option compress"
         )
     if request.concurrency is not None and request.concurrency < request.cohort:
         raise ServerError(f"concurrency: {request.concurrency} devices at work never fill a buffer of {request.cohort}")

@@ -8,7 +8,7 @@ from archipel.server.database.tables import Blob, Round, Task, Version
 from archipel.server.devices import spoiler_search as search
 from archipel.server.rounds import evaluating, reach, weights_log
 from archipel.server.rounds.aggregation import Outcome
-from archipel.server.rounds.machine import commit_round
+from archipel.server.rounds.machine import answered, commit_round
 from archipel.server.settings import Settings
 
 
@@ -26,6 +26,8 @@ def record_result(
             session.merge(
                 Blob(digest=version.strategy_state, kind="state", size=version.strategy_state_size, created=now)
             )
+        if version.rule_state is not None:
+            session.merge(Blob(digest=version.rule_state, kind="state", size=version.rule_state_size, created=now))
         session.add(
             Version(
                 task_id=task.task_id,
@@ -41,12 +43,16 @@ def record_result(
         )
         # Before `task.model` changes: the entry names the model that the step began with.
         bundle_log = weights_log.Log(task.population, task.bundle, settings.private_key)
-        weights_log.step(session, bundle_log, current, task, version, outcome.cohort)
+        # Of a round with groups the entry names one: devices that were in that group endorse it.
+        grouped = current.part_of is not None
+        devices = len(answered(session, current.round_id, "masking")) if grouped else outcome.cohort
+        weights_log.step(session, bundle_log, current, task, version, devices)
         current.weights_out = version.weights
         current.step_norm, current.state_norm = version.step.parameters, version.step.state
         current.step_scale = version.step.scale
         task.model = version.weights
         task.strategy_state = version.strategy_state
+        task.rule_state = version.rule_state
     search.after_success(session, current, task, settings=settings, now=now)
     commit_round(session, current, task, now=now, note="" if version is None else version.step.note)
     evaluating.evaluate_version(session, current, task, settings=settings, now=now)

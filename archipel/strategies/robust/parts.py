@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from archipel.bundle.roles import Update
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import Group, entries, groups, sum_bound
+from archipel.protocol.operator.aggregation import Aggregation
 from archipel.protocol.training_metrics import CLAMPED, DEVICES, TRAINING
 from archipel.protocol.vector import DecodedSum, Layout
-from archipel.strategies.robust.registry import MIXERS, RULES, Aggregation
+from archipel.strategies.robust.registry import MIXERS, RULES
 from archipel.strategies.robust.rule import ROOT, Row, Rows
 
 _KINDS = {"delta": "deltas", "value": "values", "mean": "statistics", "variance": "statistics"}
@@ -117,6 +118,13 @@ def means(parts: Sequence[Part], ports: Sequence[Update]) -> Rows:
                 np.divide(part.total.read(port).reshape(-1), weight, out=row[start:stop], dtype=np.float64)
             start = stop
     return rows
+
+
+def add_parts(parts: Sequence[Part], layout: Layout) -> DecodedSum:
+    """The sum of the parts."""
+    return DecodedSum.of(
+        {port: np.asarray(sum(part.total.read(port) for part in parts), np.float64) for port in layout.updates}
+    )
 
 
 def check_memory(settings: Aggregation, parts: int, layout: Layout) -> None:
