@@ -42,3 +42,24 @@ def test_secure_rounds_of_a_server_come_out_bit_for_bit(
     close = archipel.simulate(bundle, clients(), rounds=ROUNDS, seed=SEED, client_axis="on")
     for name, value in close.parameters.items():
         np.testing.assert_allclose(found[name], value, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compress", ["rotation", "random_k", "top_k"])
+def test_packed_updates_of_plain_rounds_come_out_as_simulated(
+    make: Callable[..., Bundle], tmp_path: Path, compress: str
+) -> None:
+    """What a device keeps back in a round is on its disk in the next one."""
+    key = generate_key()
+    policy = PrivacyPolicy(modes=("plain",), min_cohort=3, threshold=0.6, max_clip=10.0, max_bits=BITS, colluders=0.0)
+    options = {"clip": 5.0, "bits": 6, "compress": compress, "share": 0.3}
+    bundle = make("fedavg", dense, key=key, privacy=policy, strategy_options=options)
+    found = run_rounds(
+        tmp_path, bundle, key, ROUNDS, lambda number, client: device_seed(SEED, number, client), privacy="plain"
+    )
+    expected = archipel.simulate(bundle, clients(), rounds=ROUNDS, seed=SEED, privacy="plain", client_axis="off")
+    for name, value in expected.parameters.items():
+        # Sums of floating point, in the order in which updates come.
+        np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
+    start = bundle.parameters()
+    assert max(np.abs(value - start[name]).max() for name, value in expected.parameters.items()) > 0.05

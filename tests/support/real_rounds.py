@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -33,6 +33,8 @@ def run_rounds(
     key: Ed25519PrivateKey,
     rounds: int,
     seed: Callable[[int, int], int] | None = None,
+    *,
+    privacy: Literal["secure", "plain"] = "secure",
 ) -> dict[str, np.ndarray]:
     """All rounds with all four clients of tests.support.simulation; the last version's parameters.
 
@@ -42,20 +44,27 @@ def run_rounds(
     pack(bundle.folder, folder / "model.bundle")
     processes = Processes(folder)
     try:
-        return _run(Federation(folder, processes, key.public_key().public_bytes_raw()), folder, bundle, rounds, seed)
+        return _run(
+            Federation(folder, processes, key.public_key().public_bytes_raw()), folder, bundle, rounds, seed, privacy
+        )
     finally:
         processes.close()
 
 
 def _run(
-    federation: Federation, folder: Path, bundle: Bundle, rounds: int, seed: Callable[[int, int], int] | None
+    federation: Federation,
+    folder: Path,
+    bundle: Bundle,
+    rounds: int,
+    seed: Callable[[int, int], int] | None,
+    privacy: Literal["secure", "plain"],
 ) -> dict[str, np.ndarray]:
     field = bundle.program("predict").inputs[0].name
     stop = threading.Event()
 
     def device(index: int) -> None:
         x, y = clients()[index]
-        config = AgentConfig(folder=folder / "devices" / str(index), isolated=False)
+        config = AgentConfig(folder=folder / "devices" / str(index), isolated=False, allow_plain=privacy == "plain")
         with Agent(config, examples=lambda: {field: x, "label": y}) as agent:
             agent.enrol(decode("token", federation.mint(), EnrolmentToken))
             agent.run_forever(stop)
@@ -73,7 +82,8 @@ def _run(
         task = operator.tasks.create(
             TaskRequest(
                 name="small", population=POPULATION, bundle=info.digest, rounds=rounds,
-                min_cohort=4, cohort=4, threshold=3,
+                min_cohort=4, cohort=4, privacy=privacy,
+                threshold=3 if privacy == "secure" else None,
             )
         )  # fmt: skip
         deadline = time.monotonic() + 90
