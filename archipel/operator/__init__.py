@@ -25,6 +25,7 @@ from archipel.protocol.operator.registry import (
     VersionInfo,
     VersionRequest,
 )
+from archipel.protocol.operator.results import RoundResult, StatisticResult
 from archipel.protocol.operator.tasks import (
     AuditEntry,
     AuditHead,
@@ -34,9 +35,7 @@ from archipel.protocol.operator.tasks import (
     NewToken,
     ParticipantInfo,
     RoundInfo,
-    RoundResult,
     ServerInfo,
-    StatisticResult,
     TaskInfo,
     TaskRequest,
     TokenInfo,
