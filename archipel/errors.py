@@ -167,6 +167,10 @@ class CertificateError(ProtocolError): ...
 class PolicyError(ProtocolError): ...
 
 
+class AggregationError(PolicyError, ValueError):
+    """Also a ValueError: then a decoder that meets it says in which field."""
+
+
 class ProvenanceError(PolicyError): ...
 
 

@@ -165,6 +165,20 @@ class Derived(Port, frozen=True, kw_only=True, tag="derived"):
     tensor: str
 
 
+class Rotation(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method", tag="rotation"
+):
+    """An update entry `[blocks, block]` carries the changes of these parameters, one after the other, as one vector.
+
+    The vector is padded with zeros; its element i is in row i modulo `blocks`. Each row has random signs, which follow
+    from the hyperparameter `update_seed`, and is transformed (Walsh-Hadamard); its elements are rounded to a step above
+    or below, by chance (strategies.update_compression).
+    """
+
+    parameters: tuple[str, ...]
+    block: int
+
+
 class Update(Port, frozen=True, kw_only=True, tag="update"):
     """An entry of the uploaded vector, which the server sums. Entries have the order of the program's outputs.
 
@@ -177,8 +191,9 @@ class Update(Port, frozen=True, kw_only=True, tag="update"):
     `clip` is the largest L2 norm of all clipped entries of this kind together, before weighting: one number for the
     deltas and one for the values of a program (None: not clipped). For the fixed-point encoding each element is clamped
     to [-range, range] and rounded to `bits` bits. `lowest`, of a weight, is the smallest one, of a device with a single
-    example. `noise` is the standard deviation of the noise that the program adds to each element, after clipping and
-    weighting.
+    example. `carries`, of a delta, says that it has the changes of several parameters in another form, and `tensor` is
+    then none of them. `noise` is the standard deviation of the noise that the program adds to each element, after
+    clipping and weighting.
     """
 
     tensor: str
@@ -190,6 +205,7 @@ class Update(Port, frozen=True, kw_only=True, tag="update"):
     lowest: float = 0.0
     noise: float = 0.0
     mean: str = ""
+    carries: Rotation | None = None
 
 
 CHANGES = ("delta", "mean", "variance")

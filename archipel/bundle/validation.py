@@ -7,6 +7,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from archipel.bundle.carried import validate_carried
 from archipel.bundle.program_links import PER_STEP, validate_links, validate_moments
 from archipel.bundle.roles import (
     ALLOWED,
@@ -56,6 +57,7 @@ def validate_manifest(manifest: Manifest) -> None:
         _validate_program(name, program, manifest.files, parameters, declared)
         _validate_bounds(f"program {name!r}", program, trains=bool(manifest.strategy))
         validate_moments(f"program {name!r}", program)
+        validate_carried(f"program {name!r}", program, parameters)
     validate_links(manifest.programs)
     for index, phase in enumerate(manifest.schedule):
         _validate_phase(index, phase, manifest.programs)
@@ -144,7 +146,7 @@ def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec], st
         check_text(f"{here}: tensor", tensor)
     if role == "update":
         _validate_update(here, port)
-    if role in ("parameter", "start") or (role == "update" and getattr(port, "kind", "") in CHANGES):
+    if role in ("parameter", "start") or _changes_tensor(port):
         spec = parameters.get(str(tensor))
         if spec is None:
             raise ManifestError(f"{here}: {tensor!r} is not one of the bundle's parameters")
@@ -167,6 +169,10 @@ def _validate_port(where: str, port: Port, parameters: dict[str, TensorSpec], st
         raise ManifestError(f"{here}: scale must be above 0")
     if role == "noise" and not 0 <= getattr(port, "multiplier", 0.0) < math.inf:
         raise ManifestError(f"{here}: multiplier must be at least 0")
+
+
+def _changes_tensor(port: Port) -> bool:
+    return isinstance(port, Update) and port.kind in CHANGES and port.carries is None
 
 
 def _validate_self_test(manifest: Manifest) -> None:

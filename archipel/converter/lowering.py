@@ -13,8 +13,11 @@ from archipel.bundle import Phase, Program
 from archipel.bundle.roles import Broadcast, DType, Example, Output, Parameter, State
 from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import deploy, refresh_program
-from archipel.converter.device_half.adapters import Adapted, adapt, merge_into
+from archipel.converter.device_half.adapters import adapt
+from archipel.converter.device_half.clusters import stack
+from archipel.converter.device_half.distilled import with_table
 from archipel.converter.device_half.federated import divide, local_training, schedule, train_programs, written_program
+from archipel.converter.device_half.replaced import Adapted, merge_into
 from archipel.converter.device_half.roles import Division, assign_roles
 from archipel.converter.options import Training
 from archipel.errors import ConversionError
@@ -75,10 +78,10 @@ def lower(model: Model, training: Training | None, *, max_clip: float = math.inf
         {name: model.parameters[name] for name in adapted.derived},
         _predicted_statistics(measured),
     )
-    if adapted.adapters:
-        # `predict` has the full weights: they are merged with their adapters before anything is derived from them.
-        refresh = merge_into(refresh, adapted.adapters, model.parameters)
-        # Its inputs are now the adapters, whose first values only the adapted model has.
+    if adapted.replaced:
+        # `predict` has the full weights: they are made of what replaces them before anything is derived from them.
+        refresh = merge_into(refresh, adapted.replaced, model.parameters)
+        # Its inputs are now the replacements, whose first values only the adapted model has.
         refresh.initial.update({name: adapted.model.parameters[name] for name in adapted.trained})
     programs["refresh"] = assign_roles(refresh, division, copies=division.copied)
     half = trained.half
@@ -86,7 +89,8 @@ def lower(model: Model, training: Training | None, *, max_clip: float = math.inf
     if half.begin is not None:
         programs["begin"] = written_program(half.begin, local)
     programs["finish"] = written_program(half.finish, local)
-    return Lowered(programs, schedule(half, training.epochs, training.batch_size), adapted.model)
+    source = model if adapted.added else adapted.model
+    return Lowered(programs, schedule(half, training.epochs, training.batch_size), source)
 
 
 class Trained(NamedTuple):
@@ -104,11 +108,15 @@ def lower_training(model: Model, training: Training) -> Trained:
     Raises ConversionError, TrainingError, GraphError (a pattern that matches nothing) or AutodiffError.
     """
     half, strategy = training.half, training.strategy
-    if half.adapters is None:
-        adapted = Adapted(model, (), tuple(trainable_names(model.ir, training.trainable)))
-    else:
-        adapted = adapt(model, half.adapters, training.trainable, strategy)
     batch_norm = training.step_options.get("batch_norm", "train")
+    if half.adapters is not None:
+        adapted = adapt(model, half.adapters, training.trainable, strategy)
+    elif half.models is not None:
+        adapted = stack(model, half.models, training.trainable, batch_norm, strategy)
+    elif half.logits:
+        adapted = with_table(model, training.loss, training.trainable, strategy)
+    else:
+        adapted = Adapted(model, (), tuple(trainable_names(model.ir, training.trainable)))
     division = divide(adapted.model, adapted.trained, half, strategy, batch_norm)
     options = training.step_options
     if options.get("recompute") == "auto":

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from archipel.bundle.roles import Example, Parameter, Personal, State
 from archipel.compression.stored import fix_inputs, read_program
-from archipel.converter.device_half.adapters import merge_adapters
+from archipel.converter.device_half.replaced import merge_back
 from archipel.converter.sources import read_model
 from archipel.errors import ConversionError, RuntimeProgramError
 from archipel.graph import Model
@@ -95,7 +95,7 @@ def _trained(runtime: Runtime) -> Model:
         if isinstance(port, Parameter | Personal | State):
             name = port.init if isinstance(port, State) and isinstance(port.init, str) else port.name
             _set(model, name, values.read(port))
-    merge_adapters(model)
+    merge_back(model)
     return model
 
 

@@ -112,6 +112,16 @@ def copy_node(op: Builder, node: ir.Node, values_there: Mapping[ir.Value, ir.Val
     return copy
 
 
+def copy_nodes(
+    op: Builder, nodes: Iterable[ir.Node], values_there: Mapping[ir.Value, ir.Value]
+) -> dict[ir.Value, ir.Value]:
+    """Emit nodes, in their order, once more as `copy_node`. Returns `values_there` with what stands for each result."""
+    there = dict(values_there)
+    for node in nodes:
+        there.update(zip(node.outputs, copy_node(op, node, there).outputs))
+    return there
+
+
 _SMALL = 64
 """Elements of a constant that a body gets of its own: cheaper than one that is carried."""
 

@@ -12,8 +12,10 @@ the entry is not weighted, or the program uploads no weight), k devices and W th
 
 Rounding to fixed point moves an element by half a step at most, so the sum's norm by k sqrt(sum of (step / 2)^2), and
 the sum of weights by k half steps: W' = W + k step / 2. Noise of standard deviation s in each of n elements has a norm
-of at most s sqrt(k) (sqrt(n) + 12), and an element of at most 12 s sqrt(k), except in one sum of 10^30. SLACK allows
-for graphs, which clip in float32 and add up squares in any order.
+of at most s sqrt(k) (sqrt(n) + 12), and an element of at most 12 s sqrt(k), except in one sum of 10^30. Entries that
+the program rounds by chance (`carries`) are whole steps; with the step h their rounding adds h sqrt(k) (sqrt(n) / 2 +
+12) to the norm at most, as noise of deviation h / 2 does. SLACK allows for graphs, which clip in float32 and add up
+squares in any order.
 
 This module needs NumPy only and reads only the manifest, so that server and devices compute the same bounds.
 """
@@ -78,7 +80,7 @@ class Group:
         """What the noise of `cohort` devices adds to the measure at most."""
         deviations = [port.noise for port in self.ports]
         if not any(deviations):
-            return 0.0
+            return self._chance(cohort)
         # The norm of n standard normals is about sqrt(n) and, as a function with Lipschitz constant 1, exceeds it by t
         # with probability exp(-t^2 / 2) at most (Gaussian concentration).
         spread = math.sqrt(sum(entries(port) for port in self.ports)) if self.norm is not None else 0.0
@@ -88,7 +90,20 @@ class Group:
         """What fixed point adds to the measure of the sum at most."""
         if self.norm is None:
             return cohort * step(self.ports[0]) / 2
-        return cohort * math.sqrt(sum(entries(port) * (step(port) / 2) ** 2 for port in self.ports))
+        # Entries that the program itself rounded are whole steps already.
+        rounded = [port for port in self.ports if port.carries is None]
+        return cohort * math.sqrt(sum(entries(port) * (step(port) / 2) ** 2 for port in rounded))
+
+    def _chance(self, cohort: int) -> float:
+        """What stochastic rounding of `cohort` devices adds to the norm of the sum at most."""
+        steps = [step(port) for port in self.ports if port.carries is not None]
+        if not steps:
+            return 0.0
+        # Each error has one of two values a step apart and the mean 0, so a deviation of half a step at most; the norm
+        # is a convex function of them with Lipschitz constant 1, and exceeds its mean by t steps with probability
+        # exp(-t^2 / 2) at most (Samson 2000, "Concentration of measure inequalities", for independent variables).
+        size = sum(entries(port) for port in self.ports if port.carries is not None)
+        return max(steps) * math.sqrt(cohort) * (math.sqrt(size) / 2 + _TAIL)
 
 
 def entries(port: Update) -> int:

@@ -111,13 +111,15 @@ def plan_layout(plan: RoundPlan, manifest: Manifest) -> Layout:
     if port is None:
         return layout
     clip = plan.hyperparameters.get(UPDATE_CLIP, port.default)
-    updates = tuple(
-        msgspec.structs.replace(each, clip=min(each.clip, clip))
-        if each.kind == "delta" and each.clip is not None
-        else each
-        for each in layout.updates
-    )
-    return Layout(updates, layout.not_negative, layout.histograms)
+    return Layout(tuple(_keep_to_clip(each, clip) for each in layout.updates), layout.not_negative, layout.histograms)
+
+
+def _keep_to_clip(port: Update, clip: float) -> Update:
+    if port.kind != "delta" or port.clip is None or clip >= port.clip:
+        return port
+    # A rotation's elements are as much smaller as the whole update is, so their steps can be.
+    span = port.range if port.carries is None else port.range * (clip / port.clip)
+    return msgspec.structs.replace(port, clip=clip, range=span)
 
 
 def clip_input(finish: Program) -> Hyperparameter | None:

@@ -89,7 +89,8 @@ class Layout:
 
         Raises ProtocolError where 32 bits are too few.
         """
-        # Whole bytes, because `pack` rounds up to them: fewer bits would not make an update smaller.
+        # Whole bytes, because `pack` rounds up to them. Where entries have bits of their own (protocol.narrow), this is
+        # the modulus of the masks.
         for bits in (8, 16, 24, 32):
             if self.fits(bits, max_cohort):
                 return bits

@@ -83,6 +83,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     max_json_bytes: Bytes = 4 << 20
     max_bundle_bytes: Bytes = 1 << 30
     max_update_bytes: Bytes = 1 << 30
+    robust_bytes: Bytes = 2 << 30
+    """The most memory that the single updates of a round may take, which a task with a robust rule keeps."""
     requests_per_second: Rate = 100.0
     """Average limit for one device or one access token, in each web process."""
     anonymous_per_second: Rate = 50.0

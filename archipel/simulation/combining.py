@@ -19,7 +19,7 @@ from archipel.simulation.draws import drawn_generator
 from archipel.simulation.kept import GroupSums, KeptUpdates, divide
 from archipel.simulation.sums import Arrays, Sum
 from archipel.simulation.work import Work
-from archipel.strategies.robust import RULES
+from archipel.strategies.robust.composing import check_composition
 from archipel.strategies.robust.parts import Part, aggregate_parts, aggregate_rows, check_memory, means, ports_by_kind
 from archipel.strategies.robust.rule import ROOT
 
@@ -55,7 +55,7 @@ class Combining:
         self._settings, self._least = settings, manifest.privacy.min_cohort
         self._root = population if settings.root else None
         self._attackers = draw_attackers(settings.attack, population, settings.seed)
-        self._check(layout)
+        self._check(manifest, layout)
 
     @property
     def root(self) -> int | None:
@@ -163,40 +163,26 @@ class Combining:
             attacked.add(_upload(work.layout, total.updates[client], ports, row), client)
         return attacked
 
-    def _check(self, layout: Layout) -> None:
+    def _check(self, manifest: Manifest, layout: Layout) -> None:
         settings = self._settings
         rule, groups = settings.aggregation, settings.secure_groups
-        if groups and settings.privacy != "secure":
-            raise SimulationError("secure_groups: are of secure rounds, and privacy is 'plain'")
+        asynchronous = settings.pacing.mode == "asynchronous"
         if (groups or settings.root) and settings.system is not None:
             raise SimulationError("system: its clock times rounds of one sum, without secure_groups and root")
-        if (rule.robust or settings.attack.over_updates) and settings.pacing.mode == "asynchronous":
+        if settings.attack.over_updates and asynchronous:
             raise SimulationError(
-                "mode: asynchronous rounds add up updates of several versions; robust rules and attacks over updates "
-                "need updates of one"
-            )
-        if rule.robust and settings.privacy == "secure" and not groups:
-            raise SimulationError(
-                f"aggregation {rule.rule!r}: needs single updates, which secure rounds hide; set privacy to "
-                "'plain', or secure_groups for a rule over the sums of groups"
+                "mode: asynchronous rounds add up updates of several versions; attacks over updates need updates of one"
             )
         if rule.rule == "fltrust" and not settings.root:
             raise SimulationError("aggregation 'fltrust': needs examples of the server's own; give root")
         if settings.root and rule.rule != "fltrust":
             raise SimulationError(f"root: aggregation {rule.rule!r} does not use the server's own examples")
-        if groups and settings.cohort // groups < self._least:
-            raise SimulationError(
-                f"secure_groups: {groups} groups of a cohort of {settings.cohort} have {settings.cohort // groups} "
-                f"devices, and the bundle's policy asks for {self._least} (min_cohort) in each"
-            )
-        parts = groups or settings.cohort
-        if rule.robust and parts < RULES[rule.rule].least(rule.tolerated):
-            raise SimulationError(
-                f"aggregation {rule.rule!r}: {parts} updates a round are too few to tolerate {rule.tolerated}; it "
-                f"needs {RULES[rule.rule].least(rule.tolerated)} or more"
-            )
-        if rule.robust or settings.attack.over_updates:
-            check_memory(rule, settings.cohort if settings.attack.over_updates else parts, layout)
+        check_composition(
+            rule, groups, manifest, layout, privacy=settings.privacy, asynchronous=asynchronous,
+            cohort=settings.cohort, fewest=settings.cohort,
+        )  # fmt: skip
+        if settings.attack.over_updates:
+            check_memory(rule, settings.cohort, layout)
 
 
 def _upload(layout: Layout, own: Arrays, ports: list[Any], row: NDArray[np.float64]) -> Arrays:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Meta(ge=1)]
 
-_ONCE = ("rounds", "cohort", "privacy", "hyperparameters")
+_ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation")
 """What a task has, too, and the file outside of [task]."""
 EXAMPLE = """\
 rounds = 20                    # all that follows has a default but rounds, model and data
@@ -80,9 +80,10 @@ alpha = 0.3
 hold_out = 0.2                 # the share of its examples that it does not train with
 every = 5                      # rounds between two evaluations
 
-[run]                          # how it runs: changes no result but for client_axis, in the last digits
+[run]                          # how it runs: changes no result but for client_axis and engine, in the last digits
 workers = 1                    # processes
 client_axis = "auto"           # "on": many devices as one graph; "off": one after the other
+engine = "onnxruntime"         # or "torch", on the machine's GPU; "torch:cuda:1", "torch:cpu"
 folder = "simulation"          # keeps where the run stands; the same command goes on from there
 test_every = 1
 masks = false                  # true: really carries out secure aggregation, keys and shares and masks
@@ -117,6 +118,7 @@ class RunPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workers: Count = 1
     client_axis: ClientAxis = "auto"
     threads: Count = 1
+    engine: str = "onnxruntime"
     masks: bool = False
     folder: str | None = None
     test_every: Count = 1
@@ -213,8 +215,8 @@ class Federation:
                 prepared.model, prepared.clients, training=prepared.training, rounds=settings.rounds,
                 cohort=settings.cohort, hyperparameters=settings.hyperparameters, test=prepared.test,
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
-                workers=run.workers, client_axis=run.client_axis, threads=run.threads, masks=run.masks,
-                folder=self.folder, on_round=on_round, aggregation=settings.aggregation,
+                workers=run.workers, client_axis=run.client_axis, threads=run.threads, engine=run.engine,
+                masks=run.masks, folder=self.folder, on_round=on_round, aggregation=settings.aggregation,
                 secure_groups=settings.secure_groups, attack=settings.attack, evaluation=settings.evaluation,
                 **self._clock(),
             )  # fmt: skip
@@ -249,7 +251,7 @@ class Federation:
             bundle: its bundle; the publisher's key is that of the file's `model.key`.
         """
         model = {"bundle": str(bundle.absolute()), "key": list(self.settings.model.key)}
-        decided = {name: getattr(task, name) for name in _ONCE}
+        decided = msgspec.to_builtins({name: getattr(task, name) for name in _ONCE})
         pacing = {name: getattr(task, name) for name in Pacing.__struct_fields__ if getattr(task, name) is not None}
         return {**decided, "task": pacing, "model": model, "training": None, "strategy": None}
 

@@ -31,24 +31,30 @@ from archipel.bundle.roles import (
     Step,
     Update,
 )
-from archipel.errors import ArchipelError, SimulationError
+from archipel.errors import ArchipelError, SimulationError, TrainingError
 from archipel.lite_runtime import DeviceState
+from archipel.lite_runtime.engines.delegates import Delegates
+from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.fields import FIELD_ROLES, collect
 from archipel.lite_runtime.shuffle import batches
 from archipel.lite_runtime.training.driver import data_ports, find_program, need_program
+from archipel.lite_runtime.training.features import DEFAULT_BUDGET, find_features
 from archipel.lite_runtime.training.loop import MOVING, port_key, port_moves
 from archipel.lite_runtime.values import Values
 from archipel.protocol.training_metrics import lane_training_arrays
+from archipel.simulation.at_once.features import LaneFeatures
+from archipel.simulation.at_once.means import Mean
 from archipel.simulation.clients import Clients, SplitClients
 from archipel.simulation.draws import device_seed
-from archipel.simulation.lane_program import LaneProgram
+from archipel.simulation.lane_program import Rows, open_lane_engine
 from archipel.simulation.states import States
 from archipel.simulation.work import Partial, Report, Work
 
 MOST_LANES = 64
 """More devices go one group after the other: the weights and gradients of all lanes are in memory at once."""
 
-Tensors = dict[tuple[type[Port], str], NDArray[Any]]
+Tensors = dict[tuple[type[Port], str], Any]
+"""Held by the engine, `[lanes, ...]`."""
 
 
 @dataclass
@@ -59,49 +65,41 @@ class _Group:
     seeds: list[int]
     counts: list[int]
     states: list[DeviceState]
-    arrays: Mapping[str, NDArray[Any]]
-    rows: list[NDArray[np.int64]]
+    arrays: Mapping[str, Any]
+    rows: Rows
     values: Values
     """What is the same for all: hyperparameters, broadcast, start."""
     own: list[Values]
-    """Of each device, where the programs read what devices keep; else empty."""
+    """Of each device, where the programs read what devices keep or draw; else empty."""
+    features: LaneFeatures | None
+    examples: Rows
+    """The rows of each device in what the features are of."""
     tensors: Tensors = field(default_factory=dict)
     steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    metrics: dict[str, _Mean] = field(default_factory=dict)
+    constants: dict[tuple[type[Port], str], Any] = field(default_factory=dict)
+    """Of those, what a program has read, held by the engine."""
+    metrics: dict[str, Mean] = field(default_factory=dict)
     fine: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
-
-
-@dataclass
-class _Mean:
-    """A metric of each lane: reduced as its port says."""
-
-    reduction: str
-    total: NDArray[np.float64]
-    weight: NDArray[np.float64]
-
-    def add(self, lanes: NDArray[np.int64], values: NDArray[Any], weight: float) -> None:
-        if self.reduction == "last":
-            self.total[lanes], self.weight[lanes] = values, 1.0
-        else:
-            factor = weight if self.reduction == "mean" else 1.0
-            self.total[lanes] += values.astype(np.float64) * factor
-            self.weight[lanes] += weight
-
-    def reduced(self) -> NDArray[np.float64]:
-        """The metric of each lane; NaN where it has no weight."""
-        if self.reduction != "mean":
-            return self.total
-        return np.divide(self.total, self.weight, out=np.full_like(self.total, np.nan), where=self.weight > 0)
 
 
 class Lanes:
     """Runs local rounds of many devices at once.
 
-    Arguments: as of OneByOne. Raises SimulationError for a bundle whose programs cannot run so: noise is drawn for each
-    device by itself, features of a frozen backbone are kept by device, and graphs of a fixed batch need padding.
+    Arguments: as of OneByOne; `feature_budget` are the bytes of a frozen backbone's features in memory.
+
+    Raises SimulationError for a bundle whose programs cannot run so: graphs of a fixed batch need padding.
     """
 
-    def __init__(self, bundle: Bundle, clients: Clients, states: States, *, threads: int = 1) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        clients: Clients,
+        states: States,
+        *,
+        threads: int = 1,
+        delegates: Delegates = "cpu",
+        feature_budget: int = DEFAULT_BUDGET,
+    ) -> None:
         self._bundle, self._clients, self._states = bundle, clients, states
         self._finish = need_program(bundle, "finish", "take part in a round")
         self._begin = find_program(bundle, "begin")
@@ -112,14 +110,27 @@ class Lanes:
         for name in names:
             check_ports(name, bundle.program(name).inputs)
         bundle.inspect_graphs()
-        self._programs = {name: LaneProgram(bundle, name, threads) for name in dict.fromkeys(names)}
-        ports = [port for each in self._programs.values() for port in each.program.inputs]
-        self._keeps = any(isinstance(port, Personal | State) for port in ports)
+        self._ports = {name: bundle.program(name) for name in dict.fromkeys(names)}
+        try:
+            self._engine = open_lane_engine(delegates, threads)
+            self._programs = {name: self._engine.open(bundle, name) for name in self._ports}
+        except TrainingError as error:
+            raise SimulationError(str(error)) from None
+        ports = [port for each in self._ports.values() for port in each.inputs]
+        self._own = any(isinstance(port, Personal | State | Noise) for port in ports)
         self._fields = data_ports(bundle, schedule)
+        self._read_fields = {port.name for port in ports if isinstance(port, FIELD_ROLES)}
+        self._backbone = find_features(bundle, self._ports)
+        self._sessions = Sessions(bundle, threads, delegates)
+        self._budget = feature_budget
+        self._features: LaneFeatures | None = None
         if isinstance(clients, SplitClients):
             # Once for all: every client's rows are of these arrays.
             first = {name: array[:1] for name, array in clients.arrays.items()}
             collect("local data", self._fields, first, None)
+            if self._backbone is not None:
+                # An example's features are the same in all rounds.
+                self._features = LaneFeatures(bundle, self._backbone, self._sessions, clients.arrays, feature_budget)
 
     def with_states(self, states: States) -> Lanes:
         """The same engine, with its open sessions, for devices that keep other states."""
@@ -128,7 +139,9 @@ class Lanes:
         return other
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Forget the features."""
+        if self._features is not None:
+            self._features.close()
 
     def run(self, work: Work, clients: Sequence[int]) -> Partial:
         """The sum of these devices' updates. Raises SimulationError that names the client whose examples do not fit."""
@@ -150,6 +163,9 @@ class Lanes:
             outputs = self._run(self._finish, group, np.arange(lanes), {})
         except ArchipelError as error:
             raise SimulationError(f"clients {numbers[0]} to {numbers[-1]}, round {work.number}: {error}") from None
+        finally:
+            if group.features is not None and group.features is not self._features:
+                group.features.close()
         self._report(work, group, outputs, partial)
 
     def _gather(self, work: Work, numbers: list[int]) -> _Group:
@@ -174,22 +190,28 @@ class Lanes:
             arrays = {name: np.concatenate([each[name] for each in taken]) for name in taken[0]}
         seeds = [device_seed(work.seed, work.number, number) for number in numbers]
 
-        def values(state: DeviceState) -> Values:
+        def values(state: DeviceState, seed: int) -> Values:
             return Values(
-                self._bundle, work.parameters, state, broadcast=work.broadcast, hyperparameters=work.hyperparameters
-            )
+                self._bundle, work.parameters, state, broadcast=work.broadcast, hyperparameters=work.hyperparameters,
+                seed=seed,
+            )  # fmt: skip
 
-        states = [self._states.load(number, work.number) for number in numbers] if self._keeps else []
-        own = [values(state) for state in states]
+        states = [self._states.load(number, work.number) for number in numbers] if self._own else []
+        own = [values(state, seed) for state, seed in zip(states, seeds)]
         counts = [len(each) for each in rows]
-        shared = own[0] if own else values(DeviceState())
-        group = _Group(numbers, seeds, counts, states, arrays, rows, shared, own)
+        shared = own[0] if own else values(DeviceState(), 0)
+        features = self._features
+        if self._backbone is not None and features is None:
+            features = LaneFeatures(self._bundle, self._backbone, self._sessions, arrays, self._budget)
+        read = {name: array for name, array in arrays.items() if name in self._read_fields}
+        placed, where = self._engine.place(read, rows)
+        group = _Group(numbers, seeds, counts, states, placed, where, shared, own, features, rows)
         group.steps = np.zeros(len(numbers), np.int64)
         group.fine = np.ones(len(numbers), bool)
         return group
 
     def _run_phase(self, phase: Phase, number: int, group: _Group, used: list[int]) -> None:
-        program = self._programs[phase.program].program
+        program = self._ports[phase.program]
         chosen = None if phase.moves is None else set(phase.moves)
         orders = [
             list(
@@ -203,10 +225,16 @@ class Lanes:
         for lane, order in enumerate(orders):
             seen = min(group.counts[lane], sum(len(batch.indices) for batch in order))
             used[lane] = max(used[lane], seen)
-        indices = [[rows[batch.indices] for batch in order] for rows, order in zip(group.rows, orders)]
-        for lanes, chosen_rows in _steps(indices):
-            at = np.stack(chosen_rows)
-            feed: dict[str, NDArray[Any]] = {}
+        metrics = [port.name for port in program.outputs if isinstance(port, Metric)]
+        reads = any(isinstance(port, Feature) for port in program.inputs)
+        measured = []
+        for lanes, chosen_rows in _steps([[batch.indices for batch in order] for order in orders]):
+            at = np.stack([group.rows[lane][each] for lane, each in zip(lanes, chosen_rows)])
+            feed: dict[str, Any] = {}
+            if reads and group.features is not None:
+                feed |= group.features.take(
+                    np.stack([group.examples[lane][each] for lane, each in zip(lanes, chosen_rows)])
+                )
             for port in program.inputs:
                 if not isinstance(port, FIELD_ROLES):
                     continue
@@ -214,10 +242,13 @@ class Lanes:
                 if array is None and isinstance(port, ExampleWeight):
                     feed[port.name] = np.ones((*at.shape, *map(int, port.shape[1:])), port.dtype)
                 elif array is not None:
-                    feed[port.name] = np.take(array, at, axis=0, mode="clip")
+                    feed[port.name] = self._engine.take(array, at)
             outputs = self._run(phase.program, group, lanes, feed, chosen)
-            self._measure(program.outputs, group, lanes, outputs, at.shape[1])
+            measured.append((lanes, {each: outputs[each] for each in metrics}, at.shape[1]))
             group.steps[lanes] += 1
+        # Only now, since a device need not wait for each step's numbers.
+        for lanes, outputs, size in measured:
+            self._measure(program.outputs, group, lanes, outputs, size)
 
     def _measure(
         self, ports: Sequence[Any], group: _Group, lanes: NDArray[np.int64], outputs: Mapping[str, Any], rows: int
@@ -225,21 +256,22 @@ class Lanes:
         for port in ports:
             if isinstance(port, Metric):
                 count = len(group.numbers)
-                mean = group.metrics.setdefault(port.name, _Mean(port.reduction, np.zeros(count), np.zeros(count)))
-                mean.add(lanes, outputs[port.name], rows)
+                mean = group.metrics.setdefault(port.name, Mean(port.reduction, np.zeros(count), np.zeros(count)))
+                values = self._engine.fetch(outputs[port.name])
+                mean.add(lanes, values, rows)
                 if port.name == "loss":
-                    group.fine[lanes] &= np.isfinite(outputs[port.name])
+                    group.fine[lanes] &= np.isfinite(values)
 
     def _run(
         self,
         name: str,
         group: _Group,
         lanes: NDArray[np.int64],
-        feed: dict[str, NDArray[Any]],
+        feed: dict[str, Any],
         chosen: set[str] | None = None,
-    ) -> dict[str, NDArray[Any]]:
+    ) -> dict[str, Any]:
         """Run a program for these lanes, and keep in the group what it moves."""
-        program = self._programs[name].program
+        program = self._ports[name]
         whole = len(lanes) == len(group.numbers)
         for port in program.inputs:
             if port.name not in feed:
@@ -254,20 +286,20 @@ class Lanes:
                 held = group.tensors.get(port_key(written))
                 if held is None:
                     held = self._first(written, group)
-                if not held.flags.writeable:
-                    held = held.copy()
-                held[lanes] = outputs[written.name]
-                group.tensors[port_key(written)] = held
+                group.tensors[port_key(written)] = self._engine.put(held, lanes, outputs[written.name])
         return outputs
 
-    def _read(self, port: Port, group: _Group, lanes: NDArray[np.int64], whole: bool) -> NDArray[Any]:
+    def _read(self, port: Port, group: _Group, lanes: NDArray[np.int64], whole: bool) -> Any:
         if isinstance(port, MOVING):
             if isinstance(port, State) and port.lifetime == "step":
-                return self._first(port, group)[lanes]
+                return self._engine.pick(self._first(port, group), lanes)
             held = group.tensors.get(port_key(port))
             if held is None:
                 held = group.tensors[port_key(port)] = self._first(port, group)
-            return held if whole else held[lanes]
+            return held if whole else self._engine.pick(held, lanes)
+        if isinstance(port, Noise):
+            # Each device draws by itself, as it would alone.
+            return np.stack([group.own[lane].read(port) for lane in lanes])
         if isinstance(port, Seed):
             return np.array(group.seeds, np.uint32)[lanes].astype(port.dtype)
         if isinstance(port, Step):
@@ -275,24 +307,28 @@ class Lanes:
         if isinstance(port, Count):
             counted = np.array(group.counts) if port.of == "examples" else group.steps
             return counted[lanes].astype(port.dtype)
-        return np.asarray(group.values.read(port), order="C")
+        key = type(port), port.name
+        if key not in group.constants:
+            group.constants[key] = self._engine.hold(group.values.read(port))
+        return group.constants[key]
 
-    def _first(self, port: Port, group: _Group) -> NDArray[Any]:
+    def _first(self, port: Port, group: _Group) -> Any:
         """What a tensor is before any step, for all lanes."""
         if isinstance(port, Parameter):
-            return np.repeat(group.values.read(port)[None], len(group.numbers), axis=0)
-        return np.stack([values.read(port) for values in group.own])
+            return self._engine.repeat(group.values.read(port), len(group.numbers))
+        return self._engine.hold(np.stack([values.read(port) for values in group.own]))
 
-    def _report(self, work: Work, group: _Group, outputs: Mapping[str, NDArray[Any]], partial: Partial) -> None:
+    def _report(self, work: Work, group: _Group, outputs: Mapping[str, Any], partial: Partial) -> None:
         program = self._bundle.program(self._finish)
-        updates = [port.name for port in program.outputs if isinstance(port, Update)]
-        counted = [port.name for port in program.outputs if isinstance(port, Metric)]
-        for name in updates:
-            group.fine &= np.isfinite(outputs[name].reshape(len(group.numbers), -1)).all(axis=1)
+        update = {
+            port.name: self._engine.fetch(outputs[port.name]) for port in program.outputs if isinstance(port, Update)
+        }
+        for array in update.values():
+            group.fine &= np.isfinite(array.reshape(len(group.numbers), -1)).all(axis=1)
         # A loss that was not finite in some step is in no mean, so it is looked for here.
         metrics = {name: mean.reduced() for name, mean in group.metrics.items()}
-        metrics |= {name: outputs[name].astype(np.float64) for name in counted}
-        update = {name: outputs[name] for name in updates}
+        counted = [port.name for port in program.outputs if isinstance(port, Metric)]
+        metrics |= {name: self._engine.fetch(outputs[name]).astype(np.float64) for name in counted}
         own, told = lane_training_arrays(self._bundle.manifest, program, update, metrics, len(group.numbers))
         kept = np.flatnonzero(group.fine & told)
         losses = metrics.get("loss")
@@ -301,34 +337,34 @@ class Lanes:
             partial.reports.append(report)
             if group.fine[lane] and told[lane]:
                 report.loss = None if losses is None else float(losses[lane])
-                self._keep(work, group, lane)
             else:
                 report.left = "a loss, a metric or an update is not finite"
+        self._keep(work, group, kept.tolist())
         if len(kept):
             numbers = [group.numbers[lane] for lane in kept]
             partial.total.add_lanes({name: array[kept] for name, array in {**update, **own}.items()}, numbers)
 
-    def _keep(self, work: Work, group: _Group, lane: int) -> None:
-        """What outlives the round goes into the device's state."""
+    def _keep(self, work: Work, group: _Group, lanes: Sequence[int]) -> None:
+        """What outlives the round goes into the states of these devices."""
         if not group.own:
             return
-        values = group.own[lane]
-        for each in self._programs.values():
-            for port in each.program.outputs:
+        written: dict[Personal | State, NDArray[Any]] = {}
+        for program in self._ports.values():
+            for port in program.outputs:
                 if isinstance(port, Personal | State) and port_key(port) in group.tensors:
-                    values.write(port, group.tensors[port_key(port)][lane].copy())
-        values.keep()
-        self._states.save(group.numbers[lane], work.number, group.states[lane], work.saved)
+                    written[port] = self._engine.fetch(group.tensors[port_key(port)])
+        for lane in lanes:
+            values = group.own[lane]
+            for port, array in written.items():
+                values.write(port, array[lane].copy())
+            values.keep()
+            self._states.save(group.numbers[lane], work.number, group.states[lane], work.saved)
 
 
 def check_ports(name: str, ports: Sequence[Port]) -> None:
     """Raises SimulationError for inputs that have no lanes."""
     for port in ports:
-        if isinstance(port, Noise):
-            raise SimulationError(f"program {name!r} draws noise, for each device by itself")
-        if isinstance(port, Feature):
-            raise SimulationError(f"program {name!r} reads features of a frozen backbone, which are kept by device")
-        if isinstance(port, FIELD_ROLES) and isinstance(port, Example) and isinstance(port.shape[0], int):
+        if isinstance(port, Example | Feature) and isinstance(port.shape[0], int):
             raise SimulationError(f"program {name!r} is made for batches of {port.shape[0]}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 
 from archipel.bundle import Bundle
@@ -16,7 +15,7 @@ from archipel.protocol.training_metrics import training_arrays
 from archipel.simulation.clients import Clients
 from archipel.simulation.draws import device_seed
 from archipel.simulation.states import States
-from archipel.simulation.work import Partial, Report, Work, finite_mean
+from archipel.simulation.work import Partial, Report, Work
 
 
 class OneByOne:
@@ -80,7 +79,7 @@ class OneByOne:
         )
         update = run_round(self._sessions, bundle, values, fields)
         report.examples, report.steps = update.examples, update.steps
-        report.loss = finite_mean([loss for loss in update.losses if math.isfinite(loss)])
+        report.loss = update.metrics.get("loss")
         own = training_arrays(bundle.manifest, self._finish, update.arrays, update.metrics)
         partial.total.add({**update.arrays, **own}, number)
         values.keep()

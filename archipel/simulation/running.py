@@ -15,14 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.bundle import Bundle
+from archipel.engine_registry import ENGINES
 from archipel.errors import SimulationError
 from archipel.lite_runtime import Runtime
+from archipel.lite_runtime.engines.delegates import split_device
 from archipel.protocol.measures import measured
 from archipel.protocol.uploads import upload_program
 from archipel.simulation.attacks import spoil_clients
-from archipel.simulation.choosing import AT_ONCE, ClientAxis, choose_client_axis
+from archipel.simulation.choosing import AT_ONCE, CPU, ClientAxis, choose_client_axis
 from archipel.simulation.clients import Clients, fingerprint
 from archipel.simulation.evaluation import DeviceTests, Evaluation
+from archipel.simulation.lane_program import open_lane_engine
 from archipel.simulation.lanes import Lanes
 from archipel.simulation.masked import Masked
 from archipel.simulation.one_by_one import OneByOne
@@ -37,17 +40,23 @@ from archipel.simulation.workers import Workers
 SAVE_SECONDS = 30.0
 """How often a run's standing is written; it is in any case after the first round and after the last one."""
 
+ONNX_RUNTIME = "onnxruntime"
+_BY = ", by "
+
 Test = tuple[NDArray[Any], NDArray[Any]] | Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a simulation runs, which does not change what it computes (but for `client_axis`, in the last digits).
+    """How a simulation runs, which does not change what it computes (but for `client_axis` and `engine`, in the last
+    digits).
 
     Arguments:
         workers: processes, 1 or more.
         client_axis: "on" runs many devices as one graph, "off" one after the other; "auto" measures which is faster.
         threads: of each process, inside one operator.
+        engine: what runs the devices' programs: "onnxruntime", on the CPU; "torch", on the machine's GPU where it has
+            one, "torch:cpu", "torch:cuda:1" and so on; "openvino", one device after the other.
         masks: secure aggregation is really carried out, with every device's keys, shares and masks, and its sum is
             compared with that of the vectors; the devices then train one after the other.
         folder: keeps where the run stands; a run with the same folder goes on from there.
@@ -59,6 +68,7 @@ class RunOptions:
     workers: int = 1
     client_axis: ClientAxis = "auto"
     threads: int = 1
+    engine: str = ONNX_RUNTIME
     masks: bool = False
     folder: Path | str | None = None
     test_every: int = 1
@@ -71,6 +81,10 @@ class RunOptions:
                 raise SimulationError(f"{name}: {value!r} is not a whole number of 1 or more")
         if self.client_axis not in ("auto", "on", "off"):
             raise SimulationError(f"client_axis: {self.client_axis!r} is not 'auto', 'on' or 'off'")
+        if split_device(self.engine)[0] not in ENGINES and self.engine != ONNX_RUNTIME:
+            raise SimulationError(
+                f"engine: {self.engine!r} is not 'onnxruntime', 'torch', 'torch:cuda:1' or 'openvino'"
+            )
 
 
 def run(
@@ -157,10 +171,15 @@ def _open_engine(
 ) -> tuple[Engine, States, str]:
     """The engine, what its devices keep, and how it runs and why. A run that goes on keeps to what it began with."""
     measured_engine: Lanes | OneByOne | None = None
+    delegates = _delegates(options.engine)
     if before is not None:
-        axis, why = before.startswith(AT_ONCE), before
+        axis, why = before.startswith(AT_ONCE), before.partition(_BY)[0]
     else:
-        axis, why, measured_engine = choose_client_axis(bundle, clients, settings, options.client_axis, options.threads)
+        axis, why, measured_engine = choose_client_axis(
+            bundle, clients, settings, options.client_axis, options.threads, delegates
+        )
+    if options.engine != ONNX_RUNTIME:
+        why += f"{_BY}{options.engine}"
     engine: Engine
     states: States
     if options.workers == 1:
@@ -168,11 +187,16 @@ def _open_engine(
         if measured_engine is not None:
             engine = measured_engine.with_states(states)
         else:
-            engine = (Lanes if axis else OneByOne)(bundle, clients, states, threads=options.threads)
+            engine = (Lanes if axis else OneByOne)(
+                bundle, clients, states, threads=options.threads, delegates=delegates
+            )
     else:
         shared = where / STATES if where is not None else Path(stack.enter_context(TemporaryDirectory()))
         states = StateFolder(shared)
-        engine = Workers(bundle, clients, shared, count=options.workers, client_axis=axis, threads=options.threads)
+        engine = Workers(
+            bundle, clients, shared, count=options.workers, client_axis=axis, threads=options.threads,
+            delegates=delegates,
+        )  # fmt: skip
     if options.masks:
         if settings.privacy != "secure":
             raise SimulationError(f"masks: a round with privacy {settings.privacy!r} has none; leave masks out")
@@ -181,6 +205,17 @@ def _open_engine(
         engine = Masked(engine)
     stack.callback(engine.close)
     return engine, states, why
+
+
+def _delegates(engine: str) -> str:
+    """The engine as the runtime calls it. Raises SimulationError for a device that is not there, MissingExtraError."""
+    if engine == ONNX_RUNTIME:
+        return CPU
+    name = split_device(engine)[0]
+    ENGINES[name].require()
+    if name == "torch":
+        open_lane_engine(engine, 1)
+    return engine
 
 
 def _measurer(bundle: Bundle, test: Test, threads: int) -> Callable[[Mapping[str, NDArray[Any]]], dict[str, float]]:

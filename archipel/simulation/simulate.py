@@ -70,6 +70,7 @@ def simulate(
     workers: int = 1,
     client_axis: ClientAxis = "auto",
     threads: int = 1,
+    engine: str = "onnxruntime",
     masks: bool = False,
     folder: Path | str | None = None,
     on_round: Callable[[RoundRow], object] | None = None,
@@ -114,7 +115,7 @@ def simulate(
             a `system`.
         system: speeds, networks and hours of the devices; then a virtual clock times the rounds, and a round's row has
             `time`, bytes and staleness. Without it a round has no duration.
-        workers, client_axis, threads, masks, folder, on_round: how it runs, see RunOptions.
+        workers, client_axis, threads, engine, masks, folder, on_round: how it runs, see RunOptions.
 
     Raises SimulationError, ConversionError, TrainingError, ProtocolError.
 
@@ -132,8 +133,8 @@ def simulate(
     if system is None and pacing != Pacing():
         raise SimulationError("mode: needs a system, whose clock says who comes first; give system=System()")
     options = RunOptions(
-        workers=workers, client_axis=client_axis, threads=threads, masks=masks, folder=folder, test_every=test_every,
-        on_round=on_round,
+        workers=workers, client_axis=client_axis, threads=threads, engine=engine, masks=masks, folder=folder,
+        test_every=test_every, on_round=on_round,
     )  # fmt: skip
     if isinstance(model, Bundle):
         bundle = model

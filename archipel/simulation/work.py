@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from archipel.protocol.vector import Layout
@@ -58,8 +57,8 @@ class Work:
 
 @dataclass
 class Report:
-    """What one device did in a round. `loss` is the mean over its steps, None where the bundle has no loss; `left`
-    says why its update is not in the sum, "" where it is."""
+    """What one device did in a round. `loss` is the mean over its examples in all steps, None where there is none;
+    `left` says why its update is not in the sum, "" where it is."""
 
     client: int
     examples: int = 0
@@ -92,8 +91,3 @@ class Engine(Protocol):
     def run(self, work: Work, clients: Sequence[int]) -> Partial: ...
 
     def close(self) -> None: ...
-
-
-def finite_mean(values: Sequence[float]) -> float | None:
-    """The mean; None of nothing."""
-    return float(np.mean(values)) if len(values) else None

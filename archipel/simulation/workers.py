@@ -21,6 +21,7 @@ import numpy as np
 
 from archipel.bundle import Bundle, open_bundle
 from archipel.errors import ArchipelError, SimulationError
+from archipel.lite_runtime.engines.delegates import Delegates
 from archipel.simulation.clients import Clients, SplitClients
 from archipel.simulation.lanes import MOST_LANES, Lanes
 from archipel.simulation.one_by_one import OneByOne
@@ -43,6 +44,7 @@ class WorkerSettings:
     states: Path
     client_axis: bool
     threads: int
+    delegates: Delegates
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,15 @@ class Workers:
     """
 
     def __init__(
-        self, bundle: Bundle, clients: Clients, states: Path, *, count: int, client_axis: bool, threads: int = 1
+        self,
+        bundle: Bundle,
+        clients: Clients,
+        states: Path,
+        *,
+        count: int,
+        client_axis: bool,
+        threads: int = 1,
+        delegates: Delegates = "cpu",
     ) -> None:
         self._axis = client_axis
         self._folder = tempfile.TemporaryDirectory(prefix="archipel-simulation-")
@@ -82,7 +92,7 @@ class Workers:
         self._pipes: list[Connection] = []
         try:
             given = _write(clients, Path(self._folder.name)) if isinstance(clients, SplitClients) else clients
-            settings = WorkerSettings(bundle.folder, bundle.publisher, given, states, client_axis, threads)
+            settings = WorkerSettings(bundle.folder, bundle.publisher, given, states, client_axis, threads, delegates)
             for _ in range(count):
                 self._start(settings)
             for number in range(count):
@@ -207,7 +217,7 @@ def _engine(settings: WorkerSettings) -> Engine:
     bundle = open_bundle(settings.bundle, [settings.publisher], allow_development=True)
     clients = settings.clients.open() if isinstance(settings.clients, SplitFiles) else settings.clients
     make = Lanes if settings.client_axis else OneByOne
-    return make(bundle, clients, StateFolder(settings.states), threads=settings.threads)
+    return make(bundle, clients, StateFolder(settings.states), threads=settings.threads, delegates=settings.delegates)
 
 
 def _write(clients: SplitClients, folder: Path) -> SplitFiles:

@@ -28,9 +28,25 @@ CORRECTION = "correction"
 """`Correction` adds the round state CORRECTION/PARAMETER to the gradient of the parameter."""
 PREVIOUS = "previous/"
 """Prefix of the names of a device's model of its last round, a state that `Contrast` reads."""
+STACK = ".models"
+"""Suffix of the name of a stack: one parameter of several models, of which a device trains one (`Models`)."""
+CHOICE = "models/choice"
+"""The state with the number of the model that the device chose last, int64; it begins with 0."""
+LOGITS = "logits/mean"
+"""The one parameter of a federation whose models differ: for each label the mean output, [labels, outputs]."""
+LOGIT_SUMS, LOGIT_COUNTS = "logits/sums", "logits/counts"
+"""Round states of a part that measures these: for each label the sum of the outputs, and how many examples had it."""
+MOST_LOGIT = 30.0
+"""An output counts as at most this in the mean: a softmax of which one entry leads by it is 1 - 10^-13 there."""
 MEASURED_LOSS, MEASURED_COUNT = "measured/loss", "measured/count"
-"""Round states of a part that trains nothing: the sum of the labels' losses, and how many labels there were."""
+"""Round states of a part that trains nothing: the sum of the labels' losses, and how many labels there were. Of a part
+that chooses, the first has the sum of each model."""
 MAX_BITS = 30
+Weighting = Literal["examples", "uniform"]
+COMPRESSIONS = ("rotation",)
+"""What the option `compress` may be."""
+OTHER_BITS = 16
+"""The least bits of what is not packed, where deltas are."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +110,16 @@ class Contrast:
 
 
 @dataclass(frozen=True)
+class Distill:
+    """Adds `strength` times the cross entropy between the outputs and the softmax of LOGITS' row of the label.
+
+    A row of zeros, of a label that nobody has had, adds nothing.
+    """
+
+    strength: float
+
+
+@dataclass(frozen=True)
 class Adapters:
     """Low-rank adapters on the weights of Gemm, MatMul, Conv and embeddings that match `targets`.
 
@@ -108,7 +134,21 @@ class Adapters:
     seed: int
 
 
-Term = Pull | Correction | ClipExamples | Tries | Follows | Contrast
+@dataclass(frozen=True)
+class Models:
+    """`count` models of which each device trains the one of the least loss: a parameter is a stack NAME.models.
+
+    Stacks are [count, ...], and the graph reads the slice that the device's state CHOICE says. The first model is the
+    given one. Of the others each tensor is sqrt(1 - spread^2) of it, plus `spread` times normal numbers of its root
+    mean square, drawn from `seed`.
+    """
+
+    count: int
+    spread: float
+    seed: int
+
+
+Term = Pull | Correction | ClipExamples | Tries | Follows | Contrast | Distill
 
 
 @dataclass(frozen=True)
@@ -117,12 +157,14 @@ class Part:
 
     `trains`: "all" tensors, the "shared" ones, the "personal" ones, or "copies" of all parameters that stay on the
     device; "nothing": the part adds up the loss of the received model over its batches, in the round states
-    MEASURED_LOSS and MEASURED_COUNT. It takes `epochs`, or `steps` of a batch each; both None: the epochs that
+    MEASURED_LOSS and MEASURED_COUNT; "choice": it does so for each of several models, and keeps in the state CHOICE
+    which has the least; "logits": it adds up the outputs of the device's model, by label, in LOGIT_SUMS and
+    LOGIT_COUNTS. It takes `epochs`, or `steps` of a batch each; both None: the epochs that
     `convert` got. `terms` are added to the gradient, or change how steps are made.
     """
 
     program: str = "train"
-    trains: Literal["all", "shared", "personal", "copies", "nothing"] = "all"
+    trains: Literal["all", "shared", "personal", "copies", "nothing", "choice", "logits"] = "all"
     epochs: int | None = None
     steps: int | None = None
     terms: tuple[Term, ...] = ()
@@ -163,7 +205,8 @@ class DeviceHalf:
     """Everything that a device does in a round.
 
     `personal` are globs of tensors that stay on the device, as the weights of `personal_operators` do; the running
-    statistics of a BatchNormalization stay there with its scale or shift. `optimizer` says with which optimizers
+    statistics of a BatchNormalization stay there with its scale or shift. With `logits` all of the model's tensors do,
+    and the parameter LOGITS is what devices share. `optimizer` says with which optimizers
     `finish` is right: "any", "sgd" (plain, at a constant rate) or "momentum" (SGD with or without momentum).
     """
 
@@ -173,6 +216,8 @@ class DeviceHalf:
     personal: tuple[str, ...] = ()
     personal_operators: tuple[str, ...] = ()
     adapters: Adapters | None = None
+    models: Models | None = None
+    logits: bool = False
     optimizer: Literal["any", "sgd", "momentum"] = "any"
 
 
@@ -190,6 +235,7 @@ class Upload:
         weighting: "examples", or "uniform", where each device weighs 1.
         statistics_range: the most by which one device can ask to shift a running mean of a BatchNormalization in a
             round, in standard deviations, 1 or more; of a running variance its square, in variances.
+        compress: how the deltas are packed, see strategies.update_compression; None: each parameter's for itself.
         start: where the server adapts the clip, the first one; `clip` is then the largest (no option of `convert`).
 
     Raises ConversionError for values out of bounds.
@@ -200,8 +246,9 @@ class Upload:
     value_range: float | None = None
     bits: int = 16
     weight_cap: int = 100
-    weighting: Literal["examples", "uniform"] = "examples"
+    weighting: Weighting = "examples"
     statistics_range: float = 3.0
+    compress: Literal["rotation"] | None = None
     start: float | None = None
 
     def __post_init__(self) -> None:
@@ -218,6 +265,10 @@ class Upload:
             raise ConversionError(
                 f"strategy {self.strategy!r}: weighting must be 'examples' or 'uniform', is {self.weighting!r}"
             )
+        if self.compress is not None and self.compress not in COMPRESSIONS:
+            raise ConversionError(
+                f"strategy {self.strategy!r}: compress must be one of {', '.join(COMPRESSIONS)}, is {self.compress!r}"
+            )
         # Below 1 a variance could not shrink by itself: the change to 0 is -1 in units of the variance.
         _number(self.strategy, "statistics_range", self.statistics_range, "of 1 or more", lambda x: x >= 1)
 
@@ -232,6 +283,12 @@ class Upload:
     def range(self) -> float:
         """The bound of one element in the fixed-point encoding."""
         return self.bound if self.value_range is None else float(self.value_range)
+
+    @property
+    def other_bits(self) -> int:
+        """Bits of the entries beside the deltas. They are few, and are rounded to the nearest step where deltas that
+        are packed into fewer bits are not."""
+        return self.bits if self.compress is None else max(self.bits, OTHER_BITS)
 
 
 UPLOAD_OPTIONS = tuple(f.name for f in fields(Upload) if f.name not in ("strategy", "start"))
@@ -267,6 +324,11 @@ def check_positive(strategy: str, option: str, value: object) -> float:
 def check_not_negative(strategy: str, option: str, value: object) -> float:
     """`value` as a float, finite and at least 0."""
     return _number(strategy, option, value, "at least 0", lambda x: x >= 0)
+
+
+def check_share(strategy: str, option: str, value: object) -> float:
+    """`value` as a float, from 0 to below 1."""
+    return _number(strategy, option, value, "from 0 to below 1", lambda x: 0 <= x < 1)
 
 
 def check_whole(strategy: str, option: str, value: object, low: int) -> int:

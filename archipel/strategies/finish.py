@@ -6,31 +6,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from archipel.bundle import Program
 from archipel.bundle.roles import Count, Metric, Parameter, Start, Update
 from archipel.errors import ConversionError
 from archipel.protocol.training_metrics import CAPPED, CLIPPED
 from archipel.strategies.clipping import choose_clip, clip_port
-from archipel.strategies.device import LocalTraining, MakeProgram, Upload
+from archipel.strategies.device import LocalTraining, MakeProgram, Upload, Weighting
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.running_statistics import upload_statistics
+from archipel.strategies.update_compression.rotated import upload_rotated
 
 if TYPE_CHECKING:
     import onnx
-
-Weighting = Literal["examples", "uniform"]
-
 
 AddDelta = Callable[[ProgramGraph, LocalTraining, str], str]
 """Adds what a device changed of a parameter, given its name; returns the value's name, `NAME.SOMETHING`."""
 
 
 def weighted_deltas(
-    options: Upload, add: AddDelta | None = None, *, keep: Callable[[ProgramGraph, LocalTraining], None] | None = None
+    options: Upload,
+    add: AddDelta | None = None,
+    *,
+    keep: Callable[[ProgramGraph, LocalTraining], None] | None = None,
+    clip_share: float = 1.0,
 ) -> MakeProgram:
-    """`finish` of federated averaging. `add` None: the delta is end - start (`add_delta`). `keep` adds device state.
+    """`finish` of federated averaging. `add` None: the delta is end - start (`add_delta`). `keep` adds further outputs.
+    `clip_share` is that of `choose_clip`.
 
     Its inputs are `NAME.start` and `NAME` of every parameter, and the count of examples. Its outputs are `NAME.update`
     = delta * min(1, clip / |all deltas|) * weight, what running statistics changed, and the weight,
@@ -39,7 +42,7 @@ def weighted_deltas(
     """
 
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
-        upload = choose_clip(options, local)
+        upload = choose_clip(options, local, clip_share)
         graph = ProgramGraph("finish", upload.strategy)
         deltas = {name: (add or add_delta)(graph, local, name) for name in local.parameters}
         squares = [add_square(graph, delta, f"{name}.square") for name, delta in deltas.items()]
@@ -139,9 +142,12 @@ def add_gradient_weights(graph: ProgramGraph, momentum: float) -> str:
 def upload_deltas(
     graph: ProgramGraph, local: LocalTraining, upload: Upload, factor: str, weighting: Weighting, of: str = "delta"
 ) -> None:
-    """Add the output `NAME.update` of each parameter: `NAME.OF` times the factor."""
-    for name, array in local.parameters.items():
-        entry = graph.node("Mul", [f"{name}.{of}", factor], f"{name}.update")
+    """Add the output `NAME.update` of each parameter: `NAME.OF` times the factor; or one that carries all of them."""
+    changes = [graph.node("Mul", [f"{name}.{of}", factor], f"{name}.update") for name in local.parameters]
+    if upload.compress is not None:
+        upload_rotated(graph, local, upload, changes, weighting)
+        return
+    for (name, array), entry in zip(local.parameters.items(), changes, strict=True):
         graph.output(
             Update(
                 name=entry, tensor=name, dtype="float32", shape=array.shape,
@@ -172,11 +178,15 @@ def upload_weight(graph: ProgramGraph, upload: Upload) -> None:
     """Add the weight as an output, where devices have one."""
     if upload.weighting == "uniform":
         return
-    # With enough bits that the weight of a single example, 1 / weight_cap, is at least a step of the encoding.
     weight = graph.own("weight")
     graph.output(
         Update(
             name=weight, tensor=weight, dtype="float32", shape=(), kind="weight", weighting="examples",
-            range=1.0, bits=max(upload.bits, upload.weight_cap.bit_length() + 1), lowest=1.0 / upload.weight_cap,
+            range=1.0, bits=weight_bits(upload), lowest=1.0 / upload.weight_cap,
         )
     )  # fmt: skip
+
+
+def weight_bits(upload: Upload) -> int:
+    """So many that the weight of a single example, 1 / weight_cap, is at least a step of the encoding."""
+    return max(upload.other_bits, upload.weight_cap.bit_length() + 1)

@@ -9,6 +9,7 @@ import numpy as np
 from archipel.bundle import Program
 from archipel.bundle.roles import Input, ProgramKind, Result, State
 from archipel.errors import ConversionError, MissingExtraError
+from archipel.strategies.device import CHOICE
 
 if TYPE_CHECKING:
     import onnx
@@ -24,6 +25,11 @@ def round_state(tensor: str, shape: tuple[int, ...]) -> State:
 def device_state(port: str, tensor: str, shape: tuple[int, ...], init: float | str = 0.0) -> State:
     """A port of a float32 tensor that the device keeps from round to round."""
     return State(name=port, tensor=tensor, dtype="float32", shape=shape, lifetime="device", init=init)
+
+
+def choice_state() -> State:
+    """The port of the state CHOICE."""
+    return State(name=CHOICE, tensor=CHOICE, dtype="int64", shape=(), lifetime="device", init=CHOICE)
 
 
 class ProgramGraph:
@@ -59,6 +65,11 @@ class ProgramGraph:
         full = self.own(name)
         self._constants[full] = self._onnx.numpy_helper.from_array(np.array(value, np.float32), full)
         return full
+
+    def array(self, name: str, value: np.ndarray | np.generic) -> str:
+        """Add a constant of any shape and type under its full name, which is returned."""
+        self._constants[name] = self._onnx.numpy_helper.from_array(np.asarray(value), name)
+        return name
 
     def input(self, port: Input) -> str:
         """Add a graph input and return its name. Adding the same port again changes nothing.

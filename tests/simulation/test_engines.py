@@ -12,6 +12,7 @@ import pytest
 from archipel import strategies
 from archipel.bundle import Bundle
 from archipel.errors import SimulationError
+from archipel.lite_runtime.values import Values
 from archipel.simulation import ListedClients, SplitClients, simulate
 from archipel.simulation.draws import device_seed
 from tests.support import simulation as reference
@@ -77,13 +78,29 @@ def test_any_number_of_workers_gives_the_same_bits(make: Make, privacy: str, tmp
     assert several.clients == alone.clients == listed.clients
 
 
-def test_lanes_are_refused_where_a_device_draws_noise(make: Make) -> None:
-    bundle = make("dpsgd", strategy_options={"clip": 1.0, "example_clip": 1.0, "noise_multiplier": 1.0})
-    with pytest.raises(SimulationError, match="draws noise, for each device by itself"):
-        simulate(bundle, fields(), rounds=1, client_axis="on")
-    found = simulate(bundle, fields(), rounds=1)
-    assert found.engine.startswith("one device after the other: program 'train' draws noise")
-    assert found.history[0].devices == 4
+def test_noise_is_drawn_for_each_device_by_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With sources of random bytes that the devices' seeds decide, in place of the system's, draws can be compared."""
+    noisy = {"clip": 50.0, "bits": BITS, "example_clip": 1.0, "noise_multiplier": 1.0}
+    bundle = make("dpsgd", strategy_options=noisy)
+
+    def source(number: int, client: int) -> Callable[[int], bytes]:
+        return np.random.default_rng(device_seed(0, number + 1, client)).bytes
+
+    expected = reference.simulate(bundle, reference.clients(), ROUNDS, randomness=source).parameters
+    made = Values.__init__
+
+    def with_source(values: Values, *given: Any, seed: int = 0, **named: Any) -> None:
+        made(values, *given, seed=seed, **{**named, "randomness": np.random.default_rng(seed).bytes})
+
+    monkeypatch.setattr(Values, "__init__", with_source)
+    for axis in ("off", "on"):
+        found = simulate(bundle, fields(), rounds=ROUNDS, client_axis=axis)
+        for name, value in expected.items():
+            np.testing.assert_allclose(found.parameters[name], value, atol=1e-4, err_msg=f"{axis}: {name}")
+    monkeypatch.undo()
+    quiet = simulate(bundle, fields(), rounds=1, client_axis="on")
+    again = simulate(bundle, fields(), rounds=1, client_axis="on")
+    assert any((quiet.parameters[name] != again.parameters[name]).any() for name in expected)
 
 
 def test_a_client_that_diverges_drops_out(make: Make) -> None:

@@ -318,5 +318,7 @@ def test_a_robust_rule_and_an_attack_are_tables(write: Write) -> None:
     for name, value in expected.parameters.items():
         np.testing.assert_array_equal(found.parameters[name], value)
     assert found.history[0].failed == ""
-    with pytest.raises(SimulationError, match=r"federation\.toml: .*no rule 'medoid'; there are: mean, centered"):
+    with pytest.raises(
+        SimulationError, match=r"federation\.toml: .*rule: there is no 'medoid'; there are: mean, centered"
+    ):
         load_federation(write(DATA + rule.replace("median", "medoid")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +20,17 @@ POLICY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fednova", "ditto"])
+@pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fednova", "ditto", "ifca", "feddistill", "rotated"])
 def test_secure_rounds_of_a_server_come_out_bit_for_bit(
     make: Callable[..., Bundle], tmp_path: Path, strategy: str
 ) -> None:
     key = generate_key()
+    options: dict[str, Any] = {"clip": 5.0, "bits": BITS}
     module = normalized if strategy == "fedavg" else dense
-    bundle = make(strategy, module, key=key, privacy=POLICY, strategy_options={"clip": 5.0, "bits": BITS})
+    if strategy == "rotated":
+        # The adapted clip and the round's seed both come with the plan.
+        strategy, options = "fedavg", {"clip": None, "bits": 10, "compress": "rotation"}
+    bundle = make(strategy, module, key=key, privacy=POLICY, strategy_options=options)
     found = run_rounds(tmp_path, bundle, key, ROUNDS, lambda number, client: device_seed(SEED, number, client))
     expected = archipel.simulate(bundle, clients(), rounds=ROUNDS, seed=SEED, client_axis="off")
     for name, value in expected.parameters.items():

@@ -181,13 +181,13 @@ def test_an_aggregate_keeps_to_what_the_cohort_can_sum_to(make: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"aggregation": "krum"}, SimulationError, "needs single updates, which secure rounds hide"),
-        ({"secure_groups": 2, "privacy": "plain"}, SimulationError, "secure_groups: are of secure rounds"),
-        ({"secure_groups": 3}, SimulationError, r"3 groups of a cohort of 4 have 1 devices, .* asks for 2"),
+        ({"aggregation": "krum"}, PolicyError, "needs single updates, which secure rounds hide"),
+        ({"secure_groups": 2, "privacy": "plain"}, PolicyError, "secure_groups: are of secure rounds"),
+        ({"secure_groups": 3}, PolicyError, r"3 groups of a cohort of 4 have 1 devices, .* asks for 2"),
         ({"aggregation": "fltrust", "privacy": "plain"}, SimulationError, "needs examples of the server's own"),
         ({"aggregation": "median", "privacy": "plain", "root": fields()[0]}, SimulationError, "root: aggregation"),
         (
-            {"aggregation": "median", "tolerated": 2, "privacy": "plain"}, SimulationError,
+            {"aggregation": "median", "tolerated": 2, "privacy": "plain"}, PolicyError,
             "4 updates a round are too few to tolerate 2; it needs 5 or more",
         ),
         (

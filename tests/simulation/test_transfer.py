@@ -13,6 +13,11 @@ import archipel
 from archipel import models
 from archipel.converter import Training
 from archipel.datasets import digits_by_writer
+from archipel.lite_runtime.training.features import FeatureCache
+from archipel.simulation import SplitClients
+from archipel.simulation.lanes import Lanes
+from archipel.simulation.rounds import Rounds, RoundSettings
+from archipel.simulation.states import MemoryStates
 from archipel.training import losses, optimizers
 
 
@@ -51,7 +56,11 @@ def test_only_what_is_trained_travels(
         losses.cross_entropy(), optimizers.sgd(lr=0.1), strategy=strategy, trainable=trainable,
         strategy_options={"clip": 100.0, "bits": 24, **options}, batch_size=200,
     )  # fmt: skip
-    result = archipel.simulate(model, clients, rounds=2, training=training)
+    result = archipel.simulate(model, clients, rounds=2, training=training, client_axis="off")
+    for engine in ("onnxruntime", "torch:cpu"):
+        at_once = archipel.simulate(model, clients, rounds=2, training=training, client_axis="on", engine=engine)
+        for name, value in result.parameters.items():
+            np.testing.assert_allclose(at_once.parameters[name], value, atol=1e-5, err_msg=f"{engine}: {name}")
     assert sorted(result.parameters) == sorted(travels)
     assert [row.failed for row in result.history] == ["", ""]
     # The backbone is a program of its own, which a device runs before the round's steps.
@@ -79,3 +88,35 @@ def test_only_what_is_trained_travels(
         }
     for name, value in start.items():
         np.testing.assert_allclose(result.parameters[f"output.{name}"], value.numpy(), atol=2e-4, err_msg=name)
+
+
+def test_the_backbone_runs_once_for_an_example(model: archipel.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all rounds and devices of one data set, also where features lie in a file and not in memory."""
+    rows: list[int] = []
+    compute = FeatureCache._compute
+
+    def counting(cache: FeatureCache, indices: np.ndarray) -> list[np.ndarray]:
+        rows.extend(indices.tolist())
+        return compute(cache, indices)
+
+    monkeypatch.setattr(FeatureCache, "_compute", counting)
+    x, y = digits_by_writer().inputs()[:60], digits_by_writer().targets()[:60]
+    clients = SplitClients({"input": x, "label": y}, [np.arange(7), np.arange(7, 30), np.arange(35, 60)])
+    training = Training(
+        losses.cross_entropy(), optimizers.sgd(lr=0.1), trainable="output.*", epochs=2, batch_size=8,
+        strategy_options={"clip": 100.0, "bits": 24},
+    )  # fmt: skip
+    bundle = archipel.simulate(model, clients, rounds=1, training=training, client_axis="off").bundle
+    expected = archipel.simulate(bundle, clients, rounds=3, client_axis="off")
+    rows.clear()
+    in_memory = archipel.simulate(bundle, clients, rounds=3, client_axis="on")
+    assert sorted(rows) == [*range(30), *range(35, 60)]
+    settings = RoundSettings(cohort=3)
+    sealed = Lanes(bundle, clients, MemoryStates(), feature_budget=4000)
+    rounds = Rounds(bundle, 3, settings, None, clients)
+    for _ in range(3):
+        rounds.run(sealed, 0)
+    sealed.close()
+    for name, value in expected.parameters.items():
+        np.testing.assert_allclose(in_memory.parameters[name], value, atol=1e-5, err_msg=name)
+        np.testing.assert_array_equal(rounds.standing.parameters[name], in_memory.parameters[name])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from tests.support.simulation import (
     SIZES,
     Tensors,
     assert_same,
+    averaged,
     averaged_rounds,
     batches,
     clients,
@@ -110,15 +110,26 @@ def test_feddyn(make: Make) -> None:
         assert_same(device.state.state, {f"own_gradient/{name}": value for name, value in g.items()})
 
 
-def test_fedsgd(make: Make) -> None:
-    """McMahan et al. 2017: w - lr sum n_k / n grad F_k(w), which is gradient descent on all examples together."""
-    task = simulate(make("fedsgd", batch_size=max(SIZES)), clients())
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fedsgd(make: Make, momentum: float) -> None:
+    """McMahan et al. 2017: w - lr sum n_k / n grad F_k(w), which is gradient descent on all examples together.
+
+    With momentum, Karimireddy et al. 2021, algorithm 2: the mean is of each device's (1 - b) sum b^j gradient.
+    """
+    options = {"momentum": momentum} if momentum else {}
+    task = simulate(make("fedsgd", batch_size=max(SIZES), strategy_options=options), clients())
     module = dense()
     w = tensors(module)
-    x, y = (np.concatenate(each) for each in zip(*clients(), strict=True))
+    own = [{name: torch.zeros_like(value) for name, value in w.items()} for _ in SIZES]
     for _ in ROUNDS:
-        w = stepped(w, gradients(module, w, x, y))
+        for m, (x, y) in zip(own, clients(), strict=True):
+            g = gradients(module, w, x, y)
+            m.update({name: momentum * m[name] + (1 - momentum) * g[name] for name in g})
+        w = averaged(w, [stepped(w, m) for m in own])
     assert_same(task.parameters, w)
+    for device, m in zip(task.devices, own, strict=True):
+        expected = {f"momentum/{name}": -LR * value for name, value in m.items()} if momentum else {}
+        assert_same(device.state.state, expected)
 
 
 def test_reptile(make: Make) -> None:

@@ -48,6 +48,8 @@ class _Command(click.Command):
               help="In place of the file's: --set strategy.mu=0.1 --set partition.alpha=0.3")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), help="How many rounds in all, in place of the file's.")
 @click.option("--workers", type=click.IntRange(1), help="How many processes, in place of the file's.")
+@click.option("--engine", metavar="NAME", help="What runs the devices' programs: torch is PyTorch on the GPU, if there "
+              "is one, torch:cuda:1 or torch:cpu another device.")  # fmt: skip
 @click.option("--folder", type=click.Path(path_type=Path),
               help="Keep here how far the run is, in place of the file's run.folder.")  # fmt: skip
 @click.option("--secure", is_flag=True, help="Really carry out secure aggregation: every device's keys, shares, masks.")
@@ -66,6 +68,7 @@ def simulate(
     settings: tuple[str, ...],
     rounds: int | None,
     workers: int | None,
+    engine: str | None,
     folder: Path | None,
     secure: bool,
     plot_file: Path | None,
@@ -98,6 +101,8 @@ def simulate(
     given = [*settings, *(f"{key}={value}" for key, value in (("rounds", rounds), ("run.workers", workers)) if value)]
     if secure:
         given.append("run.masks=true")
+    if engine is not None:
+        given.append(f"run.engine={msgspec.json.encode(engine).decode()}")
     if folder is not None:
         # As a text of TOML, since the folder's name may be anything.
         given.append(f"run.folder={msgspec.json.encode(str(folder.absolute())).decode()}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -57,6 +58,10 @@ def task() -> None:
     help="A bundle file to upload. Default: `bundle` in FILE is the digest of an uploaded one; that of a federation's "
     "model.",
 )
+@click.option("--aggregation", metavar="RULE", help="The rule by which updates become one, such as median; "
+              "in place of the file's (docs/robust.md).")  # fmt: skip
+@click.option("--tolerated", type=click.IntRange(0), help="How many updates the rule lets be arbitrary.")
+@click.option("--mixing", help="What is done to updates before the rule: nnm or bucketing.")
 @request_key("task")
 @as_json
 @remote
@@ -65,6 +70,9 @@ def create(
     file: Path | None,
     federation: Path | None,
     bundle: Path | None,
+    aggregation: str | None,
+    tolerated: int | None,
+    mixing: str | None,
     key: str | None,
     as_json: bool,
 ) -> None:
@@ -73,35 +81,43 @@ def create(
     \b
     archipel task create task.toml --bundle digits.bundle
     archipel task create --from federation.toml --bundle digits.bundle
+    archipel task create task.toml --bundle digits.bundle --aggregation trimmed-mean --tolerated 2
     """
+    given = {"rule": aggregation, "tolerated": tolerated, "mixing": mixing}
+    rule = {name: value for name, value in given.items() if value is not None}
     if (file is None) == (federation is None):
         raise CommandError("give FILE, a task's, or --from FEDERATION.toml, one of them")
     # The file is checked before the bundle is uploaded, with a digest of zeros in the place of the bundle's.
     if file is not None:
-        request = _read_task(file, bundle)
+        request = _read_task(file, bundle, rule)
     else:
         assert federation is not None
-        request, bundle = _read_federation(federation, bundle)
+        request, bundle = _read_federation(federation, bundle, rule)
     if bundle is not None:
         request = msgspec.structs.replace(request, bundle=client.bundles.upload(bundle, request.population).digest)
     info = client.tasks.create(request, key=key)
     show(info, as_json, _lines(info))
 
 
-def _read_task(file: Path, bundle: Path | None) -> TaskRequest:
-    if bundle is not None and "bundle" in read_toml(file):
+def _read_task(file: Path, bundle: Path | None, rule: Mapping[str, object]) -> TaskRequest:
+    table = read_toml(file)
+    if bundle is not None and "bundle" in table:
         raise CommandError(f"{file}: it names a bundle, and so does --bundle; leave one of them out")
-    if bundle is None and "bundle" not in read_toml(file):
+    if bundle is None and "bundle" not in table:
         raise CommandError(
             f"{file}: no bundle; give --bundle FILE.bundle, or the digest of one as `bundle` in the file"
         )
-    return read_request(file, TaskRequest, **({} if bundle is None else {"bundle": "0" * 64}))
+    more: dict[str, object] = {} if bundle is None else {"bundle": "0" * 64}
+    if rule:
+        said = table.get("aggregation")
+        more["aggregation"] = {**(said if isinstance(said, dict) else {}), **rule}
+    return read_request(file, TaskRequest, **more)
 
 
-def _read_federation(file: Path, bundle: Path | None) -> tuple[TaskRequest, Path]:
+def _read_federation(file: Path, bundle: Path | None, rule: Mapping[str, object]) -> tuple[TaskRequest, Path]:
     from archipel.simulation.federation import load_federation
 
-    federation = load_federation(file)
+    federation = load_federation(file, [f"aggregation.{name}={value}" for name, value in rule.items()])
     named = federation.settings.model.bundle
     if bundle is None and named is None:
         raise CommandError(f"{file}: its model is no bundle; make one with `archipel convert`, and give it as --bundle")

@@ -7,19 +7,17 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import onnx_ir as ir
 
-from archipel.bundle.roles import Parameter
-from archipel.compression.deploy import evaluate_constants
+from archipel.bundle.roles import State
 from archipel.compression.layer_weights import layer_weights
 from archipel.converter.device_half.adapter_forms import LAYERS, Form, find_form, static
+from archipel.converter.device_half.replaced import Adapted, insert
 from archipel.converter.device_half.roles import select
 from archipel.errors import ConversionError
 from archipel.graph import Builder, Model
 from archipel.graph.parameters import parameter_names, record_parameters, trainable_names
-from archipel.graph.passes import remove_dead_code
 from archipel.strategies.device import Adapters
 
 
@@ -52,6 +50,11 @@ class Adapter:
         left, right = (*stack, rows, self.rank), (*stack, self.rank, columns)
         return {self.a: right, self.b: left} if self.form.outputs_first else {self.a: left, self.b: right}
 
+    @property
+    def reads(self) -> tuple[State, ...]:
+        """Nothing but the tensors of `shapes`."""
+        return ()
+
     def initial(self, seed: int) -> dict[str, np.ndarray]:
         """The first values, with which nothing changes yet.
 
@@ -75,24 +78,6 @@ class Adapter:
         if self.shape != self.form.matrix:  # a kernel, with its spatial axes among the rows or columns
             change = op.Reshape(change, list(self.shape))
         return op.Add(weight, change if self.scale == 1.0 else op.Mul(change, self.scale))
-
-
-@dataclass(frozen=True)
-class Adapted:
-    """A model with adapters. `trained` are the tensors that train: those of adapters, and `full` weights."""
-
-    model: Model
-    adapters: tuple[Adapter, ...]
-    full: tuple[str, ...]
-
-    @property
-    def trained(self) -> list[str]:
-        return [*(name for adapter in self.adapters for name in adapter.shapes), *self.full]
-
-    @property
-    def derived(self) -> list[str]:
-        """The tensors of the original model whose values change with training."""
-        return [*(adapter.weight for adapter in self.adapters), *self.full]
 
 
 def adapt(model: Model, options: Adapters, trainable: str | Sequence[str], strategy: str) -> Adapted:
@@ -121,69 +106,7 @@ def adapt(model: Model, options: Adapters, trainable: str | Sequence[str], strat
         )
     result = model.copy()
     for adapter in adapters:
-        _insert(result, adapter, options.seed)
+        insert(result, adapter, adapter.initial(options.seed))
     # `step_graph` trains only tensors that the model knows as its parameters.
     record_parameters(result.ir, [*parameter_names(model.ir), *(n for adapter in adapters for n in adapter.shapes)])
     return Adapted(result, tuple(adapters), tuple(full))
-
-
-def merge_into(refresh: Model, adapters: Sequence[Adapter], base: Mapping[str, np.ndarray]) -> Model:
-    """A refresh program that reads the adapters in place of their weights. Changes the program's graph.
-
-    `base` has the fixed weights by name.
-    """
-    signature, graph = refresh.program, refresh.ir.graph
-    op = Builder(graph, scope="merge")
-    ports = {port.name: port for port in signature.inputs}
-    initial = dict(refresh.initial)
-    with op.before(graph[0]):
-        for adapter in adapters:
-            weight = next(value for value in graph.inputs if value.name == adapter.weight)
-            graph.inputs.remove(weight)
-            del ports[adapter.weight], initial[adapter.weight]
-            weight.name = op.unique(f"{adapter.weight}.merged")
-            values = {name: op.input(name, ir.DataType.FLOAT, shape) for name, shape in adapter.shapes.items()}
-            merged = adapter.merge(op, op.constant(base[adapter.weight]), values)
-            weight.replace_all_uses_with(merged)
-            for name, shape in adapter.shapes.items():
-                ports[name] = Parameter(name=name, tensor=name, dtype="float32", shape=shape)
-    inputs = tuple(ports[value.name or ""] for value in graph.inputs)
-    return Model(refresh.ir, signature=msgspec.structs.replace(signature, inputs=inputs), initial=initial)
-
-
-def _insert(model: Model, adapter: Adapter, seed: int) -> None:
-    graph = model.ir.graph
-    weight = graph.initializers[adapter.weight]
-    # Taken before the merge is emitted, which reads the weight itself and must go on doing so.
-    uses = list(weight.uses())
-    op = Builder(graph, scope=f"{adapter.weight}.lora")
-    values = {}
-    for name, content in adapter.initial(seed).items():
-        if name in graph.initializers or any(value.name == name for value in graph.inputs):
-            raise ConversionError(f"adapters: the model already has a tensor called {name!r}; rename it")
-        op.free_name(name)
-        tensor = ir.tensor(content, name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(content.shape))
-        value.const_value = tensor
-        graph.register_initializer(value)
-        values[name] = value
-    with op.before(graph[0]):
-        merged = adapter.merge(op, weight, values)
-    for use in uses:
-        use.node.replace_input_with(use.idx, merged)
-
-
-def merge_adapters(model: Model) -> None:
-    """Add the changes that a model's adapters make to their weights, and remove the adapters. Changes the model."""
-    graph = model.ir.graph
-    names = [name for name in parameter_names(model.ir) if f"{name}.lora_a" in graph.initializers]
-    # An adapted weight is read by its merge alone (`_insert`).
-    merged = {name: next(iter(graph.initializers[name].uses())).node.outputs[0] for name in names}
-    contents = evaluate_constants(model.ir, [str(value.name) for value in merged.values()])
-    for name, value in merged.items():
-        weight = graph.initializers[name]
-        value.replace_all_uses_with(weight)
-        weight.const_value = ir.tensor(contents[str(value.name)], name=name)
-    if names:
-        remove_dead_code(model.ir)
-        record_parameters(model.ir, [name for name in parameter_names(model.ir) if name in graph.initializers])

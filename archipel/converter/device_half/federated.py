@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
+import numpy as np
 import onnx_ir as ir
 
 from archipel.bundle import Phase
 from archipel.bundle.roles import Hyperparameter, Port
 from archipel.converter.device_half.contrast import contrasted
-from archipel.converter.device_half.roles import Division, assign_roles, assign_start, select
+from archipel.converter.device_half.distilled import DistillingLoss
+from archipel.converter.device_half.measuring import MEASURING, measuring_program
+from archipel.converter.device_half.roles import Division, assign_roles, select
 from archipel.errors import ConversionError
 from archipel.graph import Model, promote
 from archipel.strategies.device import (
+    CHOICE,
     CORRECTION,
-    MEASURED_COUNT,
-    MEASURED_LOSS,
+    LOGITS,
     ClipExamples,
     Contrast,
     Correction,
     DeviceHalf,
+    Distill,
     Follows,
     LocalTraining,
     MakeProgram,
@@ -29,9 +33,9 @@ from archipel.strategies.device import (
     RunningPair,
     Tries,
 )
+from archipel.strategies.program import choice_state
 from archipel.training import per_example, step_graph, transforms
 from archipel.training.batch_norm import BatchNorm, statistics_of_layers
-from archipel.training.evaluation import measure_graph
 from archipel.training.losses import Loss
 from archipel.training.nested import MetaSGD, MoreauSGD
 from archipel.training.optimizers import SGD, Optimizer
@@ -60,6 +64,8 @@ def divide(
     layers = statistics_of_layers(model) if batch_norm == "train" else []
     averages = list(dict.fromkeys(name for _, *pair in layers for name in pair))
     personal.update(select([*names, *averages], half.personal, strategy, "personal"))
+    if half.logits:
+        personal.update(name for name in [*names, *averages] if name != LOGITS)
     shared = {name: values[name] for name in names if name not in personal}
     if not shared:
         raise ConversionError(f"strategy {strategy!r}: every trained tensor is personal, so there is nothing to share")
@@ -86,11 +92,8 @@ def train_programs(
     """
     programs = {}
     for number, part in enumerate(half.parts):
-        if part.trains == "nothing":
-            batch_norm = options.get("batch_norm", "train")
-            totals = (MEASURED_LOSS, MEASURED_COUNT)
-            measuring = measure_graph(model, loss, division.all, totals, batch_norm=batch_norm)
-            programs[part.program] = assign_start(measuring, division, strategy)
+        if part.trains in MEASURING:
+            programs[part.program] = measuring_program(part, model, loss, options, half, division, strategy)
             continue
         # The parts "all" and "copies" train every tensor.
         moved = {"personal": list(division.personal), "shared": list(division.shared)}.get(part.trains, division.all)
@@ -100,19 +103,28 @@ def train_programs(
                 "none; name some with strategy_options={'personal': ...}"
             )
         still = [name for name in division.all if name not in moved]
-        source = model
+        source, given = model, dict[str, Port]()
+        if half.models is not None:
+            source = model.copy()
+            promote(source.ir, [CHOICE])
+            given[CHOICE] = choice_state()
         if still:
             # As inputs they have the round's values; as initializers they would stay what the model began with.
-            source = model.copy()
+            source = source.copy()
             promote(source.ir, still)
         contrast = next((term for term in part.terms if isinstance(term, Contrast)), None)
-        aim, given = loss, dict[str, Port]()
+        aim = loss
         if contrast is not None:
             _check_contrast(model, options, strategy)
             source, aim, given = contrasted(source, loss, moved, contrast, strategy)
+        distill = next((term for term in part.terms if isinstance(term, Distill)), None)
+        if distill is not None:
+            aim = DistillingLoss(loss, distill.strength)
         steps = _nested(optimizer, part)
         program = step_graph(source, aim, steps, trainable=moved, **_step_options(options, part, still, strategy))
         program.initial.update({name: model.parameters[name] for name in still})
+        if half.models is not None:
+            program.initial[CHOICE] = np.zeros((), np.int64)
         # The first part keeps plain names; each other one needs an optimizer's state and step count of its own.
         programs[part.program] = assign_roles(
             program,
@@ -215,6 +227,8 @@ def check_steps(optimizer: Optimizer, options: StepOptions, half: DeviceHalf, st
     clips = any(isinstance(term, ClipExamples) for part in half.parts for term in part.terms)
     if clips and options.get("per_example") is not None:
         raise ConversionError(f"step_options: {here} clips single examples itself; leave per_example out")
+    if half.models is not None and options.get("per_example") is not None:
+        raise ConversionError(f"step_options: {here} chooses a model without noise; leave per_example out")
     for name in ("kernels", "recompute"):
         if clips and options.get(name):
             raise ConversionError(

@@ -99,15 +99,19 @@ def assign_roles(
     return _with_own_count(result, changed, own) if own else result
 
 
-def assign_start(program: Model, division: Division, strategy: str) -> Model:
+def assign_start(program: Model, division: Division, strategy: str, kept: Collection[str] = ()) -> Model:
     """The program, whose graph changes, which reads every tensor as the device received it, whatever was trained since.
+
+    `kept` are states of the device that are none of the model's tensors.
 
     Raises ConversionError where tensors of the model stay on the device, which have no such value.
     """
     signature, averaged = program.program, {name for pair in division.statistics for name in (pair.mean, pair.variance)}
 
     def role(port: Port) -> Port:
-        if isinstance(port, Parameter) or (isinstance(port, State) and port.lifetime == "device"):
+        if isinstance(port, Parameter) or (
+            isinstance(port, State) and port.lifetime == "device" and port.tensor not in kept
+        ):
             if port.tensor not in division.shared and port.tensor not in averaged:
                 raise ConversionError(
                     f"strategy {strategy!r}: measures the received model, but {port.tensor!r} stays on the device"

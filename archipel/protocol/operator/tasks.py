@@ -22,6 +22,7 @@ from archipel.protocol.messages import (
     RoundId,
     Whole,
 )
+from archipel.protocol.operator.aggregation import Aggregation
 from archipel.protocol.operator.results import RoundResult
 
 Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
@@ -111,6 +112,9 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     ranges), `distributions`, `max_examples` and `min_contributors`; `cohort`, `min_cohort`, `privacy`, `eligibility`
     and deadlines are those of the training. Each is a query, and the next round waits for it.
 
+    `aggregation` of a training is how the updates of a round become one: a robust rule needs privacy plain
+    (docs/robust.md).
+
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
     in. With `devices_of` only devices are taken whose updates are in the sum of that round, which is committed.
@@ -143,6 +147,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     rest_seconds: Annotated[float, Meta(ge=0, le=31_536_000)] = 0.0
     devices_of: RoundId | None = None
     hyperparameters: dict[str, float] = {}
+    aggregation: Aggregation = Aggregation()
     deadlines: dict[DeadlinePhase, Deadline] = {}
 
 
@@ -195,6 +200,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     rest_seconds: float
     devices_of: RoundId | None
     hyperparameters: dict[str, float]
+    aggregation: Aggregation
     deadlines: dict[str, float]
     model: Digest | None
     waiting: int | None

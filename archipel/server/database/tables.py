@@ -161,7 +161,8 @@ class Reach(Base):
 
 
 class Task(Base):
-    """What an operator asked for, and its progress. `model` and `strategy_state` are blobs, None before round 1.
+    """What an operator asked for, and its progress. `model` and `strategy_state` are blobs, None before round 1;
+    so is `rule_state`, what a robust rule keeps, None where it keeps nothing.
 
     `request` is the JSON of the checked tasks.TaskRequest (task_requests.request_of), with the server's defaults filled
     in. Fields that SQL conditions or every message of a device need have columns too. `failed_rounds` counts, since the
@@ -198,6 +199,7 @@ class Task(Base):
     evaluates: Mapped[str | None] = mapped_column(Id, index=True)
     model: Mapped[str | None] = mapped_column(Digest)
     strategy_state: Mapped[str | None] = mapped_column(Digest)
+    rule_state: Mapped[str | None] = mapped_column(Digest)
     plan_serial: Mapped[int] = mapped_column(BigInteger, server_default="0")
     created: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)

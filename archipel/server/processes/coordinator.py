@@ -37,7 +37,7 @@ from archipel.server.devices.rests import forget_rests
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
-from archipel.server.rounds import buffers, evaluating, folding, opening
+from archipel.server.rounds import buffers, evaluating, folding, opening, robust
 from archipel.server.rounds.aggregation import aggregate
 from archipel.server.rounds.candidates import fewest
 from archipel.server.rounds.checks import layout_of
@@ -205,7 +205,8 @@ class Coordinator:
             stays = live and verdict is Verdict.STAY
             if stays and rule.name == "buffering":
                 due = buffers.seats_are_due(session, current, task, now=now, window=window)
-            waiting = folding.pending(session, current, task) if stays and rule.collects else []
+            folds = stays and rule.collects and not robust.keeps_single(request_of(task))
+            waiting = folding.pending(session, current, task) if folds else []
         if stays:
             if rule.waits_for == "work":
                 return self._aggregate(round_id)

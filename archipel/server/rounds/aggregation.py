@@ -18,6 +18,7 @@ from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
+from archipel.protocol.narrow import reduce_sum
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import disputes, liars, unmask_sum
@@ -27,7 +28,7 @@ from archipel.protocol.vector import DecodedSum, Vector
 from archipel.server.database.tables import Answer, BundleRow, Round, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
-from archipel.server.rounds import folding
+from archipel.server.rounds import folding, robust
 from archipel.server.rounds.frozen import read_cohort
 from archipel.server.rounds.history import read_history
 from archipel.server.rounds.machine import answered, read_plan, sharers
@@ -35,6 +36,7 @@ from archipel.server.rounds.results import released
 from archipel.server.rounds.weights_log import endorsement, sum_digest
 from archipel.strategies.moving import move_model
 from archipel.strategies.step_limits import History, Step
+from archipel.strategies.strategy import Began, Strategy, Tensors
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -48,7 +50,8 @@ class Collected:
     """Everything that a round in phase aggregating has collected.
 
     The updates `pending` are not in its checkpoint yet. The strategy applies the sum to `weights` and `strategy_state`;
-    `history` has the norms of the task's earlier steps. Secure rounds alone have the last three: U1 (`cohort`), U2
+    `history` has the norms of the task's earlier steps, `began` the round of the one update of a buffer that holds one.
+    Secure rounds alone have the last three: U1 (`cohort`), U2
     (`sharers`) and the answers of phase unmasking.
     """
 
@@ -60,25 +63,30 @@ class Collected:
     pending: list[folding.Pending]
     weights: str
     strategy_state: str | None
+    rule_state: str | None
     history: History
     survivors: list[str]
     sharers: list[str]
     cohort: Cohort | None
     answers: dict[str, Unmasking]
+    began: Round | None = None
 
 
 @dataclass(frozen=True)
 class NewVersion:
     """Blobs that are durably stored already.
 
-    `strategy_state` is None where the strategy keeps none, `sum_digest` the digest of the sum that made the version,
-    `evidence` the JSON of the messages.Endorsement of a secure round.
+    `strategy_state` is None where the strategy keeps none, `rule_state` where a robust rule does not,
+    `sum_digest` the digest of the sum that made the version, `evidence` the JSON of the messages.Endorsement of a
+    secure round.
     """
 
     weights: str
     weights_size: int
     strategy_state: str | None
     strategy_state_size: int
+    rule_state: str | None
+    rule_state_size: int
     step: Step
     sum_digest: str
     evidence: bytes | None
@@ -109,6 +117,24 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     """
     with services.database.read() as session:
         collected = _collect(session, round_id)
+    faults: Mapping[str, str] = {}
+    kept: Tensors = {}
+    if robust.keeps_single(collected.request):
+        layout = plan_layout(collected.plan, collected.manifest)
+        before = {} if collected.rule_state is None else services.blobs.read_weights(collected.rule_state)
+        decoded, kept = robust.combine_updates(services.spool, collected.pending, layout, collected.request, before)
+    else:
+        decoded, faults = _sum(services, collected)
+    try:
+        made = _make(services, collected, decoded, kept)
+    except ArchipelError as error:
+        # Faults that unmasking has shown are recorded whatever becomes of the sum.
+        return Outcome(collected.updates, None, faults=faults, reason=str(error))
+    return replace(made, faults=faults)
+
+
+def _sum(services: Services, collected: Collected) -> tuple[DecodedSum, Mapping[str, str]]:
+    """The checked sum of the round's updates, and what devices did wrong without spoiling it."""
     plan, manifest = collected.plan, collected.manifest
     layout = plan_layout(plan, manifest)
     total = folding.load(services.spool, collected.current, plan, layout)
@@ -117,6 +143,7 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     if isinstance(total, folding.MaskedSum):
         plain, faults = _unmask(collected, total.total)
         try:
+            plain = reduce_sum(layout, plain, plan)
             decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
             layout.check_sum(decoded, collected.updates)
         except ProtocolError as error:
@@ -125,18 +152,13 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     else:
         decoded = total.total.decoded()
         layout.check_sum(decoded, collected.updates)
-    try:
-        made = _make(services, collected, decoded)
-    except ArchipelError as error:
-        # Faults that unmasking has shown are recorded whatever becomes of the sum.
-        return Outcome(collected.updates, None, faults=faults, reason=str(error))
-    return replace(made, faults=faults)
+    return decoded, faults
 
 
-def _make(services: Services, collected: Collected, decoded: DecodedSum) -> Outcome:
+def _make(services: Services, collected: Collected, decoded: DecodedSum, kept: Tensors) -> Outcome:
     if collected.plan.kind == "training":
         metrics, rest = split_metrics(decoded, collected.updates)
-        version = _update(services, collected, rest)
+        version = _update(services, collected, rest, kept)
         result = None if metrics is None else msgspec.to_builtins(metrics)
         return Outcome(collected.updates, decoded.weight, version=version, result=result)
     made = released(collected.plan, collected.manifest, decoded, collected.updates)
@@ -170,11 +192,17 @@ def _collect(session: Session, round_id: str) -> Collected:
         # added to the newest.
         weights=(task.model if task.mode == "asynchronous" else None) or plan.weights,
         strategy_state=task.strategy_state,
+        rule_state=task.rule_state,
         history=read_history(session, task.task_id),
         survivors=answered(session, round_id, "masking"),
         sharers=sharers(session, round_id),
         cohort=read_cohort(session, round_id) if secure else None,
         answers={row.device_id: decode("unmasking", row.body or b"", Unmasking) for row in unmaskings},
+        began=session.scalar(
+            select(Round).join(Answer, Answer.round_id == Round.round_id).where(Answer.folded_into == round_id)
+        )
+        if task.buffered and task.cohort == 1
+        else None,
     )
 
 
@@ -230,7 +258,16 @@ def _faults(collected: Collected, cohort: Cohort, answers: Mapping[str, Unmaskin
     return faults | {dealer: WRONG_SHARES_DEALT for dealer, count in rest.items() if count > most}
 
 
-def _update(services: Services, collected: Collected, decoded: DecodedSum) -> NewVersion:
+def _began(services: Services, collected: Collected, strategy: Strategy) -> Began | None:
+    """What the device of a buffer's one update began with, for a strategy that wants to know."""
+    if collected.began is None or strategy.mix is None:
+        return None
+    parameters = services.blobs.read_weights(read_plan(collected.began).weights)
+    staleness = max(collected.current.number - collected.began.number, 0)
+    return Began(parameters, staleness, (1.0 + staleness) ** -collected.request.staleness_exponent)
+
+
+def _update(services: Services, collected: Collected, decoded: DecodedSum, kept: Tensors) -> NewVersion:
     strategy = strategies.get(collected.manifest.strategy)
     parameters = services.blobs.read_weights(collected.weights)
     state = {}
@@ -238,12 +275,14 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
         state = services.blobs.read_weights(collected.strategy_state)
     moved, state, step = move_model(
         strategy, collected.manifest, parameters, state, decoded, collected.updates,
-        collected.request.hyperparameters, collected.history,
+        collected.request.hyperparameters, collected.history, collected.plan.hyperparameters,
+        _began(services, collected, strategy),
     )  # fmt: skip
     with services.database.read() as session:
         evidence = endorsement(session, collected.current)
     weights = write_weights(moved)
     state_bytes = write_weights(state) if state else b""
+    kept_bytes = write_weights(kept) if kept else b""
     # The blobs are stored before the caller's transaction names them, so a kill leaves files without a row, and never a
     # row without its file.
     return NewVersion(
@@ -251,6 +290,8 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum) -> Ne
         weights_size=len(weights),
         strategy_state=services.blobs.put(state_bytes) if state_bytes else None,
         strategy_state_size=len(state_bytes),
+        rule_state=services.blobs.put(kept_bytes) if kept_bytes else None,
+        rule_state_size=len(kept_bytes),
         step=step,
         sum_digest=sum_digest(decoded),
         evidence=evidence,

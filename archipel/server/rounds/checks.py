@@ -17,11 +17,15 @@ from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.messages.distributions import Bins
+from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan, colluders_of
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
+from archipel.strategies.registry import misfit
+from archipel.strategies.robust.composing import check_composition
+from archipel.strategies.update_compression import carried
 
 # The ids in plans that are made only to be checked.
 _NOWHERE = "0" * 32
@@ -106,6 +110,7 @@ def make_plan(
         min_contributors=(request.min_contributors or 0) if request.kind != "training" else 0,
         count_adoption=request.count_adoption,
         distributions=_binned(request),
+        narrow=secure and request.kind == "training" and bool(carried(manifest)),
         serial=serial,
         not_after=not_after,
         revocations=revocations,
@@ -115,12 +120,19 @@ def make_plan(
 def update_size(request: TaskRequest, manifest: Manifest, plan: RoundPlan) -> int:
     """Bytes of one update on the wire."""
     layout = layout_of(request, manifest)
-    return plain_size(layout) if plan.privacy == "plain" else layout.length * -(-plan.modulus_bits // 8)
+    if plan.privacy == "plain":
+        return plain_size(layout)
+    return masked_size(layout, plan.max_cohort, plan.modulus_bits, narrow=plan.narrow)
 
 
-def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: int) -> TaskRequest:
+def check_task(
+    request: TaskRequest, manifest: Manifest, *, max_update_bytes: int, robust_bytes: int = 0
+) -> TaskRequest:
     """The request with threshold and min_contributors filled in. Raises the ArchipelError that names the setting and
-    its bound."""
+    its bound.
+
+    `max_update_bytes` and `robust_bytes` are the server's settings.
+    """
     threshold = 1
     if request.privacy == "secure":
         threshold = request.threshold or smallest_threshold(manifest, request.cohort)
@@ -149,6 +161,8 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
     if request.privacy == "secure" and request.min_cohort < 2:
         raise ServerError("min_cohort: a secure round needs at least 2 devices")
     _check_kind(request, manifest)
+    if request.kind == "training":
+        _check_strategy(request, manifest)
     if request.mode == "asynchronous":
         _check_asynchronous(request, manifest)
     # Only for its errors, which reach the author here.
@@ -163,6 +177,7 @@ def check_task(request: TaskRequest, manifest: Manifest, *, max_update_bytes: in
     if size > max_update_bytes:
         raise ServerError(f"one update has {size} bytes, the server's limit max_update_bytes is {max_update_bytes}")
     _check_hyperparameters(request, manifest)
+    _check_aggregation(request, manifest, layout, robust_bytes)
     if request.kind == "training":
         # Raises PolicyError for a server_lr beyond the policy.
         strategies.get(manifest.strategy).step_bound(manifest, request.hyperparameters, request.cohort)
@@ -202,17 +217,39 @@ def _check_counts(request: TaskRequest, manifest: Manifest, layout: Layout) -> N
             )
 
 
+def _check_strategy(request: TaskRequest, manifest: Manifest) -> None:
+    why = misfit(strategies.get(manifest.strategy), request.mode, request.privacy, request.cohort)
+    if why:
+        raise ServerError(why)
+
+
+def _check_aggregation(request: TaskRequest, manifest: Manifest, layout: Layout, robust_bytes: int) -> None:
+    rule = request.aggregation
+    if not rule.robust:
+        return
+    if request.kind != "training":
+        raise ServerError(f"aggregation: belongs to tasks of kind training, this one is of kind {request.kind}")
+    if rule.rule == "fltrust":
+        raise ServerError(
+            "aggregation 'fltrust': compares updates with one of the server's own examples, and a server has no data; "
+            "take another rule, or simulate this one"
+        )
+    check_composition(
+        msgspec.structs.replace(rule, most_bytes=min(rule.most_bytes, robust_bytes)), 0, manifest, layout,
+        privacy=request.privacy, asynchronous=request.mode == "asynchronous", cohort=request.cohort,
+        fewest=(request.goal or request.cohort) if request.mode == "synchronous" else request.min_cohort,
+    )  # fmt: skip
+
+
 def _check_asynchronous(request: TaskRequest, manifest: Manifest) -> None:
     if request.kind != "training":
         raise ServerError(f"mode: a task of kind {request.kind} makes no versions, so it cannot be asynchronous")
     if request.goal is not None:
         raise ServerError("goal: an asynchronous task makes a version of every `cohort` updates; leave goal away")
-    strategy = strategies.get(manifest.strategy)
-    if not strategy.asynchronous:
-        able = sorted(name for name, each in strategies.STRATEGIES.items() if each.asynchronous)
+    if carried(manifest):
         raise ServerError(
-            f"mode: strategy {strategy.name!r} needs all devices of a round to begin with the same version; "
-            f"these work asynchronously: {', '.join(able)}"
+            "mode: devices of an asynchronous task begin with different versions, and each version rotates updates by "
+            "a seed of its own; make the bundle without the option compress"
         )
     if request.concurrency is not None and request.concurrency < request.cohort:
         raise ServerError(f"concurrency: {request.concurrency} devices at work never fill a buffer of {request.cohort}")

@@ -26,6 +26,8 @@ def record_result(
             session.merge(
                 Blob(digest=version.strategy_state, kind="state", size=version.strategy_state_size, created=now)
             )
+        if version.rule_state is not None:
+            session.merge(Blob(digest=version.rule_state, kind="state", size=version.rule_state_size, created=now))
         session.add(
             Version(
                 task_id=task.task_id,
@@ -47,6 +49,7 @@ def record_result(
         current.step_scale = version.step.scale
         task.model = version.weights
         task.strategy_state = version.strategy_state
+        task.rule_state = version.rule_state
     search.after_success(session, current, task, settings=settings, now=now)
     commit_round(session, current, task, now=now, note="" if version is None else version.step.note)
     evaluating.evaluate_version(session, current, task, settings=settings, now=now)

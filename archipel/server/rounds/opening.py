@@ -29,6 +29,7 @@ from archipel.server.rounds.machine import DEADLINES, Transition, adaptable, dea
 from archipel.server.rounds.weights_log import Log
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
 from archipel.strategies.strategy import no_broadcast
+from archipel.strategies.update_compression import round_seed
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -165,7 +166,8 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
     if task.model is None:
         raise ServerError(f"task {task.task_id} has no model yet")
     check_validity(manifest, task.population, now)
-    request = msgspec.structs.replace(request, hyperparameters={**request.hyperparameters, **clip})
+    seed = round_seed(manifest, task.rounds_committed + 1) if task.kind == "training" else {}
+    request = msgspec.structs.replace(request, hyperparameters={**seed, **request.hyperparameters, **clip})
     # A round's blobs, too, are stored before the transaction that names them.
     broadcast, broadcast_size = _store_broadcast(services, task, manifest) if task.kind == "training" else (None, 0)
     listed = b"" if revoked is None else encode(seal("revocations", revoked, services.settings.private_key))

@@ -112,4 +112,4 @@ def _state(graph: ProgramGraph, tensor: str) -> str:
     return graph.input(round_state(tensor, ()))
 
 
-STRATEGY = averaging.strategy("qfedavg", device, asynchronous=False)
+STRATEGY = averaging.strategy("qfedavg", device, asynchronous=False, averages=False)

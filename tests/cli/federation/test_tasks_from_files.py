@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,12 @@ model = {{ bundle = "{bundle}", key = ["publisher.pub"] }}
 data = {{ train = "data.npz", test = "data.npz" }}
 partition = {{ how = "iid", clients = 5 }}
 task = {{ name = "linear", population = "pupils", min_cohort = 3, threshold = 3 }}
+"""
+
+
+ROBUST = """
+privacy = "plain"
+aggregation = { rule = "median", tolerated = 1 }
 """
 
 
@@ -49,6 +56,46 @@ def test_a_task_is_made_of_the_file_and_simulated(
     assert [row["tested"] for row in found["rounds"]] == [row.tested for row in expected.history]
     assert len(found["rounds"]) == 3
     assert found["rounds"][-1]["tested"]["mse"] < found["rounds"][0]["tested"]["mse"]
+
+
+def test_a_robust_rule_goes_with_the_file_and_with_the_task(
+    federation: Federation,
+    bundle_maker: Callable[..., Path],
+    archipel: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ARCHIPEL_TOKEN", federation.operator_token)
+    save_public_key(federation.publisher_key, tmp_path / "publisher.pub")
+    data = [federation.data(number) for number in range(8)]
+    np.savez(tmp_path / "data.npz", **{name: np.concatenate([each[name] for each in data]) for name in data[0]})
+    file, server = tmp_path / "federation.toml", ("--server", federation.url)
+    bundle = bundle_maker(federation.publisher_key, modes=("secure", "plain"))
+    text = FILE.replace(", threshold = 3", "").format(bundle=bundle)
+    file.write_text(ROBUST + text)
+    other = ("--aggregation", "trimmed-mean", "--mixing", "nnm")
+    asked = [
+        json.loads(archipel("task", "create", "--from", str(file), "--json", *more, *server)[0])["aggregation"]
+        for more in ((), other, ("--aggregation", "krum", "--tolerated", "0"))
+    ]
+    assert [(each["rule"], each["tolerated"], each["mixing"]) for each in asked] == [
+        ("median", 1, ""), ("trimmed-mean", 1, "nnm"), ("krum", 0, ""),
+    ]  # fmt: skip
+    task = tmp_path / "task.toml"
+    task.write_text("name='a'\npopulation='pupils'\nrounds=1\nmin_cohort=3\ncohort=4\nprivacy='plain'\n")
+    given = ("--bundle", str(bundle), "--aggregation", "median", "--tolerated", "1")
+    made = json.loads(archipel("task", "create", str(task), *given, "--json", *server)[0])
+    assert made["aggregation"]["rule"] == "median"
+    expected = load_federation(file, ["rounds=1", "hyperparameters={}"]).run()
+    file.write_text(text)
+    found = json.loads(archipel("simulate", str(file), "--from-task", made["task_id"], "--json", *server)[0])
+    assert [row["tested"] for row in found["rounds"]] == [row.tested for row in expected.history]
+    _, err = archipel("task", "create", "--from", str(file), "--aggregation", "best", *server, code=1)
+    assert err.startswith(
+        f"archipel: {file}: aggregation: rule: there is no 'best'; there are: mean, centered-clipping"
+    )
+    _, err = archipel("task", "create", "--from", str(file), "--aggregation", "median", *server, code=1)
+    assert "needs single updates, which secure rounds hide" in err
 
 
 def test_what_is_missing_is_told(archipel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from numpy.testing import assert_allclose
 from scipy.optimize import minimize
 
 from archipel.errors import PolicyError
+from archipel.protocol.operator.aggregation import MIXER_NAMES, RULE_NAMES
 from archipel.strategies.robust import MIXERS, RULES, Aggregation
 from archipel.strategies.robust.rule import ROOT, squared_distances
 
@@ -201,7 +202,7 @@ def test_too_few_updates_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        ({"rule": "medoid"}, "aggregation: no rule 'medoid'; there are: mean, centered-clipping"),
+        ({"rule": "medoid"}, "rule: there is no 'medoid'; there are: mean, centered-clipping"),
         ({"rule": "median", "mixing": "x"}, "mixing: there is no 'x'; there are: bucketing, nnm"),
         ({"rule": "median", "tolerated": -1}, "tolerated: -1 is not 0 or more"),
         ({"tolerated": 1}, "the mean tolerates no arbitrary update"),
@@ -210,3 +211,8 @@ def test_too_few_updates_are_refused(name: str) -> None:
 def test_settings_that_say_nothing_are_refused(settings_: dict[str, object], message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         Aggregation(**settings_)  # type: ignore[arg-type]
+
+
+def test_a_task_may_name_every_rule_and_mixer_and_no_other() -> None:
+    assert tuple(sorted(RULES)) == RULE_NAMES
+    assert tuple(sorted(MIXERS)) == MIXER_NAMES

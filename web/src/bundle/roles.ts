@@ -127,6 +127,12 @@ export interface Output extends Common {
 export interface Derived extends Named {
   readonly role: "derived";
 }
+/** An update entry holds the changes of these parameters as one vector, rotated in blocks (`update_seed`). */
+export interface Rotation {
+  readonly method: "rotation";
+  readonly parameters: readonly string[];
+  readonly block: number;
+}
 export interface Update extends Named {
   readonly role: "update";
   readonly kind: "delta" | "weight" | "value" | "mean" | "variance";
@@ -138,6 +144,8 @@ export interface Update extends Named {
   readonly noise: number;
   /** Of a running variance: the parameter that is its mean. */
   readonly mean: string;
+  /** Of a delta that holds the changes of several parameters in another form. */
+  readonly carries: Rotation | null;
 }
 /** The kinds of update entries that change a parameter. */
 export const CHANGES: ReadonlySet<Update["kind"]> = new Set<Update["kind"]>(["delta", "mean", "variance"]);
@@ -280,6 +288,11 @@ const INPUTS: ReadonlyMap<string, Decoder<Port>> = new Map<string, Decoder<Port>
   ],
 ]);
 
+const ROTATION: Decoder<Rotation> = struct<Omit<Rotation, "method">>(
+  { parameters: required(list(text)), block: required(integer) },
+  ["method", "rotation"],
+) as unknown as Decoder<Rotation>;
+
 const OUTPUTS: ReadonlyMap<string, Decoder<Port>> = new Map<string, Decoder<Port>>([
   ["output", port<Output>("output", COMMON)],
   ["feature", FEATURE],
@@ -299,6 +312,7 @@ const OUTPUTS: ReadonlyMap<string, Decoder<Port>> = new Map<string, Decoder<Port
       lowest: optional(float, 0, "0.0"),
       noise: optional(float, 0, "0.0"),
       mean: optional(text, "", '""'),
+      carries: optional(nullable(ROTATION), null, "null"),
     }),
   ],
   [

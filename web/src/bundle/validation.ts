@@ -1,6 +1,7 @@
 /** The rules of a manifest that its types cannot say, each with its own error. */
 
 import { ManifestError, TensorLayoutError, UnsafePathError } from "../errors.js";
+import { validateCarried } from "./carried.js";
 import type { Manifest, Phase, TensorSpec } from "./manifest.js";
 import { validateMetrics } from "./metric_rules.js";
 import { validateMoments } from "./moments.js";
@@ -52,6 +53,7 @@ export function validateManifest(manifest: Manifest): void {
     validateProgram(name, program, manifest.files, parameters, declared);
     validateBounds(`program ${quoted(name)}`, program, manifest.strategy !== "");
     validateMoments(`program ${quoted(name)}`, program);
+    validateCarried(`program ${quoted(name)}`, program, parameters);
   }
   validateFeatures(manifest.programs);
   validatePredictions(manifest.programs);
@@ -172,7 +174,7 @@ function validatePort(where: string, port: Port, parameters: ReadonlyMap<string,
   const tensor = tensorOf(port);
   if (tensor !== null) checkText(`${here}: tensor`, tensor);
   if (port.role === "update") validateUpdate(here, port);
-  if (port.role === "parameter" || port.role === "start" || (port.role === "update" && CHANGES.has(port.kind))) {
+  if (port.role === "parameter" || port.role === "start" || (port.role === "update" && CHANGES.has(port.kind) && port.carries === null)) {
     const spec = parameters.get(port.tensor);
     if (spec === undefined) {
       throw new ManifestError(`${here}: ${quoted(port.tensor)} is not one of the bundle's parameters`);

@@ -69,6 +69,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
             call.body,
             manifest,
             max_update_bytes=services.settings.max_update_bytes,
+            robust_bytes=services.settings.robust_bytes,
         )
         check_evaluations(checked, manifest, max_update_bytes=services.settings.max_update_bytes)
     except ArchipelError as error:
@@ -240,6 +241,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         rest_seconds=request.rest_seconds,
         devices_of=request.devices_of,
         hyperparameters=request.hyperparameters,
+        aggregation=request.aggregation,
         deadlines=dict(request.deadlines.items()),
         model=task.model,
         waiting=waiting,

@@ -1,0 +1,57 @@
+"""The rules of a manifest about update entries that carry the changes of parameters in another form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from archipel.bundle.roles import Hyperparameter, Program, Update
+from archipel.errors import ManifestError
+
+if TYPE_CHECKING:
+    from archipel.bundle.manifest import TensorSpec
+
+UPDATE_SEED = "update_seed"
+"""The hyperparameter of `finish` with the public seed of the round's random rotation."""
+MOST_SEED = float((1 << 24) - 1)
+"""Up to here float32 holds every whole number."""
+MOST_BLOCK = 1 << 16
+"""The largest block of a rotation."""
+
+
+def validate_carried(where: str, program: Program, parameters: Mapping[str, TensorSpec]) -> None:
+    """Check the update entries that carry others' changes. Raises ManifestError."""
+    updates = [port for port in program.outputs if isinstance(port, Update)]
+    taken = {port.tensor for port in updates if port.carries is None}
+    for port in updates:
+        if port.carries is None:
+            continue
+        here = f"{where}: update {port.name!r}"
+        if program.kind != "finish" or port.kind != "delta" or port.clip is None or port.noise:
+            raise ManifestError(f"{here}: only a clipped delta of finish without noise carries the changes of others")
+        if port.tensor in parameters:
+            raise ManifestError(f"{here}: its tensor {port.tensor!r} is a parameter, and it carries others' changes")
+        for name in port.carries.parameters:
+            if name not in parameters or parameters[name].dtype != "float32":
+                raise ManifestError(f"{here}: carries {name!r}, which is not a float32 parameter of the bundle")
+            if name in taken:
+                raise ManifestError(f"{here}: the change of {name!r} is uploaded twice")
+            taken.add(name)
+        size = sum(math.prod(int(dim) for dim in parameters[name].shape) for name in port.carries.parameters)
+        _validate_rotation(here, port, size)
+        seeds = [each for each in program.inputs if isinstance(each, Hyperparameter) and each.name == UPDATE_SEED]
+        if not seeds or not (seeds[0].minimum == 0 and seeds[0].maximum == MOST_SEED):
+            raise ManifestError(f"{here}: needs the hyperparameter {UPDATE_SEED!r}, from 0 to {MOST_SEED:g}")
+
+
+def _validate_rotation(here: str, port: Update, size: int) -> None:
+    assert port.carries is not None
+    block = port.carries.block
+    if not 1 <= block <= MOST_BLOCK or block & (block - 1):
+        raise ManifestError(f"{here}: block must be a power of two up to {MOST_BLOCK}, is {block}")
+    shape = (-(-size // block), block)
+    if not size or tuple(port.shape) != shape:
+        raise ManifestError(
+            f"{here}: {size} elements in blocks of {block} have the shape {list(shape)}, not {list(port.shape)}"
+        )

@@ -1,0 +1,50 @@
+"""How a round's updates become one: what a task says of it, and a simulation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from archipel.errors import AggregationError
+from archipel.protocol.messages import MAX_COHORT, Message
+
+MEAN = "mean"
+"""The weighted mean, of a sum: no rule, and no single updates."""
+RULE_NAMES = (
+    "centered-clipping", "fltrust", "geometric-median", "krum", "median", "multi-krum", "norm-bounding", "trimmed-mean",
+)  # fmt: skip
+MIXER_NAMES = ("bucketing", "nnm")
+
+
+class Aggregation(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """How a round's updates become one.
+
+    Arguments:
+        rule: "mean", or one of RULE_NAMES; archipel.strategies.robust has the functions.
+        tolerated: f, how many updates (or groups) may be arbitrary.
+        mixing: "", or one of MIXER_NAMES: what is done to the updates before the rule.
+        most_bytes: the most memory that the single updates of a round may take, 2 GiB by default.
+
+    Raises AggregationError for a name that there is not, and for settings that say nothing.
+    """
+
+    rule: str = MEAN
+    tolerated: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
+    mixing: str = ""
+    most_bytes: Annotated[int, Meta(ge=1, le=1 << 50)] = 2 << 30
+
+    def __post_init__(self) -> None:
+        if self.rule != MEAN and self.rule not in RULE_NAMES:
+            raise AggregationError(f"rule: there is no {self.rule!r}; there are: {', '.join([MEAN, *RULE_NAMES])}")
+        if self.mixing and self.mixing not in MIXER_NAMES:
+            raise AggregationError(f"mixing: there is no {self.mixing!r}; there are: {', '.join(MIXER_NAMES)}")
+        if self.tolerated < 0:
+            raise AggregationError(f"tolerated: {self.tolerated} is not 0 or more")
+        if self.rule == MEAN and (self.tolerated or self.mixing):
+            raise AggregationError("tolerated, mixing: the mean tolerates no arbitrary update; name a rule")
+
+    @property
+    def robust(self) -> bool:
+        """Whether there is a rule."""
+        return self.rule != MEAN

@@ -1,0 +1,1 @@
+"""What `lanes.py` needs for rounds of many devices at once."""

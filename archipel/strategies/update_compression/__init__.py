@@ -1,0 +1,9 @@
+"""Update compression: how `finish` packs what a device changed into fewer bits, and how the server takes it apart.
+
+Every method is linear, so that the server unpacks the sum of the devices' updates and sees none of them.
+"""
+
+from archipel.strategies.update_compression.rotation import unrotate
+from archipel.strategies.update_compression.unpacking import carried, round_seed, unpack_deltas
+
+__all__ = ["carried", "round_seed", "unpack_deltas", "unrotate"]

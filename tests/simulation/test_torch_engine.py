@@ -1,0 +1,68 @@
+"""PyTorch runs the devices' programs as ONNX Runtime does, many at once and one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from archipel.bundle import Bundle
+from archipel.errors import SimulationError
+from archipel.simulation import SplitClients, simulate
+from tests.support import simulation as reference
+
+Make = Callable[..., Bundle]
+ROUNDS = 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def clients() -> SplitClients:
+    data = reference.clients()
+    ends = np.cumsum([len(x) for x, _ in data])
+    arrays = {"input": np.concatenate([x for x, _ in data]), "label": np.concatenate([y for _, y in data])}
+    # The rows of a client lie apart, so that what is placed on the device has other numbers.
+    order = np.random.default_rng(1).permutation(len(arrays["label"]))
+    at = np.argsort(order)
+    parts = [at[end - len(x) : end] for end, (x, _) in zip(ends, data)]
+    return SplitClients({name: array[order] for name, array in arrays.items()}, parts)
+
+
+@pytest.mark.parametrize("axis", ["on", "off"])
+@pytest.mark.parametrize(
+    ("strategy", "module"),
+    [("fedavg", reference.normalized), ("scaffold", reference.dense), ("ditto", reference.dense)],
+)
+def test_the_same_rounds(make: Make, strategy: str, module: Any, axis: str) -> None:
+    """Running statistics, control variates, and two phases with personal tensors."""
+    bundle = make(strategy, module, strategy_options={"clip": 50.0, "bits": 24})
+    expected = simulate(bundle, clients(), rounds=ROUNDS, client_axis="off")
+    found = simulate(bundle, clients(), rounds=ROUNDS, client_axis=axis, engine="torch:cpu")
+    assert found.engine.endswith("as asked for, by torch:cpu")
+    assert [row.devices for row in found.history] == [4] * ROUNDS
+    for name, value in expected.parameters.items():
+        np.testing.assert_allclose(found.parameters[name], value, atol=1e-5, err_msg=name)
+    for ours, theirs in zip(found.history, expected.history, strict=True):
+        assert ours.metrics == pytest.approx(theirs.metrics, abs=1e-5)
+    for client, row in expected.clients.items():
+        assert row.loss is not None
+        assert found.clients[client].loss == pytest.approx(row.loss, abs=1e-5)
+
+
+def test_engines_that_are_not_there(make: Make) -> None:
+    bundle = make("fedavg")
+    for engine, text in (
+        ("jax", "engine: 'jax' is not 'onnxruntime', 'torch', 'torch:cuda:1' or 'openvino'"),
+        ("torch:cuda:63", "engine torch: device 'cuda:63': "),
+    ):
+        with pytest.raises(SimulationError, match=text):
+            simulate(bundle, clients(), rounds=1, engine=engine)
