@@ -29,7 +29,6 @@ Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
 MAX_PAGE = 500
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 Deadline = Annotated[float, Meta(gt=0, le=86400)]
-AccessRole = Literal["operator", "analyst", "auditor", "admin"]
 TaskState = Literal["proposed", "running", "paused", "completed", "cancelled", "failed"]
 Mode = Literal["synchronous", "semi-synchronous", "asynchronous"]
 Privacy = Literal["secure", "plain"]
@@ -112,8 +111,10 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     ranges), `distributions`, `max_examples` and `min_contributors`; `cohort`, `min_cohort`, `privacy`, `eligibility`
     and deadlines are those of the training. Each is a query, and the next round waits for it.
 
-    `aggregation` of a training is how the updates of a round become one: a robust rule needs privacy plain
-    (docs/robust.md).
+    `aggregation` of a training is how the updates of a round become one: a robust rule needs privacy plain,
+    or secure groups (docs/robust.md). `secure_groups` g of a secure, semi-synchronous training divides the cohort of
+    each round into g groups (0: none). Each is a secure round of its own, of at least `min_cohort` devices and with its
+    own `threshold`, and the rule goes over the groups' means.
 
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
@@ -148,6 +149,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     devices_of: RoundId | None = None
     hyperparameters: dict[str, float] = {}
     aggregation: Aggregation = Aggregation()
+    secure_groups: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
     deadlines: dict[DeadlinePhase, Deadline] = {}
 
 
@@ -201,6 +203,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     devices_of: RoundId | None
     hyperparameters: dict[str, float]
     aggregation: Aggregation
+    secure_groups: int
     deadlines: dict[str, float]
     model: Digest | None
     waiting: int | None
@@ -244,6 +247,9 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     In an asynchronous and plain task these may have got their plan in another round. `weight_sum` is the sum of their
     weights.
 
+    `part_of`, of a secure group: the id of the first group of its round, all of which have the same `number`; null for
+    other rounds. The version that they make is in the first of those whose sums are in it.
+
     `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
     that repeats a failed one has the same. `spoiled`: the round failed because of an update, and nobody can see whose.
     `faults` are those that are clearly one device's, `set_aside` the devices that no round takes because of evidence
@@ -275,6 +281,7 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     result: RoundResult | None
     refused: dict[str, int]
     deadlines: dict[str, float]
+    part_of: RoundId | None
     started: float
     ended: float | None
 
@@ -284,79 +291,3 @@ class RoundPage(Message, frozen=True, kw_only=True, omit_defaults=False):
 
     items: list[RoundInfo]
     next: RoundId | None
-
-
-class TokenRequest(Message, frozen=True, kw_only=True):
-    """`populations`: those that the token is for, null: all. `seconds`: how long it is valid, null: for ever."""
-
-    name: Name
-    role: AccessRole
-    populations: Annotated[list[Name], Meta(min_length=1, max_length=1000)] | None = None
-    seconds: Annotated[float, Meta(gt=0, le=3_153_600_000)] | None = None
-
-
-class TokenInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """A token's purpose; times are in Unix seconds, null where it does not expire or was not revoked."""
-
-    token_id: RoundId
-    name: Name
-    role: AccessRole
-    populations: list[Name] | None
-    created: float
-    expires: float | None
-    revoked: float | None
-
-
-class NewToken(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`token` goes into `Authorization: Bearer`; the server keeps its hash only."""
-
-    token: str
-    info: TokenInfo
-
-    def __repr__(self) -> str:
-        return f"NewToken(token=..., info={self.info!r})"
-
-
-class TokenPage(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Newest first; `next` is the `after` of the next page, null on the last."""
-
-    items: list[TokenInfo]
-    next: RoundId | None
-
-
-class AuditEntry(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`actor` is such as "operator:ID", "device:ID" or "coordinator"; `time` in whole microseconds since 1970.
-
-    `hash` is SHA-256 of the other fields as JSON (keys sorted, no blanks, UTF-8), `previous` that of the entry before.
-    """
-
-    seq: Annotated[int, Meta(ge=1)]
-    time: int
-    actor: str
-    action: str
-    subject: str
-    detail: dict[str, str | int | float | bool | None]
-    previous: Digest
-    hash: Digest
-
-
-class AuditQuery(Message, frozen=True, kw_only=True):
-    """At most `limit` entries, from the one that follows number `after`."""
-
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = MAX_PAGE
-    after: Annotated[int, Meta(ge=0, le=2**53 - 1)] = 0
-
-
-class AuditPage(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Oldest first; `next` is the `after` of the next page, null on the last."""
-
-    items: list[AuditEntry]
-    next: int | None
-
-
-class AuditHead(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Label "audit"; sealed by the server key. Number and hash of the newest entry, 0 and zeros before the first."""
-
-    seq: Annotated[int, Meta(ge=0)]
-    hash: Digest
-    time: float

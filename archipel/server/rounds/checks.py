@@ -23,6 +23,7 @@ from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan, colluders_of
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
+from archipel.server.rounds.grouping import group_size
 from archipel.strategies.registry import misfit
 from archipel.strategies.robust.composing import check_composition
 from archipel.strategies.update_compression import carried
@@ -85,7 +86,7 @@ def make_plan(
 ) -> RoundPlan:
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
     secure = request.privacy == "secure"
-    own = server_hyperparameters(request, manifest)
+    own, size = server_hyperparameters(request, manifest), group_size(request)
     return RoundPlan(
         round_id=round_id,
         task_id=task_id,
@@ -94,9 +95,9 @@ def make_plan(
         weights=weights,
         privacy=request.privacy,
         min_cohort=request.min_cohort,
-        max_cohort=request.cohort,
-        threshold=(request.threshold or smallest_threshold(manifest, request.cohort)) if secure else 1,
-        modulus_bits=layout_of(request, manifest).modulus_bits(request.cohort) if secure else 32,
+        max_cohort=size,
+        threshold=(request.threshold or smallest_threshold(manifest, size)) if secure else 1,
+        modulus_bits=layout_of(request, manifest).modulus_bits(size) if secure else 32,
         hyperparameters={name: value for name, value in request.hyperparameters.items() if name not in own},
         broadcast=broadcast,
         kind=request.kind,
@@ -105,7 +106,7 @@ def make_plan(
         max_examples=request.max_examples if request.kind != "training" else 1000,
         staleness_exponent=request.staleness_exponent if request.mode == "asynchronous" and secure else None,
         buffered=request.mode == "asynchronous" and not secure,
-        colluders=colluders_of(manifest.privacy, request.cohort) if secure else 0,
+        colluders=colluders_of(manifest.privacy, size) if secure else 0,
         # Of a training it is for the evaluations of its versions.
         min_contributors=(request.min_contributors or 0) if request.kind != "training" else 0,
         count_adoption=request.count_adoption,
@@ -135,7 +136,7 @@ def check_task(
     """
     threshold = 1
     if request.privacy == "secure":
-        threshold = request.threshold or smallest_threshold(manifest, request.cohort)
+        threshold = request.threshold or smallest_threshold(manifest, group_size(request))
     contributors = request.min_contributors
     if request.kind != "training":
         least = LEAST_COUNTED if request.distributions else 1
@@ -152,6 +153,12 @@ def check_task(
             f"{manifest.privacy.query_days} days"
         )
     needed = max(request.min_cohort, threshold)
+    if request.secure_groups and request.cohort // request.secure_groups < needed:
+        raise ServerError(
+            f"secure_groups: {request.secure_groups} groups of a cohort of {request.cohort} have "
+            f"{request.cohort // request.secure_groups} devices, below min_cohort {request.min_cohort} or threshold "
+            f"{threshold}"
+        )
     if request.cohort < needed:
         raise ServerError(f"cohort: {request.cohort} is below min_cohort {request.min_cohort} or threshold {threshold}")
     if request.goal is not None and not needed <= request.goal <= request.cohort:
@@ -225,17 +232,24 @@ def _check_strategy(request: TaskRequest, manifest: Manifest) -> None:
 
 def _check_aggregation(request: TaskRequest, manifest: Manifest, layout: Layout, robust_bytes: int) -> None:
     rule = request.aggregation
-    if not rule.robust:
+    if not rule.robust and not request.secure_groups:
         return
     if request.kind != "training":
-        raise ServerError(f"aggregation: belongs to tasks of kind training, this one is of kind {request.kind}")
+        name = "aggregation" if rule.robust else "secure_groups"
+        raise ServerError(f"{name}: belongs to tasks of kind training, this one is of kind {request.kind}")
+    if request.secure_groups and (request.mode == "synchronous" or request.goal is not None):
+        raise ServerError(
+            "secure_groups: a group that fails is left out, so its round waits for no number of updates; leave goal "
+            "away, and take mode semi-synchronous"
+        )
     if rule.rule == "fltrust":
         raise ServerError(
             "aggregation 'fltrust': compares updates with one of the server's own examples, and a server has no data; "
             "take another rule, or simulate this one"
         )
     check_composition(
-        msgspec.structs.replace(rule, most_bytes=min(rule.most_bytes, robust_bytes)), 0, manifest, layout,
+        msgspec.structs.replace(rule, most_bytes=min(rule.most_bytes, robust_bytes)),
+        request.secure_groups, manifest, layout,
         privacy=request.privacy, asynchronous=request.mode == "asynchronous", cohort=request.cohort,
         fewest=(request.goal or request.cohort) if request.mode == "synchronous" else request.min_cohort,
     )  # fmt: skip

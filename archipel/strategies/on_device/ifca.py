@@ -119,5 +119,6 @@ STRATEGY = Strategy(
     device=device,
     step_bound=step_bound,
     server_hyperparameters=averaging.HYPERPARAMETERS,
+    # A device changes one of the models and sends zeros for the others, which are no opinion about these.
     averages=False,
 )

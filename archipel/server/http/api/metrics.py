@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from archipel.protocol.operator.registry import MetricsPage, RoundMetrics
 from archipel.protocol.operator.results import Distribution, RoundResult
@@ -23,6 +23,8 @@ def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
         rows, after = page(
             session, Round, Round.started, Round.round_id, call.query,
             Round.task_id == task_id, Round.phase == "committed",
+            # One row for each version, though its round had several groups.
+            or_(Round.part_of.is_(None), Round.weights_out.is_not(None)),
         )  # fmt: skip
         ids = [row.round_id for row in rows]
         made = select(Version.round_id, Version.cohort).where(Version.round_id.in_(ids))

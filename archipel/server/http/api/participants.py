@@ -148,6 +148,7 @@ def _round_info(
         result=None if row.result is None else msgspec.convert(row.result, RoundResult),
         refused=refused,
         deadlines=row.deadlines or {},
+        part_of=row.part_of,
         started=row.started,
         ended=row.ended,
     )

@@ -242,6 +242,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         devices_of=request.devices_of,
         hyperparameters=request.hyperparameters,
         aggregation=request.aggregation,
+        secure_groups=request.secure_groups,
         deadlines=dict(request.deadlines.items()),
         model=task.model,
         waiting=waiting,
