@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tables import Table, result_arguments
+from tables import Table, draw_curves, result_arguments
 from torch import manual_seed, nn, zeros
 
 import archipel
@@ -197,20 +197,27 @@ def main() -> None:
         options.python = options.python or byzfl_python()
     peer = () if options.without_byzfl else ("byzfl's worst", "largest difference")
     table = Table("byzfl_grid", options, ("mean, no attack", "no attack", *ATTACKS, "worst", *peer))
+    panels: dict[str, dict[str, list[list[tuple[float, float]]]]] = {}
     data = read(options.data)
     with tempfile.TemporaryDirectory() as scratch:
         for seed in options.seeds:
             bundle = make_bundle(Path(scratch) / str(seed), seed)
             for similarity in options.similarity:
+                lines = panels.setdefault(f"similarity {similarity:g}", {})
                 for tolerated in options.tolerated:
                     for name in options.rules:
-                        add_row(table, bundle, data, similarity, tolerated, name, seed, options)
+                        worst = add_row(table, bundle, data, similarity, tolerated, name, seed, options)
+                        runs = lines.setdefault(name, [[] for _ in options.seeds])
+                        runs[options.seeds.index(seed)].append((tolerated, worst))
+    if options.plot:
+        draw_curves(options.plot, panels, "attackers", "accuracy under the worst attack, %")
 
 
 def add_row(
     table: Table, bundle: Bundle, data: Data, similarity: float, tolerated: int, name: str, seed: int,
     options: argparse.Namespace,
-) -> None:  # fmt: skip
+) -> float:  # fmt: skip
+    """A row. Returns our accuracy under the worst attack."""
     parts = divide(data.y, similarity, seed)
     rule = Aggregation(rule=RULES[name][0], mixing="nnm", tolerated=tolerated)
     where = f"{options.groups}-{options.steps}-{similarity:g}-{seed}"
@@ -234,6 +241,7 @@ def add_row(
         texts += [f"{theirs:.1f}", f"{apart:+.1f}"]
         measured |= {"%_worst_of_byzfl": theirs, "points_apart_at_most": abs(apart)}
     table.add(f"similarity {similarity:g}, f = {tolerated}, {name}", texts, **measured)
+    return float(worst)
 
 
 if __name__ == "__main__":

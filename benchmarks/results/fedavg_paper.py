@@ -117,7 +117,8 @@ def main() -> None:
         title = f"{cell.network.upper()}, {cell.partition}, E = {cell.epochs}"
         table.add(
             f"{title}, to {cell.goal:.0%}", [f"{rate:g}", spread(rounds), str(cell.published), f"{spread(best, 2)}%"],
-            rate=rate, rounds=float(np.mean(rounds)), published=cell.published, **{"%_best": float(np.mean(best))},
+            published=("McMahan et al. 2017", cell.published), rounds=float(np.mean(rounds)), rate=rate,
+            **{"%_best": float(np.mean(best))},
         )  # fmt: skip
         panels[title] = {f"seed {seed}": [rising(each)] for seed, each in zip(options.seeds, runs)}
         goals.append(cell.goal)

@@ -68,12 +68,23 @@ class Table:
         """Where the simulation of a cell keeps how far it is."""
         return None if self._folder is None else self._folder / f"{self._kept}-{key}"
 
-    def add(self, case: str, texts: Sequence[str], **measured: float) -> None:
-        """Print a row: `texts` for people, `measured` by unit for programs."""
-        if self._json:
-            print_alone(self._name, case, **measured)
-        else:
+    def add(
+        self, case: str, texts: Sequence[str], *, published: tuple[str, float] | None = None, **measured: float
+    ) -> None:
+        """Print a row: `texts` for people, `measured` by unit for programs, the first of them beside what was
+        `published`: by whom, and the number."""
+        if not self._json:
             print(f"| {case} | {' | '.join(texts)} |", flush=True)
+            return
+        if published is not None:
+            unit, ours = next(iter(measured.items()))
+            source, peer = published
+            reached = ours if math.isfinite(ours) else None
+            row = {"benchmark": self._name, "case": case, "ours": reached, "peer": peer, "peer_name": source}
+            row |= {"ratio": None if reached is None else reached / peer, "unit": unit.replace("_", " ")}
+            print(json.dumps(row), flush=True)
+            measured.pop(unit)
+        print_alone(self._name, case, **measured)
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
