@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from archipel.protocol.uploads import upload_program
 from archipel.simulation.attacks import spoil_clients
 from archipel.simulation.choosing import AT_ONCE, CPU, ClientAxis, choose_client_axis
 from archipel.simulation.clients import Clients, fingerprint
+from archipel.simulation.crews.actors import Actors
+from archipel.simulation.crews.processes import Processes
+from archipel.simulation.crews.worker import WorkerSettings
 from archipel.simulation.evaluation import DeviceTests, Evaluation
 from archipel.simulation.lane_program import open_lane_engine
 from archipel.simulation.lanes import Lanes
@@ -40,6 +43,7 @@ from archipel.simulation.workers import Workers
 SAVE_SECONDS = 30.0
 """How often a run's standing is written; it is in any case after the first round and after the last one."""
 
+Cluster = Literal["local", "ray"]
 ONNX_RUNTIME = "onnxruntime"
 _BY = ", by "
 
@@ -57,6 +61,8 @@ class RunOptions:
         threads: of each process, inside one operator.
         engine: what runs the devices' programs: "onnxruntime", on the CPU; "torch", on the machine's GPU where it has
             one, "torch:cpu", "torch:cuda:1" and so on; "openvino", one device after the other.
+        cluster: where the workers are: "local", processes of this machine; "ray", actors of a Ray cluster, each with
+            `threads` cores, and a GPU for an engine on one. A lost actor's clients go to another.
         masks: secure aggregation is really carried out, with every device's keys, shares and masks, and its sum is
             compared with that of the vectors; the devices then train one after the other.
         folder: keeps where the run stands; a run with the same folder goes on from there.
@@ -69,6 +75,7 @@ class RunOptions:
     client_axis: ClientAxis = "auto"
     threads: int = 1
     engine: str = ONNX_RUNTIME
+    cluster: Cluster = "local"
     masks: bool = False
     folder: Path | str | None = None
     test_every: int = 1
@@ -81,6 +88,8 @@ class RunOptions:
                 raise SimulationError(f"{name}: {value!r} is not a whole number of 1 or more")
         if self.client_axis not in ("auto", "on", "off"):
             raise SimulationError(f"client_axis: {self.client_axis!r} is not 'auto', 'on' or 'off'")
+        if self.cluster not in ("local", "ray"):
+            raise SimulationError(f"cluster: {self.cluster!r} is not 'local' or 'ray'")
         if split_device(self.engine)[0] not in ENGINES and self.engine != ONNX_RUNTIME:
             raise SimulationError(
                 f"engine: {self.engine!r} is not 'onnxruntime', 'torch', 'torch:cuda:1' or 'openvino'"
@@ -182,7 +191,7 @@ def _open_engine(
         why += f"{_BY}{options.engine}"
     engine: Engine
     states: States
-    if options.workers == 1:
+    if options.workers == 1 and options.cluster == "local":
         states = MemoryStates() if where is None else StateFolder(where / STATES)
         if measured_engine is not None:
             engine = measured_engine.with_states(states)
@@ -193,10 +202,11 @@ def _open_engine(
     else:
         shared = where / STATES if where is not None else Path(stack.enter_context(TemporaryDirectory()))
         states = StateFolder(shared)
-        engine = Workers(
-            bundle, clients, shared, count=options.workers, client_axis=axis, threads=options.threads,
-            delegates=delegates,
-        )  # fmt: skip
+        given = WorkerSettings(bundle.folder, bundle.publisher, clients, shared, axis, options.threads, delegates)
+        crew = (
+            Processes(given, options.workers) if options.cluster == "local" else Actors(given, bundle, options.workers)
+        )
+        engine = Workers(crew, clients, client_axis=axis)
     if options.masks:
         if settings.privacy != "secure":
             raise SimulationError(f"masks: a round with privacy {settings.privacy!r} has none; leave masks out")
