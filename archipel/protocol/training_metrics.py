@@ -9,7 +9,8 @@ The bundle's signed manifest says which (bundle.roles.Metric, `range`); the devi
 | archipel/devices/NAME | a metric of `finish` | 0 or 1, so that the sum counts devices exactly |
 
 The weight is that of the device's update, so the sum of the weights is in the sum already. An entry has as many bits as
-the widest of the update: with more, the modulus and with it the whole upload could grow.
+the widest of the update: with more, the modulus and with it the whole upload could grow. Beside packed deltas, where
+each entry has bits of its own (protocol.narrow), it has at least 16.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ The slash keeps them apart from the names of tensors."""
 UPDATE_CLIP = "update_clip"
 """The hyperparameter of `finish` with the round's clip, where the server adapts it; the update entries state the most.
 """
+_BESIDE_PACKED = 16
 
 
 def count_entry(name: str) -> Update:
@@ -65,6 +67,8 @@ def training_entries(manifest: Manifest, finish: Program, updates: Updates) -> t
     Raises ProtocolError where the program's own entries have such a name.
     """
     weight, bits = weight_port(updates), max(port.bits for port in updates)
+    if any(port.carries is not None for port in updates):
+        bits = max(bits, _BESIDE_PACKED)
     ranges = metric_ranges(manifest)
     bounds = {TRAINING + name: bound for name, bound in ranges.items()} | {CLAMPED + name: 1.0 for name in ranges}
     means = [

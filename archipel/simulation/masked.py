@@ -28,6 +28,7 @@ from archipel.protocol.messages import (
     Shares,
     Survivors,
 )
+from archipel.protocol.narrow import pack_masked, reduce_sum, unpack_masked
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.secagg import KeyTree, hand_out_keys, merge_complaints
 from archipel.protocol.vector import Vector
@@ -126,7 +127,8 @@ class Masked:
         complaints = merge_complaints(told)
         total = np.zeros(work.layout.length, np.uint32)
         for client, vector in vectors.items():
-            add_masked(total, devices[client].mask(vector, complaints), plan.modulus_bits)
+            data = pack_masked(work.layout, devices[client].mask(vector, complaints), plan)
+            add_masked(total, unpack_masked(work.layout, data, plan), plan.modulus_bits)
         survivors = Survivors(devices=sorted(devices[client].device_id for client in vectors))
         confirmations = Confirmations(
             confirmations=[
@@ -135,9 +137,10 @@ class Masked:
             ]
         )
         answers = {devices[client].device_id: devices[client].unmask(confirmations) for client in vectors}
-        return unmask_sum(
+        found = unmask_sum(
             total, plan=plan, cohort=cohort, sharers=sorted(names), survivors=survivors.devices, answers=answers
         )
+        return reduce_sum(work.layout, found, plan)
 
     def _plan(self, work: Work, devices: int) -> RoundPlan:
         self._serial += 1
@@ -145,6 +148,7 @@ class Masked:
             round_id=secrets.token_hex(16), task_id="0" * 32, number=work.number, bundle=_NOBODY, weights=_NOBODY,
             privacy="secure", min_cohort=_FEWEST, max_cohort=devices, threshold=devices // 2 + 1,
             modulus_bits=work.modulus_bits or 32, serial=self._serial,
+            narrow=any(port.carries is not None for port in work.layout.updates),
         )  # fmt: skip
 
     def _participant(self, plan: RoundPlan, digest: str, client: int) -> Participant:

@@ -11,8 +11,7 @@ from archipel import strategies
 from archipel.bundle import Bundle, write_weights
 from archipel.errors import ArchipelError, SimulationError
 from archipel.protocol.messages import RoundPlan
-from archipel.protocol.messages.distributions import Distribution
-from archipel.protocol.operator.tasks import RoundResult
+from archipel.protocol.operator.results import Distribution, RoundResult
 from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import clip_input, plan_layout, upload_layout, upload_program
@@ -26,10 +25,11 @@ from archipel.simulation.system.settings import Pacing, System
 from archipel.simulation.work import Engine, Partial, Report, Work
 from archipel.strategies.clipping import next_clip
 from archipel.strategies.moving import move_model
+from archipel.strategies.registry import misfit
 from archipel.strategies.robust import Aggregation
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
 from archipel.strategies.step_limits import History
-from archipel.strategies.strategy import Tensors
+from archipel.strategies.strategy import Began, Tensors
 from archipel.strategies.update_compression import round_seed
 
 _NOBODY = "0" * 64
@@ -150,6 +150,9 @@ class Rounds:
             broadcast = self._strategy.broadcast(standing.strategy_state)
             size = len(write_weights(broadcast)) if broadcast else 0
             self._clock = RoundClock(bundle, clients, settings, size)
+        why = misfit(self._strategy, settings.pacing.mode, settings.privacy, settings.cohort)
+        if why:
+            raise SimulationError(why)
 
     def run(self, engine: Engine, saved: int = 0) -> tuple[RoundRow, list[Report]]:
         """One round. Returns its row, which is the last of `standing.rows`, and what each device did."""
@@ -169,7 +172,7 @@ class Rounds:
         self._conclude(row, partial, work)
         return row, sorted([*reports, *partial.reports], key=lambda report: report.client)
 
-    def _conclude(self, row: RoundRow, partial: Partial, work: Work | None = None) -> None:
+    def _conclude(self, row: RoundRow, partial: Partial, work: Work | None = None, began: Began | None = None) -> None:
         """Move the model by the sum of the round's updates, unless it failed, and add its row to the history."""
         row.devices = partial.counted
         try:
@@ -180,7 +183,7 @@ class Rounds:
             work = work or self._work(row.number, 0)
             made = self._combining.combine(work, partial.total, row.devices, self.standing.rule_state)
             row.devices = made.devices
-            self._move(row, made.total, work)
+            self._move(row, made.total, work, began)
             self.standing.rule_state = made.state
         except ArchipelError as error:
             # As on the server: a round that fails leaves the model as it was, and the next one begins.
@@ -240,14 +243,14 @@ class Rounds:
             return {UPDATE_CLIP: self._clip.default}
         return {UPDATE_CLIP: next_clip(last.clip, last.clipped, last.devices, self._clip)}
 
-    def _move(self, row: RoundRow, total: DecodedSum, work: Work) -> None:
+    def _move(self, row: RoundRow, total: DecodedSum, work: Work, began: Began | None) -> None:
         result, rest = split_metrics(total, row.devices)
         if isinstance(result, RoundResult):
             row.metrics, row.clipped = result.metrics, result.clipped
         standing = self.standing
         parameters, state, step = move_model(
             self._strategy, self._bundle.manifest, standing.parameters, standing.strategy_state, rest, row.devices,
-            self._settings.hyperparameters, self._history, work.hyperparameters,
+            self._settings.hyperparameters, self._history, work.hyperparameters, began,
         )  # fmt: skip
         # Another order would change what a broadcast or a digest of them is.
         standing.parameters = {name: parameters[name] for name in standing.parameters}

@@ -88,7 +88,7 @@ def _finish(options: Upload, cap: int) -> MakeProgram:
         graph.output(
             Update(
                 name=graph.node("Identity", [steps], STEPS), tensor=STEPS, dtype="float32", shape=(),
-                kind="value", weighting=upload.weighting, range=float(cap), bits=upload.bits,
+                kind="value", weighting=upload.weighting, range=float(cap), bits=upload.other_bits,
             )
         )  # fmt: skip
         upload_statistics(graph, local, upload)

@@ -189,4 +189,4 @@ def upload_weight(graph: ProgramGraph, upload: Upload) -> None:
 
 def weight_bits(upload: Upload) -> int:
     """So many that the weight of a single example, 1 / weight_cap, is at least a step of the encoding."""
-    return max(upload.bits, upload.weight_cap.bit_length() + 1)
+    return max(upload.other_bits, upload.weight_cap.bit_length() + 1)

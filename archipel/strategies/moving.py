@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from archipel.bundle import Manifest
-from archipel.errors import BoundError
+from archipel.errors import BoundError, ProtocolError
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies.running_statistics import combine_statistics, shared_statistics, split_statistics
 from archipel.strategies.step_limits import History, Step, keep_within
-from archipel.strategies.strategy import Strategy, Tensors
+from archipel.strategies.strategy import Began, Strategy, Tensors
 from archipel.strategies.update_compression import unpack_deltas
 
 
@@ -29,6 +29,7 @@ def move_model(
     hyperparameters: Mapping[str, float],
     history: History,
     plan: Mapping[str, float] | None = None,
+    began: Began | None = None,
 ) -> tuple[Tensors, Tensors, Step]:
     """Apply the sum of `cohort` updates.
 
@@ -42,16 +43,22 @@ def move_model(
         hyperparameters: of the task; the server half reads its own.
         history: the norms of the task's earlier steps.
         plan: the hyperparameters of the round's plan, which the devices got.
+        began: what the device of a single update began with, for a strategy that mixes such updates.
 
     Returns the next parameters and state, with the names, dtypes and shapes of the present ones, and the norms of what
     the step changes.
 
-    Raises BoundError: a new value is not finite, or the step is longer than the strategy's bound.
+    Raises BoundError: a new value is not finite, or the step is longer than the strategy's bound. ProtocolError: the
+    strategy mixes single updates, and this is none.
     """
     bound = strategy.step_bound(manifest, hyperparameters, cohort)
     pairs = shared_statistics(manifest)
     trained, statistics = split_statistics(parameters, pairs)
     total = unpack_deltas(manifest, total, plan or {})
+    if strategy.mix is not None:
+        if began is None or cohort != 1:
+            raise ProtocolError(f"strategy {strategy.name!r} mixes in each update by itself, not a sum of {cohort}")
+        total = strategy.mix(trained, total, began, manifest, hyperparameters)
     after = strategy.apply(trained, state, total, cohort, hyperparameters)
     _check_finite(after[0])
     moved, following, step = keep_within((trained, state), after, bound, history)

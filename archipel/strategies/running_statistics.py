@@ -105,7 +105,7 @@ def _upload(
     graph.output(
         Update(
             name=graph.node("Identity", [entry], f"{tensor}.update"), tensor=tensor, dtype="float32", shape=pair.shape,
-            kind=kind, weighting=upload.weighting, range=span, bits=upload.bits,
+            kind=kind, weighting=upload.weighting, range=span, bits=upload.other_bits,
             mean=pair.mean if kind == "variance" else "",
         )
     )  # fmt: skip

@@ -120,7 +120,7 @@ def _finish(options: Upload, control_clip: float, control_range: float) -> MakeP
             graph.output(
                 Update(
                     name=clipped, tensor=CONTROL + name, dtype="float32", shape=array.shape, kind="value",
-                    weighting="uniform", range=control_range, bits=upload.bits, clip=control_clip,
+                    weighting="uniform", range=control_range, bits=upload.other_bits, clip=control_clip,
                 )
             )  # fmt: skip
             # The clipped change, the same that the server adds to c: otherwise c would drift from the mean of the c_i.

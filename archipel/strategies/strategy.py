@@ -47,6 +47,20 @@ largest that the policy allows, as a device assumes, which does not know them. A
 Raises PolicyError for hyperparameters beyond the policy, or beyond the strategy's own bounds of them.
 """
 
+
+@dataclass(frozen=True)
+class Began:
+    """What the device of a single update began with: the `parameters` of a version after which `staleness` others were
+    made, for which its changes count `discount` times."""
+
+    parameters: Parameters
+    staleness: int = 0
+    discount: float = 1.0
+
+
+Mix = Callable[[Parameters, DecodedSum, Began, Manifest, Mapping[str, float]], DecodedSum]
+"""present parameters, a single update as a sum, what it began with, manifest, hyperparameters -> the sum to apply."""
+
 MakeBroadcast = Callable[[Tensors], Tensors]
 """state -> the tensors that devices get beside the parameters this round."""
 
@@ -74,9 +88,12 @@ class Strategy:
     asynchronous: bool = False
     """Whether updates that began with different versions may be summed. The server must need deltas only, and devices
     no tensors of its state."""
+    mix: Mix | None = None
+    """Changes a single update before the step, where the server needs to know what its device began with: then tasks
+    are asynchronous and plain, and have a cohort of 1."""
     averages: bool = True
-    """Whether its sums stand for means over devices that differ in their weight by chance alone, so that a robust rule,
-    which leaves out the weights, may take the mean's place."""
+    """Whether what each device sends, divided by its weight, is its answer to the same question, so that a robust rule
+    over these may take the mean's place."""
 
     def apply(
         self,

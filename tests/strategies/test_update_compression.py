@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import scipy.linalg
 
@@ -84,11 +86,16 @@ def start_and_end(bundle: Bundle, seed: int, scale: float = 0.02) -> tuple[dict[
     return start, end
 
 
-def finished(bundle: Bundle, start: dict[str, Any], end: dict[str, Any], **values: Any) -> dict[str, np.ndarray]:
-    import onnxruntime
+@cache
+def opened(file: str) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
+
+def finished(bundle: Bundle, start: dict[str, Any], end: dict[str, Any], **values: Any) -> dict[str, np.ndarray]:
     program = bundle.program("finish")
-    session = onnxruntime.InferenceSession(str(bundle.folder / program.file), providers=["CPUExecutionProvider"])
+    session = opened(str(bundle.folder / program.file))
     feeds: dict[str, np.ndarray] = {}
     for port in program.inputs:
         tensor = getattr(port, "tensor", "")
@@ -115,13 +122,13 @@ def test_the_graph_rotates_and_rounds_to_whole_steps_without_bias(make: Make) ->
     block = int(port.shape[1])
     expected = rotate(change, block, 9)
     assert np.abs(expected).max() < port.range
-    drawn = np.stack([finished(bundle, start, end, seed=seed, update_seed=9)[port.name] for seed in range(400)])
+    drawn = np.stack([finished(bundle, start, end, seed=seed, update_seed=9)[port.name] for seed in range(100)])
     whole = drawn / step(port)
     np.testing.assert_allclose(whole, np.rint(whole), atol=1e-5)
     assert set(np.unique(np.rint(whole))) <= set(range(-7, 8))
     # Each is one of the two steps around the number, and on average the number itself.
     assert np.abs(drawn - expected).max() < step(port) * (1 + 1e-5)
-    deviation = step(port) / 2 / np.sqrt(400)
+    deviation = step(port) / 2 / np.sqrt(100)
     assert np.abs(drawn.mean(axis=0) - expected).max() < 5 * deviation
     assert len(np.unique(drawn[:, 0, 0])) == 2
 
@@ -192,3 +199,19 @@ def test_what_does_not_go_together_is_refused(make: Make) -> None:
     bundle = make("fedavg", strategy_options={"compress": "rotation"})
     with pytest.raises(SimulationError, match="leave the option compress out"):
         archipel.simulate(bundle, clients(), rounds=1, mode="asynchronous", system=System(), cohort=2)
+
+
+def test_the_clock_counts_the_bits_that_each_sum_needs(make: Make) -> None:
+    """10 devices with 4 bits: sums of up to 70 in 8 bits; without it the weight makes every entry 16 bits wide."""
+    bytes_up = {}
+    for compress in (None, "rotation"):
+        options = {"clip": 1.0, "bits": 4, "compress": compress}
+        bundle = make("fedavg", dense_wide, shape=(40,), strategy_options=options, loss_range=None)
+        x, y = np.zeros((200, 40), np.float32), np.zeros(200, np.int64)
+        found = archipel.simulate(bundle, [(x, y)] * 10, rounds=1, system=System(), client_axis="off", masks=True)
+        assert [row.failed for row in found.history] == [""]
+        bytes_up[compress] = found.history[0].bytes_up
+    port = packed(bundle)
+    elements, padded = 40 * 60 + 60 + 60 * 3 + 3, int(port.shape[0]) * int(port.shape[1])
+    # The sum of ten weights of 16 bits takes 20.
+    assert bytes_up[None] - bytes_up["rotation"] == 10 * (2 * (elements + 1) - (padded + 3))

@@ -124,12 +124,11 @@ def make_bundle(
         parameters=parameter_specs(tensors, ["w", "b"]),
         limits=Limits(peak_bytes=1 << 20, flops_per_example=100, upload_bytes=4 * LENGTH),
         privacy=PrivacyPolicy(
-            modes=("secure", "plain"),
             min_cohort=min_cohort,
             threshold=0.6,
             max_clip=100.0,
             max_bits=16,
-            **{"colluders": 0.0, "min_contributors": 1, "queries": 256, **(policy or {})},
+            **{"modes": ("secure", "plain"), "colluders": 0.0, "min_contributors": 1, "queries": 256, **(policy or {})},
         ),
         key=signer,
         schedule=(Phase(program="train", batch_size=8, epochs=1),),

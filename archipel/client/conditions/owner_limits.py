@@ -26,6 +26,7 @@ from archipel.client.memory.journal import Journal
 from archipel.client.memory.privacy import DELTA, epsilon, noise_of
 from archipel.errors import OwnerRefusalError
 from archipel.protocol.messages import LeaveReason, RoundPlan
+from archipel.protocol.narrow import masked_size
 from archipel.protocol.plain import plain_size
 from archipel.protocol.vector import Layout
 
@@ -185,8 +186,9 @@ def _memory(asked: AskedWithBundle) -> str:
 
 def _upload(asked: AskedWithBundle) -> str:
     plan, manifest, layout = asked.plan, asked.manifest, asked.layout
-    # A masked entry takes modulus_bits, rounded up to whole bytes; a plain update is a safetensors file.
-    size = layout.length * -(-plan.modulus_bits // 8) if plan.privacy == "secure" else plain_size(layout)
+    # A plain update is a safetensors file.
+    masked = masked_size(layout, plan.max_cohort, plan.modulus_bits, narrow=plan.narrow)
+    size = masked if plan.privacy == "secure" else plain_size(layout)
     if plan.kind == "training":
         # The manifest may state more than the layout has; the owner's limit is for the larger of the two.
         size = max(manifest.limits.upload_bytes, size)

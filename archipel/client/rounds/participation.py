@@ -164,7 +164,9 @@ class Participation:
         def vector(staleness: int) -> Vector:
             return encode_stale(staleness) if staleness else fresh
 
-        return SecureRound(plan, self._session, journal, device.config, owner).run(participant, vector, on_counted)
+        return SecureRound(plan, self._session, journal, device.config, owner).run(
+            participant, layout, vector, on_counted
+        )
 
     def _revoked(self) -> Revoked:
         """The devices and tokens that must not be in the cohort; nobody in plain rounds, which have no peers."""

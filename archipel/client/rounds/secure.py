@@ -22,9 +22,10 @@ from archipel.protocol.messages import (
     Shares,
     Survivors,
 )
+from archipel.protocol.narrow import pack_masked
 from archipel.protocol.sealed import encode
 from archipel.protocol.secagg import Participant
-from archipel.protocol.vector import Vector, pack
+from archipel.protocol.vector import Layout, Vector
 
 
 class SecureRound(RoundExchange):
@@ -33,10 +34,11 @@ class SecureRound(RoundExchange):
     def run(
         self,
         participant: Participant,
+        layout: Layout,
         vector: Callable[[int], Vector],
         on_counted: Callable[[Sequence[str]], None],
     ) -> Ended:
-        """Carry out all phases, with `vector(staleness)` (uint32 [length]) as the update.
+        """Carry out all phases, with `vector(staleness)` (uint32 [length]) as the update of this `layout`.
 
         `on_counted(devices in the sum)` is called when the server has named them, this device among them, and before
         the device confirms them; it may raise PolicyError.
@@ -52,7 +54,7 @@ class SecureRound(RoundExchange):
             self._report("shared", {"cohort": len(cohort.members)})
             inbox = self._get("complaining", "shares", Shares)
             self._put("complaining", "complaints", participant.complain(inbox))
-            self._send_masked(participant, vector, self._get_complaints())
+            self._send_masked(participant, layout, vector, self._get_complaints())
             # The device signs the set of survivors before it reveals a share: a server that names one set to some
             # devices and another set to others cannot collect `threshold` signatures for both.
             survivors = self._get("confirming", "survivors", Survivors)
@@ -80,10 +82,12 @@ class SecureRound(RoundExchange):
             return Complaints(complaints=[])
         return self._get("masking", "complaints", Complaints)
 
-    def _send_masked(self, participant: Participant, vector: Callable[[int], Vector], complaints: Complaints) -> None:
+    def _send_masked(
+        self, participant: Participant, layout: Layout, vector: Callable[[int], Vector], complaints: Complaints
+    ) -> None:
         staleness = 0 if self._plan.staleness_exponent is None else self._fetch_status().staleness
         self._check()  # before masking: the device must not store masked bytes for a round that it leaves
-        masked = pack(participant.mask(vector(staleness), complaints), self._plan.modulus_bits)
+        masked = pack_masked(layout, participant.mask(vector(staleness), complaints), self._plan)
         digest = hashlib.sha256(masked).hexdigest()
         self._journal.store_masked(masked, digest)
         self._report("masked", {"bytes": len(masked)})

@@ -18,16 +18,17 @@ from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
+from archipel.protocol.narrow import reduce_sum
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import disputes, liars, unmask_sum
 from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import plan_layout
-from archipel.protocol.vector import DecodedSum, Vector
+from archipel.protocol.vector import DecodedSum, Layout, Vector
 from archipel.server.database.tables import Answer, BundleRow, Round, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
-from archipel.server.rounds import folding, robust
+from archipel.server.rounds import folding, group_sums, grouping, robust
 from archipel.server.rounds.frozen import read_cohort
 from archipel.server.rounds.history import read_history
 from archipel.server.rounds.machine import answered, read_plan, sharers
@@ -35,7 +36,7 @@ from archipel.server.rounds.results import released
 from archipel.server.rounds.weights_log import endorsement, sum_digest
 from archipel.strategies.moving import move_model
 from archipel.strategies.step_limits import History, Step
-from archipel.strategies.strategy import Tensors
+from archipel.strategies.strategy import Began, Strategy, Tensors
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -49,8 +50,9 @@ class Collected:
     """Everything that a round in phase aggregating has collected.
 
     The updates `pending` are not in its checkpoint yet. The strategy applies the sum to `weights` and `strategy_state`;
-    `history` has the norms of the task's earlier steps. Secure rounds alone have the last three: U1 (`cohort`), U2
-    (`sharers`) and the answers of phase unmasking.
+    `history` has the norms of the task's earlier steps, `began` the round of the one update of a buffer that holds one.
+    Secure rounds alone have U1 (`cohort`), U2 (`sharers`) and the answers of phase unmasking. `groups`, once all groups
+    that are left have their sums: the round of each, the digest of its sum and its number of devices.
     """
 
     current: Round
@@ -67,6 +69,8 @@ class Collected:
     sharers: list[str]
     cohort: Cohort | None
     answers: dict[str, Unmasking]
+    groups: list[tuple[str, str, int]]
+    began: Round | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ class Outcome:
     """What a sum over `cohort` devices gave: a new version of a training task, and the JSON of an operator.RoundResult.
 
     A training without metrics has no result, and other tasks have no version. If there is neither although the server
-    could read the sum, `reason` says why. `faults` has what devices did wrong without spoiling the sum.
+    could read the sum, `reason` says why. `faults` has what devices did wrong without spoiling the sum. A group gives
+    its sum alone: `group_sum` is its digest.
     """
 
     cohort: int
@@ -103,6 +108,7 @@ class Outcome:
     result: dict[str, Any] | None = None
     faults: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
+    group_sum: str = ""
 
 
 def aggregate(services: Services, round_id: str) -> Outcome:
@@ -114,14 +120,20 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     """
     with services.database.read() as session:
         collected = _collect(session, round_id)
+    layout, request = plan_layout(collected.plan, collected.manifest), collected.request
     faults: Mapping[str, str] = {}
     kept: Tensors = {}
-    if robust.keeps_single(collected.request):
-        layout = plan_layout(collected.plan, collected.manifest)
-        before = {} if collected.rule_state is None else services.blobs.read_weights(collected.rule_state)
-        decoded, kept = robust.combine_updates(services.spool, collected.pending, layout, collected.request, before)
+    before = {} if collected.rule_state is None else services.blobs.read_weights(collected.rule_state)
+    if robust.keeps_single(request):
+        decoded, kept = robust.combine_updates(services.spool, collected.pending, layout, request, before)
+    elif collected.groups:
+        decoded, kept = group_sums.combine_groups(services.spool, collected.groups, layout, request, before)
+        collected = replace(collected, updates=sum(devices for _, _, devices in collected.groups))
     else:
-        decoded, faults = _sum(services, collected)
+        decoded, faults = _sum(services, collected, layout)
+        if collected.current.part_of is not None:
+            stored = group_sums.store_sum(services.spool, round_id, decoded, layout)
+            return Outcome(collected.updates, decoded.weight, faults=faults, group_sum=stored)
     try:
         made = _make(services, collected, decoded, kept)
     except ArchipelError as error:
@@ -130,16 +142,16 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     return replace(made, faults=faults)
 
 
-def _sum(services: Services, collected: Collected) -> tuple[DecodedSum, Mapping[str, str]]:
+def _sum(services: Services, collected: Collected, layout: Layout) -> tuple[DecodedSum, Mapping[str, str]]:
     """The checked sum of the round's updates, and what devices did wrong without spoiling it."""
-    plan, manifest = collected.plan, collected.manifest
-    layout = plan_layout(plan, manifest)
+    plan = collected.plan
     total = folding.load(services.spool, collected.current, plan, layout)
     folding.fold(services.spool, total, collected.pending, collected.request.staleness_exponent)
     faults: Mapping[str, str] = {}
     if isinstance(total, folding.MaskedSum):
         plain, faults = _unmask(collected, total.total)
         try:
+            plain = reduce_sum(layout, plain, plan)
             decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
             layout.check_sum(decoded, collected.updates)
         except ProtocolError as error:
@@ -194,7 +206,22 @@ def _collect(session: Session, round_id: str) -> Collected:
         sharers=sharers(session, round_id),
         cohort=read_cohort(session, round_id) if secure else None,
         answers={row.device_id: decode("unmasking", row.body or b"", Unmasking) for row in unmaskings},
+        groups=_read_groups(session, current),
+        began=session.scalar(
+            select(Round).join(Answer, Answer.round_id == Round.round_id).where(Answer.folded_into == round_id)
+        )
+        if task.buffered and task.cohort == 1
+        else None,
     )
+
+
+def _read_groups(session: Session, current: Round) -> list[tuple[str, str, int]]:
+    """All groups of the round that are left, in their order; none before the last of them has its sum."""
+    groups = sorted([current, *grouping.other_groups(session, current)], key=lambda each: each.place or 0)
+    sums = [(each.round_id, each.group_sum) for each in groups if each.group_sum is not None]
+    if len(sums) < len(groups):
+        return []
+    return [(round_id, digest, len(answered(session, round_id, "masking"))) for round_id, digest in sums]
 
 
 def _unmask(collected: Collected, total: Vector) -> tuple[Vector, dict[str, str]]:
@@ -249,6 +276,15 @@ def _faults(collected: Collected, cohort: Cohort, answers: Mapping[str, Unmaskin
     return faults | {dealer: WRONG_SHARES_DEALT for dealer, count in rest.items() if count > most}
 
 
+def _began(services: Services, collected: Collected, strategy: Strategy) -> Began | None:
+    """What the device of a buffer's one update began with, for a strategy that wants to know."""
+    if collected.began is None or strategy.mix is None:
+        return None
+    parameters = services.blobs.read_weights(read_plan(collected.began).weights)
+    staleness = max(collected.current.number - collected.began.number, 0)
+    return Began(parameters, staleness, (1.0 + staleness) ** -collected.request.staleness_exponent)
+
+
 def _update(services: Services, collected: Collected, decoded: DecodedSum, kept: Tensors) -> NewVersion:
     strategy = strategies.get(collected.manifest.strategy)
     parameters = services.blobs.read_weights(collected.weights)
@@ -258,6 +294,7 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum, kept:
     moved, state, step = move_model(
         strategy, collected.manifest, parameters, state, decoded, collected.updates,
         collected.request.hyperparameters, collected.history, collected.plan.hyperparameters,
+        _began(services, collected, strategy),
     )  # fmt: skip
     with services.database.read() as session:
         evidence = endorsement(session, collected.current)

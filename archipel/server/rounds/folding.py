@@ -17,9 +17,10 @@ from sqlalchemy.orm import Session
 
 from archipel.errors import ServerError
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.narrow import unpack_masked
 from archipel.protocol.plain import PlainSum, decode_plain
 from archipel.protocol.secagg import add_masked
-from archipel.protocol.vector import Layout, Vector, unpack
+from archipel.protocol.vector import Layout, Vector
 from archipel.server.database.tables import UPDATE_PHASES, Answer, Round, Task
 from archipel.server.storage.spool import UpdateSpool, sum_name, update_name
 
@@ -47,11 +48,12 @@ class MaskedSum:
     """The sum of masked vectors, modulo 2^bits: exact, in any order."""
 
     total: Vector
-    bits: int
+    layout: Layout
+    plan: RoundPlan
 
     def add(self, data: bytes, scale: float) -> None:
         # `scale` cannot apply to masked bytes: devices of a secure round apply their staleness before they mask.
-        add_masked(self.total, unpack(data, len(self.total), self.bits), self.bits)
+        add_masked(self.total, unpack_masked(self.layout, data, self.plan), self.plan.modulus_bits)
 
     def encode(self) -> bytes:
         return self.total.astype("<u4").tobytes()
@@ -109,11 +111,11 @@ def load(spool: UpdateSpool, current: Round, plan: RoundPlan, layout: Layout) ->
     if plan.privacy == "plain":
         return ReadableSum(PlainSum(layout) if data is None else PlainSum.decode(data, layout))
     if data is None:
-        return MaskedSum(np.zeros(layout.length, np.uint32), plan.modulus_bits)
+        return MaskedSum(np.zeros(layout.length, np.uint32), layout, plan)
     if len(data) != 4 * layout.length:
         raise ServerError(f"round {current.round_id}: its running sum has {len(data)} bytes, not 4 x {layout.length}")
     # `astype` copies, because updates are added in place and the bytes are read-only.
-    return MaskedSum(np.frombuffer(data, "<u4").astype(np.uint32), plan.modulus_bits)
+    return MaskedSum(np.frombuffer(data, "<u4").astype(np.uint32), layout, plan)
 
 
 def fold(spool: UpdateSpool, total: RunningSum, updates: Sequence[Pending], exponent: float) -> None:

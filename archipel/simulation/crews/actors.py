@@ -33,12 +33,13 @@ class Actors:
         settings: of the workers. A bundle's folder is sent as an archive. With an engine on a GPU each actor has one.
         bundle: the bundle.
         count: how many.
+        crews: how many crews work in turn, and so share the cores.
 
     Raises MissingExtraError without Ray; SimulationError where the cluster is too small, where clients cannot be sent,
     and where an actor does not start.
     """
 
-    def __init__(self, settings: WorkerSettings, bundle: Bundle, count: int) -> None:
+    def __init__(self, settings: WorkerSettings, bundle: Bundle, count: int, crews: int = 1) -> None:
         if find_spec("ray") is None:
             raise MissingExtraError("ray", "ray")
         import ray
@@ -61,7 +62,7 @@ class Actors:
                 settings = replace(settings, shared=self._mark.name)
             self._clients = self._put(settings.clients)
             self._settings = ray.put(replace(settings, bundle=_archive(bundle), clients=_NONE))
-            self._make = ray.remote(_Actor).options(num_cpus=settings.threads, num_gpus=gpus)
+            self._make = ray.remote(_Actor).options(num_cpus=settings.threads / crews, num_gpus=gpus / crews)
             self._actors = [None] * count
             for worker in range(count):
                 self._start(worker)

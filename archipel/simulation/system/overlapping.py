@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from archipel import strategies
 from archipel.bundle import Bundle
 from archipel.errors import SimulationError
 from archipel.simulation.clients import Clients
@@ -22,6 +21,7 @@ from archipel.simulation.system.round_clock import Flight, RoundClock
 from archipel.simulation.system.traffic import Traffic
 from archipel.simulation.system.trips import Stretch, Trip
 from archipel.simulation.work import Engine, Partial, Report
+from archipel.strategies.strategy import Began
 from archipel.strategies.update_compression import carried
 
 _SEATS = 1
@@ -36,6 +36,8 @@ class _Buffer:
     partial: Partial | None = None
     reports: list[Report] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
+    began: int = 0
+    """The version with which the last update began."""
 
     @property
     def counted(self) -> int:
@@ -57,12 +59,6 @@ class OverlappingRounds(Rounds):
         clients: Clients | None = None,
     ) -> None:
         super().__init__(bundle, population, settings, standing, clients)
-        if not self._strategy.asynchronous:
-            able = sorted(name for name, each in strategies.STRATEGIES.items() if each.asynchronous)
-            raise SimulationError(
-                f"mode: strategy {self._strategy.name!r} needs all devices of a round to begin with the same version; "
-                f"these work asynchronously: {', '.join(able)}"
-            )
         if carried(self._bundle.manifest):
             raise SimulationError(
                 "mode: devices of an asynchronous task begin with different versions, and each version rotates updates "
@@ -129,8 +125,16 @@ class OverlappingRounds(Rounds):
                     break
         row.bytes_down, row.bytes_up = round(moved[0]), round(moved[1])
         row.stale = sum(buffer.staleness) / len(buffer.staleness) if buffer.staleness else 0.0
-        self._conclude(row, buffer.partial or Partial(self._work(row.number, self._safe).empty_sum()))
+        partial = buffer.partial or Partial(self._work(row.number, self._safe).empty_sum())
+        self._conclude(row, partial, began=self._began(buffer, version) if cohort == 1 and buffer.partial else None)
         return buffer.reports
+
+    def _began(self, buffer: _Buffer, version: int) -> Began:
+        """What the device of the one update began with."""
+        staleness = version - buffer.began
+        return Began(
+            self.standing.past[buffer.began], staleness, (1.0 + staleness) ** -self._settings.pacing.staleness_exponent
+        )
 
     def _take(self, flight: Flight, buffer: _Buffer, version: int, moved: list[float]) -> None:
         """Put what a device sent into the buffer, or note why it sent nothing."""
@@ -156,6 +160,7 @@ class OverlappingRounds(Rounds):
             partial = self._run_clients(engine, number, began, version - began, sorted(clients))
             buffer.staleness += [version - began] * partial.counted
             buffer.reports += partial.reports
+            buffer.began = began
             if buffer.partial is None:
                 buffer.partial = partial
             else:

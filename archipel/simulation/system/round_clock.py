@@ -11,13 +11,14 @@ import numpy as np
 from archipel.bundle import Bundle, write_weights
 from archipel.errors import SimulationError
 from archipel.permutations import permuted
+from archipel.protocol.narrow import masked_size
 from archipel.protocol.plain import plain_size
 from archipel.protocol.uploads import upload_layout
 from archipel.simulation.clients import Clients
-from archipel.simulation.system import traffic
 from archipel.simulation.system.clock import Costs, Outcome, required, run_round
 from archipel.simulation.system.devices import Fleet
 from archipel.simulation.system.trips import Traveller
+from archipel.strategies.update_compression import carried
 
 if TYPE_CHECKING:
     from archipel.simulation.rounds import RoundSettings
@@ -139,7 +140,9 @@ def costs_of(bundle: Bundle, clients: Clients, settings: RoundSettings, broadcas
     layout = upload_layout(manifest, "training")
     secure = settings.privacy == "secure"
     bits = layout.modulus_bits(settings.cohort) if secure else 0
-    update = traffic.masked(layout.length, bits).up if secure else plain_size(layout)
+    update = (
+        masked_size(layout, settings.cohort, bits, narrow=bool(carried(manifest))) if secure else plain_size(layout)
+    )
 
     def steps(client: int) -> int:
         count = clients.count(client)

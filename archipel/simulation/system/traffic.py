@@ -84,11 +84,6 @@ def unmasking(confirmed: int, survivors: int, dropped: int) -> Traffic:
     return Traffic(_listed(Confirmations(confirmations=[confirmation]), confirmed), up)
 
 
-def masked(length: int, modulus_bits: int) -> Traffic:
-    """A masked vector, as `protocol.vector.pack` writes it."""
-    return Traffic(up=length * -(-modulus_bits // 8))
-
-
 def _listed(one: msgspec.Struct, count: int) -> int:
     """The size of a message with one list of one item, if it had `count` items."""
     item = getattr(one, one.__struct_fields__[0])[0]

@@ -130,7 +130,7 @@ def _upload_square(graph: ProgramGraph, upload: Upload, square: str) -> None:
 def _entry(name: str, upload: Upload, span: float) -> Update:
     return Update(
         name=name, tensor=name, dtype="float32", shape=(), kind="value",
-        weighting=upload.weighting, range=span, bits=upload.bits,
+        weighting=upload.weighting, range=span, bits=upload.other_bits,
     )  # fmt: skip
 
 

@@ -253,6 +253,13 @@ REFUSED: list[tuple[str, dict[str, Any], type[ArchipelError], str]] = [
         ConversionError,
         "strategy 'ifca' chooses a model without noise; leave per_example out",
     ),
+    (
+        "ifca",
+        {"strategy_options": {"compress": "rotation"}, "step_options": {"batch_norm": "frozen"}},
+        ConversionError,
+        "'ifca': compress spreads each device's rounding",
+    ),
+    ("fedasync", {"strategy_options": {"compress": "rotation"}}, ConversionError, "compress is for rounds whose"),
     ("fedsgd", {"optimizer": optimizers.adam(lr=0.1)}, ConversionError, "'fedsgd': needs the optimizer sgd"),
     ("perfedavg", {"optimizer": optimizers.sgd(lr=0.1, momentum=0.9)}, ConversionError, "needs SGD without momentum"),
     ("pfedme", {"step_options": {"accumulate": 2}}, ConversionError, "'pfedme': counts every batch as a step"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from tests.server.rounds.test_plain_rounds import Update, mean, parameters, same, update
 from tests.server.rounds.test_secure_round import expected_parameters, give_updates, new_parameters
 from tests.support.devices import Device
+from tests.support.tiny_bundle import make_bundle
 from tests.support.world import World
 
 P = ParamSpec("P")
@@ -62,6 +64,37 @@ def test_late_updates_come_into_a_later_version_and_count_less(world: World) -> 
     same(parameters(world, task), {name: first[name].astype(np.float64) + moved[name] for name in moved})
     shown = world.rounds(task["task_id"])
     assert [row["number"] for row in shown] == [1, 2, 3]
+
+
+def test_a_stale_model_is_mixed_in_where_the_strategy_is_fedasync(world: World, tmp_path: Path) -> None:
+    """Xie et al. 2019: (1 - a s) w + a s w_k of each device's own model w_k, which it made of an earlier version."""
+    policy = {"modes": ("plain",), "max_value": 100.0}
+    file = make_bundle(tmp_path, world.keys.publisher, name="mixed", strategy="fedasync", min_cohort=1, policy=policy)
+    bundle = world.operator("POST", "/v1/bundles", file.read_bytes())[1]["digest"]
+    rates = {"server_lr": 0.5, "hinge_slope": 1.0, "hinge_delay": 1.0}
+    settings = {"bundle": bundle, "cohort": 1, "min_cohort": 1, "concurrency": 3, "hyperparameters": rates}
+    request = {"name": "m", "population": "pupils", "rounds": 1, "privacy": "plain", "mode": "asynchronous", **settings}
+    secure = {"privacy": "secure", "min_cohort": 2, "cohort": 2}
+    for wrong, why in (({"cohort": 2}, "cohort: 2"), ({"mode": "synchronous"}, "mode: s"), (secure, "privacy: secure")):
+        status, answer = world.operator("POST", "/v1/tasks", {**request, **wrong})
+        assert status == 422
+        assert f"not possible: {why}" in answer["message"]
+        assert "mixes in each update by itself" in answer["message"]
+    task = asynchronous(world, **settings, staleness_exponent=0.5)
+    devices = world.add_devices(3)
+    assert seats(world, devices) == devices
+    versions: list[Update] = [{"w": np.zeros((3, 2)), "b": np.zeros(2)}]
+    # All three begin with the first version, so that they are 0, 1 and 2 versions behind.
+    for stale, device in enumerate(devices):
+        values = update(stale, 2.0)
+        device.updating(**values)
+        world.clock.now += 1
+        world.settle()
+        discount = (1 + stale) ** -0.5 / (1 + max(stale - 1, 0))
+        made = {name: versions[0][name] + values[f"{name}.update"].astype(np.float64) / 2 for name in ("w", "b")}
+        versions.append({n: (1 - 0.5 * discount) * versions[-1][n] + 0.5 * discount * made[n] for n in made})
+        same(parameters(world, task), versions[-1])
+    assert world.task(task["task_id"])["rounds_committed"] == 3
 
 
 def test_no_more_devices_work_at_once_than_asked_for(world: World) -> None:

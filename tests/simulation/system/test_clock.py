@@ -98,7 +98,7 @@ def test_phases_of_a_secure_round_wait_for_each_other() -> None:
     assert found.counted == [0, 1, 2]
     # Of one device, beside the 200 bytes that it fetches; the update has 50 entries of two bytes.
     parts = [
-        traffic.advertising(3), traffic.sharing(3, 3), traffic.complaining(3), traffic.masked(50, 16),
+        traffic.advertising(3), traffic.sharing(3, 3), traffic.complaining(3), traffic.Traffic(up=100),
         traffic.confirming(3), traffic.unmasking(3, 3, 0),
     ]  # fmt: skip
     assert found.down == 3 * (200 + sum(part.down for part in parts))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from archipel.protocol.messages import ConfirmRequest
 from archipel.protocol.sealed import encode
-from archipel.protocol.vector import pack
 from archipel.simulation.system import traffic
 from tests.support.rounds import Round
 
@@ -26,8 +24,6 @@ def test_every_phase_has_the_size_of_real_messages(count: int, seats: int, gone:
     expected = traffic.Traffic(len(encode(round_.inbox(0))), len(encode(complaints)))
     assert traffic.complaining(count) == expected
     round_.mask(stay)
-    bits = round_.plan.modulus_bits
-    assert traffic.masked(50, bits).up == len(pack(np.asarray(round_.masked[0]), bits))
     survivors = round_.survivors
     confirmations = round_.confirm(stay)
     request = ConfirmRequest(confirmation=confirmations.confirmations[0].confirmation)

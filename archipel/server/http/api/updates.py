@@ -34,7 +34,7 @@ _WANTED = select(Answer.phase).where(
 def upload_update(call: Call[None], round_id: str) -> Receipt:
     """Upload the packed masked vector, or in a round with privacy plain the update as safetensors, which is checked.
 
-    Masked bytes of the right length are always valid, because plans use whole bytes per entry.
+    Masked bytes of the right length are always valid: every number of that many bits is an entry.
     """
     services = call.services
     length = declared_length(services.settings.max_update_bytes)
