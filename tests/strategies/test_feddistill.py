@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +16,12 @@ import archipel
 from archipel import strategies
 from archipel.bundle import Bundle
 from archipel.converter.opened import source_model
-from archipel.errors import BoundError, ConversionError
+from archipel.errors import BoundError, ConversionError, SimulationError
 from archipel.protocol.vector import DecodedSum
 from archipel.training import losses
 from tests.support.simulation import (
     CLASSES,
+    EPOCHS,
     ROUNDS,
     SIZES,
     Tensors,
@@ -107,6 +110,43 @@ def test_both_engines_and_statistics_that_stay(make: Make) -> None:
     off, on = (archipel.simulate(bundle, data, rounds=3, client_axis=axis).parameters[TABLE] for axis in ("off", "on"))
     np.testing.assert_allclose(on, off, rtol=1e-3, atol=1e-3)
     assert np.abs(off).max() > 0.1
+
+
+def wide() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(OrderedDict(one=nn.Linear(6, 9), relu=nn.ReLU(), two=nn.Linear(9, CLASSES)))
+
+
+def test_devices_with_different_models_share_a_table(make: Make, tmp_path: Path) -> None:
+    data, modules, of = clients(), [dense(), wide()], [0, 1, 1, 0]
+    bundles = [make("feddistill", maker, batch_size=32) for maker in (dense, wide)]
+    settings: dict[str, Any] = {"model_of": of, "privacy": "plain", "client_axis": "off", "held_out": data}
+    found = archipel.simulate(bundles, data, rounds=3, **settings)
+    own, table = [tensors(modules[number]) for number in of], torch.zeros(CLASSES, CLASSES).double()
+    for _ in ROUNDS:
+        sums, weights = torch.zeros_like(table), torch.zeros(CLASSES).double()
+        for i, (x, y) in enumerate(data):
+            for _ in range(EPOCHS):
+                own[i] = stepped(own[i], distilled(modules[of[i]], own[i], x, y, table, 1.0))
+            has = nn.functional.one_hot(torch.tensor(y), CLASSES).double()
+            sums, weights = sums + has.T @ outputs(modules[of[i]], own[i], x), weights + has.sum(0)
+        table = sums / weights[:, None]
+    assert_same(found.parameters, {TABLE: table}, atol=1e-5)
+    # Each device's own model is measured on its examples.
+    for i, (x, y) in enumerate(data):
+        right = float((outputs(modules[of[i]], own[i], x).argmax(1) == torch.tensor(y)).double().mean())
+        assert found.clients[i].tested["accuracy"] == pytest.approx(right)
+    # In turn, in lanes, and stopped after two rounds.
+    whole = archipel.simulate(bundles, data, rounds=3, client_axis="on")
+    for rounds in (2, 3):
+        again = archipel.simulate(bundles, data, rounds=rounds, client_axis="on", folder=tmp_path / "run")
+    np.testing.assert_array_equal(again.parameters[TABLE], whole.parameters[TABLE])
+    with pytest.raises(SimulationError, match="model_of: names the models of 3 clients"):
+        archipel.simulate(bundles, data, model_of=[0, 1, 0], rounds=1)
+    with pytest.raises(SimulationError, match="model_of: names models from 0 to 1"):
+        archipel.simulate(bundles, data, model_of=[0, 1, 2, 0], rounds=1)
+    with pytest.raises(SimulationError, match=r"number 1 has other parameters to share .* such as feddistill"):
+        archipel.simulate([make("fedavg"), make("fedavg", wide)], data, rounds=1)
 
 
 def test_what_it_refuses(make: Make) -> None:
