@@ -15,6 +15,7 @@ from archipel.compression.compressed import CompressedModel
 from archipel.compression.deploy import deploy, refresh_program
 from archipel.converter.device_half.adapters import adapt
 from archipel.converter.device_half.clusters import stack
+from archipel.converter.device_half.distilled import with_table
 from archipel.converter.device_half.federated import divide, local_training, schedule, train_programs, written_program
 from archipel.converter.device_half.replaced import Adapted, merge_into
 from archipel.converter.device_half.roles import Division, assign_roles
@@ -88,7 +89,8 @@ def lower(model: Model, training: Training | None, *, max_clip: float = math.inf
     if half.begin is not None:
         programs["begin"] = written_program(half.begin, local)
     programs["finish"] = written_program(half.finish, local)
-    return Lowered(programs, schedule(half, training.epochs, training.batch_size), adapted.model)
+    source = model if adapted.added else adapted.model
+    return Lowered(programs, schedule(half, training.epochs, training.batch_size), source)
 
 
 class Trained(NamedTuple):
@@ -111,6 +113,8 @@ def lower_training(model: Model, training: Training) -> Trained:
         adapted = adapt(model, half.adapters, training.trainable, strategy)
     elif half.models is not None:
         adapted = stack(model, half.models, training.trainable, batch_norm, strategy)
+    elif half.logits:
+        adapted = with_table(model, training.loss, training.trainable, strategy)
     else:
         adapted = Adapted(model, (), tuple(trainable_names(model.ir, training.trainable)))
     division = divide(adapted.model, adapted.trained, half, strategy, batch_norm)

@@ -2,6 +2,7 @@
 
 from archipel.operator.client import OperatorClient
 from archipel.protocol.messages import Endorsement, Piece, Pieces, RoundStatus
+from archipel.protocol.operator.access import AuditEntry, AuditHead, NewToken, TokenInfo, TokenRequest
 from archipel.protocol.operator.devices import (
     DeviceInfo,
     PopulationInfo,
@@ -25,22 +26,16 @@ from archipel.protocol.operator.registry import (
     VersionInfo,
     VersionRequest,
 )
+from archipel.protocol.operator.results import RoundResult, StatisticResult
 from archipel.protocol.operator.tasks import (
-    AuditEntry,
-    AuditHead,
     BundleInfo,
     FaultInfo,
     Health,
-    NewToken,
     ParticipantInfo,
     RoundInfo,
-    RoundResult,
     ServerInfo,
-    StatisticResult,
     TaskInfo,
     TaskRequest,
-    TokenInfo,
-    TokenRequest,
 )
 from archipel.protocol.sealed import Sealed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from archipel.operator.connection import Resource
-from archipel.protocol.operator.tasks import AuditEntry, AuditPage
+from archipel.protocol.operator.access import AuditEntry, AuditPage
 from archipel.protocol.sealed import Sealed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from archipel.operator.connection import Resource, make_path
-from archipel.protocol.operator.tasks import NewToken, TokenInfo, TokenPage, TokenRequest
+from archipel.protocol.operator.access import NewToken, TokenInfo, TokenPage, TokenRequest
 
 
 class Tokens(Resource):

@@ -67,7 +67,7 @@ def decode_plain(source: bytes | Path, layout: Layout) -> Arrays:
         _check_array(ports[name], array, ports[name].range)
     try:
         check_update(layout.updates, arrays)
-        layout.check_signs(arrays)
+        layout.check_counts(arrays)
     except BoundError as error:
         raise MessageError(str(error)) from None
     # The weight is checked by now, so it can bound the values that were multiplied with it.

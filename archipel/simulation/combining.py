@@ -20,7 +20,15 @@ from archipel.simulation.kept import GroupSums, KeptUpdates, divide
 from archipel.simulation.sums import Arrays, Sum
 from archipel.simulation.work import Work
 from archipel.strategies.robust.composing import check_composition
-from archipel.strategies.robust.parts import Part, aggregate_parts, aggregate_rows, check_memory, means, ports_by_kind
+from archipel.strategies.robust.parts import (
+    Part,
+    add_parts,
+    aggregate_parts,
+    aggregate_rows,
+    check_memory,
+    means,
+    ports_by_kind,
+)
 from archipel.strategies.robust.rule import ROOT
 
 if TYPE_CHECKING:
@@ -106,8 +114,7 @@ class Combining:
             order = permutation(len(parts), settings.seed % _SEED, _BUCKETS, work.number)
             made, after = aggregate_parts(parts, work.layout, settings.aggregation, state, order, root)
         else:
-            sums = {port: sum(part.total.read(port) for part in parts) for port in work.layout.updates}
-            made, after = DecodedSum.of({port: np.asarray(each) for port, each in sums.items()}), {}
+            made, after = add_parts(parts, work.layout), {}
         counted_devices = sum(part.devices for part in parts)
         work.layout.check_sum(made, counted_devices)
         return Combined(made, counted_devices, after)

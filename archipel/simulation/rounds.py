@@ -12,8 +12,7 @@ from archipel.bundle import Bundle, write_weights
 from archipel.bundle.roles import Largest
 from archipel.errors import ArchipelError, SimulationError
 from archipel.protocol.messages import RoundPlan
-from archipel.protocol.messages.distributions import Distribution
-from archipel.protocol.operator.tasks import RoundResult
+from archipel.protocol.operator.results import Distribution, RoundResult
 from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import clip_input, plan_layout, upload_layout, upload_program

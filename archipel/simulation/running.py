@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from archipel.protocol.uploads import upload_program
 from archipel.simulation.attacks import spoil_clients
 from archipel.simulation.choosing import AT_ONCE, CPU, ClientAxis, choose_client_axis
 from archipel.simulation.clients import Clients, fingerprint
+from archipel.simulation.crews.actors import Actors
+from archipel.simulation.crews.processes import Processes
+from archipel.simulation.crews.worker import Crew, WorkerSettings
 from archipel.simulation.evaluation import DeviceTests, Evaluation
 from archipel.simulation.lane_program import open_lane_engine
 from archipel.simulation.lanes import Lanes
@@ -32,6 +35,7 @@ from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, Rounds, RoundSettings
 from archipel.simulation.saved import STATES, Record, held, load, save
+from archipel.simulation.several import EachModel, SeveralModels
 from archipel.simulation.states import MemoryStates, StateFolder, States
 from archipel.simulation.system.overlapping import OverlappingRounds
 from archipel.simulation.work import Engine
@@ -40,8 +44,10 @@ from archipel.simulation.workers import Workers
 SAVE_SECONDS = 30.0
 """How often a run's standing is written; it is in any case after the first round and after the last one."""
 
+Cluster = Literal["local", "ray"]
 ONNX_RUNTIME = "onnxruntime"
 _BY = ", by "
+_AND = "; then "
 
 Test = tuple[NDArray[Any], NDArray[Any]] | Mapping[str, NDArray[Any]]
 
@@ -57,6 +63,8 @@ class RunOptions:
         threads: of each process, inside one operator.
         engine: what runs the devices' programs: "onnxruntime", on the CPU; "torch", on the machine's GPU where it has
             one, "torch:cpu", "torch:cuda:1" and so on; "openvino", one device after the other.
+        cluster: where the workers are: "local", processes of this machine; "ray", actors of a Ray cluster, each with
+            `threads` cores, and a GPU for an engine on one. A lost actor's clients go to another.
         masks: secure aggregation is really carried out, with every device's keys, shares and masks, and its sum is
             compared with that of the vectors; the devices then train one after the other.
         folder: keeps where the run stands; a run with the same folder goes on from there.
@@ -69,6 +77,7 @@ class RunOptions:
     client_axis: ClientAxis = "auto"
     threads: int = 1
     engine: str = ONNX_RUNTIME
+    cluster: Cluster = "local"
     masks: bool = False
     folder: Path | str | None = None
     test_every: int = 1
@@ -81,10 +90,17 @@ class RunOptions:
                 raise SimulationError(f"{name}: {value!r} is not a whole number of 1 or more")
         if self.client_axis not in ("auto", "on", "off"):
             raise SimulationError(f"client_axis: {self.client_axis!r} is not 'auto', 'on' or 'off'")
+        if self.cluster not in ("local", "ray"):
+            raise SimulationError(f"cluster: {self.cluster!r} is not 'local' or 'ray'")
         if split_device(self.engine)[0] not in ENGINES and self.engine != ONNX_RUNTIME:
             raise SimulationError(
                 f"engine: {self.engine!r} is not 'onnxruntime', 'torch', 'torch:cuda:1' or 'openvino'"
             )
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes share what devices keep."""
+        return self.workers > 1 or self.cluster != "local"
 
 
 def run(
@@ -95,6 +111,7 @@ def run(
     test: Test | None,
     options: RunOptions,
     evaluated: tuple[Clients, Evaluation] | None = None,
+    models: SeveralModels | None = None,
 ) -> Result:
     """Rounds of a bundle's training over simulated devices, with the server's half of its strategy.
 
@@ -106,6 +123,7 @@ def run(
         test: examples on which the model is measured, as for the bundle's `evaluate`.
         options: how it runs.
         evaluated: examples of each device that it does not train with, and how devices measure the model on them.
+        models: where devices have different models; `bundle` is then the first of them.
 
     Raises SimulationError, ProtocolError.
     """
@@ -119,23 +137,25 @@ def run(
             stack.enter_context(held(where))
             examples = fingerprint(clients)
         record = Record(
-            bundle=bundle.digest, population=len(clients), examples=examples, settings=settings, engine="", rows=[]
-        )
+            bundle=bundle.digest if models is None else models.digest, population=len(clients), examples=examples,
+            settings=settings, engine="", rows=[],
+        )  # fmt: skip
         found = None if where is None else load(where, record, bundle)
         course = make(bundle, len(clients), settings, None if found is None else found[1], clients)
         standing = course.standing
         clients = spoil_clients(bundle, clients, settings.attack, len(clients) - settings.root, settings.seed)
         record.rows = standing.rows
         engine, states, record.engine = _open_engine(
-            bundle, clients, settings, options, where, None if found is None else found[0].engine, stack
-        )
+            (bundle,) if models is None else models, clients, settings, options, where,
+            None if found is None else found[0].engine, stack,
+        )  # fmt: skip
         result = Result(standing.rows, standing.parameters, bundle, record.engine)
         if found is not None:
             result.clients = {row.client: row for row in found[0].clients}
         measure = None if test is None else _measurer(bundle, test, options.threads)
         device_tests = None
         if evaluated is not None:
-            device_tests = DeviceTests(bundle, *evaluated, settings.seed, options.threads)
+            device_tests = DeviceTests(models or bundle, *evaluated, settings.seed, options.threads)
         saved, last_save = len(standing.rows), -math.inf
         while len(standing.rows) < rounds:
             started = time.perf_counter()
@@ -161,7 +181,7 @@ def run(
 
 
 def _open_engine(
-    bundle: Bundle,
+    models: SeveralModels | tuple[Bundle],
     clients: Clients,
     settings: RoundSettings,
     options: RunOptions,
@@ -170,6 +190,40 @@ def _open_engine(
     stack: ExitStack,
 ) -> tuple[Engine, States, str]:
     """The engine, what its devices keep, and how it runs and why. A run that goes on keeps to what it began with."""
+    states: States
+    if where is not None or options.is_shared:
+        shared = where / STATES if where is not None else Path(stack.enter_context(TemporaryDirectory()))
+        states = StateFolder(shared)
+    else:
+        states = MemoryStates()
+    bundles = models.bundles if isinstance(models, SeveralModels) else models
+    known = [None] * len(bundles) if before is None else before.split(_AND)
+    engines, reasons = [], []
+    for bundle, way in zip(bundles, known, strict=True):
+        engine, why = _open_one(bundle, clients, settings, options, states, way, len(bundles))
+        engines.append(engine)
+        reasons.append(why)
+    engine = EachModel(engines, models.of) if isinstance(models, SeveralModels) else engines[0]
+    if options.masks:
+        if settings.privacy != "secure":
+            raise SimulationError(f"masks: a round with privacy {settings.privacy!r} has none; leave masks out")
+        if settings.root or settings.attack.over_updates:
+            raise SimulationError("masks: hide single updates, which root and attacks over updates need; leave one out")
+        engine = Masked(engine)
+    stack.callback(engine.close)
+    return engine, states, _AND.join(reasons)
+
+
+def _open_one(
+    bundle: Bundle,
+    clients: Clients,
+    settings: RoundSettings,
+    options: RunOptions,
+    states: States,
+    before: str | None,
+    crews: int,
+) -> tuple[Engine, str]:
+    """The engine of one of so many models, and how it runs and why."""
     measured_engine: Lanes | OneByOne | None = None
     delegates = _delegates(options.engine)
     if before is not None:
@@ -180,31 +234,20 @@ def _open_engine(
         )
     if options.engine != ONNX_RUNTIME:
         why += f"{_BY}{options.engine}"
-    engine: Engine
-    states: States
-    if options.workers == 1:
-        states = MemoryStates() if where is None else StateFolder(where / STATES)
-        if measured_engine is not None:
-            engine = measured_engine.with_states(states)
+    if isinstance(states, StateFolder) and options.is_shared:
+        given = WorkerSettings(
+            bundle.folder, bundle.publisher, clients, states.folder, axis, options.threads, delegates
+        )
+        crew: Crew
+        if options.cluster == "ray":
+            crew = Actors(given, bundle, options.workers, crews)
         else:
-            engine = (Lanes if axis else OneByOne)(
-                bundle, clients, states, threads=options.threads, delegates=delegates
-            )
-    else:
-        shared = where / STATES if where is not None else Path(stack.enter_context(TemporaryDirectory()))
-        states = StateFolder(shared)
-        engine = Workers(
-            bundle, clients, shared, count=options.workers, client_axis=axis, threads=options.threads,
-            delegates=delegates,
-        )  # fmt: skip
-    if options.masks:
-        if settings.privacy != "secure":
-            raise SimulationError(f"masks: a round with privacy {settings.privacy!r} has none; leave masks out")
-        if settings.root or settings.attack.over_updates:
-            raise SimulationError("masks: hide single updates, which root and attacks over updates need; leave one out")
-        engine = Masked(engine)
-    stack.callback(engine.close)
-    return engine, states, why
+            crew = Processes(given, options.workers)
+        return Workers(crew, clients, client_axis=axis), why
+    if measured_engine is not None:
+        return measured_engine.with_states(states), why
+    kind = Lanes if axis else OneByOne
+    return kind(bundle, clients, states, threads=options.threads, delegates=delegates), why
 
 
 def _delegates(engine: str) -> str:

@@ -24,8 +24,9 @@ from archipel.simulation.clients import Clients, add_client, as_clients, two_of
 from archipel.simulation.evaluation import Evaluation, hold_out_each
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, RoundSettings
-from archipel.simulation.running import RunOptions, Test, run
+from archipel.simulation.running import Cluster, RunOptions, Test, run
 from archipel.simulation.saved import make
+from archipel.simulation.several import SeveralModels
 from archipel.simulation.system import Pacing, System
 from archipel.simulation.system.traces import with_devices
 from archipel.strategies.robust import Aggregation
@@ -45,6 +46,7 @@ def simulate(
     *,
     rounds: int,
     cohort: int | None = None,
+    model_of: Sequence[int] | None = None,
     loss: Loss | None = None,
     optimizer: Optimizer | None = None,
     epochs: int = 1,
@@ -71,6 +73,7 @@ def simulate(
     client_axis: ClientAxis = "auto",
     threads: int = 1,
     engine: str = "onnxruntime",
+    cluster: Cluster = "local",
     masks: bool = False,
     folder: Path | str | None = None,
     on_round: Callable[[RoundRow], object] | None = None,
@@ -78,12 +81,14 @@ def simulate(
     """Train a model over simulated devices, with the programs, the server's half and the sums of a real federation.
 
     Arguments:
-        model: a PyTorch module, a Model, or a Bundle that trains; a bundle has a strategy and a training of its own.
+        model: a PyTorch module, a Model, or a Bundle that trains; a bundle has a strategy and a training of its own. A
+            list of such gives devices different models, for a strategy that shares none of them ("feddistill").
         clients: the devices' examples: for each a mapping from field to `[examples, ...]`, or a tuple (inputs, labels);
             or Clients, such as `SplitClients(arrays, datasets.split_dirichlet(...))`.
         strategy: the federated algorithm, a name in `archipel.strategies.STRATEGIES`.
         rounds: how many.
         cohort: devices drawn for each round; None: all.
+        model_of: of several models, the number of each client's; None: in turn.
         loss: one of training.losses; None: cross entropy.
         optimizer: one of training.optimizers; None: SGD with a learning rate of 0.1.
         epochs, batch_size: of a device's training in a round.
@@ -115,7 +120,7 @@ def simulate(
             a `system`.
         system: speeds, networks and hours of the devices; then a virtual clock times the rounds, and a round's row has
             `time`, bytes and staleness. Without it a round has no duration.
-        workers, client_axis, threads, engine, masks, folder, on_round: how it runs, see RunOptions.
+        workers, client_axis, threads, engine, cluster, masks, folder, on_round: how it runs, see RunOptions.
 
     Raises SimulationError, ConversionError, TrainingError, ProtocolError.
 
@@ -133,12 +138,12 @@ def simulate(
     if system is None and pacing != Pacing():
         raise SimulationError("mode: needs a system, whose clock says who comes first; give system=System()")
     options = RunOptions(
-        workers=workers, client_axis=client_axis, threads=threads, engine=engine, masks=masks, folder=folder,
-        test_every=test_every, on_round=on_round,
+        workers=workers, client_axis=client_axis, threads=threads, engine=engine, cluster=cluster, masks=masks,
+        folder=folder, test_every=test_every, on_round=on_round,
     )  # fmt: skip
-    if isinstance(model, Bundle):
-        bundle = model
-    else:
+    given = list(model) if isinstance(model, list | tuple) else [model]
+    bundles = [each for each in given if isinstance(each, Bundle)]
+    if len(bundles) < len(given):
         from archipel.converter import Training
         from archipel.training import losses, optimizers
 
@@ -150,8 +155,8 @@ def simulate(
             epochs=epochs,
             batch_size=batch_size,
         )
-        network = _imported(model, clients)
-        bundle = _scratch(network, training) if folder is None else _converted(network, training, Path(folder))
+        bundles = [_bundle_of(each, clients, training, folder) for each in given]
+    bundle = bundles[0]
     names = [port.name for port in data_ports(bundle, bundle.manifest.schedule)]
     devices = as_clients(clients, names)
     population = len(devices)
@@ -172,7 +177,29 @@ def simulate(
         system=None if system is None else with_devices(system), aggregation=_aggregation(aggregation, tolerated),
         secure_groups=secure_groups, attack=_attack(attack, attackers), root=root is not None,
     )  # fmt: skip
-    return run(bundle, devices, settings, rounds, test, options, evaluated)
+    models = None
+    if len(bundles) > 1:
+        if system is not None:
+            raise SimulationError("system: its clock knows the work of one model; leave it out with several models")
+        models = SeveralModels(tuple(bundles), _assigned(model_of, len(bundles), population, root is not None))
+    elif model_of is not None:
+        raise SimulationError("model_of: there is one model; give a list of them")
+    return run(bundle, devices, settings, rounds, test, options, evaluated, models)
+
+
+def _assigned(model_of: Sequence[int] | None, models: int, population: int, root: bool) -> tuple[int, ...]:
+    """Which model each client has; the server's own examples are the last client's."""
+    of = [number % models for number in range(population)] if model_of is None else [int(each) for each in model_of]
+    if len(of) != population:
+        raise SimulationError(f"model_of: names the models of {len(of)} clients, and there are {population}")
+    return (*of, *([0] if root else []))
+
+
+def _bundle_of(model: Any, clients: Clients | Sequence[Any], training: Training, folder: Path | str | None) -> Bundle:
+    if isinstance(model, Bundle):
+        return model
+    network = _imported(model, clients)
+    return _scratch(network, training) if folder is None else _converted(network, training, Path(folder))
 
 
 def _aggregation(given: str | Aggregation, tolerated: int) -> Aggregation:

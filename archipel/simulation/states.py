@@ -17,7 +17,7 @@ class StateFolder:
     """The states of all clients of a run, in one folder for each 1,000 clients."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def load(self, client: int, number: int) -> DeviceState:
         """The state that the client has before round `number`; an empty one if it has none."""
@@ -45,7 +45,7 @@ class StateFolder:
         return [int(path.stem.partition("-")[2]) for path in found]
 
     def _file(self, client: int, number: int) -> Path:
-        return self._folder / str(client // 1000) / f"{client}-{number}.state"
+        return self.folder / str(client // 1000) / f"{client}-{number}.state"
 
 
 class MemoryStates:

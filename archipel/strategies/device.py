@@ -32,6 +32,12 @@ STACK = ".models"
 """Suffix of the name of a stack: one parameter of several models, of which a device trains one (`Models`)."""
 CHOICE = "models/choice"
 """The state with the number of the model that the device chose last, int64; it begins with 0."""
+LOGITS = "logits/mean"
+"""The one parameter of a federation whose models differ: for each label the mean output, [labels, outputs]."""
+LOGIT_SUMS, LOGIT_COUNTS = "logits/sums", "logits/counts"
+"""Round states of a part that measures these: for each label the sum of the outputs, and how many examples had it."""
+MOST_LOGIT = 30.0
+"""An output counts as at most this in the mean: a softmax of which one entry leads by it is 1 - 10^-13 there."""
 MEASURED_LOSS, MEASURED_COUNT = "measured/loss", "measured/count"
 """Round states of a part that trains nothing: the sum of the labels' losses, and how many labels there were. Of a part
 that chooses, the first has the sum of each model."""
@@ -104,6 +110,16 @@ class Contrast:
 
 
 @dataclass(frozen=True)
+class Distill:
+    """Adds `strength` times the cross entropy between the outputs and the softmax of LOGITS' row of the label.
+
+    A row of zeros, of a label that nobody has had, adds nothing.
+    """
+
+    strength: float
+
+
+@dataclass(frozen=True)
 class Adapters:
     """Low-rank adapters on the weights of Gemm, MatMul, Conv and embeddings that match `targets`.
 
@@ -132,7 +148,7 @@ class Models:
     seed: int
 
 
-Term = Pull | Correction | ClipExamples | Tries | Follows | Contrast
+Term = Pull | Correction | ClipExamples | Tries | Follows | Contrast | Distill
 
 
 @dataclass(frozen=True)
@@ -142,12 +158,13 @@ class Part:
     `trains`: "all" tensors, the "shared" ones, the "personal" ones, or "copies" of all parameters that stay on the
     device; "nothing": the part adds up the loss of the received model over its batches, in the round states
     MEASURED_LOSS and MEASURED_COUNT; "choice": it does so for each of several models, and keeps in the state CHOICE
-    which has the least. It takes `epochs`, or `steps` of a batch each; both None: the epochs that
+    which has the least; "logits": it adds up the outputs of the device's model, by label, in LOGIT_SUMS and
+    LOGIT_COUNTS. It takes `epochs`, or `steps` of a batch each; both None: the epochs that
     `convert` got. `terms` are added to the gradient, or change how steps are made.
     """
 
     program: str = "train"
-    trains: Literal["all", "shared", "personal", "copies", "nothing", "choice"] = "all"
+    trains: Literal["all", "shared", "personal", "copies", "nothing", "choice", "logits"] = "all"
     epochs: int | None = None
     steps: int | None = None
     terms: tuple[Term, ...] = ()
@@ -188,7 +205,8 @@ class DeviceHalf:
     """Everything that a device does in a round.
 
     `personal` are globs of tensors that stay on the device, as the weights of `personal_operators` do; the running
-    statistics of a BatchNormalization stay there with its scale or shift. `optimizer` says with which optimizers
+    statistics of a BatchNormalization stay there with its scale or shift. With `logits` all of the model's tensors do,
+    and the parameter LOGITS is what devices share. `optimizer` says with which optimizers
     `finish` is right: "any", "sgd" (plain, at a constant rate) or "momentum" (SGD with or without momentum).
     """
 
@@ -199,6 +217,7 @@ class DeviceHalf:
     personal_operators: tuple[str, ...] = ()
     adapters: Adapters | None = None
     models: Models | None = None
+    logits: bool = False
     optimizer: Literal["any", "sgd", "momentum"] = "any"
 
 

@@ -67,8 +67,8 @@ class ProgramGraph:
         self._nodes.append(self._onnx.helper.make_node("TopK", [values, size], names, largest=1, sorted=1))
         return output
 
-    def constant(self, name: str, value: float | np.ndarray) -> str:
-        """Add a float32 scalar or tensor; return its full name."""
+    def constant(self, name: str, value: float) -> str:
+        """Add a float32 scalar; return its full name."""
         full = self.own(name)
         self._constants[full] = self._onnx.numpy_helper.from_array(np.array(value, np.float32), full)
         return full

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from archipel.errors import ArchipelError
 from archipel.strategies import ditto, dpsgd, fedavg, fedbn, fednova, fedprox, fedrep, lora, scaffold
-from archipel.strategies.on_device import feddyn, fedper, fedsgd, ifca, moon, perfedavg, pfedme, qfedavg, reptile
+from archipel.strategies.on_device import (
+    feddistill,
+    feddyn,
+    fedper,
+    fedsgd,
+    ifca,
+    moon,
+    perfedavg,
+    pfedme,
+    qfedavg,
+    reptile,
+)
 from archipel.strategies.server_optimizers import fedadagrad, fedadam, fedasync, fedavgm, fedexp, fedyogi
 from archipel.strategies.strategy import Strategy
 
@@ -12,7 +23,7 @@ STRATEGIES: dict[str, Strategy] = {
     module.STRATEGY.name: module.STRATEGY
     for module in (
         *(fedavg, fedprox, scaffold, fednova, fedrep, fedbn, ditto, lora, dpsgd),
-        *(feddyn, fedper, fedsgd, ifca, moon, perfedavg, pfedme, qfedavg, reptile),
+        *(feddyn, fedper, fedsgd, ifca, feddistill, moon, perfedavg, pfedme, qfedavg, reptile),
         *(fedavgm, fedadam, fedyogi, fedadagrad, fedexp, fedasync),
     )
 }

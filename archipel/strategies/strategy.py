@@ -92,8 +92,8 @@ class Strategy:
     """Changes a single update before the step, where the server needs to know what its device began with: then tasks
     are asynchronous and plain, and have a cohort of 1."""
     averages: bool = True
-    """Whether its sums stand for means over devices that differ in their weight by chance alone, so that a robust rule,
-    which leaves out the weights, may take the mean's place."""
+    """Whether what each device sends, divided by its weight, is its answer to the same question, so that a robust rule
+    over these may take the mean's place."""
 
     def apply(
         self,

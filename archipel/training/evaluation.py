@@ -14,7 +14,7 @@ from archipel.graph.functions import inline_functions
 from archipel.graph.model import Model, TensorInfo
 from archipel.graph.opset import IR_VERSION, OPSET
 from archipel.graph.passes import optimize
-from archipel.graph.shapes import dtype_of
+from archipel.graph.shapes import dims, dtype_of, fixed_sizes
 from archipel.graph.walk import descendants
 from archipel.training.arguments import check_part, check_trained_model
 from archipel.training.assembly import LABEL, Assembly, port
@@ -122,6 +122,41 @@ def choose_graph(
     work.set_next(losses, total)
     work.set_next(counts, op.Add(counts, labels))
     work.set_next(number, op.ArgMin(total, axis=0, keepdims=0))
+    return work.finish("train")
+
+
+def logits_graph(
+    model: Model,
+    loss: Loss,
+    trainable: str | Sequence[str],
+    totals: tuple[str, str],
+    most: float,
+    *,
+    batch_norm: BatchNorm = "train",
+) -> Model:
+    """A program of kind `train` that trains nothing: it adds up a classifier's outputs, for each label by itself.
+
+    Arguments:
+        model: its first output is `[batch, outputs]`, and a label is the number of one of these.
+        loss, trainable, batch_norm: as of `evaluate_graph`.
+        totals: names of two float32 states with the lifetime of a round, `[outputs, outputs]` and `[outputs]`.
+        most: an output counts as from -most to most.
+
+    Returns:
+        A Model with its signature. Inputs: those of `evaluate_graph`, and the two totals. Outputs: for each label the
+        first plus the sum of the outputs of its examples, the second plus their number.
+
+    Raises TrainingError, as `evaluate_graph`.
+    """
+    work = _assembled("logits_graph", model, loss, trainable, batch_norm)
+    op, outputs = work.op, fixed_sizes(dims(work.output)[1:])[0]
+    # [batch, outputs]: 1 where an example has the label. A label that is none, such as an ignored one, has no 1.
+    has = op.Cast(op.Equal(op.Unsqueeze(work.label, [1]), list(range(outputs))), to=int(ir.DataType.FLOAT))
+    kept = op.Clip(op.Cast(work.output, to=int(ir.DataType.FLOAT)), np.float32(-most), np.float32(most))
+    measured = op.MatMul(op.Transpose(has, perm=[1, 0]), kept), op.ReduceSum(has, [0], keepdims=0)
+    for tensor, shape, value in zip(totals, ([outputs, outputs], [outputs]), measured, strict=True):
+        before = work.input(State, tensor, ir.DataType.FLOAT, shape, tensor=tensor, lifetime="round", init=0.0)
+        work.set_next(before, op.Add(before, value))
     return work.finish("train")
 
 

@@ -16,7 +16,6 @@ that was stopped goes on, and finished cells are not run again.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections import OrderedDict
@@ -24,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measure import arguments, state_run
+from tables import Curve, Table, draw_curves, result_arguments, spread
 from torch import manual_seed, nn
 
 import archipel
@@ -89,33 +86,28 @@ def run(
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="the folder with Fashion-MNIST's four files")
+    parser = result_arguments(__doc__, "Fashion-MNIST's four files")
+    parser.set_defaults(seeds=[0])
     parser.add_argument("--partition", choices=sorted(PUBLISHED), default="dirichlet")
     parser.add_argument("--strategies", nargs="+", choices=list(OPTIONS), default=list(OPTIONS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--folder", type=Path, help="keeps the runs")
     options = parser.parse_args()
-    state_run(options.json, ("numpy", "onnxruntime", "torch"))
+    table = Table("niid_bench", options, ("best accuracy, %", "seeds", "published"))
     data = datasets.fashion_mnist(options.data, validation=1)
+    lines: dict[str, list[Curve]] = {}
     for strategy in options.strategies:
-        best = [max(run(data, options.partition, strategy, seed, options, options.folder)) for seed in options.seeds]
-        mean, spread = statistics.mean(best), statistics.pstdev(best)
-        published, published_spread = PUBLISHED[options.partition][strategy]
-        if options.json:
-            row = {
-                "benchmark": "niid_bench", "case": f"Fashion-MNIST, {options.partition}, {strategy}", "ours": mean,
-                "peer": published, "peer_name": "Flower niid_bench, published", "ratio": mean / published,
-                "unit": "% accuracy", "seeds": len(best),
-            }  # fmt: skip
-            print(json.dumps(row), flush=True)
-        else:
-            told = f"{mean:.2f} +- {spread:.2f} of {len(best)}"
-            print(
-                f"{options.partition:10} {strategy:9} {told:24} published {published} +- {published_spread}", flush=True
-            )
+        runs = [run(data, options.partition, strategy, seed, options, options.folder) for seed in options.seeds]
+        best = [max(each) for each in runs]
+        published, deviation = PUBLISHED[options.partition][strategy]
+        table.add(
+            f"Fashion-MNIST, {options.partition}, {strategy}",
+            [spread(best, 2), str(len(best)), f"{published} ± {deviation}"],
+            published=("Flower niid_bench, published", published), **{"%_accuracy": statistics.mean(best)},
+        )  # fmt: skip
+        lines[strategy] = [list(enumerate(each, 1)) for each in runs]
+    if options.plot:
+        draw_curves(options.plot, {f"Fashion-MNIST, {options.partition}": lines}, "round", "test accuracy, %")
 
 
 if __name__ == "__main__":

@@ -14,16 +14,16 @@ it shows what an attack does.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from measure import arguments, print_alone, state_run
+from tables import Curve, Table, draw_curves, result_arguments, spread
 from torch import manual_seed, nn, zeros
 
 import archipel
@@ -92,40 +92,63 @@ def measure(
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="the folder with MNIST's four files")
+    parser = result_arguments(__doc__, "MNIST's four files")
+    parser.set_defaults(seeds=[0])
     parser.add_argument("--rules", nargs="+", choices=list(RULES))
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     parser.add_argument("--tolerated", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--similarity", type=float, nargs="+", default=[1.0, 0.33, 0.0])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--groups", type=int, default=0, help="secure groups of each round; 0: single updates")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     options = parser.parse_args()
-    state_run(options.json, ("numpy", "onnxruntime", "torch"))
+    table = Table("robust", options, ("no attack", *options.attacks, "worst"))
     if options.quick:
         options.tolerated, options.similarity = [2], [0.33]
     quick = ["mean", "median", "trimmed-mean", "geometric-median", "nnm, trimmed-mean"]
     data = datasets.mnist(options.data, validation=1, flat=True)
+    panels: dict[str, dict[str, list[Curve]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         bundle = make_bundle(Path(folder))
         for similarity in options.similarity:
+            lines = panels[f"similarity {similarity:g}"] = {}
             for tolerated in options.tolerated:
                 for name in options.rules or (quick if options.quick else list(RULES)):
-                    row = {}
-                    for attack in ("", *options.attacks):
-                        values = [
-                            measure(bundle, data, similarity, tolerated, attack, options, RULES[name], seed)
-                            for seed in options.seeds
-                        ]
-                        row[attack or "none"] = float(np.mean(values))
-                    worst = min(value for attack, value in row.items() if attack != "none")
-                    case = f"similarity {similarity:g}, f = {tolerated}, {name}"
-                    if options.json:
-                        print_alone("robust", case, **{"% without attack": row["none"], "% under the worst": worst})
-                    else:
-                        told = "  ".join(f"{attack} {value:.1f}" for attack, value in row.items())
-                        print(f"{case:46} {told}  worst {worst:.1f}", flush=True)
+                    worst = add_row(table, bundle, data, similarity, tolerated, name, options)
+                    lines.setdefault(name, [[]])[0].append((tolerated, worst))
+    if options.plot:
+        draw_curves(options.plot, panels, "attackers", "accuracy under the worst attack, %")
+
+
+def add_row(
+    table: Table,
+    bundle: Bundle,
+    data: datasets.LabelledSplits,
+    similarity: float,
+    tolerated: int,
+    name: str,
+    options: argparse.Namespace,
+) -> float:
+    """A rule's row. Returns the mean accuracy under the worst attack."""
+
+    def values(attack: str) -> list[float]:
+        """Of each seed."""
+        key = f"{options.groups}-{options.rounds}-{similarity:g}-{tolerated}-{name}-{attack}"
+        return [
+            table.cell(
+                f"{key}-{seed}",
+                partial(measure, bundle, data, similarity, tolerated, attack, options, RULES[name], seed),
+            )
+            for seed in options.seeds
+        ]
+
+    rows = [values(attack) for attack in ("", *options.attacks)]
+    worst = min(rows[1:], key=lambda each: float(np.mean(each)))
+    table.add(
+        f"similarity {similarity:g}, f = {tolerated}, {name}",
+        [spread(each) for each in (*rows, worst)],
+        **{"%_without_attack": float(np.mean(rows[0])), "%_under_the_worst": float(np.mean(worst))},
+    )
+    return float(np.mean(worst))
 
 
 if __name__ == "__main__":

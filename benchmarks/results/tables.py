@@ -45,15 +45,18 @@ class Table:
 
     def __init__(self, name: str, options: argparse.Namespace, columns: Sequence[str]) -> None:
         self._name, self._json, self._folder = name, options.json, options.folder
+        self._made: dict[str, Any] = {}
         self._kept = f"{name}-quick" if options.quick else name
         state_run(options.json, LIBRARIES)
         if not options.json:
             print(f"\n| | {' | '.join(columns)} |\n|{'---|' * (1 + len(columns))}", flush=True)
 
     def cell(self, key: str, make: Callable[[], Any]) -> Any:
-        """What `make` returns, which JSON can hold; of a cell that the folder has already, what it has."""
+        """What `make` returns, which JSON can hold; of a cell that is there or in the folder already, what it was."""
         if self._folder is None:
-            return make()
+            if key not in self._made:
+                self._made[key] = make()
+            return self._made[key]
         file = self._folder / f"{self._kept}-{key}.json"
         if not file.exists():
             value = make()
@@ -65,12 +68,23 @@ class Table:
         """Where the simulation of a cell keeps how far it is."""
         return None if self._folder is None else self._folder / f"{self._kept}-{key}"
 
-    def add(self, case: str, texts: Sequence[str], **measured: float) -> None:
-        """Print a row: `texts` for people, `measured` by unit for programs."""
-        if self._json:
-            print_alone(self._name, case, **measured)
-        else:
+    def add(
+        self, case: str, texts: Sequence[str], *, published: tuple[str, float] | None = None, **measured: float
+    ) -> None:
+        """Print a row: `texts` for people, `measured` by unit for programs, the first of them beside what was
+        `published`: by whom, and the number."""
+        if not self._json:
             print(f"| {case} | {' | '.join(texts)} |", flush=True)
+            return
+        if published is not None:
+            unit, ours = next(iter(measured.items()))
+            source, peer = published
+            reached = ours if math.isfinite(ours) else None
+            row = {"benchmark": self._name, "case": case, "ours": reached, "peer": peer, "peer_name": source}
+            row |= {"ratio": None if reached is None else reached / peer, "unit": unit.replace("_", " ")}
+            print(json.dumps(row), flush=True)
+            measured.pop(unit)
+        print_alone(self._name, case, **measured)
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
@@ -98,7 +112,13 @@ def reaches(curve: Curve, goal: float) -> float:
 
 
 def draw_curves(
-    file: Path, panels: Mapping[str, Mapping[str, Sequence[Curve]]], across: str, up: str, goals: Sequence[float] = ()
+    file: Path,
+    panels: Mapping[str, Mapping[str, Sequence[Curve]]],
+    across: str,
+    up: str,
+    goals: Sequence[float] = (),
+    *,
+    log: bool = False,
 ) -> None:
     """A panel by title, in it a line by name: the mean of its runs, with the range from the lowest to the highest.
 
@@ -107,6 +127,7 @@ def draw_curves(
         panels: the runs of each line.
         across, up: what the axes have.
         goals: dashed lines, one for each panel.
+        log: whether the axis across is logarithmic.
     """
     from matplotlib.figure import Figure
 
@@ -122,6 +143,8 @@ def draw_curves(
             axes.fill_between(places, values.min(0), values.max(0), color=line.get_color(), alpha=0.2, linewidth=0)
         if goals:
             axes.axhline(goals[number], color="grey", linewidth=0.8, linestyle="--")
+        if log:
+            axes.set_xscale("log")
         axes.set_title(title, fontsize=10)
         axes.set_xlabel(across)
         axes.set_ylabel(up)

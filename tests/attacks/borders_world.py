@@ -9,7 +9,7 @@ import msgspec
 import urllib3
 
 from archipel.client import Agent
-from archipel.protocol.operator.tasks import AccessRole, TokenRequest
+from archipel.protocol.operator.access import AccessRole, TokenRequest
 from tests.support.federation import Federation
 
 

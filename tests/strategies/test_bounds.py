@@ -57,7 +57,8 @@ class Finish:
         self.session = ort.InferenceSession(str(bundle.program_path("finish")), providers=["CPUExecutionProvider"])
 
     def update(self, seed: int, distance: float, examples: int, steps: int, choice: int = 0) -> dict[str, np.ndarray]:
-        """What a device sends that moved every parameter by about `distance`; of several models the one of `choice`."""
+        """What a device sends that moved every parameter by about `distance`; of several models, or
+        classes, the one of `choice`."""
         generator, feeds = np.random.default_rng(seed), {}
         for port in self.program.inputs:
             role, shape = role_of(port), tuple(map(int, port.shape))
@@ -69,6 +70,10 @@ class Finish:
                 value = np.array(port.default)  # type: ignore[union-attr]
             elif port.dtype == "int64":
                 value = np.array(choice)
+            elif port.tensor == "logits/sums":  # type: ignore[union-attr]
+                value = examples * distance * generator.standard_normal(shape)
+            elif port.tensor == "logits/counts":  # type: ignore[union-attr]
+                value = examples * (np.arange(shape[0]) == choice)
             elif shape == ():  # a measured loss and a count
                 value = distance * np.abs(generator.standard_normal())
             else:  # control variates, as far from each other as they may get
@@ -240,7 +245,7 @@ def test_uniform_weights_where_the_policy_says_so(
     here = finish_of(name, "uniform")
     assert {port.weighting for port in here.layout.updates} == {"uniform"}
     assert not any(port.kind == "weight" for port in here.layout.updates)
-    few, many = here.update(3, 0.01, 1, 5), here.update(3, 0.01, 1000, 5)
+    few, many = here.update(3, 0.01, 1, 5), here.update(3, 0.01, 1024, 5)
     for port in here.layout.updates:
         np.testing.assert_array_equal(few[port.name], many[port.name])
     policy = msgspec.structs.replace(here.manifest.privacy, weighting="uniform", max_value=1e9, colluders=0.0)

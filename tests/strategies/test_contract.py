@@ -15,25 +15,27 @@ import pytest
 
 import archipel
 from archipel import strategies
-from archipel.bundle import Bundle, role_of
+from archipel.bundle import Bundle, read_weights, role_of, write_weights
 from archipel.bundle.roles import Broadcast
 from archipel.compression import StaticInt8
 from archipel.converter import Compression
 from archipel.errors import ArchipelError, ConversionError
 from archipel.lite_runtime import DeviceState, LocalUpdate, Runtime
-from archipel.protocol.vector import Layout
+from archipel.protocol.vector import DecodedSum, Layout
 from archipel.strategies.device import describe
 from archipel.strategies.strategy import Strategy
-from tests.support.simulation import clients, first_state, imported, normalized, ports, server_step
+from tests.support.simulation import added_up, clients, first_state, imported, normalized, ports, server_step
 
 Make = Callable[..., Bundle]
 Of = Callable[[Strategy], Bundle]
+Updates = Callable[[Strategy], list[dict[str, np.ndarray]]]
 
 NEEDED: dict[str, dict[str, Any]] = {"fedrep": {"personal": "head.*"}, "fedper": {"personal": "head.*"}}
 """Options without a default."""
 WRONG: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": -1.0},
     "fedasync": {"mu": -1.0},
+    "feddistill": {"strength": -1.0},
     "scaffold": {"control_clip": 0.0, "control_range": "wide"},
     "fednova": {"step_cap": 0},
     "fedrep": {"personal_epochs": 0, "personal": 3},
@@ -50,8 +52,25 @@ WRONG: dict[str, dict[str, Any]] = {
     "ifca": {"models": 1, "spread": 0.0, "seed": -1},
     "dpsgd": {"example_clip": 0.0, "noise_multiplier": -0.1},
 }
+REFERENCES = {
+    "test_rounds.py": ("fedavg", "fedprox", "scaffold", "feddyn", "fedsgd", "reptile", "fednova"),
+    "test_personal_rounds.py": ("perfedavg", "pfedme", "moon", "fedper", "fedrep", "fedbn", "ditto"),
+    "test_server_optimizers.py": ("fedavgm", "fedexp"),
+    "test_qfedavg.py": ("qfedavg",),
+    "test_dpsgd.py": ("dpsgd",),
+}
+"""Three rounds against the paper's steps in PyTorch: the test is called test_NAME."""
+OTHER_REFERENCES = {
+    "lora": ("test_lora.py", "test_lora_on_a_gemm_and_a_conv"),
+    "ifca": ("test_ifca.py", "test_three_rounds"),
+    "feddistill": ("test_feddistill.py", "test_three_rounds"),
+    "fedasync": ("test_fedasync.py", "test_each_update_is_mixed_in_when_it_comes"),
+    **dict.fromkeys(("fedadam", "fedyogi", "fedadagrad"), ("test_server_optimizers.py", "test_adaptive")),
+}
 BY_LOSS = {"qfedavg"}
 """Their devices weigh as much as their loss says, whatever the number of examples."""
+BY_CLASS = {"feddistill"}
+"""Their devices weigh each class by itself, so that less than the clip is left of the whole update."""
 RATES = {"fedsgd": 0.5}
 """Of a strategy that makes fewer steps than others in a round."""
 CLIP, CAP, BITS = 1e-3, 10, 20
@@ -82,6 +101,25 @@ def local_round(bundle: Bundle, client: int = 3, state: DeviceState | None = Non
     return device.local_round(x, y, seed=1, broadcast=broadcast, hyperparameters=hyper, randomness=noise)
 
 
+@pytest.fixture(scope="module")
+def updates_of(bundle_of: Of) -> Callable[[Strategy], list[dict[str, np.ndarray]]]:
+    """What the four clients upload in a first round."""
+    by_name = cache(
+        lambda name: [local_round(bundle_of(strategies.get(name)), client=client).arrays for client in range(4)]
+    )
+    return lambda strategy: by_name(strategy.name)
+
+
+def summed(bundle: Bundle, updates: list[dict[str, np.ndarray]]) -> DecodedSum:
+    """Through the fixed-point encoding, as in a secure round."""
+    layout, cohort = Layout.of(bundle.program("finish")), len(updates)
+    bits = layout.modulus_bits(cohort)
+    total = np.zeros(layout.length, np.uint32)
+    for arrays in updates:
+        total += layout.encode(arrays, modulus_bits=bits, max_cohort=cohort)
+    return layout.decode_sum(total & np.uint32(2**bits - 1), cohort=cohort, modulus_bits=bits)
+
+
 def norm(arrays: list[np.ndarray]) -> float:
     return float(np.sqrt(sum((array.astype(np.float64) ** 2).sum() for array in arrays)))
 
@@ -94,7 +132,9 @@ def test_the_update_is_clipped_and_weighted_on_the_device(bundle_of: Of, strateg
     statistics = {port.tensor for port in uploads if port.kind in ("mean", "variance")}
     # FedBN keeps them on the device, and per-example clipping allows no others than the model's own.
     assert statistics == (
-        set() if strategy.name in ("fedbn", "dpsgd", "moon", "ifca") else {"norm.running_mean", "norm.running_var"}
+        set()
+        if strategy.name in ("fedbn", "dpsgd", "moon", "ifca", "feddistill")
+        else {"norm.running_mean", "norm.running_var"}
     )
     assert {port.tensor for port in by_kind["delta"]} | statistics == {s.name for s in bundle.manifest.parameters}
     assert {port.clip for port in by_kind["delta"]} == {CLIP}
@@ -107,23 +147,17 @@ def test_the_update_is_clipped_and_weighted_on_the_device(bundle_of: Of, strateg
             assert weight == pytest.approx(share) or strategy.name in BY_LOSS
         deltas = [arrays[port.name] for port in by_kind["delta"]]
         # Any of these rounds moves further than the bound, so that it is reached.
-        assert norm(deltas) == pytest.approx(CLIP * weight, rel=1e-4)
+        assert norm(deltas) <= CLIP * weight * (1 + 1e-4)
+        assert norm(deltas) > (0.2 if strategy.name in BY_CLASS else 1 - 1e-4) * CLIP * weight
         assert all(np.abs(arrays[port.name]).max() <= port.range for port in uploads)
 
 
 @every
-def test_the_server_half_takes_what_the_devices_send(bundle_of: Of, strategy: Strategy) -> None:
+def test_the_server_half_takes_what_the_devices_send(bundle_of: Of, updates_of: Updates, strategy: Strategy) -> None:
     """Through the fixed-point encoding, as in a round."""
     bundle = bundle_of(strategy)
-    finish = bundle.program("finish")
-    assert {port.bits for port in ports(finish)} == {BITS}
-    layout, start = Layout.of(finish), bundle.parameters()
-    bits = layout.modulus_bits(4)
-    total = np.zeros(layout.length, np.uint32)
-    for client in range(4):
-        total += layout.encode(local_round(bundle, client=client).arrays, modulus_bits=bits, max_cohort=4)
-    total &= np.uint32(2**bits - 1)
-    decoded = layout.decode_sum(total, cohort=4, modulus_bits=bits)
+    assert {port.bits for port in ports(bundle.program("finish"))} == {BITS}
+    start, decoded = bundle.parameters(), summed(bundle, updates_of(strategy))
     hyperparameters = dict(strategy.server_hyperparameters)
     first = first_state(bundle)
     moved, state = server_step(bundle, start, first, decoded, 4, hyperparameters)
@@ -139,6 +173,53 @@ def test_the_server_half_takes_what_the_devices_send(bundle_of: Of, strategy: St
         # Statistics are measured; a rate does not scale them.
         share = 1.0 if "running" in name else 0.5
         np.testing.assert_allclose(half[name] - value, share * (moved[name] - value), atol=1e-6)
+
+
+@every
+def test_the_order_of_devices_does_not_matter(bundle_of: Of, updates_of: Updates, strategy: Strategy) -> None:
+    """To the last bit where sums are whole numbers, and to float64 where they are not."""
+    bundle, updates = bundle_of(strategy), updates_of(strategy)
+    start, first, finish = bundle.parameters(), first_state(bundle), bundle.program("finish")
+    turned = [updates[i] for i in (2, 0, 3, 1)]
+    for sums, most in (((summed(bundle, updates), summed(bundle, turned)), 0.0),
+                       ((added_up(finish, updates), added_up(finish, turned)), 1e-7)):  # fmt: skip
+        one, other = (server_step(bundle, start, first, total, 4) for total in sums)
+        for mine, others in zip(one, other, strict=True):
+            for name, value in mine.items():
+                np.testing.assert_allclose(others[name], value, rtol=most, atol=most, err_msg=name)
+
+
+@every
+def test_as_many_devices_as_came_share_a_step(bundle_of: Of, updates_of: Updates, strategy: Strategy) -> None:
+    """Devices that all send the same move the model as one alone does, whoever of the cohort dropped out."""
+    bundle, update = bundle_of(strategy), updates_of(strategy)[3]
+    start, first = bundle.parameters(), first_state(bundle)
+    alone = server_step(bundle, start, first, summed(bundle, [update]), 1)
+    assert any(not np.array_equal(alone[0][name], start[name]) for name in start)
+    for came in (2, 3, 7):
+        together = server_step(bundle, start, first, summed(bundle, [update] * came), came)
+        for one, several in zip(alone, together, strict=True):
+            for name, value in one.items():
+                np.testing.assert_allclose(several[name], value, rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+@every
+def test_a_task_goes_on_from_what_is_stored(bundle_of: Of, updates_of: Updates, strategy: Strategy) -> None:
+    """The server's next step from its blobs, and a device's next round from its file, are those without them."""
+    bundle = bundle_of(strategy)
+    total = summed(bundle, updates_of(strategy))
+    moved, state = server_step(bundle, bundle.parameters(), first_state(bundle), total, 4)
+    held = server_step(bundle, moved, state, total, 4)
+    stored = read_weights(write_weights(moved)), read_weights(write_weights(state)) if state else {}
+    for mine, others in zip(held, server_step(bundle, *stored, total, 4), strict=True):
+        assert {n: (a.dtype, a.shape) for n, a in mine.items()} == {n: (a.dtype, a.shape) for n, a in others.items()}
+        assert all(np.array_equal(others[name], value) for name, value in mine.items())
+    device = DeviceState()
+    local_round(bundle, state=device)
+    again = DeviceState.decode(device.encode())
+    for one, other in zip(*(local_round(bundle, state=each).arrays.items() for each in (device, again)), strict=True):
+        assert one[0] == other[0]
+        np.testing.assert_array_equal(one[1], other[1])
 
 
 @every
@@ -236,7 +317,7 @@ for name, strategy in strategies.STRATEGIES.items():
     assert strategy.broadcast(state).keys() <= state.keys()
     deltas = {{"w": np.ones((2, 3))}}
     values = {{"control/w": np.ones((2, 3)), "fednova/steps": np.array(2.0), "fedexp/square_norm": np.array(1.0)}}
-    values["ifca/weights"] = np.array([0.5, 0.5])
+    values |= {{f"{{name}}/weights": np.array([0.5, 0.5]) for name in ("ifca", "feddistill")}}
     moved, state = strategy.update(parameters, state, DecodedSum(deltas, values, 1.0), 2, {{}})
     assert (moved["w"] > 1).all() and moved["w"].dtype == np.float32
     half = describe(name, strategy.device, needed.get(name, {{}}))
@@ -250,6 +331,14 @@ print(len(strategies.STRATEGIES))
 """
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (out.stdout.strip(), out.stderr) == (str(len(strategies.STRATEGIES)), "")
+
+
+def test_every_strategy_has_a_reference() -> None:
+    """So that none comes without three rounds that somebody else computes."""
+    places = {name: (file, f"test_{name}") for file, names in REFERENCES.items() for name in names} | OTHER_REFERENCES
+    assert set(places) == set(strategies.STRATEGIES)
+    for name, (file, test) in places.items():
+        assert f"def {test}(" in (Path(__file__).parent / file).read_text(), name
 
 
 def test_the_device_knows_no_strategy() -> None:

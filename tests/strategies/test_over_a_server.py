@@ -18,7 +18,20 @@ POLICY = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "strategy", ["scaffold", "fednova", "ditto", "fedadam", "fedexp", "feddyn", "moon", "pfedme", "perfedavg", "ifca"]
+    "strategy",
+    [
+        "scaffold",
+        "fednova",
+        "ditto",
+        "fedadam",
+        "fedexp",
+        "feddyn",
+        "moon",
+        "pfedme",
+        "perfedavg",
+        "ifca",
+        "feddistill",
+    ],
 )
 def test_secure_rounds_come_out_like_simulated_ones(make: Callable[..., Bundle], tmp_path: Path, strategy: str) -> None:
     key = generate_key()

@@ -6,11 +6,13 @@ from itertools import pairwise
 
 import click
 
+from archipel.cli.input_output.distributions import describe_distribution
 from archipel.cli.input_output.remote import remote, result_line
 from archipel.cli.input_output.tables import as_json, show, table
 from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
-from archipel.protocol.operator.tasks import RoundInfo, RoundResult
+from archipel.protocol.operator.results import Distribution, RoundResult
+from archipel.protocol.operator.tasks import RoundInfo
 
 
 @click.group()
@@ -116,6 +118,8 @@ def _result(result: RoundResult | None) -> list[str]:
         beyond = result.clamped.get(name, 0.0)
         note = f"   beyond its range on devices with {beyond:.1%} of the examples, which count as the bound"
         lines.append(f"{name:<24}{value:.6g}{note if beyond else ''}")
+    for name, spread in result.distributions.items():
+        lines += _bars(f"{name} over the devices: {describe_distribution(spread)}", *_counted(spread))
     if result.clipped is not None:
         lines.append(f"{'clipped':<24}{result.clipped} of {result.devices} devices had their update clipped")
     if result.capped is not None:
@@ -133,6 +137,13 @@ def _result(result: RoundResult | None) -> list[str]:
         if each.counts and not each.quantiles:
             lines += _bars(name, each.edges, each.counts)
     return lines
+
+
+def _counted(spread: Distribution) -> tuple[list[float], list[float]]:
+    """The edges and counts of its histogram, without the bins before the first device and after the last one."""
+    found = [place for place, count in enumerate(spread.counts) if count]
+    first, last = max(found[0] - 1, 0), min(found[-1] + 1, len(spread.edges))
+    return spread.edges[first:last], [float(count) for count in spread.counts[first : last + 1]]
 
 
 def _bars(name: str, edges: list[float], counts: list[float]) -> list[str]:

@@ -61,6 +61,7 @@ def task() -> None:
 @click.option("--aggregation", metavar="RULE", help="The rule by which updates become one, such as median; "
               "in place of the file's (docs/robust.md).")  # fmt: skip
 @click.option("--tolerated", type=click.IntRange(0), help="How many updates the rule lets be arbitrary.")
+@click.option("--secure-groups", type=click.IntRange(0), help="Over the sums of how many secure groups the rule goes.")
 @click.option("--mixing", help="What is done to updates before the rule: nnm or bucketing.")
 @request_key("task")
 @as_json
@@ -73,6 +74,7 @@ def create(
     aggregation: str | None,
     tolerated: int | None,
     mixing: str | None,
+    secure_groups: int | None,
     key: str | None,
     as_json: bool,
 ) -> None:
@@ -82,6 +84,7 @@ def create(
     archipel task create task.toml --bundle digits.bundle
     archipel task create --from federation.toml --bundle digits.bundle
     archipel task create task.toml --bundle digits.bundle --aggregation trimmed-mean --tolerated 2
+    archipel task create task.toml --bundle digits.bundle --aggregation median --tolerated 1 --secure-groups 3
     """
     given = {"rule": aggregation, "tolerated": tolerated, "mixing": mixing}
     rule = {name: value for name, value in given.items() if value is not None}
@@ -89,17 +92,17 @@ def create(
         raise CommandError("give FILE, a task's, or --from FEDERATION.toml, one of them")
     # The file is checked before the bundle is uploaded, with a digest of zeros in the place of the bundle's.
     if file is not None:
-        request = _read_task(file, bundle, rule)
+        request = _read_task(file, bundle, rule, secure_groups)
     else:
         assert federation is not None
-        request, bundle = _read_federation(federation, bundle, rule)
+        request, bundle = _read_federation(federation, bundle, rule, secure_groups)
     if bundle is not None:
         request = msgspec.structs.replace(request, bundle=client.bundles.upload(bundle, request.population).digest)
     info = client.tasks.create(request, key=key)
     show(info, as_json, _lines(info))
 
 
-def _read_task(file: Path, bundle: Path | None, rule: Mapping[str, object]) -> TaskRequest:
+def _read_task(file: Path, bundle: Path | None, rule: Mapping[str, object], groups: int | None) -> TaskRequest:
     table = read_toml(file)
     if bundle is not None and "bundle" in table:
         raise CommandError(f"{file}: it names a bundle, and so does --bundle; leave one of them out")
@@ -108,16 +111,21 @@ def _read_task(file: Path, bundle: Path | None, rule: Mapping[str, object]) -> T
             f"{file}: no bundle; give --bundle FILE.bundle, or the digest of one as `bundle` in the file"
         )
     more: dict[str, object] = {} if bundle is None else {"bundle": "0" * 64}
+    if groups is not None:
+        more["secure_groups"] = groups
     if rule:
         said = table.get("aggregation")
         more["aggregation"] = {**(said if isinstance(said, dict) else {}), **rule}
     return read_request(file, TaskRequest, **more)
 
 
-def _read_federation(file: Path, bundle: Path | None, rule: Mapping[str, object]) -> tuple[TaskRequest, Path]:
+def _read_federation(
+    file: Path, bundle: Path | None, rule: Mapping[str, object], groups: int | None
+) -> tuple[TaskRequest, Path]:
     from archipel.simulation.federation import load_federation
 
-    federation = load_federation(file, [f"aggregation.{name}={value}" for name, value in rule.items()])
+    settings = [f"aggregation.{name}={value}" for name, value in rule.items()]
+    federation = load_federation(file, settings + ([] if groups is None else [f"secure_groups={groups}"]))
     named = federation.settings.model.bundle
     if bundle is None and named is None:
         raise CommandError(f"{file}: its model is no bundle; make one with `archipel convert`, and give it as --bundle")

@@ -13,7 +13,7 @@ from archipel.durable import creating
 from archipel.errors import CommandError
 from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
-from archipel.protocol.operator.tasks import TokenRequest
+from archipel.protocol.operator.access import TokenRequest
 
 
 @click.group()

@@ -13,7 +13,7 @@ from archipel.durable import sync_folder, sync_open
 from archipel.errors import CommandError, ProtocolError
 from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
-from archipel.protocol.operator.tasks import AuditHead
+from archipel.protocol.operator.access import AuditHead
 from archipel.protocol.sealed import Sealed, decode, encode, unseal
 from archipel.server.audit.chain import verify as verify_chain
 

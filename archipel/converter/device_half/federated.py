@@ -11,18 +11,20 @@ import onnx_ir as ir
 from archipel.bundle import Phase
 from archipel.bundle.roles import Hyperparameter, Port
 from archipel.converter.device_half.contrast import contrasted
-from archipel.converter.device_half.roles import Division, assign_roles, assign_start, select
+from archipel.converter.device_half.distilled import DistillingLoss
+from archipel.converter.device_half.measuring import MEASURING, measuring_program
+from archipel.converter.device_half.roles import Division, assign_roles, select
 from archipel.errors import ConversionError
 from archipel.graph import Model, promote
 from archipel.strategies.device import (
     CHOICE,
     CORRECTION,
-    MEASURED_COUNT,
-    MEASURED_LOSS,
+    LOGITS,
     ClipExamples,
     Contrast,
     Correction,
     DeviceHalf,
+    Distill,
     Follows,
     LocalTraining,
     MakeProgram,
@@ -34,7 +36,6 @@ from archipel.strategies.device import (
 from archipel.strategies.program import choice_state
 from archipel.training import per_example, step_graph, transforms
 from archipel.training.batch_norm import BatchNorm, statistics_of_layers
-from archipel.training.evaluation import choose_graph, measure_graph
 from archipel.training.losses import Loss
 from archipel.training.nested import MetaSGD, MoreauSGD
 from archipel.training.optimizers import SGD, Optimizer
@@ -63,6 +64,8 @@ def divide(
     layers = statistics_of_layers(model) if batch_norm == "train" else []
     averages = list(dict.fromkeys(name for _, *pair in layers for name in pair))
     personal.update(select([*names, *averages], half.personal, strategy, "personal"))
+    if half.logits:
+        personal.update(name for name in [*names, *averages] if name != LOGITS)
     shared = {name: values[name] for name in names if name not in personal}
     if not shared:
         raise ConversionError(f"strategy {strategy!r}: every trained tensor is personal, so there is nothing to share")
@@ -89,16 +92,8 @@ def train_programs(
     """
     programs = {}
     for number, part in enumerate(half.parts):
-        if part.trains == "nothing":
-            batch_norm = options.get("batch_norm", "train")
-            totals = (MEASURED_LOSS, MEASURED_COUNT)
-            measuring = measure_graph(model, loss, division.all, totals, batch_norm=batch_norm)
-            programs[part.program] = assign_start(measuring, division, strategy)
-            continue
-        if part.trains == "choice" and half.models is not None:
-            totals = (MEASURED_LOSS, MEASURED_COUNT)
-            choosing = choose_graph(model, loss, division.all, CHOICE, half.models.count, totals)
-            programs[part.program] = assign_start(choosing, division, strategy, kept=(CHOICE,))
+        if part.trains in MEASURING:
+            programs[part.program] = measuring_program(part, model, loss, options, half, division, strategy)
             continue
         # The parts "all" and "copies" train every tensor.
         moved = {"personal": list(division.personal), "shared": list(division.shared)}.get(part.trains, division.all)
@@ -122,6 +117,9 @@ def train_programs(
         if contrast is not None:
             _check_contrast(model, options, strategy)
             source, aim, given = contrasted(source, loss, moved, contrast, strategy)
+        distill = next((term for term in part.terms if isinstance(term, Distill)), None)
+        if distill is not None:
+            aim = DistillingLoss(loss, distill.strength)
         steps = _nested(optimizer, part)
         program = step_graph(source, aim, steps, trainable=moved, **_step_options(options, part, still, strategy))
         program.initial.update({name: model.parameters[name] for name in still})

@@ -40,15 +40,17 @@ class Replacement(Protocol):
 
 @dataclass(frozen=True)
 class Adapted:
-    """A model with replaced weights. `trained` are the tensors that train: their replacements, and `full` weights."""
+    """A model with replaced weights. `trained` are the tensors that train: their replacements, `full` weights, and
+    `added` ones, which are parameters of the federation but no part of the model."""
 
     model: Model
     replaced: tuple[Replacement, ...]
     full: tuple[str, ...]
+    added: tuple[str, ...] = ()
 
     @property
     def trained(self) -> list[str]:
-        return [*(name for each in self.replaced for name in each.shapes), *self.full]
+        return [*(name for each in self.replaced for name in each.shapes), *self.added, *self.full]
 
     @property
     def derived(self) -> list[str]:

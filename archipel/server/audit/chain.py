@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from archipel.errors import AuditError
-from archipel.protocol.operator.tasks import AuditEntry
+from archipel.protocol.operator.access import AuditEntry
 
 FIRST = "0" * 64
 """The `previous` of the first entry."""

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import insert, select, text
 from sqlalchemy.orm import Session
 
-from archipel.protocol.operator.tasks import AuditEntry
+from archipel.protocol.operator.access import AuditEntry
 from archipel.server.audit.chain import FIRST, entry_hash
 from archipel.server.database.server_tables import AuditRow
 

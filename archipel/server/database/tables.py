@@ -226,7 +226,9 @@ class Round(Base):
     devices may know it. `step_norm` and `state_norm` are the L2 norms of what a training's round changed, `step_scale`
     is the factor that limited it (strategies.step_limits); null before the round is committed, and for other kinds of
     tasks. `complaints` is the number of excluded participants. `deadlines` are the seconds that each phase of this
-    round may take (null: those of the task), `timings` what its devices took (server.rounds.durations).
+    round may take (null: those of the task), `timings` what its devices took (server.rounds.durations). Of a secure
+    group: `part_of` is the id of the first group of the same round, `place` its number from 0 on, `group_sum` the
+    digest of its unmasked sum in the spool (server.rounds.grouping); of other rounds these are null.
     """
 
     __tablename__ = "rounds"
@@ -253,6 +255,9 @@ class Round(Base):
     complaints: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     deadlines: Mapped[dict[str, float] | None] = mapped_column(JSON(none_as_null=True))
     timings: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    part_of: Mapped[str | None] = mapped_column(Id, index=True)
+    place: Mapped[int | None] = mapped_column(Integer)
+    group_sum: Mapped[str | None] = mapped_column(Digest)
     started: Mapped[float] = mapped_column(Float)
     ended: Mapped[float | None] = mapped_column(Float)
     __table_args__ = (

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from archipel.errors import SpoiledRoundError
 from archipel.server.database.fault_tables import Rest, Search, Suspect
 from archipel.server.database.tables import Device, Participant, Round, Task
+from archipel.server.database.task_requests import request_of
 from archipel.server.devices.faults import note_fault, set_aside, set_aside_now
 from archipel.server.devices.queries import is_query
 from archipel.server.devices.rests import resting
@@ -74,10 +75,15 @@ def waiting_needed(session: Session, task: Task, now: float) -> int:
 
 
 def _searches(session: Session, task: Task) -> bool:
-    # The devices of a query are not drawn by chance: archipel.server.devices.queries chooses them.
-    drawn = task.privacy == "secure" and not is_query(task)
+    drawn = _draws(task)
     search = session.get(Search, task.population) if drawn else None
     return search is not None and search.quiet < PATIENCE
+
+
+def _draws(task: Task) -> bool:
+    # The devices of a query are not drawn by chance: archipel.server.devices.queries chooses them. Of several groups at
+    # once a device is in exactly one, so these are no independent draws; a spoiled group is left out of its round.
+    return task.privacy == "secure" and not is_query(task) and not request_of(task).secure_groups
 
 
 def _members(task: Task) -> Select[int]:
@@ -97,6 +103,8 @@ def after_failure(
     if not error.suspects:
         return False
     current.spoiled = True
+    if request_of(task).secure_groups:
+        return True
     task.spoiled_rounds += 1
     learned = _learn(session, current, task, suspects=error.suspects, settings=settings, now=now)
     return not learned or task.spoiled_rounds > settings.max_spoiled_rounds
@@ -105,7 +113,7 @@ def after_failure(
 def after_success(session: Session, current: Round, task: Task, *, settings: Settings, now: float) -> None:
     """Learn from a round whose sum is valid: the devices in it become less suspect."""
     task.spoiled_rounds = 0
-    if task.privacy == "secure":
+    if task.privacy == "secure" and not request_of(task).secure_groups:
         _learn(session, current, task, suspects=None, settings=settings, now=now)
 
 

@@ -37,7 +37,7 @@ from archipel.server.devices.rests import forget_rests
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
-from archipel.server.rounds import buffers, evaluating, folding, opening, robust
+from archipel.server.rounds import buffers, evaluating, folding, grouping, opening, robust
 from archipel.server.rounds.aggregation import aggregate
 from archipel.server.rounds.candidates import fewest
 from archipel.server.rounds.checks import layout_of
@@ -47,11 +47,11 @@ from archipel.server.rounds.machine import (
     Transition,
     Verdict,
     advance,
-    count,
     count_seatable,
-    decide,
+    deadline,
     fail_round,
     fail_task,
+    judge,
     read_plan,
 )
 from archipel.server.rounds.waiting import is_evaluated
@@ -199,10 +199,10 @@ class Coordinator:
             rule = RULES.get(current.phase)
             if rule is None:
                 return False
-            counts = count(session, current, task, now=now, window=window)
-            verdict = decide(rule, counts, now=now, phase_ends=current.phase_ends)
-            live = task.live
-            stays = live and verdict is Verdict.STAY
+            _, verdict = judge(session, current, task, now=now, window=window)
+            stays = task.live and verdict is Verdict.STAY
+            if stays and grouping.waits(session, current):
+                return False
             if stays and rule.name == "buffering":
                 due = buffers.seats_are_due(session, current, task, now=now, window=window)
             folds = stays and rule.collects and not robust.keeps_single(request_of(task))
@@ -293,9 +293,13 @@ class Coordinator:
                 counts = True
                 if spoiled is not None and task.live:
                     counts = search.after_failure(session, current, task, spoiled, settings=settings, now=now)
-                    reason += f"; {search.HOPELESS}" if counts else ""
+                    reason += f"; {search.HOPELESS}" if counts and current.part_of is None else ""
                 most = settings.max_failed_rounds
                 done = fail_round(session, current, task, reason, now=now, max_failed=most, counts=counts)
+            elif outcome.group_sum:
+                ends = now + deadline(task, current.phase, current)
+                grouping.keep_sum(session, current, outcome.group_sum, ends=ends)
+                done = Transition(round_id, "aggregating", "the group has its sum")
             else:
                 record_result(session, current, task, outcome, settings=settings, now=now)
                 done = Transition(round_id, "committed")
@@ -346,10 +350,14 @@ class Coordinator:
         log.info("round %s: %s%s", done.round_id, done.phase, f" ({done.reason})" if done.reason else "")
         if done.phase in ("committed", "failed"):
             with self._services.database.read() as session:
-                task = session.get_one(Task, session.get_one(Round, done.round_id).task_id)
+                ended = session.get_one(Round, done.round_id)
+                task = session.get_one(Task, ended.task_id)
+                of_groups = select(Round.round_id).where(Round.part_of == ended.part_of, Round.ended.is_not(None))
+                others = [] if ended.part_of is None else session.scalars(of_groups).all()
             # Devices of a live buffered task may still upload for this round; `recover` removes its files later.
             if not (task.buffered and task.live):
-                self._services.spool.discard(done.round_id)
+                for round_id in {done.round_id, *others}:
+                    self._services.spool.discard(round_id)
 
     def _clean(self) -> None:
         now = self._services.clock()

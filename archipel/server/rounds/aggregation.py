@@ -24,11 +24,11 @@ from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import disputes, liars, unmask_sum
 from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import plan_layout
-from archipel.protocol.vector import DecodedSum, Vector
+from archipel.protocol.vector import DecodedSum, Layout, Vector
 from archipel.server.database.tables import Answer, BundleRow, Round, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
-from archipel.server.rounds import folding, robust
+from archipel.server.rounds import folding, group_sums, grouping, robust
 from archipel.server.rounds.frozen import read_cohort
 from archipel.server.rounds.history import read_history
 from archipel.server.rounds.machine import answered, read_plan, sharers
@@ -51,8 +51,8 @@ class Collected:
 
     The updates `pending` are not in its checkpoint yet. The strategy applies the sum to `weights` and `strategy_state`;
     `history` has the norms of the task's earlier steps, `began` the round of the one update of a buffer that holds one.
-    Secure rounds alone have the last three: U1 (`cohort`), U2
-    (`sharers`) and the answers of phase unmasking.
+    Secure rounds alone have U1 (`cohort`), U2 (`sharers`) and the answers of phase unmasking. `groups`, once all groups
+    that are left have their sums: the round of each, the digest of its sum and its number of devices.
     """
 
     current: Round
@@ -69,6 +69,7 @@ class Collected:
     sharers: list[str]
     cohort: Cohort | None
     answers: dict[str, Unmasking]
+    groups: list[tuple[str, str, int]]
     began: Round | None = None
 
 
@@ -97,7 +98,8 @@ class Outcome:
     """What a sum over `cohort` devices gave: a new version of a training task, and the JSON of an operator.RoundResult.
 
     A training without metrics has no result, and other tasks have no version. If there is neither although the server
-    could read the sum, `reason` says why. `faults` has what devices did wrong without spoiling the sum.
+    could read the sum, `reason` says why. `faults` has what devices did wrong without spoiling the sum. A group gives
+    its sum alone: `group_sum` is its digest.
     """
 
     cohort: int
@@ -106,6 +108,7 @@ class Outcome:
     result: dict[str, Any] | None = None
     faults: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
+    group_sum: str = ""
 
 
 def aggregate(services: Services, round_id: str) -> Outcome:
@@ -117,14 +120,20 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     """
     with services.database.read() as session:
         collected = _collect(session, round_id)
+    layout, request = plan_layout(collected.plan, collected.manifest), collected.request
     faults: Mapping[str, str] = {}
     kept: Tensors = {}
-    if robust.keeps_single(collected.request):
-        layout = plan_layout(collected.plan, collected.manifest)
-        before = {} if collected.rule_state is None else services.blobs.read_weights(collected.rule_state)
-        decoded, kept = robust.combine_updates(services.spool, collected.pending, layout, collected.request, before)
+    before = {} if collected.rule_state is None else services.blobs.read_weights(collected.rule_state)
+    if robust.keeps_single(request):
+        decoded, kept = robust.combine_updates(services.spool, collected.pending, layout, request, before)
+    elif collected.groups:
+        decoded, kept = group_sums.combine_groups(services.spool, collected.groups, layout, request, before)
+        collected = replace(collected, updates=sum(devices for _, _, devices in collected.groups))
     else:
-        decoded, faults = _sum(services, collected)
+        decoded, faults = _sum(services, collected, layout)
+        if collected.current.part_of is not None:
+            stored = group_sums.store_sum(services.spool, round_id, decoded, layout)
+            return Outcome(collected.updates, decoded.weight, faults=faults, group_sum=stored)
     try:
         made = _make(services, collected, decoded, kept)
     except ArchipelError as error:
@@ -133,10 +142,9 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     return replace(made, faults=faults)
 
 
-def _sum(services: Services, collected: Collected) -> tuple[DecodedSum, Mapping[str, str]]:
+def _sum(services: Services, collected: Collected, layout: Layout) -> tuple[DecodedSum, Mapping[str, str]]:
     """The checked sum of the round's updates, and what devices did wrong without spoiling it."""
-    plan, manifest = collected.plan, collected.manifest
-    layout = plan_layout(plan, manifest)
+    plan = collected.plan
     total = folding.load(services.spool, collected.current, plan, layout)
     folding.fold(services.spool, total, collected.pending, collected.request.staleness_exponent)
     faults: Mapping[str, str] = {}
@@ -198,12 +206,22 @@ def _collect(session: Session, round_id: str) -> Collected:
         sharers=sharers(session, round_id),
         cohort=read_cohort(session, round_id) if secure else None,
         answers={row.device_id: decode("unmasking", row.body or b"", Unmasking) for row in unmaskings},
+        groups=_read_groups(session, current),
         began=session.scalar(
             select(Round).join(Answer, Answer.round_id == Round.round_id).where(Answer.folded_into == round_id)
         )
         if task.buffered and task.cohort == 1
         else None,
     )
+
+
+def _read_groups(session: Session, current: Round) -> list[tuple[str, str, int]]:
+    """All groups of the round that are left, in their order; none before the last of them has its sum."""
+    groups = sorted([current, *grouping.other_groups(session, current)], key=lambda each: each.place or 0)
+    sums = [(each.round_id, each.group_sum) for each in groups if each.group_sum is not None]
+    if len(sums) < len(groups):
+        return []
+    return [(round_id, digest, len(answered(session, round_id, "masking"))) for round_id, digest in sums]
 
 
 def _unmask(collected: Collected, total: Vector) -> tuple[Vector, dict[str, str]]:

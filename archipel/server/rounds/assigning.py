@@ -10,15 +10,22 @@ from sqlalchemy.orm import Session
 from archipel.server.database.tables import CheckInRow, Participant, Round, Task
 from archipel.server.devices import queries
 from archipel.server.devices.spoiler_search import draw_round
+from archipel.server.rounds import grouping
 from archipel.server.rounds.candidates import candidates
 
 
 def assign(session: Session, current: Round, task: Task, needed: int, *, now: float, window: float) -> None:
-    """Choose the devices of a round that begins, at least `needed` of those that wait, and give them their seats."""
+    """Choose the devices of a round that begins, at least `needed` of those that wait, and give them their seats.
+
+    `current` is the first of a round's groups, where it has groups; the devices are dealt out to all of them.
+    """
     waiting = candidates(session, task, now=now, window=window)
     if queries.is_query(task):
         waiting = queries.choose(session, task, waiting, needed, now=now)
-    seat(session, current.round_id, draw_round(session, current, task, waiting, needed))
+    chosen = draw_round(session, current, task, waiting, needed)
+    groups = [current, *grouping.other_groups(session, current)]
+    for group, devices in zip(groups, [chosen] if len(groups) == 1 else grouping.deal(chosen, len(groups))):
+        seat(session, group.round_id, devices)
 
 
 def seat(session: Session, round_id: str, chosen: Sequence[str], *, ends: float | None = None) -> None:

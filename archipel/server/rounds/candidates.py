@@ -79,7 +79,7 @@ def fewest(task: Task) -> int:
         # A secure asynchronous round is a group of exactly `cohort` devices (docs/design.md, "Asynchronous tasks").
         return 1 if task.buffered else request.cohort
     # Below the threshold the sum could not be unmasked; below `min_cohort` it would hide too few devices.
-    return max(request.threshold or 1, request.min_cohort)
+    return max(request.threshold or 1, request.min_cohort) * max(request.secure_groups, 1)
 
 
 def rest_ends(session: Session, task: Task, now: float) -> InstrumentedAttribute[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import Literal
 
 import msgspec
 
@@ -12,14 +13,17 @@ from archipel import strategies
 from archipel.bundle import Manifest
 from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ServerError
+from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.messages.distributions import Bins
 from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan, colluders_of
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
+from archipel.server.rounds.grouping import group_size
 from archipel.strategies.registry import misfit
 from archipel.strategies.robust.composing import check_composition
 from archipel.strategies.update_compression import carried
@@ -44,8 +48,27 @@ def server_hyperparameters(request: TaskRequest, manifest: Manifest) -> Mapping[
 def layout_of(request: TaskRequest, manifest: Manifest) -> Layout:
     """What one update of the task holds. Raises ProtocolError."""
     return upload_layout(
-        manifest, request.kind, request.program, request.metrics, count_adoption=request.count_adoption
+        manifest,
+        request.kind,
+        request.program,
+        request.metrics,
+        count_adoption=request.count_adoption,
+        distributions=_binned(request),
     )
+
+
+def with_bins(request: TaskRequest) -> dict[str, Bins | Literal["default"]]:
+    """The request's distributions, each with its bins; default ones go to the bound that `metrics` states."""
+    return {
+        name: default_bins(name, request.metrics.get(name)) if bins == "default" else bins
+        for name, bins in request.distributions.items()
+    }
+
+
+def _binned(request: TaskRequest) -> dict[str, Bins]:
+    if request.kind != "evaluation":
+        return {}  # of a training they are for the evaluations of its versions
+    return {name: bins for name, bins in with_bins(request).items() if isinstance(bins, Bins)}
 
 
 def make_plan(
@@ -63,7 +86,7 @@ def make_plan(
 ) -> RoundPlan:
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
     secure = request.privacy == "secure"
-    own = server_hyperparameters(request, manifest)
+    own, size = server_hyperparameters(request, manifest), group_size(request)
     return RoundPlan(
         round_id=round_id,
         task_id=task_id,
@@ -72,9 +95,9 @@ def make_plan(
         weights=weights,
         privacy=request.privacy,
         min_cohort=request.min_cohort,
-        max_cohort=request.cohort,
-        threshold=(request.threshold or smallest_threshold(manifest, request.cohort)) if secure else 1,
-        modulus_bits=layout_of(request, manifest).modulus_bits(request.cohort) if secure else 32,
+        max_cohort=size,
+        threshold=(request.threshold or smallest_threshold(manifest, size)) if secure else 1,
+        modulus_bits=layout_of(request, manifest).modulus_bits(size) if secure else 32,
         hyperparameters={name: value for name, value in request.hyperparameters.items() if name not in own},
         broadcast=broadcast,
         kind=request.kind,
@@ -83,10 +106,11 @@ def make_plan(
         max_examples=request.max_examples if request.kind != "training" else 1000,
         staleness_exponent=request.staleness_exponent if request.mode == "asynchronous" and secure else None,
         buffered=request.mode == "asynchronous" and not secure,
-        colluders=colluders_of(manifest.privacy, request.cohort) if secure else 0,
+        colluders=colluders_of(manifest.privacy, size) if secure else 0,
         # Of a training it is for the evaluations of its versions.
         min_contributors=(request.min_contributors or 0) if request.kind != "training" else 0,
         count_adoption=request.count_adoption,
+        distributions=_binned(request),
         narrow=secure and request.kind == "training" and bool(carried(manifest)),
         serial=serial,
         not_after=not_after,
@@ -112,20 +136,29 @@ def check_task(
     """
     threshold = 1
     if request.privacy == "secure":
-        threshold = request.threshold or smallest_threshold(manifest, request.cohort)
+        threshold = request.threshold or smallest_threshold(manifest, group_size(request))
     contributors = request.min_contributors
     if request.kind != "training":
-        contributors = request.min_contributors or manifest.privacy.min_contributors
+        least = LEAST_COUNTED if request.distributions else 1
+        contributors = request.min_contributors or max(manifest.privacy.min_contributors, least)
     elif contributors is not None and request.evaluate_every is None:
         raise ServerError("min_contributors: belongs to evaluations and analyses; training has min_cohort")
     # They are stored with the task, so that all its rounds have the same ones.
-    request = msgspec.structs.replace(request, threshold=threshold, min_contributors=contributors)
+    request = msgspec.structs.replace(
+        request, threshold=threshold, min_contributors=contributors, distributions=with_bins(request)
+    )
     if request.kind != "training" and request.rounds > manifest.privacy.queries:
         raise ServerError(
             f"rounds: {request.rounds}; bundle {manifest.name!r} allows {manifest.privacy.queries} queries in "
             f"{manifest.privacy.query_days} days"
         )
     needed = max(request.min_cohort, threshold)
+    if request.secure_groups and request.cohort // request.secure_groups < needed:
+        raise ServerError(
+            f"secure_groups: {request.secure_groups} groups of a cohort of {request.cohort} have "
+            f"{request.cohort // request.secure_groups} devices, below min_cohort {request.min_cohort} or threshold "
+            f"{threshold}"
+        )
     if request.cohort < needed:
         raise ServerError(f"cohort: {request.cohort} is below min_cohort {request.min_cohort} or threshold {threshold}")
     if request.goal is not None and not needed <= request.goal <= request.cohort:
@@ -165,13 +198,14 @@ def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
             ("metrics", bool(request.metrics)),
             ("weights", request.weights is not None),
             ("count_adoption", request.count_adoption),
+            ("distributions", bool(request.distributions)),
         ],
         "analytics": [("program", bool(request.program)), ("weights", request.weights is not None)],
         "training": [("evaluate_every", request.evaluate_every is not None)],
     }
     allowed = {name for name, _ in given[request.kind]}
     if request.evaluate_every is not None:
-        allowed.add("metrics")
+        allowed |= {"metrics", "distributions"}
     for kind, settings in given.items():
         for name, is_set in settings:
             if is_set and name not in allowed:
@@ -198,17 +232,24 @@ def _check_strategy(request: TaskRequest, manifest: Manifest) -> None:
 
 def _check_aggregation(request: TaskRequest, manifest: Manifest, layout: Layout, robust_bytes: int) -> None:
     rule = request.aggregation
-    if not rule.robust:
+    if not rule.robust and not request.secure_groups:
         return
     if request.kind != "training":
-        raise ServerError(f"aggregation: belongs to tasks of kind training, this one is of kind {request.kind}")
+        name = "aggregation" if rule.robust else "secure_groups"
+        raise ServerError(f"{name}: belongs to tasks of kind training, this one is of kind {request.kind}")
+    if request.secure_groups and (request.mode == "synchronous" or request.goal is not None):
+        raise ServerError(
+            "secure_groups: a group that fails is left out, so its round waits for no number of updates; leave goal "
+            "away, and take mode semi-synchronous"
+        )
     if rule.rule == "fltrust":
         raise ServerError(
             "aggregation 'fltrust': compares updates with one of the server's own examples, and a server has no data; "
             "take another rule, or simulate this one"
         )
     check_composition(
-        msgspec.structs.replace(rule, most_bytes=min(rule.most_bytes, robust_bytes)), 0, manifest, layout,
+        msgspec.structs.replace(rule, most_bytes=min(rule.most_bytes, robust_bytes)),
+        request.secure_groups, manifest, layout,
         privacy=request.privacy, asynchronous=request.mode == "asynchronous", cohort=request.cohort,
         fewest=(request.goal or request.cohort) if request.mode == "synchronous" else request.min_cohort,
     )  # fmt: skip

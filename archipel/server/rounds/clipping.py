@@ -7,7 +7,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import Manifest
-from archipel.protocol.operator.tasks import RoundResult, TaskRequest
+from archipel.protocol.operator.results import RoundResult
+from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.protocol.uploads import clip_input, upload_program
 from archipel.server.database.tables import Round, Task
@@ -26,7 +27,9 @@ def adapted_clip(session: Session, task: Task, request: TaskRequest, manifest: M
     port = clip_input(upload_program(manifest, "training"))
     if port is None:
         return {}
-    query = select(Round).where(Round.task_id == task.task_id, Round.phase == "committed")
+    query = select(Round).where(
+        Round.task_id == task.task_id, Round.phase == "committed", Round.weights_out.is_not(None)
+    )
     last = session.scalar(query.order_by(Round.number.desc()).limit(1))
     result = None if last is None or last.result is None else msgspec.convert(last.result, RoundResult)
     if last is None or result is None or result.clipped is None:

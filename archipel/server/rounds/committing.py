@@ -8,7 +8,7 @@ from archipel.server.database.tables import Blob, Round, Task, Version
 from archipel.server.devices import spoiler_search as search
 from archipel.server.rounds import evaluating, reach, weights_log
 from archipel.server.rounds.aggregation import Outcome
-from archipel.server.rounds.machine import commit_round
+from archipel.server.rounds.machine import answered, commit_round
 from archipel.server.settings import Settings
 
 
@@ -43,7 +43,10 @@ def record_result(
         )
         # Before `task.model` changes: the entry names the model that the step began with.
         bundle_log = weights_log.Log(task.population, task.bundle, settings.private_key)
-        weights_log.step(session, bundle_log, current, task, version, outcome.cohort)
+        # Of a round with groups the entry names one: devices that were in that group endorse it.
+        grouped = current.part_of is not None
+        devices = len(answered(session, current.round_id, "masking")) if grouped else outcome.cohort
+        weights_log.step(session, bundle_log, current, task, version, devices)
         current.weights_out = version.weights
         current.step_norm, current.state_norm = version.step.parameters, version.step.state
         current.step_scale = version.step.scale

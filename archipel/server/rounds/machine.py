@@ -31,7 +31,7 @@ from archipel.server.devices.faults import has_faults
 from archipel.server.devices.rests import end_rests
 from archipel.server.devices.smallest_answer import reads_attributes
 from archipel.server.devices.spoiler_search import waiting_needed
-from archipel.server.rounds import complaining
+from archipel.server.rounds import complaining, grouping
 from archipel.server.rounds.assigning import assign, let_go
 from archipel.server.rounds.candidates import candidates, count_candidates, fewest
 from archipel.server.rounds.durations import note_duration
@@ -112,6 +112,14 @@ class Transition:
     round_id: str
     phase: Phase
     reason: str = ""
+
+
+def judge(session: Session, current: Round, task: Task, *, now: float, window: float) -> tuple[Counts, Verdict]:
+    """Whether the round's present phase goes on, and the numbers that decide it. `window`: as of `count`."""
+    counts = count(session, current, task, now=now, window=window)
+    if grouping.waits(session, current):
+        return counts, Verdict.STAY
+    return counts, decide(RULES[current.phase], counts, now=now, phase_ends=current.phase_ends)
 
 
 def decide(rule: PhaseRule, counts: Counts, *, now: float, phase_ends: float) -> Verdict:
@@ -210,8 +218,7 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
     if not task.live:
         return fail_round(session, current, task, f"the task is {task.state}", now=now, max_failed=max_failed)
     rule = RULES[current.phase]
-    counts = count(session, current, task, now=now, window=window)
-    verdict = decide(rule, counts, now=now, phase_ends=current.phase_ends)
+    counts, verdict = judge(session, current, task, now=now, window=window)
     if verdict is Verdict.STAY:
         return None
     hopeless = rule.waits_for == "answers" and counts.expected < counts.minimum
@@ -247,9 +254,11 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
         if left < counts.minimum:
             reason = f"{left} devices are left after complaints, {counts.minimum} needed"
             return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
-    current.phase = next_phase(task, rule)
-    current.phase_ends = now + deadline(task, current.phase, current)
-    return Transition(round_id, current.phase)
+    # The first of several groups has assigned the devices of all.
+    phase = next_phase(task, rule)
+    for each in [current, *(grouping.other_groups(session, current) if rule.waits_for == "check-ins" else [])]:
+        each.phase, each.phase_ends = phase, now + deadline(task, phase, each)
+    return Transition(round_id, phase)
 
 
 def deadline(task: Task, phase: str, current: Round | None = None) -> float:
@@ -273,11 +282,22 @@ def fail_round(
 ) -> Transition:
     """Fail the round and delete its messages. After `max_failed` failures in a row the task fails too.
 
-    A failure does not count against the task if it is known to be some device's own fault, or if `counts` is False.
+    A failure does not count against the task if it is known to be some device's own fault, or if `counts` is False. A
+    group is only left out while enough others are left; with too few the others fail with it, as one round.
     """
+    others, together = grouping.other_groups(session, current), current.phase == "assigning" or current.group_sum
     if task.state == "completed":  # by another round of an asynchronous task, which ran beside this one
         reason = "not needed: the task is completed"
     _end(session, current, task, "failed", reason, now)
+    if others and task.live:
+        needed = grouping.groups_needed(request_of(task))
+        if len(others) >= needed and not together:
+            grouping.give_time(others, ends=now + deadline(task, "aggregating"))
+            return Transition(current.round_id, "failed", current.reason)
+        if not together:
+            reason = f"{len(others)} groups are left, {needed} needed; {reason}"
+    for each in others:
+        _end(session, each, task, "failed", reason, now)
     if task.live and counts and not has_faults(session, current.round_id):
         task.failed_rounds += 1
         # A training waits for the evaluations of its versions, so these are not tried again.
@@ -307,6 +327,9 @@ def commit_round(session: Session, current: Round, task: Task, *, now: float, no
     """
     _end(session, current, task, "committed", note, now)
     end_rests(session, current.round_id, task)
+    for each in grouping.other_groups(session, current):
+        _end(session, each, task, "committed", f"its sum is in the version of round {current.round_id}", now)
+        end_rests(session, each.round_id, task)
     task.rounds_committed += 1
     task.failed_rounds = 0
     if task.rounds_committed >= request_of(task).rounds:

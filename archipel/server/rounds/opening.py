@@ -172,56 +172,65 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
     broadcast, broadcast_size = _store_broadcast(services, task, manifest) if task.kind == "training" else (None, 0)
     listed = b"" if revoked is None else encode(seal("revocations", revoked, services.settings.private_key))
     revocations = services.blobs.put(listed) if listed else None
-    plan = make_plan(
-        request,
-        manifest,
-        round_id=secrets.token_hex(16),
-        task_id=task.task_id,
-        number=task.rounds_committed + 1,
-        weights=task.model,
-        broadcast=broadcast,
-        # Devices refuse plans with older serials than those they have seen. Milliseconds since 1970 grow even if the
-        # database comes from a backup and has forgotten the newest serials.
-        serial=max(task.plan_serial + 1, int(now * 1000)),
-        # A round that uses every phase's deadline up ends before its plan does.
-        not_after=math.ceil(now + sum(measured.get(phase, deadline(task, phase)) for phase in DEADLINES)),
-        revocations=revocations,
-    )
-    sealed, phase = seal("plan", plan, services.settings.private_key), first_phase(task)
-    # The folder comes first: as soon as the round is committed, a device may upload into it. If the transaction fails,
-    # `sweep` removes the folder, because no live round has it.
-    services.spool.open_round(plan.round_id)
+    # Devices refuse plans with older serials than those they have seen. Milliseconds since 1970 grow even if the
+    # database comes from a backup and has forgotten the newest serials.
+    serial = max(task.plan_serial + 1, int(now * 1000))
+    plans = [
+        make_plan(
+            request,
+            manifest,
+            round_id=secrets.token_hex(16),
+            task_id=task.task_id,
+            number=task.rounds_committed + 1,
+            weights=task.model,
+            broadcast=broadcast,
+            serial=serial + place,
+            # A round that uses every phase's deadline up ends before its plan does.
+            not_after=math.ceil(now + sum(measured.get(phase, deadline(task, phase)) for phase in DEADLINES)),
+            revocations=revocations,
+        )
+        for place in range(max(request.secure_groups, 1))
+    ]
+    phase = first_phase(task)
+    # The folders come first: as soon as the round is committed, a device may upload into them. If the transaction
+    # fails, `sweep` removes the folders, because no live round has them.
+    for plan in plans:
+        services.spool.open_round(plan.round_id)
     with write() as session:
         stored = session.get_one(Task, task.task_id, with_for_update=True)
         if stored.state != "running":  # paused, cancelled or failed since the caller looked
             return None
-        stored.plan_serial = plan.serial
+        stored.plan_serial = plans[-1].serial
         if broadcast is not None:
             session.merge(Blob(digest=broadcast, kind="broadcast", size=broadcast_size, created=now))
             reach.extend(session, stored.population, stored.task_id, broadcast)
         if revocations is not None:
             session.merge(Blob(digest=revocations, kind="revocations", size=len(listed), created=now))
             reach.extend(session, stored.population, stored.task_id, revocations)
-        session.add(
-            Round(
-                round_id=plan.round_id,
-                task_id=task.task_id,
-                number=plan.number,
-                phase=phase,
-                phase_ends=now + deadline(task, phase),
-                reason="",
-                plan=encode(sealed),
-                plan_digest=plan_digest(sealed),
-                update_bytes=update_size(request, manifest, plan),
-                weights_in=task.model,
-                weights_out=None,
-                weight_sum=None,
-                deadlines=measured or None,
-                started=now,
-                ended=None,
+        for place, plan in enumerate(plans):
+            sealed = seal("plan", plan, services.settings.private_key)
+            session.add(
+                Round(
+                    round_id=plan.round_id,
+                    task_id=task.task_id,
+                    number=plan.number,
+                    phase=phase,
+                    phase_ends=now + deadline(task, phase),
+                    reason="",
+                    plan=encode(sealed),
+                    plan_digest=plan_digest(sealed),
+                    update_bytes=update_size(request, manifest, plan),
+                    weights_in=task.model,
+                    weights_out=None,
+                    weight_sum=None,
+                    deadlines=measured or None,
+                    part_of=plans[0].round_id if request.secure_groups else None,
+                    place=place if request.secure_groups else None,
+                    started=now,
+                    ended=None,
+                )
             )
-        )
-    return Transition(plan.round_id, phase)
+    return Transition(plans[0].round_id, phase)
 
 
 def _store_broadcast(services: Services, task: Task, manifest: Manifest) -> tuple[str | None, int]:

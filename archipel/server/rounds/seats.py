@@ -13,6 +13,7 @@ from archipel.protocol.messages import Receipt
 from archipel.server.database.tables import LIVE, Answer, Device, Participant, Round, Task
 from archipel.server.database.task_requests import decode_request
 from archipel.server.devices.revocation import require_active
+from archipel.server.rounds.grouping import group_size
 from archipel.server.rounds.machine import ORDER, RULES
 
 if TYPE_CHECKING:
@@ -132,7 +133,6 @@ _SEAT = (
         Round.plan_digest,
         Round.update_bytes,
         Task.privacy,
-        Task.cohort,
         Task.state,
         Task.request,
         Task.rounds_committed,
@@ -199,7 +199,7 @@ def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Sea
         buffer_ends=row.ends,
         left=row.left is not None,
         excluded=row.excluded is not None,
-        max_cohort=row.cohort,
+        max_cohort=group_size(decode_request(row.request)),
         task_over="" if row.state in LIVE else row.state,
         now=now,
         # A round's number is that of the version it makes, so one above the number of the version it began with.

@@ -15,11 +15,13 @@ from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.learned import join_names
 from archipel.protocol.distributions import default_bins, distribution_from_counts, distribution_of
 from archipel.protocol.measures import Measured, measured, measures
-from archipel.protocol.messages.distributions import Bins, Distribution
+from archipel.protocol.messages.distributions import Bins
+from archipel.protocol.operator.results import Distribution
 from archipel.protocol.uploads import upload_program
 from archipel.simulation.clients import Clients
 from archipel.simulation.draws import draw_cohort
 from archipel.simulation.evaluation.settings import Evaluation
+from archipel.simulation.several import SeveralModels
 from archipel.simulation.states import States
 
 
@@ -27,7 +29,7 @@ class DeviceTests:
     """The devices' evaluations.
 
     Arguments:
-        bundle: with `evaluate`.
+        model: a bundle with `evaluate`, or those of devices with different models.
         clients: the devices' examples to measure on.
         settings: which devices, and the bins.
         seed: the run's.
@@ -37,8 +39,14 @@ class DeviceTests:
     ProtocolError without an evaluate program.
     """
 
-    def __init__(self, bundle: Bundle, clients: Clients, settings: Evaluation, seed: int, threads: int = 1) -> None:
+    def __init__(
+        self, model: Bundle | SeveralModels, clients: Clients, settings: Evaluation, seed: int, threads: int = 1
+    ) -> None:
         self._clients, self._every = clients, settings.every
+        several = model if isinstance(model, SeveralModels) else None
+        bundles = (model,) if isinstance(model, Bundle) else model.bundles
+        self._of = None if several is None else several.of
+        bundle = bundles[0]
         self._program = upload_program(bundle.manifest, "evaluation")
         names = sorted(measures(self._program))
         for name in settings.bins:
@@ -52,7 +60,7 @@ class DeviceTests:
         self._asked = [number for number in drawn if clients.count(number)]
         if not self._asked:
             raise SimulationError("evaluation.hold_out: no device has an example to be measured on; each has one alone")
-        self._runtime = Runtime(bundle, threads=threads, delegates="cpu")
+        self._runtimes = [Runtime(each, threads=threads, delegates="cpu") for each in bundles]
         # Devices answer with tensors of their own; where they have none, all answer alike and none is read.
         self._own = any(
             isinstance(port, Personal | State)
@@ -70,10 +78,11 @@ class DeviceTests:
 
         Raises SimulationError that names the device whose examples do not fit.
         """
-        runtime = self._runtime
-        runtime.set_parameters({name: np.asarray(array) for name, array in parameters.items()})
+        for runtime in self._runtimes:
+            runtime.set_parameters({name: np.asarray(array) for name, array in parameters.items()})
         found = {}
         for client in self._asked:
+            runtime = self._runtimes[0 if self._of is None else self._of[client]]
             if self._own:
                 state = states.load(client, number + 1)
                 runtime.reset("personal")

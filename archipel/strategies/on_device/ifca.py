@@ -19,7 +19,7 @@ import numpy as np
 from archipel.bundle import Manifest
 from archipel.bundle.roles import Update
 from archipel.errors import BoundError, ConversionError
-from archipel.protocol.bounds import SLACK, entries
+from archipel.protocol.bounds import SLACK
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
 from archipel.strategies.device import (
@@ -33,15 +33,7 @@ from archipel.strategies.device import (
 )
 from archipel.strategies.finish import add_delta, weight_bits, weighted_deltas
 from archipel.strategies.program import ProgramGraph, choice_state
-from archipel.strategies.strategy import (
-    Parameters,
-    StepBound,
-    Strategy,
-    Tensors,
-    mean_norm,
-    server_rate,
-    training_layout,
-)
+from archipel.strategies.strategy import Parameters, StepBound, Strategy, Tensors
 
 WEIGHTS = "ifca/weights"
 """The name of the update's entry with the device's weight in the place of its model, [k]."""
@@ -57,25 +49,12 @@ def update(
         raise BoundError(
             f"rejected: the models' weights are {weights.tolist()}, but those of {cohort} devices add up to {whole:g}"
         )
-    chosen = weights > 0
-    rates = np.where(chosen, hyperparameters.get("server_lr", 1.0) / np.where(chosen, weights, 1.0), 0.0)
-    moved = {}
-    for name, array in parameters.items():
-        scale = rates.reshape(-1, *[1] * (array.ndim - 1))
-        moved[name] = (array + scale * total.deltas[name]).astype(array.dtype)
-    return moved, state
+    return averaging.add_slices(parameters, total, weights, hyperparameters.get("server_lr", 1.0)), state
 
 
 def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
-    """Of each model what federated averaging bounds: the devices that chose it are a cohort by themselves.
-
-    That bound does not depend on the cohort's size, and at most min(k, cohort) models move, each by D at most: so all
-    together by the root of that number times server_lr D. check_sum knows no sum of one model alone, so a sum that no
-    honest devices can have sent may pass it and break this bound; its round is rejected.
-    """
-    models = next(entries(port) for port in training_layout(manifest).updates if port.tensor == WEIGHTS)
-    moving = math.sqrt(min(models, cohort))
-    return StepBound(server_rate(manifest, hyperparameters) * moving * mean_norm(manifest, "delta", cohort))
+    """That of the models' means, see `averaging.slices_bound`."""
+    return averaging.slices_bound(manifest, hyperparameters, cohort, WEIGHTS)
 
 
 def device(upload: Upload, *, models: int = 2, spread: float = 0.5, seed: int = 0) -> DeviceHalf:
@@ -103,7 +82,8 @@ def _place(graph: ProgramGraph, count: int, output: str, rank: int = 1) -> str:
     """Add 1 in the place of the device's model and 0 elsewhere, [count, 1, ...] of so many axes."""
     choice = graph.input(choice_state())
     number = graph.node("Cast", [choice], f"{output}.number", to=1)
-    numbers = graph.constant(f"numbers_{rank}", np.arange(count).reshape(-1, *[1] * (rank - 1)))
+    every = np.arange(count, dtype=np.float32).reshape(-1, *[1] * (rank - 1))
+    numbers = graph.array(graph.own(f"numbers_{rank}"), every)
     return graph.node("Cast", [graph.node("Equal", [numbers, number], f"{output}.is_here")], output, to=1)
 
 
@@ -139,5 +119,6 @@ STRATEGY = Strategy(
     device=device,
     step_bound=step_bound,
     server_hyperparameters=averaging.HYPERPARAMETERS,
+    # A device changes one of the models and sends zeros for the others, which are no opinion about these.
     averages=False,
 )

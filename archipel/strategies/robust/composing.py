@@ -48,6 +48,7 @@ def check_composition(
         )
     if settings.robust:
         _check_rule(settings, groups, manifest, privacy, fewest)
+    if settings.robust or groups:
         check_memory(settings, groups or cohort, layout)
 
 
@@ -65,8 +66,8 @@ def _check_rule(settings: Aggregation, groups: int, manifest: Manifest, privacy:
         )
     if not strategies.get(manifest.strategy).averages:
         raise PolicyError(
-            f"{name}: strategy {manifest.strategy!r} puts into the devices' weights what it is for, and a rule leaves "
-            "these out; use another strategy, or the mean"
+            f"{name}: what devices of strategy {manifest.strategy!r} send, divided by their weights, are no answers to "
+            "the same question, so a rule cannot tell which are arbitrary; use another strategy, or the mean"
         )
     if any(isinstance(port, Noise) for program in manifest.programs.values() for port in program.inputs):
         # Guerraoui et al. 2021, "Differential privacy and Byzantine resilience in SGD: do they add up?"

@@ -120,6 +120,13 @@ def means(parts: Sequence[Part], ports: Sequence[Update]) -> Rows:
     return rows
 
 
+def add_parts(parts: Sequence[Part], layout: Layout) -> DecodedSum:
+    """The sum of the parts."""
+    return DecodedSum.of(
+        {port: np.asarray(sum(part.total.read(port) for part in parts), np.float64) for port in layout.updates}
+    )
+
+
 def check_memory(settings: Aggregation, parts: int, layout: Layout) -> None:
     """Raises PolicyError where the updates of so many parts take more memory than the settings allow."""
     needed = parts * layout.length * (np.float32().nbytes + _COPIES * np.float64().nbytes)

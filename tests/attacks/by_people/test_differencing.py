@@ -19,7 +19,8 @@ import pytest
 from archipel.bundle import PrivacyPolicy
 from archipel.errors import RefusedError
 from archipel.operator import OperatorClient
-from archipel.protocol.operator.tasks import RoundInfo, TokenRequest
+from archipel.protocol.operator.access import TokenRequest
+from archipel.protocol.operator.tasks import RoundInfo
 from archipel.server.rounds.machine import queries
 from tests.support.federation import Federation
 from tests.support.fixtures.federation import bundle_maker as bundle_maker

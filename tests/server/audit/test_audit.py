@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from archipel.errors import AuditError
-from archipel.protocol.operator.tasks import AuditEntry, AuditHead
+from archipel.protocol.operator.access import AuditEntry, AuditHead
 from archipel.protocol.sealed import Sealed, unseal
 from archipel.server.audit.chain import FIRST, entry_hash, verify
 from archipel.server.audit.log import append

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from archipel.protocol.operator.tasks import AuditEntry
+from archipel.protocol.operator.access import AuditEntry
 from archipel.server.audit.chain import verify
 from tests.server.rounds.kills.test_kills import Through
 from tests.support.devices import POPULATION

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 
-from archipel.protocol.operator.tasks import NewToken, PageQuery, TokenInfo, TokenPage, TokenRequest
+from archipel.protocol.operator.access import NewToken, TokenInfo, TokenPage, TokenRequest
+from archipel.protocol.operator.tasks import PageQuery
 from archipel.server.audit import log as audit
 from archipel.server.database.server_tables import AccessToken
 from archipel.server.http.auth import ACCESS_PREFIX, token_hash

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import func, select
 
-from archipel.protocol.operator.tasks import AuditHead, AuditPage, AuditQuery
+from archipel.protocol.operator.access import AuditHead, AuditPage, AuditQuery
 from archipel.protocol.sealed import Sealed, seal
 from archipel.server.audit.chain import FIRST
 from archipel.server.audit.log import read

@@ -11,7 +11,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError
 
-from archipel.protocol.operator.tasks import AuditEntry
+from archipel.protocol.operator.access import AuditEntry
 from archipel.server.audit.chain import verify
 from archipel.server.database.tables import Base, BundleRow
 from tests.support.world import World

@@ -12,15 +12,17 @@ import pytest
 
 from archipel.bundle import read_weights
 from archipel.protocol.messages import LeaveRequest
-from archipel.protocol.operator.tasks import AuditEntry
+from archipel.protocol.operator.access import AuditEntry
 from archipel.protocol.uploads import metric_arrays
 from archipel.server.audit.chain import verify
 from archipel.server.database.fault_tables import Rest, Search, Suspect
 from archipel.server.database.tables import Round
 from tests.attacks.faults_world import upload_noise
 from tests.server.rounds.test_plain_rounds import mean, update
+from tests.server.rounds.test_robust_rounds import clipped, rows
+from tests.server.rounds.test_secure_groups import give, group_means
 from tests.server.rounds.test_secure_round import expected_parameters, give_updates
-from tests.support.devices import ANSWERED
+from tests.support.devices import ANSWERED, Device
 from tests.support.killed_server import Died, Server
 from tests.support.world import World
 
@@ -97,6 +99,43 @@ def plain(through: Through) -> None:
     check(through, task, mean(updates))
 
 
+def robust(through: Through) -> None:
+    """The rule keeps an aggregate for the next round."""
+    task = through.create(privacy="plain", aggregation={"rule": "centered-clipping", "tolerated": 1}, rounds=2)
+    expected, centre = {"w": np.zeros((3, 2)), "b": np.zeros(2)}, None
+    for number in range(2):
+        through.join()
+        updates = [update(10 * number + index, 1.0 + index) for index in range(3)]
+        for device, values in zip(through.devices, updates, strict=True):
+            device.updating(**values)
+            through.settle()
+        centre = clipped(rows(updates), centre)
+        expected = {name: expected[name] + centre[name] for name in centre}
+    check(through, task, expected, versions=2)
+
+
+def grouped(through: Through) -> None:
+    """Three groups; one of them never sends its updates and is left out."""
+    asked = {"rule": "trimmed-mean", "tolerated": 0}
+    task = through.create(threshold=2, cohort=9, secure_groups=3, aggregation=asked)
+    through.join()
+    updates = give(through.devices, [1, 2, 1, 1, 1, 3, 1, 1, 2])
+    groups: dict[str, list[Device]] = {}
+    for device in through.devices:
+        assert device.plan is not None
+        groups.setdefault(device.plan.round_id, []).append(device)
+    silent = list(groups.values())[1]
+    for phase in ANSWERED:
+        for device in through.devices:
+            if phase in ANSWERED[:3] or device not in silent:
+                device.answer(phase)
+        through.settle()
+    through.world.clock.now += 61
+    through.settle()
+    means = group_means(updates, [group for group in groups.values() if group is not silent])
+    check(through, task, {name: each.mean(axis=0) for name, each in means.items()}, committed=2)
+
+
 def buffered(through: Through) -> None:
     task = through.create(privacy="plain", mode="asynchronous", concurrency=6, rounds=2)
     through.join()
@@ -164,12 +203,14 @@ def left(through: Through) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Through], None]] = {
-    "secure": secure, "plain": plain, "buffered": buffered, "evaluated": evaluated,
-    "spoiled": spoiled, "left": left,
+    "secure": secure, "plain": plain, "robust": robust, "grouped": grouped, "buffered": buffered,
+    "evaluated": evaluated, "spoiled": spoiled, "left": left,
 }  # fmt: skip
 
 
-def check(through: Through, task_id: str, expected: dict[str, np.ndarray] | None, versions: int = 1) -> None:
+def check(
+    through: Through, task_id: str, expected: dict[str, np.ndarray] | None, versions: int = 1, committed: int = 0
+) -> None:
     world = through.world
     task = world.task(task_id)
     assert (task["state"], task["rounds_committed"]) == ("completed", versions), task
@@ -181,7 +222,7 @@ def check(through: Through, task_id: str, expected: dict[str, np.ndarray] | None
     entries = msgspec.convert(world.operator("GET", "/v1/audit")[1]["items"], list[AuditEntry])
     assert verify(entries)[0] == len(entries)
     for name in ("task.create", "round.committed"):
-        assert sum(entry.action == name for entry in entries) == (1 if name == "task.create" else versions)
+        assert sum(entry.action == name for entry in entries) == (1 if name == "task.create" else committed or versions)
     through.server.close()
     world.restart_coordinator()
     with world.services.database.read() as session:
@@ -190,7 +231,7 @@ def check(through: Through, task_id: str, expected: dict[str, np.ndarray] | None
 
 
 def run(world: World, scenario: str, kill: int) -> Server:
-    through = Through(world, kill, 6 if scenario == "buffered" else 3)
+    through = Through(world, kill, {"buffered": 6, "grouped": 9}.get(scenario, 3))
     try:
         SCENARIOS[scenario](through)
     except BaseException:
@@ -199,7 +240,16 @@ def run(world: World, scenario: str, kill: int) -> Server:
     return through.server
 
 
-POINTS = {"secure": 160, "plain": 125, "buffered": 250, "evaluated": 115, "spoiled": 265, "left": 160}
+POINTS = {
+    "secure": 160,
+    "plain": 125,
+    "robust": 200,
+    "grouped": 320,
+    "buffered": 250,
+    "evaluated": 115,
+    "spoiled": 265,
+    "left": 160,
+}
 """More than each scenario has; a kill beyond the last one kills nobody."""
 
 
