@@ -152,8 +152,8 @@ def plot(found: Mapping[tuple[str, str], tuple[int, float]], file: str) -> None:
         points = {name: point for (mode, name), point in found.items() if mode == privacy}
         axes.scatter(*zip(*points.values()), marker=marker, label=f"{privacy} rounds")
         for name, point in points.items():
-            axes.annotate(name, point, textcoords="offset points", xytext=(5, 4), fontsize=7)
-    axes.set(xscale="log", xlabel="bytes of an upload", ylabel="accuracy")
+            axes.annotate(name, point, textcoords="offset points", xytext=(4, 4), fontsize=7, rotation=45)
+    axes.set(xscale="log", xlabel="bytes of an upload", ylabel="accuracy", ylim=(0, 1.1))
     axes.legend()
     figure.tight_layout()
     figure.savefig(file, dpi=120)
