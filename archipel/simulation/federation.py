@@ -82,7 +82,7 @@ every = 5                      # rounds between two evaluations
 
 [run]                          # how it runs: changes no result but for client_axis and engine, in the last digits
 workers = 1                    # processes
-cluster = "local"              # "ray": workers are actors of a Ray cluster
+cluster = "local"              # "ray": actors of a Ray cluster; workers = 0 is then one a core or GPU
 client_axis = "auto"           # "on": many devices as one graph; "off": one after the other
 engine = "onnxruntime"         # or "torch", on the machine's GPU; "torch:cuda:1", "torch:cpu"
 folder = "simulation"          # keeps where the run stands; the same command goes on from there
@@ -116,7 +116,7 @@ class TrainingPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class RunPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[run]: how the simulation runs, see `RunOptions`."""
 
-    workers: Count = 1
+    workers: Annotated[int, Meta(ge=0)] = 1
     client_axis: ClientAxis = "auto"
     threads: Count = 1
     engine: str = "onnxruntime"

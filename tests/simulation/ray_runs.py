@@ -65,7 +65,7 @@ def main() -> None:
     for privacy in ("secure", "plain"):
         runs[f"{privacy}, here"] = told(bundle, split(), privacy=privacy)
         runs[f"{privacy}, Ray"] = told(bundle, split(), privacy=privacy, workers=2, cluster="ray")
-    runs["at once, Ray"] = told(bundle, split(), workers=2, cluster="ray", client_axis="on")
+    runs["at once, Ray"] = told(bundle, split(), workers=0, cluster="ray", client_axis="on")
     runs["lost once"] = told(bundle, deadly(marks / "once"), workers=2, cluster="ray")
     runs["lost always"] = told(bundle, deadly(marks / "always"), workers=2, cluster="ray")
     runs["too many"] = told(bundle, split(), workers=1000, cluster="ray")

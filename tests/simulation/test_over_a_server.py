@@ -100,3 +100,22 @@ def check_same(found: dict[str, np.ndarray], simulated: dict[str, np.ndarray], o
     for name, value in simulated.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
     assert max(np.abs(found[name] - others[name]).max() for name in found) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compress", ["rotation", "random_k", "top_k"])
+def test_packed_updates_of_plain_rounds_come_out_as_simulated(
+    make: Callable[..., Bundle], tmp_path: Path, compress: str
+) -> None:
+    """What a device keeps back in a round is on its disk in the next one."""
+    key = generate_key()
+    policy = PrivacyPolicy(modes=("plain",), min_cohort=3, threshold=0.6, max_clip=10.0, max_bits=BITS, colluders=0.0)
+    options = {"clip": 5.0, "bits": 6, "compress": compress, "share": 0.3}
+    bundle = make("fedavg", dense, key=key, privacy=policy, strategy_options=options)
+    found = run_rounds(tmp_path, bundle, key, ROUNDS, own_seed, privacy="plain", threshold=None)
+    expected = archipel.simulate(bundle, clients(), rounds=ROUNDS, seed=SEED, privacy="plain", client_axis="off")
+    for name, value in expected.parameters.items():
+        # Sums of floating point, in the order in which updates come.
+        np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
+    start = bundle.parameters()
+    assert max(np.abs(value - start[name]).max() for name, value in expected.parameters.items()) > 0.05

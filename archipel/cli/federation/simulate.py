@@ -47,7 +47,7 @@ class _Command(click.Command):
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
               help="In place of the file's: --set strategy.mu=0.1 --set partition.alpha=0.3")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), help="How many rounds in all, in place of the file's.")
-@click.option("--workers", type=click.IntRange(1), help="How many processes, in place of the file's.")
+@click.option("--workers", type=click.IntRange(0), help="How many processes, in place of the file's.")
 @click.option("--engine", metavar="NAME", help="What runs the devices' programs: torch is PyTorch on the GPU, if there "
               "is one, torch:cuda:1 or torch:cpu another device.")  # fmt: skip
 @click.option("--folder", type=click.Path(path_type=Path),
@@ -98,7 +98,10 @@ def simulate(
     check_target(parquet, "pyarrow", "data")
     from archipel.simulation.federation import load_federation
 
-    given = [*settings, *(f"{key}={value}" for key, value in (("rounds", rounds), ("run.workers", workers)) if value)]
+    given = [
+        *settings,
+        *(f"{key}={value}" for key, value in (("rounds", rounds), ("run.workers", workers)) if value is not None),
+    ]
     if secure:
         given.append("run.masks=true")
     if engine is not None:
