@@ -227,7 +227,9 @@ def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> lis
     if tested:
         devices.insert(0, f"test: {tested}")
         if has_own_tensors(result.bundle):
-            devices.insert(1, "that is without what devices keep for themselves; [evaluation] measures each with its own")
+            devices.insert(
+                1, "that is without what devices keep for themselves; [evaluation] measures each with its own"
+            )
     return [
         *(devices or ["no test data: give data.test or data.hold_out to measure the model"]),
         f"ran {result.engine}",
