@@ -7,6 +7,7 @@ import math
 from fractions import Fraction
 
 from archipel.bundle.manifest import Manifest, PrivacyPolicy
+from archipel.bundle.roles import Largest
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import groups
 from archipel.protocol.distributions import LEAST_COUNTED
@@ -80,6 +81,12 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
     _check_updates(policy, layout)
     if plan.kind == "training":
         _check_weighting(policy, layout)
+    for port in layout.updates:
+        if plan.privacy == "secure" and isinstance(port.carries, Largest):
+            _refuse(
+                f"update {port.name!r} has elements of each device's own choice, whose masks do not cancel; it needs "
+                "privacy 'plain'"
+            )
     # A sum that overflows would be decoded to other numbers, without an error.
     if not layout.fits(plan.modulus_bits, plan.max_cohort):
         _refuse(f"a modulus of {plan.modulus_bits} bits can overflow with max_cohort {plan.max_cohort}")

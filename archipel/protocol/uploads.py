@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from archipel.bundle import Manifest, Program
-from archipel.bundle.roles import Hyperparameter, Update
+from archipel.bundle.roles import Hyperparameter, Rotation, Update
 from archipel.errors import ProtocolError
 from archipel.protocol.distributions import one_hot
 from archipel.protocol.measures import measures
@@ -118,7 +118,7 @@ def _keep_to_clip(port: Update, clip: float) -> Update:
     if port.kind != "delta" or port.clip is None or clip >= port.clip:
         return port
     # A rotation's elements are as much smaller as the whole update is, so their steps can be.
-    span = port.range if port.carries is None else port.range * (clip / port.clip)
+    span = port.range * (clip / port.clip) if isinstance(port.carries, Rotation) else port.range
     return msgspec.structs.replace(port, clip=clip, range=span)
 
 

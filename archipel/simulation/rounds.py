@@ -9,6 +9,7 @@ import msgspec
 
 from archipel import strategies
 from archipel.bundle import Bundle, write_weights
+from archipel.bundle.roles import Largest
 from archipel.errors import ArchipelError, SimulationError
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.operator.results import Distribution, RoundResult
@@ -135,6 +136,11 @@ class Rounds:
         finish = upload_program(manifest, "training")
         self._clip = None if UPDATE_CLIP in settings.hyperparameters else clip_input(finish)
         layout = upload_layout(manifest, "training")
+        if settings.privacy == "secure" and any(isinstance(port.carries, Largest) for port in layout.updates):
+            raise SimulationError(
+                "privacy: 'secure' adds up vectors, and compress 'top_k' sends elements of each device's own choice; "
+                "set privacy to 'plain', or compress to 'random_k'"
+            )
         self._combining = Combining(manifest, layout, population, settings)
         self._bits = self._combining.modulus_bits(layout)
         if standing is None:

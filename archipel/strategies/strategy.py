@@ -148,6 +148,13 @@ def mean_norm(manifest: Manifest, kind: str, cohort: int) -> float:
     return math.sqrt(squares)
 
 
+def changed_elements(manifest: Manifest) -> int:
+    """The number of elements of all parameters that devices change."""
+    sizes = {spec.name: math.prod(int(dim) for dim in spec.shape) for spec in manifest.parameters}
+    deltas = [port for port in training_layout(manifest).updates if port.kind == "delta"]
+    return sum(sizes[name] for port in deltas for name in (port.carries.parameters if port.carries else (port.tensor,)))
+
+
 def select_groups(layout: Layout, kind: str) -> list[Group]:
     """The groups of the entries of one `kind`, "delta" or "value"."""
     return [group for group in groups(layout.updates) if group.ports[0].kind == kind]

@@ -37,7 +37,8 @@ def list_(client: OperatorClient, task_id: str, as_json: bool) -> None:
 
     `devices` counts those that began in the round, `in the sum` the updates in its result. In a task that is
     asynchronous and plain these may come from other devices: an update comes into the round that is open when it
-    arrives.
+    arrives. Of a task with secure groups each group is a round; groups of one round have one number, and the version
+    is in the first of those that count.
     """
     infos = list(client.tasks.rounds(task_id))
     rows = [
@@ -69,6 +70,7 @@ def _head(info: RoundInfo) -> list[str]:
         "round": info.round_id,
         "task": info.task_id,
         "number": str(info.number),
+        **({} if info.part_of is None else {"group of": info.part_of}),
         "phase": info.phase + (f": {info.reason}" if info.reason else ""),
         **(
             {"spoiled": "by one of its devices or several, which cannot be seen from one round"} if info.spoiled else {}

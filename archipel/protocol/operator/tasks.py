@@ -248,7 +248,8 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     weights.
 
     `part_of`, of a secure group: the id of the first group of its round, all of which have the same `number`; null for
-    other rounds. The version that they make is in the first of those whose sums are in it.
+    other rounds. The version that they make, its result and its weight sum are in the first of those whose sums are in
+    it.
 
     `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
     that repeats a failed one has the same. `spoiled`: the round failed because of an update, and nobody can see whose.

@@ -10,7 +10,7 @@ import numpy as np
 
 from archipel.bundle import Manifest
 from archipel.bundle.carried import UPDATE_SEED
-from archipel.bundle.roles import Hyperparameter, Update
+from archipel.bundle.roles import Hyperparameter, Rotation, Update
 from archipel.protocol.uploads import upload_program
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies.update_compression.rotation import unrotate
@@ -49,7 +49,9 @@ def unpack_deltas(manifest: Manifest, total: DecodedSum, hyperparameters: Mappin
         assert port.carries is not None
         names = port.carries.parameters
         sizes = [math.prod(shapes[name]) for name in names]
-        vector = unrotate(deltas.pop(port.tensor), sum(sizes), _seed_of(manifest, hyperparameters))
+        vector = deltas.pop(port.tensor)
+        if isinstance(port.carries, Rotation):
+            vector = unrotate(vector, port.carries, sum(sizes), _seed_of(manifest, hyperparameters))
         parts = np.split(vector, np.cumsum(sizes)[:-1])
         deltas |= {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
     return dataclasses.replace(total, deltas=deltas)

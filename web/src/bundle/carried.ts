@@ -2,7 +2,7 @@
 
 import { ManifestError } from "../errors.js";
 import type { TensorSpec } from "./manifest.js";
-import type { Program } from "./roles.js";
+import type { Largest, Program, Rotation } from "./roles.js";
 
 const UPDATE_SEED = "update_seed";
 const MOST_SEED = 2 ** 24 - 1;
@@ -32,19 +32,32 @@ export function validateCarried(where: string, program: Program, parameters: Rea
       taken.add(name);
       size += spec.shape.reduce<number>((product, dim) => product * Number(dim), 1);
     }
-    const { block } = port.carries;
-    if (!(block >= 1 && block <= MOST_BLOCK && Number.isInteger(Math.log2(block)))) {
-      throw new ManifestError(`${here}: block must be a power of two up to ${MOST_BLOCK}, is ${block}`);
+    const shape = shapeOf(here, port.carries, size);
+    if (size === 0 || JSON.stringify(port.shape) !== JSON.stringify(shape)) {
+      throw new ManifestError(`${here}: ${size} elements have the shape [${shape}] there, not [${port.shape}]`);
     }
-    const rows = Math.ceil(size / block);
-    if (size === 0 || port.shape.length !== 2 || port.shape[0] !== rows || port.shape[1] !== block) {
-      throw new ManifestError(
-        `${here}: ${size} elements in blocks of ${block} have the shape [${rows}, ${block}], not [${port.shape}]`,
-      );
-    }
+    if (port.carries.method !== "rotation") continue;
     const seed = program.inputs.find((input) => input.role === "hyperparameter" && input.name === UPDATE_SEED);
     if (seed?.role !== "hyperparameter" || seed.minimum !== 0 || seed.maximum !== MOST_SEED) {
       throw new ManifestError(`${here}: needs the hyperparameter "${UPDATE_SEED}", from 0 to ${MOST_SEED}`);
     }
   }
+}
+
+function shapeOf(here: string, carries: Rotation | Largest, size: number): number[] {
+  if (carries.method === "largest") {
+    if (!(carries.most >= 1 && carries.most <= size)) {
+      throw new ManifestError(`${here}: most must be from 1 to ${size}, is ${carries.most}`);
+    }
+    return [size];
+  }
+  const { block, taken } = carries;
+  if (!(block >= 1 && block <= MOST_BLOCK && Number.isInteger(Math.log2(block)))) {
+    throw new ManifestError(`${here}: block must be a power of two up to ${MOST_BLOCK}, is ${block}`);
+  }
+  const rows = Math.ceil(size / block);
+  if (!(taken >= 0 && taken < Math.max(rows * block, 1))) {
+    throw new ManifestError(`${here}: takes ${taken} of ${rows * block} elements`);
+  }
+  return taken ? [taken] : [rows, block];
 }
