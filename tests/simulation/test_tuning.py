@@ -19,6 +19,7 @@ from archipel.graph import Model
 from archipel.simulation import Range, RoundRow, TuneSettings, Tuning, load_federation, tune
 from archipel.simulation.simulate import as_bundle
 from archipel.simulation.tuning import Trial, read_tuning, write_best
+from archipel.simulation.tuning.file import FederationRuns
 from archipel.simulation.tuning.study import Study
 from archipel.training import losses, optimizers
 from tests.simulation.test_federation_file import DATA, Write, write  # noqa: F401  (fixture)
@@ -132,6 +133,9 @@ def test_a_tuning_that_was_stopped_and_killed_goes_on_to_the_same_trials(
 def test_rounds_are_the_budget_and_rates_that_diverge_are_ended(run: Any) -> None:
     found = tune(run, asked(trials=50, budget=30, pruner="none"), rounds=ROUNDS, seed=1)
     assert [trial.rounds for trial in found.trials] == [9, 9, 9, 9]
+    found = tune(run, asked(trials=9, pruner="hyperband", least_rounds=1), rounds=ROUNDS, seed=1)
+    # Its second bracket begins with rungs of three rounds, the third one has none.
+    assert {trial.rounds for trial in found.trials} == {1, 3, 9}
     # At 100 no device's loss is finite after a step, so the model stays as it was.
     found = tune(run, TuneSettings(ranges={"lr": [100.0, 0.1]}, trials=3, metric="test loss"), rounds=3)
     assert found.best.values == {"lr": 0.1}
@@ -160,6 +164,7 @@ def test_a_file_says_what_is_tuned_and_the_best_is_a_file_that_runs(
     assert best.settings.strategy == {"name": "fedprox", "mu": found.best.values["strategy.mu"]}
     assert best.settings.tune == {}
     assert best.run().history[-1].spread["accuracy"].worst.value == found.best.value
+    assert FederationRuns(file, ["run.folder=own"]).trial({"lr": 0.1}).folder is None
     with pytest.raises(SimulationError, match="must lie beside"):
         write_best(found, file, tmp_path / "tuning" / "best.toml")
     with pytest.raises(SimulationError, match="is the file that is tuned"):

@@ -74,11 +74,14 @@ class FederationRuns:
         return federation.run_prepared(self._prepare(federation), on_round)
 
     def trial(self, values: Mapping[str, Value], folder: Path | None = None) -> Federation:
-        """The federation with these values."""
+        """The federation with these values, which keeps how far it is in the folder, or nowhere: never in the folder
+        of the file, where another trial would go on."""
         given = [*self._settings, *as_settings(values, Settings.__struct_fields__)]
-        if folder is not None:
-            given.append(f"run.folder={msgspec.json.encode(str(folder.absolute())).decode()}")
-        return load_federation(self._file, given)
+        federation = load_federation(self._file, given)
+        own = msgspec.structs.replace(
+            federation.settings.run, folder=None if folder is None else str(folder.absolute())
+        )
+        return replace(federation, settings=msgspec.structs.replace(federation.settings, run=own))
 
     def _prepare(self, federation: Federation) -> Prepared:
         settings = federation.settings
