@@ -11,8 +11,8 @@ from torch import nn
 
 import archipel
 from archipel import strategies
-from archipel.bundle import Bundle
-from archipel.converter.opened import source_model
+from archipel.bundle import Bundle, generate_key
+from archipel.converter.opened import open_model, source_model
 from archipel.errors import BoundError, ConversionError
 from archipel.lite_runtime import Runtime
 from archipel.protocol.vector import DecodedSum
@@ -93,6 +93,18 @@ def test_the_first_models_lie_around_the_given_one(make: Make) -> None:
         added = (found[1:] - np.sqrt(1 - 0.81) * value) / size
         assert 0.4 < added.std() < 1.5
         assert np.abs(found[1] - found[2]).max() > 0.1 * size
+
+
+def test_each_of_the_models_can_be_opened(make: Make) -> None:
+    key = generate_key()
+    bundle = make("ifca", strategy_options=OPTIONS, key=key)
+    trusted = [key.public_key().public_bytes_raw()]
+    for number in range(3):
+        found = open_model(bundle.folder, trusted, number=number).parameters
+        for name, array in found.items():
+            np.testing.assert_array_equal(array, bundle.parameters()[f"{name}.models"][number])
+    with pytest.raises(ConversionError, match=r"number: 3, but bundle .* has models 0 to 2"):
+        open_model(bundle.folder, trusted, number=3)
 
 
 def test_a_model_that_nobody_chose_stays_and_foreign_weights_are_refused() -> None:
