@@ -93,6 +93,7 @@ def test_a_distribution_over_devices_is_shown_written_and_drawn(
     table, picture = tmp_path / "rounds.csv", tmp_path / "curves.svg"
     line = archipel("task", "metrics", task["task_id"], "--csv", str(table), "--plot", str(picture))[0]
     assert "accuracy worst 10% 0.25" in line
+    assert "evaluation accuracy, round 1: mean 0.73 ±0.05, worst 10%" in archipel("task", "show", task["task_id"])[0]
     [row] = csv.DictReader(table.read_text().splitlines())
     assert float(row["evaluation accuracy worst 10%"]) == pytest.approx(0.25)
     assert float(row["evaluation accuracy mean over devices"]) == pytest.approx(0.73)
