@@ -98,6 +98,10 @@ name = "digits"
 population = "pupils"
 min_cohort = 8
 mode = "semi-synchronous"      # with [system] the simulation does so, too, and keeps goal, deadlines, concurrency
+
+[tune]                         # `archipel tune` tries values of these: archipel tune --help
+trials = 30
+lr = { low = 0.01, high = 1.0, log = true }
 """
 
 
@@ -147,6 +151,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run: RunPart = RunPart()
     system: System | None = None
     task: dict[str, Any] = {}
+    tune: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)

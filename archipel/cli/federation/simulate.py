@@ -220,10 +220,16 @@ def _device_lines(result: Result) -> list[str]:
 
 
 def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> list[str]:
+    from archipel.simulation.evaluation import has_own_tensors
+
     tested = ", ".join(f"{name} {value:.4f}" for name, value in sorted(result.history[-1].tested.items()))
     devices = _device_lines(result)
     if tested:
         devices.insert(0, f"test: {tested}")
+        if has_own_tensors(result.bundle):
+            devices.insert(
+                1, "that is without what devices keep for themselves; [evaluation] measures each with its own"
+            )
     return [
         *(devices or ["no test data: give data.test or data.hold_out to measure the model"]),
         f"ran {result.engine}",
