@@ -121,6 +121,9 @@ def draw(
 def _draw_band(axes: Any, points: Spread, name: str, colour: str) -> None:
     numbers = [number for number, _ in points]
     low, high = ([each.deciles[place].value for _, each in points] for place in (0, -1))
+    if len(points) == 1:
+        # A band of one point is a line, such as of a task that is an evaluation.
+        axes.vlines(numbers, low, high, color=colour, alpha=0.3, linewidth=8)
     axes.fill_between(numbers, low, high, color=colour, alpha=0.15, label=f"{name}, decile 1 to 9")
     worst = [each.worst.value for _, each in points]
     axes.plot(numbers, worst, linestyle="--", marker="v", markersize=3, color=colour, label=f"{name}, worst 10%")

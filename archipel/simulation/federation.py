@@ -82,7 +82,7 @@ every = 5                      # rounds between two evaluations
 
 [run]                          # how it runs: changes no result but for client_axis and engine, in the last digits
 workers = 1                    # processes
-cluster = "local"              # "ray": workers are actors of a Ray cluster
+cluster = "local"              # "ray": actors of a Ray cluster; workers = 0 is then one a core or GPU
 client_axis = "auto"           # "on": many devices as one graph; "off": one after the other
 engine = "onnxruntime"         # or "torch", on the machine's GPU; "torch:cuda:1", "torch:cpu"
 folder = "simulation"          # keeps where the run stands; the same command goes on from there
@@ -98,6 +98,10 @@ name = "digits"
 population = "pupils"
 min_cohort = 8
 mode = "semi-synchronous"      # with [system] the simulation does so, too, and keeps goal, deadlines, concurrency
+
+[tune]                         # `archipel tune` tries values of these: archipel tune --help
+trials = 30
+lr = { low = 0.01, high = 1.0, log = true }
 """
 
 
@@ -116,7 +120,7 @@ class TrainingPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class RunPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[run]: how the simulation runs, see `RunOptions`."""
 
-    workers: Count = 1
+    workers: Annotated[int, Meta(ge=0)] = 1
     client_axis: ClientAxis = "auto"
     threads: Count = 1
     engine: str = "onnxruntime"
@@ -147,6 +151,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run: RunPart = RunPart()
     system: System | None = None
     task: dict[str, Any] = {}
+    tune: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)

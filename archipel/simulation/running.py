@@ -58,7 +58,7 @@ class RunOptions:
     digits).
 
     Arguments:
-        workers: processes, 1 or more.
+        workers: processes, 1 or more; with cluster="ray" 0 stands for one a core, or a GPU.
         client_axis: "on" runs many devices as one graph, "off" one after the other; "auto" measures which is faster.
         threads: of each process, inside one operator.
         engine: what runs the devices' programs: "onnxruntime", on the CPU; "torch", on the machine's GPU where it has
@@ -86,7 +86,8 @@ class RunOptions:
     def __post_init__(self) -> None:
         for name in ("workers", "threads", "test_every"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            least = 0 if name == "workers" and self.cluster == "ray" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise SimulationError(f"{name}: {value!r} is not a whole number of 1 or more")
         if self.client_axis not in ("auto", "on", "off"):
             raise SimulationError(f"client_axis: {self.client_axis!r} is not 'auto', 'on' or 'off'")

@@ -199,7 +199,7 @@ def _bundle_of(model: Any, clients: Clients | Sequence[Any], training: Training,
     if isinstance(model, Bundle):
         return model
     network = _imported(model, clients)
-    return _scratch(network, training) if folder is None else _converted(network, training, Path(folder))
+    return as_bundle(network, training, folder)
 
 
 def _aggregation(given: str | Aggregation, tolerated: int) -> Aggregation:
@@ -212,6 +212,12 @@ def _attack(given: str | Attack, attackers: float | Sequence[int]) -> Attack:
     if isinstance(attackers, int | float):
         return Attack(name=given, share=attackers)
     return Attack(name=given, clients=tuple(int(client) for client in attackers))
+
+
+def as_bundle(model: Model, training: Training, folder: Path | str | None) -> Bundle:
+    """The model as a bundle in the folder, which is made once for the same model and training; None: as long as the
+    bundle is in use."""
+    return _scratch(model, training) if folder is None else _converted(model, training, Path(folder))
 
 
 def _scratch(model: Model, training: Training) -> Bundle:

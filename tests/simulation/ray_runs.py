@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 
 import archipel
 from archipel.bundle import Bundle, open_bundle
@@ -64,11 +65,16 @@ def main() -> None:
     runs = {}
     for privacy in ("secure", "plain"):
         runs[f"{privacy}, here"] = told(bundle, split(), privacy=privacy)
+        # The first run starts a cluster of its own, the others find this one.
         runs[f"{privacy}, Ray"] = told(bundle, split(), privacy=privacy, workers=2, cluster="ray")
-    runs["at once, Ray"] = told(bundle, split(), workers=2, cluster="ray", client_axis="on")
+        if not ray.is_initialized():
+            ray.init(address="local", num_cpus=3, include_dashboard=False)
+    runs["at once, Ray"] = told(bundle, split(), workers=0, cluster="ray", client_axis="on")
     runs["lost once"] = told(bundle, deadly(marks / "once"), workers=2, cluster="ray")
     runs["lost always"] = told(bundle, deadly(marks / "always"), workers=2, cluster="ray")
     runs["too many"] = told(bundle, split(), workers=1000, cluster="ray")
+    runs["stays"] = ray.is_initialized()
+    ray.shutdown()
     runs["not there"] = _at("127.0.0.1:1", bundle)
     print(json.dumps(runs))
 

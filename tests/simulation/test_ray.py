@@ -53,7 +53,11 @@ def test_a_lost_actor_s_clients_go_to_another(runs: dict[str, Any]) -> None:
     assert runs["lost once"] == runs["secure, here"]
 
 
+def test_a_cluster_of_the_caller_s_stays(runs: dict[str, Any]) -> None:
+    assert runs["stays"] is True
+
+
 def test_what_cannot_be_is_told(runs: dict[str, Any]) -> None:
     assert re.match(r"clients \d+ to \d+: 3 workers were lost with them", runs["lost always"]["error"])
-    assert runs["too many"]["error"].startswith("workers: 1000 need 1000 CPUs of the cluster, which has ")
+    assert runs["too many"]["error"].startswith("workers: 1000 need 1000 CPUs of the cluster, which has 3;")
     assert runs["not there"]["error"].startswith("Ray: RAY_ADDRESS is 127.0.0.1:1: ")

@@ -210,6 +210,7 @@ def test_settings_that_do_not_go_together_are_refused(
     ("strategy", "options", "message"),
     [
         ("dpsgd", {"noise_multiplier": 1.0}, "the bundle's devices add noise"),
+        ("fedavg", {"compress": "top_k", "share": 0.5}, "each device send elements of its own choice"),
         ("qfedavg", {"q": 1.0}, "what devices of strategy 'qfedavg' send, .*, are no answers to the same question"),
     ],
 )

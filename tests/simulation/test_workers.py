@@ -134,6 +134,15 @@ def test_clients_that_end_every_worker_are_named(make: Make, tmp_path: Path) -> 
         rounds_of(bundle, tmp_path, lambda worker, message: has(5)(message), "plain")
 
 
+def test_a_folder_that_a_machine_does_not_see_is_told(make: Make, tmp_path: Path) -> None:
+    bundle = make("scaffold", strategy_options={"control_clip": 1000.0})
+    given = WorkerSettings(bundle.folder, bundle.publisher, clients(), tmp_path, False, 1, "cpu", ".shared-1")
+    with pytest.raises(SimulationError, match="where devices keep what outlives a round, is not on machine"):
+        Worker(given)
+    (tmp_path / ".shared-1").touch()
+    Worker(given)
+
+
 def test_settings_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = make("fedavg")
     with pytest.raises(SimulationError, match="cluster: 'slurm' is not 'local' or 'ray'"):

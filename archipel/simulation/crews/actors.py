@@ -32,7 +32,7 @@ class Actors:
     Arguments:
         settings: of the workers. A bundle's folder is sent as an archive. With an engine on a GPU each actor has one.
         bundle: the bundle.
-        count: how many.
+        count: how many; 0: as many as the cluster has cores, or GPUs for an engine on one.
         crews: how many crews work in turn, and so share the cores.
 
     Raises MissingExtraError without Ray; SimulationError where the cluster is too small, where clients cannot be sent,
@@ -53,7 +53,7 @@ class Actors:
         try:
             if self._ours:
                 _connect(ray)
-            settings, gpus = self._resources(settings, count)
+            settings, gpus, count = self._resources(settings, count)
             if _keeps(bundle):
                 # Whoever does not see this file would keep what devices keep where no other worker finds it.
                 settings.states.mkdir(parents=True, exist_ok=True)
@@ -129,21 +129,23 @@ class Actors:
         self._actors[worker] = self._make.remote()
         self._answers[worker] = self._actors[worker].start.remote(self._settings, self._clients)
 
-    def _resources(self, settings: WorkerSettings, count: int) -> tuple[WorkerSettings, int]:
-        """The settings of an actor, and how many GPUs it needs. Raises SimulationError where there are too few."""
+    def _resources(self, settings: WorkerSettings, count: int) -> tuple[WorkerSettings, int, int]:
+        """The settings of an actor, its GPUs, and how many actors. Raises SimulationError for too small a cluster."""
         has = self._ray.cluster_resources()
         name, device = split_device(settings.delegates) if isinstance(settings.delegates, str) else ("", "")
         gpus = 0
         if name == "torch" and (device.startswith("cuda") or (device in ("", "auto") and has.get("GPU", 0) >= 1)):
             # Ray shows each actor its own GPU alone.
             gpus, settings = 1, replace(settings, delegates="torch:cuda")
-        for kind, each in (("CPU", settings.threads), ("GPU", gpus)):
+        needs = {"CPU": settings.threads, **({"GPU": gpus} if gpus else {})}
+        count = count or max(1, min(int(has.get(kind, 0) // each) for kind, each in needs.items()))
+        for kind, each in needs.items():
             if count * each > has.get(kind, 0):
                 raise SimulationError(
                     f"workers: {count} need {count * each} {kind}s of the cluster, which has {has.get(kind, 0):g}; "
                     "give fewer workers, or set RAY_ADDRESS to a larger cluster"
                 )
-        return settings, gpus
+        return settings, gpus, count
 
     def _put(self, clients: Any) -> Any:
         if isinstance(clients, SplitClients):
