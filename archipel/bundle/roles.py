@@ -198,6 +198,19 @@ class Largest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     most: int
 
 
+class LowRank(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method", tag="low_rank"
+):
+    """An update entry `[rows + columns, rank]` carries the change of one parameter as two factors.
+
+    The parameter is taken for the matrix M of its first axis and all others. The factors are M times one basis, and the
+    transpose of M times the other, both times the root of 1/2 (strategies.update_compression.low_rank); `finish` reads
+    the bases as broadcasts.
+    """
+
+    parameters: tuple[str, ...]
+
+
 class Update(Port, frozen=True, kw_only=True, tag="update"):
     """An entry of the uploaded vector, which the server sums. Entries have the order of the program's outputs.
 
@@ -224,7 +237,7 @@ class Update(Port, frozen=True, kw_only=True, tag="update"):
     lowest: float = 0.0
     noise: float = 0.0
     mean: str = ""
-    carries: Rotation | Largest | None = None
+    carries: Rotation | Largest | LowRank | None = None
 
 
 CHANGES = ("delta", "mean", "variance")

@@ -31,7 +31,7 @@ from archipel.strategies.robust import Aggregation
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
 from archipel.strategies.step_limits import History
 from archipel.strategies.strategy import Began, Tensors
-from archipel.strategies.update_compression import round_seed
+from archipel.strategies.update_compression import first_bases, round_seed, split_bases
 
 _NOBODY = "0" * 64
 
@@ -146,14 +146,14 @@ class Rounds:
         if standing is None:
             parameters = bundle.parameters()
             trained, _ = split_statistics(parameters, shared_statistics(manifest))
-            standing = Standing(parameters, self._strategy.init(trained))
+            standing = Standing(parameters, {**self._strategy.init(trained), **first_bases(manifest)})
         self.standing = standing
         done = [row for row in standing.rows if not row.failed]
         self._history = History([row.step for row in done], [row.state_step for row in done])
         self._clock: RoundClock | None = None
         if settings.system is not None and clients is not None:
             settings.pacing.check(settings.cohort, settings.privacy == "secure")
-            broadcast = self._strategy.broadcast(standing.strategy_state)
+            broadcast = self._broadcast()
             size = len(write_weights(broadcast)) if broadcast else 0
             self._clock = RoundClock(bundle, clients, settings, size)
         why = misfit(self._strategy, settings.pacing.mode, settings.privacy, settings.cohort)
@@ -231,7 +231,7 @@ class Rounds:
         return Work(
             number=number,
             parameters=standing.parameters,
-            broadcast=self._strategy.broadcast(standing.strategy_state),
+            broadcast=self._broadcast(),
             hyperparameters=hyperparameters,
             layout=plan_layout(plan, self._bundle.manifest),
             cohort=settings.cohort,
@@ -239,6 +239,11 @@ class Rounds:
             seed=settings.seed,
             saved=saved,
         )
+
+    def _broadcast(self) -> Tensors:
+        """What devices get beside the parameters."""
+        state, bases = split_bases(self.standing.strategy_state)
+        return {**self._strategy.broadcast(state), **bases}
 
     def _adapted_clip(self) -> Mapping[str, float]:
         """The clip that the server would send: it follows from the last round that changed the model."""

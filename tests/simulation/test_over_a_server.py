@@ -25,7 +25,9 @@ POLICY = PrivacyPolicy(**POLICY_FIELDS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["fedavg", "scaffold", "fednova", "ditto", "ifca", "feddistill", "rotated"])
+@pytest.mark.parametrize(
+    "strategy", ["fedavg", "scaffold", "fednova", "ditto", "ifca", "feddistill", "rotated", "low_rank"]
+)
 def test_secure_rounds_of_a_server_come_out_bit_for_bit(
     make: Callable[..., Bundle], tmp_path: Path, strategy: str
 ) -> None:
@@ -35,6 +37,9 @@ def test_secure_rounds_of_a_server_come_out_bit_for_bit(
     if strategy == "rotated":
         # The adapted clip and the round's seed both come with the plan.
         strategy, options = "fedavg", {"clip": None, "bits": 10, "compress": "rotation"}
+    elif strategy == "low_rank":
+        # The bases are a state of the server's, and devices get them with the weights.
+        strategy, options = "fedavg", {"clip": 5.0, "bits": 20, "compress": "low_rank", "compress_rank": 1}
     bundle = make(strategy, module, key=key, privacy=POLICY, strategy_options=options)
     found = run_rounds(tmp_path, bundle, key, ROUNDS, lambda number, client: device_seed(SEED, number, client))
     expected = archipel.simulate(bundle, clients(), rounds=ROUNDS, seed=SEED, client_axis="off")

@@ -76,3 +76,20 @@ def bundle_of(make: Make) -> Bundle:
         (port,) = [p for p in _MADE[0].program("finish").outputs if isinstance(p, Update) and p.carries]
         assert port.carries == Rotation(parameters=("body.weight", "body.bias", "head.weight", "head.bias"), block=64)
     return _MADE[0]
+
+
+def test_factors_need_their_matrix_and_its_bases(make: Make) -> None:
+    manifest = make("fedavg", strategy_options={"clip": 1.0, "compress": "low_rank", "compress_rank": 1}).manifest
+    encode_manifest(manifest)
+    finish = manifest.programs["finish"]
+    first = next(p for p in finish.outputs if isinstance(p, Update) and p.carries)
+    for change, why in (
+        (put(shape=(11, 2)), "reads no bases of 'body.weight' of rank 2"),
+        (put(shape=(11, 9)), r"factors of a matrix \[5, 6\] have no shape \[11, 9\]"),
+        (put(shape=(11,)), "have no shape"),
+        (carries(parameters=("body.weight", "head.weight")), "carries the factors of one matrix"),
+    ):
+        outputs = tuple(change(p) if p is first else p for p in finish.outputs)
+        changed = msgspec.structs.replace(finish, outputs=outputs)
+        with pytest.raises(ManifestError, match=why):
+            encode_manifest(msgspec.structs.replace(manifest, programs={**manifest.programs, "finish": changed}))

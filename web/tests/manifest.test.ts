@@ -165,7 +165,8 @@ describe("manifest", () => {
         ["in odd blocks", (e) => void (e.carries.block = 12), /power of two/],
         ["in too many blocks", (e) => void e.shape[0]++, /have the shape/],
         ["with more than all", (e) => void (e.carries.taken = 1 << 20), /takes 1048576 of/],
-        ["by another method", (e) => void (e.carries.method = "zip"), /a method of rotation, largest/],
+        ["by another method", (e) => void (e.carries.method = "zip"), /a method of rotation, largest, low_rank/],
+        ["as factors of several", (e) => void (e.carries = { method: "low_rank", parameters: e.carries.parameters }), /of one matrix/],
         ["without a seed", () => undefined, /needs the hyperparameter "update_seed"/],
       ] as [string, (entry: any) => void, RegExp][]
     ).map(

@@ -1,4 +1,4 @@
-"""The device's side of update compression, as nodes of `finish`: one output that carries the changes of all parameters.
+"""The device's side of update compression, as nodes of `finish`: outputs that carry the changes of all parameters.
 
 `top_k` and `random_k` send a share of the elements. What they leave out stays on the device and is added to its next
 change (error feedback: Seide et al. 2014; Stich, Cordonnier, Jaggi 2018, "Sparsified SGD with memory"):
@@ -18,6 +18,7 @@ import numpy as np
 from archipel.bundle.roles import Largest, Update
 from archipel.errors import ConversionError
 from archipel.strategies.program import device_state
+from archipel.strategies.update_compression.factored import upload_factored
 from archipel.strategies.update_compression.rotated import Rotated
 from archipel.strategies.update_compression.shortening import add_shortened
 
@@ -35,7 +36,7 @@ def upload_packed(
     *,
     feedback: bool = False,
 ) -> str | None:
-    """Add the output that carries all changes.
+    """Add the output that carries all changes, or one for each parameter.
 
     Arguments:
         graph: of `finish`, with the round's clip under its own name `clip`, and `weight` where changes are weighted.
@@ -49,16 +50,18 @@ def upload_packed(
 
     Raises ConversionError where the compression needs feedback.
     """
-    size = sum(array.size for array in local.parameters.values())
-    flat = _add_flat(graph, changes)
     if upload.compress == "rotation":
-        Rotated(graph, local, upload, weighting).upload_all(flat)
+        Rotated(graph, local, upload, weighting).upload_all(_add_flat(graph, changes))
         return None
     if not feedback:
         raise ConversionError(
             f"strategy {upload.strategy!r}: compress {upload.compress!r} sends a part of a change in a later round, "
             "and what this strategy makes of a change counts for its own round only; use compress 'rotation'"
         )
+    if upload.compress == "low_rank":
+        return upload_factored(graph, local, upload, changes, weighting)
+    size = sum(array.size for array in local.parameters.values())
+    flat = _add_flat(graph, changes)
     count = min(max(round(upload.share * size), 1), size)
     state = graph.own("packed/kept")
     kept = graph.input(device_state(state, state, (size,)))

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from archipel.simulation import load_federation
 from tests.cli.federation.test_simulate import FILE, Command, file  # noqa: F401  (fixture)
@@ -41,3 +46,22 @@ def test_mistakes_are_one_line(archipel: Command, file: Path, tmp_path: Path) ->
     assert "tune: is missing; give a table [tune]" in error
     _, error = archipel("tune", str(file), "--output", str(tmp_path / "else" / "best.toml"), code=1)
     assert "must lie beside" in error
+
+
+@pytest.mark.slow
+def test_a_tuning_that_is_killed_twice_ends_as_one_that_is_not(file: Path, tmp_path: Path) -> None:  # noqa: F811
+    file.write_text(FILE.replace("rounds = 4", "rounds = 6") + TUNE)
+    call = [sys.executable, "-u", "-c", "from archipel.cli.main import main; main()", "tune", str(file), "--folder"]
+    for line in ("trial   0:", "trial   1:"):
+        process = subprocess.Popen([*call, str(tmp_path / "killed")], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        with process.stdout:
+            assert any(each.startswith(line) for each in process.stdout)
+            process.kill()
+        assert process.wait() == -signal.SIGKILL
+    found = [
+        subprocess.run([*call, str(tmp_path / name), "--json"], capture_output=True, text=True, check=True).stdout
+        for name in ("killed", "whole")
+    ]
+    assert found[0] == found[1]
+    assert len(json.loads(found[0])["trials"]) == 3

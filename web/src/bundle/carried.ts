@@ -2,7 +2,7 @@
 
 import { ManifestError } from "../errors.js";
 import type { TensorSpec } from "./manifest.js";
-import type { Largest, Program, Rotation } from "./roles.js";
+import type { Largest, Program, Rotation, Update } from "./roles.js";
 
 const UPDATE_SEED = "update_seed";
 const MOST_SEED = 2 ** 24 - 1;
@@ -32,6 +32,10 @@ export function validateCarried(where: string, program: Program, parameters: Rea
       taken.add(name);
       size += spec.shape.reduce<number>((product, dim) => product * Number(dim), 1);
     }
+    if (port.carries.method === "low_rank") {
+      validateFactors(here, port, port.carries.parameters, program, parameters);
+      continue;
+    }
     const shape = shapeOf(here, port.carries, size);
     if (size === 0 || JSON.stringify(port.shape) !== JSON.stringify(shape)) {
       throw new ManifestError(`${here}: ${size} elements have the shape [${shape}] there, not [${port.shape}]`);
@@ -60,4 +64,32 @@ function shapeOf(here: string, carries: Rotation | Largest, size: number): numbe
     throw new ManifestError(`${here}: takes ${taken} of ${rows * block} elements`);
   }
   return taken ? [taken] : [rows, block];
+}
+
+function validateFactors(
+  here: string,
+  port: Update,
+  names: readonly string[],
+  program: Program,
+  parameters: ReadonlyMap<string, TensorSpec>,
+): void {
+  const [name = ""] = names;
+  const [rows = 0, ...others] = (parameters.get(name)?.shape ?? []).map(Number);
+  if (names.length !== 1 || others.length === 0) {
+    throw new ManifestError(`${here}: carries the factors of one matrix, not [${names}]`);
+  }
+  const columns = others.reduce((product, dim) => product * dim, 1);
+  const rank = port.shape.length === 2 ? Number(port.shape[1]) : 0;
+  if (!(rank >= 1 && rank <= Math.min(rows, columns) && port.shape[0] === rows + columns)) {
+    throw new ManifestError(`${here}: factors of a matrix [${rows}, ${columns}] have no shape [${port.shape}]`);
+  }
+  for (const [prefix, size] of [
+    ["low_rank/left/", rows],
+    ["low_rank/right/", columns],
+  ] as const) {
+    const basis = program.inputs.find((input) => input.role === "broadcast" && input.tensor === prefix + name);
+    if (JSON.stringify(basis?.shape) !== JSON.stringify([size, rank])) {
+      throw new ManifestError(`${here}: the program reads no bases of "${name}" of rank ${rank} as broadcasts`);
+    }
+  }
 }

@@ -142,6 +142,12 @@ export interface Largest {
   readonly parameters: readonly string[];
   readonly most: number;
 }
+/** An update entry holds two factors of one parameter's change; `finish` reads their bases as broadcasts. */
+export interface LowRank {
+  readonly method: "low_rank";
+  readonly parameters: readonly string[];
+}
+export type Carried = Rotation | Largest | LowRank;
 export interface Update extends Named {
   readonly role: "update";
   readonly kind: "delta" | "weight" | "value" | "mean" | "variance";
@@ -154,7 +160,7 @@ export interface Update extends Named {
   /** Of a running variance: the parameter that is its mean. */
   readonly mean: string;
   /** Of a delta that holds the changes of several parameters in another form. */
-  readonly carries: Rotation | Largest | null;
+  readonly carries: Carried | null;
 }
 /** The kinds of update entries that change a parameter. */
 export const CHANGES: ReadonlySet<Update["kind"]> = new Set<Update["kind"]>(["delta", "mean", "variance"]);
@@ -301,17 +307,24 @@ const PARAMETERS = required(list(text));
 const ROTATION = struct<Omit<Rotation, "method">>(
   { parameters: PARAMETERS, block: required(integer), taken: optional(integer, 0, "0") },
   ["method", "rotation"],
-) as unknown as Decoder<Rotation | Largest>;
+) as unknown as Decoder<Carried>;
 const LARGEST = struct<Omit<Largest, "method">>({ parameters: PARAMETERS, most: required(integer) }, [
   "method",
   "largest",
-]) as unknown as Decoder<Rotation | Largest>;
+]) as unknown as Decoder<Carried>;
 
-const carried: Decoder<Rotation | Largest> = (node, where) => {
+const LOW_RANK = struct<Omit<LowRank, "method">>({ parameters: PARAMETERS }, ["method", "low_rank"]) as unknown as Decoder<Carried>;
+const CARRIED: ReadonlyMap<string, Decoder<Carried>> = new Map([
+  ["rotation", ROTATION],
+  ["largest", LARGEST],
+  ["low_rank", LOW_RANK],
+]);
+
+const carried: Decoder<Carried> = (node, where) => {
   const method = node.type === "object" ? node.members.get("method") : undefined;
-  const tag = method?.type === "string" ? method.value : "";
-  if (tag !== "rotation" && tag !== "largest") throw mismatch("a method of rotation, largest", node, where);
-  return (tag === "rotation" ? ROTATION : LARGEST)(node, where);
+  const decoder = method?.type === "string" ? CARRIED.get(method.value) : undefined;
+  if (decoder === undefined) throw mismatch(`a method of ${[...CARRIED.keys()].join(", ")}`, node, where);
+  return decoder(node, where);
 };
 
 const OUTPUTS: ReadonlyMap<string, Decoder<Port>> = new Map<string, Decoder<Port>>([
