@@ -167,10 +167,6 @@ class CertificateError(ProtocolError): ...
 class PolicyError(ProtocolError): ...
 
 
-class AggregationError(PolicyError, ValueError):
-    """Also a ValueError: then a decoder that meets it says in which field."""
-
-
 class ProvenanceError(PolicyError): ...
 
 

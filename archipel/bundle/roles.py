@@ -166,17 +166,49 @@ class Derived(Port, frozen=True, kw_only=True, tag="derived"):
 
 
 class Rotation(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method", tag="rotation"
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="method",
+    tag="rotation",
 ):
     """An update entry `[blocks, block]` carries the changes of these parameters, one after the other, as one vector.
 
     The vector is padded with zeros; its element i is in row i modulo `blocks`. Each row has random signs, which follow
     from the hyperparameter `update_seed`, and is transformed (Walsh-Hadamard); its elements are rounded to a step above
-    or below, by chance (strategies.update_compression).
+    or below, by chance (strategies.update_compression). With `taken`, the entry is `[taken]`, so many elements of the
+    rows, at places that follow from `update_seed`; the device keeps the others for a later round.
     """
 
     parameters: tuple[str, ...]
     block: int
+    taken: int = 0
+
+
+class Largest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method", tag="largest"):
+    """An update entry `[elements]` carries the changes of these parameters, one after the other, as one vector.
+
+    At most `most` of its elements are not 0, those with the largest absolute values; the device keeps the others for a
+    later round. Only plain rounds can have it, as each device has elements of its own.
+    """
+
+    parameters: tuple[str, ...]
+    most: int
+
+
+class LowRank(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method", tag="low_rank"
+):
+    """An update entry `[rows + columns, rank]` carries the change of one parameter as two factors.
+
+    The parameter is taken for the matrix M of its first axis and all others. The factors are M times one basis, and the
+    transpose of M times the other, both times the root of 1/2 (strategies.update_compression.low_rank); `finish` reads
+    the bases as broadcasts.
+    """
+
+    parameters: tuple[str, ...]
 
 
 class Update(Port, frozen=True, kw_only=True, tag="update"):
@@ -205,7 +237,7 @@ class Update(Port, frozen=True, kw_only=True, tag="update"):
     lowest: float = 0.0
     noise: float = 0.0
     mean: str = ""
-    carries: Rotation | None = None
+    carries: Rotation | Largest | LowRank | None = None
 
 
 CHANGES = ("delta", "mean", "variance")

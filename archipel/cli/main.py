@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "task": ("federation.task:task", "Start, watch and stop the tasks of a server."),
     "token": ("operations.token:token", "Make one-time enrolment tokens for devices."),
     "train": ("models.train.command:train_command", "Train a network with PyTorch, as a TOML file says."),
+    "tune": ("federation.tune:tune", "Find good rates and other settings for a simulated federation."),
     "up": ("start.up.command:up", "Train a model on own data as a federation of this machine."),
     "verify": ("models.verify:verify", "Check a bundle: signature, digests, limits, graphs, self-test."),
     "version": ("start.version:version", "Print the version of archipel."),
@@ -56,7 +57,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Data": ("data",),
     "Models": ("train", "plan", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"),
     "Devices": ("run", "fit", "bench", "slots", "device"),
-    "Federation": ("simulate", "task", "round", "model", "rollout"),
+    "Federation": ("simulate", "tune", "task", "round", "model", "rollout"),
     "Operations": ("serve", "token", "population", "access", "audit"),
 }
 

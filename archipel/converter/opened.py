@@ -20,10 +20,11 @@ from archipel.graph.importing.onnx_import import import_onnx
 from archipel.graph.model_card import set_card
 from archipel.graph.passes.constants import UNPACK
 from archipel.lite_runtime import Runtime
-from archipel.lite_runtime.learned import is_model_file
+from archipel.lite_runtime.learned import is_model_file, join_names
 from archipel.lite_runtime.runtime import open_runtime
 from archipel.lite_runtime.training.driver import find_program, need_program
 from archipel.lite_runtime.values import Values
+from archipel.strategies.device import CHOICE, STACK
 
 _INTEGER_NODES = frozenset(
     {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearConv",
@@ -37,6 +38,7 @@ def open_model(
     weights: str | os.PathLike[str] | Mapping[str, np.ndarray] | None = None,
     cache: str | os.PathLike[str] | None = None,
     allow_development: bool = False,
+    number: int = 0,
 ) -> Model:
     """The model that a file or folder holds, in float and with its present parameters.
 
@@ -47,6 +49,7 @@ def open_model(
             them, or a safetensors file of them, as `archipel task download` writes it.
         cache: the folder below which a `.bundle` file is unpacked; None: the user's cache folder.
         allow_development: also open a bundle that a development key signed.
+        number: which of the models of a bundle that has several (strategy "ifca"), from 0.
 
     Returns a model that converts, compresses and exports. A bundle that trains gives back the graph that it was
     converted from, a bundle that only predicts the graph of `predict`, if that is in float.
@@ -61,15 +64,24 @@ def open_model(
         if weights is not None:
             raise ConversionError(f"{os.fspath(path)}: weights are for a bundle; a model file has its own")
         return read_model(path, None)
-    return source_model(
-        open_runtime(
-            Path(path),
-            trusted_keys,
-            cache=None if cache is None else Path(cache),
-            weights=os.fspath(weights) if isinstance(weights, os.PathLike) else weights,
-            allow_development=allow_development,
-        )
+    runtime = open_runtime(
+        Path(path),
+        trusted_keys,
+        cache=None if cache is None else Path(cache),
+        weights=os.fspath(weights) if isinstance(weights, os.PathLike) else weights,
+        allow_development=allow_development,
     )
+    if number:
+        _choose(runtime, number)
+    return source_model(runtime)
+
+
+def _choose(runtime: Runtime, number: int) -> None:
+    stacks = [spec.shape[0] for spec in runtime.bundle.manifest.parameters if spec.name.endswith(STACK)]
+    if not stacks or not 0 <= number < int(stacks[0]):
+        there = f"models 0 to {int(stacks[0]) - 1}" if stacks else "one model"
+        raise ConversionError(f"number: {number}, but bundle {runtime.bundle.manifest.name!r} has {there}")
+    runtime.restore(join_names({"state": {CHOICE: np.array(number, np.int64)}}))
 
 
 def source_model(runtime: Runtime) -> Model:

@@ -26,15 +26,14 @@ from archipel.protocol.operator.registry import (
     VersionInfo,
     VersionRequest,
 )
+from archipel.protocol.operator.results import RoundResult, StatisticResult
 from archipel.protocol.operator.tasks import (
     BundleInfo,
     FaultInfo,
     Health,
     ParticipantInfo,
     RoundInfo,
-    RoundResult,
     ServerInfo,
-    StatisticResult,
     TaskInfo,
     TaskRequest,
 )

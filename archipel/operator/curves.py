@@ -5,27 +5,36 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from archipel.durable import write_durably
 from archipel.errors import ClientError, MissingExtraError
-from archipel.protocol.messages.distributions import Distribution
 from archipel.protocol.operator.registry import RoundMetrics
+from archipel.protocol.operator.results import Distribution
 
 Spread = Sequence[tuple[int, Distribution]]
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 _WIDE = 100
+FIGURES: Mapping[str, Callable[[Distribution], float]] = {
+    "mean over devices": lambda each: each.mean.value,
+    "worst 10%": lambda each: each.worst.value,
+    "decile 1": lambda each: each.deciles[0].value,
+    "median": lambda each: each.deciles[4].value,
+    "decile 9": lambda each: each.deciles[8].value,
+}
+"""What is told of a distribution over devices in columns and curves."""
 CLIPPED_SHARE = "clipped share"
 """The name of the curve with the share of the devices whose update was clipped."""
 
 
 def curves(rounds: Sequence[RoundMetrics]) -> dict[str, list[tuple[int, float]]]:
-    """The points (number of the round, value) of each metric by its name, and of the share of clipped updates."""
+    """The points (number of the round, value) of each metric by its name, of the share of clipped updates, and of
+    figures of each distribution over devices, such as "evaluation accuracy worst 10%"."""
     points: dict[str, list[tuple[int, float]]] = {}
     for each in rounds:
-        for name, value in {**each.metrics, **_clipped(each)}.items():
+        for name, value in _values(each).items():
             points.setdefault(name, []).append((each.number, value))
     return points
 
@@ -37,7 +46,7 @@ def write_csv(rounds: Sequence[RoundMetrics], file: Path) -> None:
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["round", "ended", "seconds", "devices", "clip", *names])
     for each in rounds:
-        values = {**each.metrics, **_clipped(each)}
+        values = _values(each)
         head = [each.number, each.ended, round(each.ended - each.started, 3), each.devices]
         lines.writerow([*head, "" if each.clip is None else each.clip, *(values.get(name, "") for name in names)])
     write_durably(file, text.getvalue().encode(), 0o666)
@@ -49,7 +58,14 @@ def plot(rounds: Sequence[RoundMetrics], file: Path) -> None:
     Raises ClientError for another suffix, or where no round has a metric; MissingExtraError without matplotlib.
     """
     check_plot_name(file)
-    draw(_checked(rounds), file)
+    spread: dict[str, list[tuple[int, Distribution]]] = {}
+    for each in rounds:
+        for name, distribution in each.distributions.items():
+            spread.setdefault(name, []).append((each.number, distribution))
+    figures = {f"{name} {figure}" for name in spread for figure in FIGURES}
+    # The mean over the devices is another one than the mean over all examples, which is a curve of its own.
+    bands = {f"devices' {name}": points for name, points in spread.items()}
+    draw({name: points for name, points in _checked(rounds).items() if name not in figures}, file, bands)
 
 
 def check_plot_name(file: Path) -> None:
@@ -105,6 +121,9 @@ def draw(
 def _draw_band(axes: Any, points: Spread, name: str, colour: str) -> None:
     numbers = [number for number, _ in points]
     low, high = ([each.deciles[place].value for _, each in points] for place in (0, -1))
+    if len(points) == 1:
+        # A band of one point is a line, such as of a task that is an evaluation.
+        axes.vlines(numbers, low, high, color=colour, alpha=0.3, linewidth=8)
     axes.fill_between(numbers, low, high, color=colour, alpha=0.15, label=f"{name}, decile 1 to 9")
     worst = [each.worst.value for _, each in points]
     axes.plot(numbers, worst, linestyle="--", marker="v", markersize=3, color=colour, label=f"{name}, worst 10%")
@@ -141,6 +160,15 @@ def _checked(rounds: Sequence[RoundMetrics]) -> dict[str, list[tuple[int, float]
             "with a loss_range, and not with noise"
         )
     return found
+
+
+def _values(each: RoundMetrics) -> dict[str, float]:
+    spread = {
+        f"{name} {column}": figure(distribution)
+        for name, distribution in each.distributions.items()
+        for column, figure in FIGURES.items()
+    }
+    return {**each.metrics, **_clipped(each), **spread}
 
 
 def _clipped(each: RoundMetrics) -> dict[str, float]:

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.bundle.roles import Update
+from archipel.bundle.roles import Rotation, Update
 from archipel.errors import BoundError
 
 SLACK = 1e-3
@@ -91,18 +91,18 @@ class Group:
         if self.norm is None:
             return cohort * step(self.ports[0]) / 2
         # Entries that the program itself rounded are whole steps already.
-        rounded = [port for port in self.ports if port.carries is None]
+        rounded = [port for port in self.ports if not isinstance(port.carries, Rotation)]
         return cohort * math.sqrt(sum(entries(port) * (step(port) / 2) ** 2 for port in rounded))
 
     def _chance(self, cohort: int) -> float:
         """What stochastic rounding of `cohort` devices adds to the norm of the sum at most."""
-        steps = [step(port) for port in self.ports if port.carries is not None]
+        steps = [step(port) for port in self.ports if isinstance(port.carries, Rotation)]
         if not steps:
             return 0.0
         # Each error has one of two values a step apart and the mean 0, so a deviation of half a step at most; the norm
         # is a convex function of them with Lipschitz constant 1, and exceeds its mean by t steps with probability
         # exp(-t^2 / 2) at most (Samson 2000, "Concentration of measure inequalities", for independent variables).
-        size = sum(entries(port) for port in self.ports if port.carries is not None)
+        size = sum(entries(port) for port in self.ports if isinstance(port.carries, Rotation))
         return max(steps) * math.sqrt(cohort) * (math.sqrt(size) / 2 + _TAIL)
 
 

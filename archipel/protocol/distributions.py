@@ -15,8 +15,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.protocol.messages.distributions import Bins, Distribution, Estimate
+from archipel.protocol.messages.distributions import Bins
+from archipel.protocol.operator.results import Distribution, Estimate
 
+LEAST_COUNTED = 10
+"""Counts of fewer devices are not asked for: each bin would tell what one of a handful has, and the worst tenth would
+be a single device."""
 DECILES = tuple(tenth / 10 for tenth in range(1, 10))
 WORST_SHARE = 0.1
 _LOSS = "loss"

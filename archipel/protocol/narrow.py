@@ -16,14 +16,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from archipel.errors import MessageError
+from archipel.protocol.bits import pack_bits, packed_size, unpack_bits
 from archipel.protocol.bounds import entries, largest
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.vector import Layout, Vector, check_vector, pack, unpack
 
 Widths = Sequence[tuple[int, int]]
 """For each update port how many entries it has, and how many bits each takes."""
-_CHUNK = 1 << 15
-"""Entries at a time, a multiple of 8: unpacked, each takes 32 bytes."""
 
 
 def widths_of(layout: Layout, max_cohort: int) -> list[tuple[int, int]]:
@@ -35,7 +34,7 @@ def masked_size(layout: Layout, max_cohort: int, modulus_bits: int, *, narrow: b
     """Bytes of a masked vector on the wire."""
     if not narrow:
         return layout.length * -(-modulus_bits // 8)
-    return sum(-(-count * bits // 8) for count, bits in widths_of(layout, max_cohort))
+    return sum(packed_size(count, bits) for count, bits in widths_of(layout, max_cohort))
 
 
 def pack_masked(layout: Layout, vector: Vector, plan: RoundPlan) -> bytes:
@@ -45,7 +44,7 @@ def pack_masked(layout: Layout, vector: Vector, plan: RoundPlan) -> bytes:
     check_vector("vector", vector, plan.modulus_bits, layout.length)
     parts, start = [], 0
     for count, bits in widths_of(layout, plan.max_cohort):
-        parts.append(_pack(vector[start : start + count], bits))
+        parts.append(pack_bits(vector[start : start + count], bits))
         start += count
     return b"".join(parts)
 
@@ -61,8 +60,8 @@ def unpack_masked(layout: Layout, data: bytes, plan: RoundPlan) -> Vector:
     raw, start = np.frombuffer(data, np.uint8), 0
     parts = []
     for count, bits in widths_of(layout, plan.max_cohort):
-        stop = start + -(-count * bits // 8)
-        parts.append(_unpack(raw[start:stop], count, bits))
+        stop = start + packed_size(count, bits)
+        parts.append(unpack_bits(raw[start:stop], count, bits))
         start = stop
     return np.concatenate(parts)
 
@@ -79,23 +78,3 @@ def reduce_sum(layout: Layout, total: Vector, plan: RoundPlan) -> Vector:
         parts.append(signed.view(np.uint32) & np.uint32(2**plan.modulus_bits - 1))
         start += count
     return np.concatenate(parts)
-
-
-def _pack(vector: Vector, bits: int) -> bytes:
-    parts = []
-    for start in range(0, vector.size, _CHUNK):
-        words = vector[start : start + _CHUNK].astype("<u4").view(np.uint8).reshape(-1, 4)
-        single = np.unpackbits(words, axis=1, bitorder="little")[:, :bits]
-        parts.append(np.packbits(single.reshape(-1), bitorder="little").tobytes())
-    return b"".join(parts)
-
-
-def _unpack(data: np.ndarray, count: int, bits: int) -> Vector:
-    vector = np.empty(count, np.uint32)
-    for start in range(0, count, _CHUNK):
-        stop = min(start + _CHUNK, count)
-        raw = data[start * bits // 8 : -(-stop * bits // 8)]
-        single = np.zeros((stop - start, 32), np.uint8)
-        single[:, :bits] = np.unpackbits(raw, count=(stop - start) * bits, bitorder="little").reshape(-1, bits)
-        vector[start:stop] = np.packbits(single, axis=1, bitorder="little").view("<u4").reshape(-1)
-    return vector

@@ -1,4 +1,4 @@
-"""Updates of rounds with privacy "plain": safetensors with one array for each update output, checked before they count.
+"""Updates of rounds with privacy "plain": safetensors with the arrays of each update output, checked before they count.
 
 The checks are of the bounds that the bundle's signed manifest states, from which both sides derive them: names, dtypes,
 shapes, finite numbers, each entry within its range, norms within clip times weight (protocol.bounds).
@@ -18,6 +18,7 @@ from archipel.bundle import read_weights, write_weights
 from archipel.bundle.roles import CHANGES, Update
 from archipel.errors import BoundError, BundleError, MessageError
 from archipel.protocol.bounds import SLACK, check_update, clamp
+from archipel.protocol.plain_entries import from_wire, to_wire, wire_specs
 from archipel.protocol.vector import DecodedSum, Layout
 
 Arrays = dict[str, NDArray[Any]]
@@ -30,35 +31,43 @@ def encode_plain(layout: Layout, arrays: Mapping[str, NDArray[Any]], scale: floa
     exceed the norms that the manifest states.
     """
     checked = layout.check(arrays)
-    limits, clamped = clamp(layout.updates, checked), {}
+    limits = clamp(layout.updates, checked)
+    sent: Arrays = {}
     for port in layout.updates:
         factor, limit = scale if port.kind in CHANGES else 1.0, limits[port.name]
-        clamped[port.name] = np.clip(checked[port.name] * factor, -limit, limit).astype(port.dtype)
-    return write_weights(clamped)
+        sent |= to_wire(port, np.clip(checked[port.name] * factor, -limit, limit).astype(port.dtype))
+    return write_weights(sent)
 
 
 def plain_size(layout: Layout) -> int:
     """The number of bytes of every plain update of this layout."""
     # Safetensors has one encoding of given names, dtypes and shapes, whatever the values are.
-    return len(write_weights({port.name: np.zeros(tuple(map(int, port.shape)), port.dtype) for port in layout.updates}))
+    specs = {name: spec for port in layout.updates for name, spec in wire_specs(port).items()}
+    return len(write_weights({name: np.zeros(shape, dtype) for name, (dtype, shape) in specs.items()}))
 
 
 def decode_plain(source: bytes | Path, layout: Layout) -> Arrays:
     """The arrays by output name, checked. Raises MessageError that names the entry and what is wrong with it."""
     try:
-        arrays = read_weights(source)
+        sent = read_weights(source)
     except BundleError as error:
         where, _, what = str(error).rpartition(": ")
         raise MessageError(f"update: {what or where}") from None
+    specs = {name: spec for port in layout.updates for name, spec in wire_specs(port).items()}
+    if sent.keys() != specs.keys():
+        raise MessageError(f"update: has the arrays {sorted(sent)[:16]}, expected {sorted(specs)[:16]}")
+    for name, (dtype, shape) in specs.items():
+        if sent[name].dtype.name != dtype or sent[name].shape != shape:
+            got = f"{sent[name].dtype}{list(sent[name].shape)}"
+            raise MessageError(f"update {name!r}: expected {dtype}{list(shape)}, got {got}")
     ports = {port.name: port for port in layout.updates}
-    if arrays.keys() != ports.keys():
-        raise MessageError(f"update: has the arrays {sorted(arrays)[:16]}, expected {sorted(ports)[:16]}")
-    # First dtypes, shapes and finite numbers, which `check_update` relies on.
+    arrays = {port.name: from_wire(port, sent) for port in layout.updates}
+    # First finite numbers, which `check_update` relies on.
     for name, array in arrays.items():
         _check_array(ports[name], array, ports[name].range)
     try:
         check_update(layout.updates, arrays)
-        layout.check_signs(arrays)
+        layout.check_counts(arrays)
     except BoundError as error:
         raise MessageError(str(error)) from None
     # The weight is checked by now, so it can bound the values that were multiplied with it.
@@ -68,11 +77,6 @@ def decode_plain(source: bytes | Path, layout: Layout) -> Arrays:
 
 
 def _check_array(port: Update, array: NDArray[Any], limit: float) -> None:
-    shape = tuple(map(int, port.shape))
-    if array.dtype.name != port.dtype or array.shape != shape:
-        raise MessageError(
-            f"update {port.name!r}: expected {port.dtype}{list(shape)}, got {array.dtype}{list(array.shape)}"
-        )
     if array.size:
         largest = float(np.abs(array).max())
         # Negated, because no comparison with a NaN is true.

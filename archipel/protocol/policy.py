@@ -7,8 +7,10 @@ import math
 from fractions import Fraction
 
 from archipel.bundle.manifest import Manifest, PrivacyPolicy
+from archipel.bundle.roles import Largest
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import groups
+from archipel.protocol.distributions import LEAST_COUNTED
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.moments import moment
 from archipel.protocol.sealed import Sealed
@@ -62,6 +64,12 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
         _refuse(f"min_contributors {plan.min_contributors} is below the policy's {policy.min_contributors}")
     if plan.count_adoption and (plan.kind, plan.privacy) != ("evaluation", "secure"):
         _refuse(f"adoption is counted in secure evaluations only, this is a round of kind {plan.kind}, {plan.privacy}")
+    if plan.distributions and plan.kind != "evaluation":
+        _refuse(f"distributions are told by evaluations only, this is a round of kind {plan.kind}")
+    if plan.distributions and plan.min_contributors < LEAST_COUNTED:
+        _refuse(
+            f"min_contributors {plan.min_contributors}: counts in bins are told of at least {LEAST_COUNTED} devices"
+        )
     # Exactly the policy's number: with a smaller one the checks below would ask for fewer devices.
     if plan.colluders != (colluders := colluders_of(policy, plan.max_cohort) if plan.privacy == "secure" else 0):
         _refuse(f"colluders {plan.colluders} of max_cohort {plan.max_cohort}: the policy withstands {colluders}")
@@ -73,6 +81,12 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
     _check_updates(policy, layout)
     if plan.kind == "training":
         _check_weighting(policy, layout)
+    for port in layout.updates:
+        if plan.privacy == "secure" and isinstance(port.carries, Largest):
+            _refuse(
+                f"update {port.name!r} has elements of each device's own choice, whose masks do not cancel; it needs "
+                "privacy 'plain'"
+            )
     # A sum that overflows would be decoded to other numbers, without an error.
     if not layout.fits(plan.modulus_bits, plan.max_cohort):
         _refuse(f"a modulus of {plan.modulus_bits} bits can overflow with max_cohort {plan.max_cohort}")

@@ -5,7 +5,8 @@
 | training | the update outputs of the bundle's `finish` program, then metrics (protocol.training_metrics) |
 | analytics | the update outputs of an `analyze` program |
 | evaluation | w = min(count, max_examples) / max_examples; each mean times w; w again for each mean that was clamped |
-| both of these | whether the device has examples |
+| evaluation with distributions | for each metric 1 in the bin of the device's own value, 0 in the others |
+| evaluation, analytics | whether the device has examples |
 | evaluation that counts adoption | whether the device decided about the version; its noisy answer whether it took it |
 
 The device clamps a mean that is beyond its range, as the fixed-point encoding clamps every entry. It says so in another
@@ -20,10 +21,12 @@ import msgspec
 import numpy as np
 
 from archipel.bundle import Manifest, Program
-from archipel.bundle.roles import Hyperparameter, Update
+from archipel.bundle.roles import Hyperparameter, Rotation, Update
 from archipel.errors import ProtocolError
+from archipel.protocol.distributions import one_hot
 from archipel.protocol.measures import measures
 from archipel.protocol.messages import Kind, RoundPlan
+from archipel.protocol.messages.distributions import Bins
 from archipel.protocol.training_metrics import CLAMPED, DEVICES, UPDATE_CLIP, count_entry, training_entries
 from archipel.protocol.vector import Layout
 
@@ -32,6 +35,8 @@ EXAMPLES = "archipel/examples"
 CONTRIBUTORS = "archipel/contributors"
 """The entry of an analysis or evaluation that is 1 of a device with examples, 0 of one without: their sum is exact."""
 
+BINS = "archipel/bins/"
+"""Prefix of the entry with the counts of a metric's bins."""
 DECIDED, TOOK = "archipel/decided", "archipel/took"
 """The entries of an evaluation that counts adoption. Both are 0 of a device that has not decided, or does not count."""
 TRUTHFUL = 0.75
@@ -68,8 +73,12 @@ def upload_layout(
     metrics: Mapping[str, float] | None = None,
     *,
     count_adoption: bool = False,
+    distributions: Mapping[str, Bins] | None = None,
 ) -> Layout:
-    """Where each entry lies. `metrics` of an evaluation: name to range. Raises ProtocolError."""
+    """Where each entry lies. Of an evaluation, by name, `metrics` has ranges and `distributions` bins.
+
+    Raises ProtocolError.
+    """
     program = upload_program(manifest, kind, name)
     if kind == "training":
         updates = Layout.of(program).updates
@@ -81,7 +90,12 @@ def upload_layout(
     for port in made.updates:
         if taken := {port.name, port.tensor} & set(counts):
             raise ProtocolError(f"bundle {manifest.name!r}: the name {min(taken)!r} is not for programs to use")
-    return Layout((*made.updates, *map(count_entry, counts)), made.not_negative | set(counts))
+    histograms = _histograms(metrics or {}, distributions or {})
+    return Layout(
+        (*made.updates, *histograms, *map(count_entry, counts)),
+        made.not_negative | set(counts),
+        frozenset((port.name, CONTRIBUTORS) for port in histograms),
+    )
 
 
 def plan_layout(plan: RoundPlan, manifest: Manifest) -> Layout:
@@ -89,19 +103,22 @@ def plan_layout(plan: RoundPlan, manifest: Manifest) -> Layout:
 
     Raises ProtocolError.
     """
-    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics, count_adoption=plan.count_adoption)
+    layout = upload_layout(
+        manifest, plan.kind, plan.program, plan.metrics,
+        count_adoption=plan.count_adoption, distributions=plan.distributions,
+    )  # fmt: skip
     port = clip_input(upload_program(manifest, plan.kind, plan.program)) if plan.kind == "training" else None
     if port is None:
         return layout
     clip = plan.hyperparameters.get(UPDATE_CLIP, port.default)
-    return Layout(tuple(_keep_to_clip(each, clip) for each in layout.updates), layout.not_negative)
+    return Layout(tuple(_keep_to_clip(each, clip) for each in layout.updates), layout.not_negative, layout.histograms)
 
 
 def _keep_to_clip(port: Update, clip: float) -> Update:
     if port.kind != "delta" or port.clip is None or clip >= port.clip:
         return port
     # A rotation's elements are as much smaller as the whole update is, so their steps can be.
-    span = port.range if port.carries is None else port.range * (clip / port.clip)
+    span = port.range * (clip / port.clip) if isinstance(port.carries, Rotation) else port.range
     return msgspec.structs.replace(port, clip=clip, range=span)
 
 
@@ -125,9 +142,14 @@ def adoption(answer: bool | None) -> dict[str, np.ndarray]:
 
 
 def metric_arrays(
-    metrics: Mapping[str, float], ranges: Mapping[str, float], examples: int, max_examples: int
+    metrics: Mapping[str, float],
+    ranges: Mapping[str, float],
+    examples: int,
+    max_examples: int,
+    distributions: Mapping[str, Bins] | None = None,
 ) -> dict[str, np.ndarray]:
-    """The arrays of an evaluation's layout, float32 scalars. `metrics`: means over `examples` examples.
+    """The arrays of an evaluation's layout, float32: scalars, and counts in bins. `metrics`: means over `examples`
+    examples.
 
     Raises ProtocolError for a metric that is missing or not a finite number.
     """
@@ -142,7 +164,11 @@ def metric_arrays(
         entries[name] = min(max(value, -bound), bound) * weight
         # Weighted like the means, so that its mean is the share of the examples on devices that clamped.
         entries[CLAMPED + name] = weight if abs(value) > bound else 0.0
-    return {**{name: np.array(value, np.float32) for name, value in entries.items()}, **contribution(examples)}
+    counted = {
+        BINS + name: one_hot(bins, metrics[name] if examples else None) for name, bins in (distributions or {}).items()
+    }
+    scalars = {name: np.array(value, np.float32) for name, value in entries.items()}
+    return {**scalars, **counted, **contribution(examples)}
 
 
 def _evaluation_layout(manifest: Manifest, program: Program, metrics: Mapping[str, float]) -> Layout:
@@ -164,6 +190,18 @@ def _evaluation_layout(manifest: Manifest, program: Program, metrics: Mapping[st
         for name, bound in ranges.items()
     )  # fmt: skip
     return Layout(updates, _counts(updates))
+
+
+def _histograms(metrics: Mapping[str, float], distributions: Mapping[str, Bins]) -> tuple[Update, ...]:
+    for name in distributions:
+        if name not in metrics:
+            raise ProtocolError(
+                f"distributions: {name!r} is not among the metrics, {sorted(metrics)}; name it there too"
+            )
+    return tuple(
+        msgspec.structs.replace(count_entry(BINS + name), shape=(distributions[name].count + 2,))
+        for name in sorted(distributions)
+    )
 
 
 def _counts(own: Iterable[Update]) -> frozenset[str]:

@@ -60,11 +60,14 @@ class DecodedSum:
 class Layout:
     """Where each `update` output of a `finish` or `analyze` program lies in the vector, in the outputs' order.
 
-    `not_negative` are the names of those that are 0 or more of every device, such as counts.
+    `not_negative` are the names of those that are 0 or more of every device, such as counts. `histograms`, pairs of
+    names: the first has counts of devices in bins, and every device that counts 1 in the second, a scalar, counts 1 in
+    one bin and 0 in the others.
     """
 
     updates: tuple[Update, ...]
     not_negative: frozenset[str] = frozenset()
+    histograms: frozenset[tuple[str, str]] = frozenset()
 
     @classmethod
     def of(cls, program: Program) -> Layout:
@@ -147,10 +150,18 @@ class Layout:
         """Raises BoundError unless `cohort` devices that run the signed program can have sent updates of this sum."""
         sums = {port.name: total.read(port) for port in self.updates}
         check_sum(self.updates, sums, cohort)
-        self.check_signs(sums)
+        self.check_counts(sums)
 
-    def check_signs(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Raises BoundError for an entry of `arrays` (scalars by output name) below 0 that no device can send so."""
+    def check_counts(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Raises BoundError for counts that no device, and no sum of devices, can have: below 0, or of a histogram not
+        whole, or with another sum than the number of devices that count themselves in it. `arrays` by output name."""
+        for name, counter in sorted(self.histograms):
+            counts, devices = arrays[name], float(arrays[counter])
+            if not ((counts >= 0).all() and (counts == np.rint(counts)).all() and counts.sum() == devices):
+                raise BoundError(
+                    f"rejected: {name!r} counts {counts.sum():g} devices, and {counts.min():g} in one of its bins; "
+                    f"{devices:g} count themselves, each in one bin"
+                )
         for name in sorted(self.not_negative):
             if arrays[name] < 0:
                 raise BoundError(f"rejected: {name!r} is {float(arrays[name]):g}, and no device has less than 0 of it")

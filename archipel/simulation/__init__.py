@@ -12,6 +12,7 @@ from archipel.simulation.rounds import RoundRow
 from archipel.simulation.simulate import simulate
 from archipel.simulation.splitting import split_clients
 from archipel.simulation.system import Device, Pacing, Spread, System, read_devices
+from archipel.simulation.tuning import Range, TuneSettings, Tuning, tune
 from archipel.strategies.robust import Aggregation
 
 __all__ = [
@@ -26,13 +27,17 @@ __all__ = [
     "Federation",
     "ListedClients",
     "Pacing",
+    "Range",
     "Result",
     "RoundRow",
     "SplitClients",
     "Spread",
     "System",
+    "TuneSettings",
+    "Tuning",
     "load_federation",
     "read_devices",
     "simulate",
     "split_clients",
+    "tune",
 ]

@@ -25,7 +25,7 @@ from archipel.simulation.federation_data import DataSource, Partition, divide, r
 from archipel.simulation.federation_model import as_model, field_names, open_network
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow
-from archipel.simulation.running import Test
+from archipel.simulation.running import Cluster, Test
 from archipel.simulation.simulate import simulate
 from archipel.simulation.system.settings import Pacing, System
 from archipel.simulation.system.traces import with_devices
@@ -82,6 +82,7 @@ every = 5                      # rounds between two evaluations
 
 [run]                          # how it runs: changes no result but for client_axis and engine, in the last digits
 workers = 1                    # processes
+cluster = "local"              # "ray": actors of a Ray cluster; workers = 0 is then one a core or GPU
 client_axis = "auto"           # "on": many devices as one graph; "off": one after the other
 engine = "onnxruntime"         # or "torch", on the machine's GPU; "torch:cuda:1", "torch:cpu"
 folder = "simulation"          # keeps where the run stands; the same command goes on from there
@@ -97,6 +98,10 @@ name = "digits"
 population = "pupils"
 min_cohort = 8
 mode = "semi-synchronous"      # with [system] the simulation does so, too, and keeps goal, deadlines, concurrency
+
+[tune]                         # `archipel tune` tries values of these: archipel tune --help
+trials = 30
+lr = { low = 0.01, high = 1.0, log = true }
 """
 
 
@@ -115,10 +120,11 @@ class TrainingPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class RunPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """[run]: how the simulation runs, see `RunOptions`."""
 
-    workers: Count = 1
+    workers: Annotated[int, Meta(ge=0)] = 1
     client_axis: ClientAxis = "auto"
     threads: Count = 1
     engine: str = "onnxruntime"
+    cluster: Cluster = "local"
     masks: bool = False
     folder: str | None = None
     test_every: Count = 1
@@ -145,6 +151,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     run: RunPart = RunPart()
     system: System | None = None
     task: dict[str, Any] = {}
+    tune: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -216,9 +223,9 @@ class Federation:
                 cohort=settings.cohort, hyperparameters=settings.hyperparameters, test=prepared.test,
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
                 workers=run.workers, client_axis=run.client_axis, threads=run.threads, engine=run.engine,
-                masks=run.masks, folder=self.folder, on_round=on_round, aggregation=settings.aggregation,
-                secure_groups=settings.secure_groups, attack=settings.attack, evaluation=settings.evaluation,
-                **self._clock(),
+                cluster=run.cluster, masks=run.masks, folder=self.folder, on_round=on_round,
+                aggregation=settings.aggregation, secure_groups=settings.secure_groups, attack=settings.attack,
+                evaluation=settings.evaluation, **self._clock(),
             )  # fmt: skip
         except (SimulationError, PolicyError) as error:
             raise _named(self.file, error) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,11 @@ from numpy.typing import NDArray
 
 from archipel.bundle import Bundle
 from archipel.errors import MissingExtraError, SimulationError
+from archipel.operator.curves import FIGURES, draw
 from archipel.protocol.measures import Measured
-from archipel.protocol.messages.distributions import Distribution
+from archipel.protocol.operator.results import Distribution
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.work import Report
-
-FIGURES: Mapping[str, Callable[[Distribution], float]] = {
-    "mean": lambda each: each.mean.value,
-    "worst 10%": lambda each: each.worst.value,
-    "decile 1": lambda each: each.deciles[0].value,
-    "median": lambda each: each.deciles[4].value,
-    "decile 9": lambda each: each.deciles[8].value,
-}
-"""The columns of `Result.table` for a distribution over devices."""
 
 
 class ClientRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -98,7 +90,7 @@ class Result:
             columns[f"test {name}"] = np.array([row.tested.get(name, np.nan) for row in self.history])
         for name in sorted({name for row in self.history for name in row.spread}):
             for column, figure in FIGURES.items():
-                columns[f"devices' {name} {column}"] = np.array(
+                columns[f"{name} {column}"] = np.array(
                     [figure(row.spread[name]) if name in row.spread else np.nan for row in self.history]
                 )
         return columns
@@ -127,8 +119,6 @@ class Result:
         Raises ClientError for another name, MissingExtraError without `archipel[curves]`, SimulationError where no
         round has a metric.
         """
-        from archipel.operator.curves import draw
-
         points: dict[str, list[tuple[int, float]]] = {}
         tests: dict[str, list[tuple[int, float]]] = {}
         for row in self.history:

@@ -9,10 +9,10 @@ import msgspec
 
 from archipel import strategies
 from archipel.bundle import Bundle, write_weights
+from archipel.bundle.roles import Largest
 from archipel.errors import ArchipelError, SimulationError
 from archipel.protocol.messages import RoundPlan
-from archipel.protocol.messages.distributions import Distribution
-from archipel.protocol.operator.tasks import RoundResult
+from archipel.protocol.operator.results import Distribution, RoundResult
 from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import clip_input, plan_layout, upload_layout, upload_program
@@ -31,7 +31,7 @@ from archipel.strategies.robust import Aggregation
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
 from archipel.strategies.step_limits import History
 from archipel.strategies.strategy import Began, Tensors
-from archipel.strategies.update_compression import round_seed
+from archipel.strategies.update_compression import first_bases, round_seed, split_bases
 
 _NOBODY = "0" * 64
 
@@ -136,19 +136,24 @@ class Rounds:
         finish = upload_program(manifest, "training")
         self._clip = None if UPDATE_CLIP in settings.hyperparameters else clip_input(finish)
         layout = upload_layout(manifest, "training")
+        if settings.privacy == "secure" and any(isinstance(port.carries, Largest) for port in layout.updates):
+            raise SimulationError(
+                "privacy: 'secure' adds up vectors, and compress 'top_k' sends elements of each device's own choice; "
+                "set privacy to 'plain', or compress to 'random_k'"
+            )
         self._combining = Combining(manifest, layout, population, settings)
         self._bits = self._combining.modulus_bits(layout)
         if standing is None:
             parameters = bundle.parameters()
             trained, _ = split_statistics(parameters, shared_statistics(manifest))
-            standing = Standing(parameters, self._strategy.init(trained))
+            standing = Standing(parameters, {**self._strategy.init(trained), **first_bases(manifest)})
         self.standing = standing
         done = [row for row in standing.rows if not row.failed]
         self._history = History([row.step for row in done], [row.state_step for row in done])
         self._clock: RoundClock | None = None
         if settings.system is not None and clients is not None:
             settings.pacing.check(settings.cohort, settings.privacy == "secure")
-            broadcast = self._strategy.broadcast(standing.strategy_state)
+            broadcast = self._broadcast()
             size = len(write_weights(broadcast)) if broadcast else 0
             self._clock = RoundClock(bundle, clients, settings, size)
         why = misfit(self._strategy, settings.pacing.mode, settings.privacy, settings.cohort)
@@ -226,7 +231,7 @@ class Rounds:
         return Work(
             number=number,
             parameters=standing.parameters,
-            broadcast=self._strategy.broadcast(standing.strategy_state),
+            broadcast=self._broadcast(),
             hyperparameters=hyperparameters,
             layout=plan_layout(plan, self._bundle.manifest),
             cohort=settings.cohort,
@@ -234,6 +239,11 @@ class Rounds:
             seed=settings.seed,
             saved=saved,
         )
+
+    def _broadcast(self) -> Tensors:
+        """What devices get beside the parameters."""
+        state, bases = split_bases(self.standing.strategy_state)
+        return {**self._strategy.broadcast(state), **bases}
 
     def _adapted_clip(self) -> Mapping[str, float]:
         """The clip that the server would send: it follows from the last round that changed the model."""

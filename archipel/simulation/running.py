@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from archipel.protocol.uploads import upload_program
 from archipel.simulation.attacks import spoil_clients
 from archipel.simulation.choosing import AT_ONCE, CPU, ClientAxis, choose_client_axis
 from archipel.simulation.clients import Clients, fingerprint
+from archipel.simulation.crews.actors import Actors
+from archipel.simulation.crews.processes import Processes
+from archipel.simulation.crews.worker import Crew, WorkerSettings
 from archipel.simulation.evaluation import DeviceTests, Evaluation
 from archipel.simulation.lane_program import open_lane_engine
 from archipel.simulation.lanes import Lanes
@@ -41,6 +44,7 @@ from archipel.simulation.workers import Workers
 SAVE_SECONDS = 30.0
 """How often a run's standing is written; it is in any case after the first round and after the last one."""
 
+Cluster = Literal["local", "ray"]
 ONNX_RUNTIME = "onnxruntime"
 _BY = ", by "
 _AND = "; then "
@@ -54,11 +58,13 @@ class RunOptions:
     digits).
 
     Arguments:
-        workers: processes, 1 or more.
+        workers: processes, 1 or more; with cluster="ray" 0 stands for one a core, or a GPU.
         client_axis: "on" runs many devices as one graph, "off" one after the other; "auto" measures which is faster.
         threads: of each process, inside one operator.
         engine: what runs the devices' programs: "onnxruntime", on the CPU; "torch", on the machine's GPU where it has
             one, "torch:cpu", "torch:cuda:1" and so on; "openvino", one device after the other.
+        cluster: where the workers are: "local", processes of this machine; "ray", actors of a Ray cluster, each with
+            `threads` cores, and a GPU for an engine on one. A lost actor's clients go to another.
         masks: secure aggregation is really carried out, with every device's keys, shares and masks, and its sum is
             compared with that of the vectors; the devices then train one after the other.
         folder: keeps where the run stands; a run with the same folder goes on from there.
@@ -71,6 +77,7 @@ class RunOptions:
     client_axis: ClientAxis = "auto"
     threads: int = 1
     engine: str = ONNX_RUNTIME
+    cluster: Cluster = "local"
     masks: bool = False
     folder: Path | str | None = None
     test_every: int = 1
@@ -79,14 +86,22 @@ class RunOptions:
     def __post_init__(self) -> None:
         for name in ("workers", "threads", "test_every"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            least = 0 if name == "workers" and self.cluster == "ray" else 1
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise SimulationError(f"{name}: {value!r} is not a whole number of 1 or more")
         if self.client_axis not in ("auto", "on", "off"):
             raise SimulationError(f"client_axis: {self.client_axis!r} is not 'auto', 'on' or 'off'")
+        if self.cluster not in ("local", "ray"):
+            raise SimulationError(f"cluster: {self.cluster!r} is not 'local' or 'ray'")
         if split_device(self.engine)[0] not in ENGINES and self.engine != ONNX_RUNTIME:
             raise SimulationError(
                 f"engine: {self.engine!r} is not 'onnxruntime', 'torch', 'torch:cuda:1' or 'openvino'"
             )
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several processes share what devices keep."""
+        return self.workers > 1 or self.cluster != "local"
 
 
 def run(
@@ -177,7 +192,7 @@ def _open_engine(
 ) -> tuple[Engine, States, str]:
     """The engine, what its devices keep, and how it runs and why. A run that goes on keeps to what it began with."""
     states: States
-    if where is not None or options.workers > 1:
+    if where is not None or options.is_shared:
         shared = where / STATES if where is not None else Path(stack.enter_context(TemporaryDirectory()))
         states = StateFolder(shared)
     else:
@@ -186,7 +201,7 @@ def _open_engine(
     known = [None] * len(bundles) if before is None else before.split(_AND)
     engines, reasons = [], []
     for bundle, way in zip(bundles, known, strict=True):
-        engine, why = _open_one(bundle, clients, settings, options, states, way)
+        engine, why = _open_one(bundle, clients, settings, options, states, way, len(bundles))
         engines.append(engine)
         reasons.append(why)
     engine = EachModel(engines, models.of) if isinstance(models, SeveralModels) else engines[0]
@@ -201,9 +216,15 @@ def _open_engine(
 
 
 def _open_one(
-    bundle: Bundle, clients: Clients, settings: RoundSettings, options: RunOptions, states: States, before: str | None
+    bundle: Bundle,
+    clients: Clients,
+    settings: RoundSettings,
+    options: RunOptions,
+    states: States,
+    before: str | None,
+    crews: int,
 ) -> tuple[Engine, str]:
-    """The engine of one model, and how it runs and why."""
+    """The engine of one of so many models, and how it runs and why."""
     measured_engine: Lanes | OneByOne | None = None
     delegates = _delegates(options.engine)
     if before is not None:
@@ -214,12 +235,16 @@ def _open_one(
         )
     if options.engine != ONNX_RUNTIME:
         why += f"{_BY}{options.engine}"
-    if isinstance(states, StateFolder) and options.workers > 1:
-        workers = Workers(
-            bundle, clients, states.folder, count=options.workers, client_axis=axis, threads=options.threads,
-            delegates=delegates,
-        )  # fmt: skip
-        return workers, why
+    if isinstance(states, StateFolder) and options.is_shared:
+        given = WorkerSettings(
+            bundle.folder, bundle.publisher, clients, states.folder, axis, options.threads, delegates
+        )
+        crew: Crew
+        if options.cluster == "ray":
+            crew = Actors(given, bundle, options.workers, crews)
+        else:
+            crew = Processes(given, options.workers)
+        return Workers(crew, clients, client_axis=axis), why
     if measured_engine is not None:
         return measured_engine.with_states(states), why
     kind = Lanes if axis else OneByOne

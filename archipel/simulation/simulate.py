@@ -24,7 +24,7 @@ from archipel.simulation.clients import Clients, add_client, as_clients, two_of
 from archipel.simulation.evaluation import Evaluation, hold_out_each
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, RoundSettings
-from archipel.simulation.running import RunOptions, Test, run
+from archipel.simulation.running import Cluster, RunOptions, Test, run
 from archipel.simulation.saved import make
 from archipel.simulation.several import SeveralModels
 from archipel.simulation.system import Pacing, System
@@ -73,6 +73,7 @@ def simulate(
     client_axis: ClientAxis = "auto",
     threads: int = 1,
     engine: str = "onnxruntime",
+    cluster: Cluster = "local",
     masks: bool = False,
     folder: Path | str | None = None,
     on_round: Callable[[RoundRow], object] | None = None,
@@ -119,7 +120,7 @@ def simulate(
             a `system`.
         system: speeds, networks and hours of the devices; then a virtual clock times the rounds, and a round's row has
             `time`, bytes and staleness. Without it a round has no duration.
-        workers, client_axis, threads, engine, masks, folder, on_round: how it runs, see RunOptions.
+        workers, client_axis, threads, engine, cluster, masks, folder, on_round: how it runs, see RunOptions.
 
     Raises SimulationError, ConversionError, TrainingError, ProtocolError.
 
@@ -137,8 +138,8 @@ def simulate(
     if system is None and pacing != Pacing():
         raise SimulationError("mode: needs a system, whose clock says who comes first; give system=System()")
     options = RunOptions(
-        workers=workers, client_axis=client_axis, threads=threads, engine=engine, masks=masks, folder=folder,
-        test_every=test_every, on_round=on_round,
+        workers=workers, client_axis=client_axis, threads=threads, engine=engine, cluster=cluster, masks=masks,
+        folder=folder, test_every=test_every, on_round=on_round,
     )  # fmt: skip
     given = list(model) if isinstance(model, list | tuple) else [model]
     bundles = [each for each in given if isinstance(each, Bundle)]
@@ -198,7 +199,7 @@ def _bundle_of(model: Any, clients: Clients | Sequence[Any], training: Training,
     if isinstance(model, Bundle):
         return model
     network = _imported(model, clients)
-    return _scratch(network, training) if folder is None else _converted(network, training, Path(folder))
+    return as_bundle(network, training, folder)
 
 
 def _aggregation(given: str | Aggregation, tolerated: int) -> Aggregation:
@@ -211,6 +212,12 @@ def _attack(given: str | Attack, attackers: float | Sequence[int]) -> Attack:
     if isinstance(attackers, int | float):
         return Attack(name=given, share=attackers)
     return Attack(name=given, clients=tuple(int(client) for client in attackers))
+
+
+def as_bundle(model: Model, training: Training, folder: Path | str | None) -> Bundle:
+    """The model as a bundle in the folder, which is made once for the same model and training; None: as long as the
+    bundle is in use."""
+    return _scratch(model, training) if folder is None else _converted(model, training, Path(folder))
 
 
 def _scratch(model: Model, training: Training) -> Bundle:

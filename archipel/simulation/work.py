@@ -41,6 +41,11 @@ class Work:
     groups: Mapping[int, int] | None = None
     single: bool = False
 
+    @property
+    def exact(self) -> bool:
+        """Whether the updates add up to the same in any order."""
+        return self.modulus_bits is not None
+
     def empty_sum(self) -> Sum:
         if self.single:
             return KeptUpdates(self.layout, plain=self.modulus_bits is None)

@@ -43,7 +43,7 @@ MEASURED_LOSS, MEASURED_COUNT = "measured/loss", "measured/count"
 that chooses, the first has the sum of each model."""
 MAX_BITS = 30
 Weighting = Literal["examples", "uniform"]
-COMPRESSIONS = ("rotation",)
+COMPRESSIONS = ("rotation", "random_k", "top_k", "low_rank")
 """What the option `compress` may be."""
 OTHER_BITS = 16
 """The least bits of what is not packed, where deltas are."""
@@ -236,6 +236,8 @@ class Upload:
         statistics_range: the most by which one device can ask to shift a running mean of a BatchNormalization in a
             round, in standard deviations, 1 or more; of a running variance its square, in variances.
         compress: how the deltas are packed, see strategies.update_compression; None: each parameter's for itself.
+        share: of the elements that "random_k" and "top_k" send in a round, above 0 and at most 1.
+        compress_rank: columns of the factors that "low_rank" sends of each matrix, 1 or more.
         start: where the server adapts the clip, the first one; `clip` is then the largest (no option of `convert`).
 
     Raises ConversionError for values out of bounds.
@@ -248,7 +250,9 @@ class Upload:
     weight_cap: int = 100
     weighting: Weighting = "examples"
     statistics_range: float = 3.0
-    compress: Literal["rotation"] | None = None
+    compress: Literal["rotation", "random_k", "top_k", "low_rank"] | None = None
+    share: float = 0.01
+    compress_rank: int = 2
     start: float | None = None
 
     def __post_init__(self) -> None:
@@ -269,6 +273,8 @@ class Upload:
             raise ConversionError(
                 f"strategy {self.strategy!r}: compress must be one of {', '.join(COMPRESSIONS)}, is {self.compress!r}"
             )
+        _number(self.strategy, "share", self.share, "above 0 and at most 1", lambda x: 0 < x <= 1)
+        check_whole(self.strategy, "compress_rank", self.compress_rank, 1)
         # Below 1 a variance could not shrink by itself: the change to 0 is -1 in units of the variance.
         _number(self.strategy, "statistics_range", self.statistics_range, "of 1 or more", lambda x: x >= 1)
 

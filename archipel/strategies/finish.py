@@ -16,7 +16,7 @@ from archipel.strategies.clipping import choose_clip, clip_port
 from archipel.strategies.device import LocalTraining, MakeProgram, Upload, Weighting
 from archipel.strategies.program import ProgramGraph
 from archipel.strategies.running_statistics import upload_statistics
-from archipel.strategies.update_compression.rotated import upload_rotated
+from archipel.strategies.update_compression.packed import upload_packed
 
 if TYPE_CHECKING:
     import onnx
@@ -31,9 +31,10 @@ def weighted_deltas(
     *,
     keep: Callable[[ProgramGraph, LocalTraining], None] | None = None,
     clip_share: float = 1.0,
+    feedback: bool = True,
 ) -> MakeProgram:
     """`finish` of federated averaging. `add` None: the delta is end - start (`add_delta`). `keep` adds further outputs.
-    `clip_share` is that of `choose_clip`.
+    `clip_share` is that of `choose_clip`, `feedback` that of `upload_packed`.
 
     Its inputs are `NAME.start` and `NAME` of every parameter, and the count of examples. Its outputs are `NAME.update`
     = delta * min(1, clip / |all deltas|) * weight, what running statistics changed, and the weight,
@@ -52,7 +53,9 @@ def weighted_deltas(
             add_examples(graph)
             factor = graph.node("Mul", [factor, add_weight(graph)], graph.own("factor"))
         of = {delta.removeprefix(f"{name}.") for name, delta in deltas.items()}.pop()
-        upload_deltas(graph, local, upload, factor, upload.weighting, of)
+        sent = upload_deltas(graph, local, upload, factor, upload.weighting, of, feedback=feedback)
+        if sent is not None:
+            shrink = graph.node("Min", [shrink, sent], graph.own("shrinks"))
         upload_statistics(graph, local, upload)
         upload_weight(graph, upload)
         report_limits(graph, upload, shrink)
@@ -140,13 +143,22 @@ def add_gradient_weights(graph: ProgramGraph, momentum: float) -> str:
 
 
 def upload_deltas(
-    graph: ProgramGraph, local: LocalTraining, upload: Upload, factor: str, weighting: Weighting, of: str = "delta"
-) -> None:
-    """Add the output `NAME.update` of each parameter: `NAME.OF` times the factor; or one that carries all of them."""
+    graph: ProgramGraph,
+    local: LocalTraining,
+    upload: Upload,
+    factor: str,
+    weighting: Weighting,
+    of: str = "delta",
+    *,
+    feedback: bool = False,
+) -> str | None:
+    """Add the output `NAME.update` of each parameter: `NAME.OF` times the factor; or one that carries all of them.
+
+    `feedback` and what is returned are those of `upload_packed`.
+    """
     changes = [graph.node("Mul", [f"{name}.{of}", factor], f"{name}.update") for name in local.parameters]
     if upload.compress is not None:
-        upload_rotated(graph, local, upload, changes, weighting)
-        return
+        return upload_packed(graph, local, upload, changes, weighting, feedback=feedback)
     for (name, array), entry in zip(local.parameters.items(), changes, strict=True):
         graph.output(
             Update(
@@ -154,6 +166,7 @@ def upload_deltas(
                 kind="delta", weighting=weighting, range=upload.range, bits=upload.bits, clip=upload.bound,
             )
         )  # fmt: skip
+    return None
 
 
 def report_limits(graph: ProgramGraph, upload: Upload, shrink: str) -> None:

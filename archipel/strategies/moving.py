@@ -16,7 +16,7 @@ from archipel.protocol.vector import DecodedSum
 from archipel.strategies.running_statistics import combine_statistics, shared_statistics, split_statistics
 from archipel.strategies.step_limits import History, Step, keep_within
 from archipel.strategies.strategy import Began, Strategy, Tensors
-from archipel.strategies.update_compression import unpack_deltas
+from archipel.strategies.update_compression import next_bases, split_bases, unpack_deltas
 
 
 def move_model(
@@ -54,7 +54,10 @@ def move_model(
     bound = strategy.step_bound(manifest, hyperparameters, cohort)
     pairs = shared_statistics(manifest)
     trained, statistics = split_statistics(parameters, pairs)
-    total = unpack_deltas(manifest, total, plan or {})
+    # Bases are no sums, so no step limits them.
+    state, bases = split_bases(state)
+    following_bases = next_bases(manifest, total.deltas) if bases else {}
+    total = unpack_deltas(manifest, total, plan or {}, bases)
     if strategy.mix is not None:
         if began is None or cohort != 1:
             raise ProtocolError(f"strategy {strategy.name!r} mixes in each update by itself, not a sum of {cohort}")
@@ -65,7 +68,7 @@ def move_model(
     # With the step's scale: its statistics come from the same sum, and the sum is what may be attacked.
     moved |= combine_statistics(statistics, total, cohort, pairs, step.scale)
     _check_finite(moved)
-    return moved, following, step
+    return moved, {**following, **following_bases}, step
 
 
 def _check_finite(parameters: Mapping[str, np.ndarray]) -> None:

@@ -60,6 +60,13 @@ class ProgramGraph:
         self._nodes.append(self._onnx.helper.make_node(op_type, inputs, [output], output, **attributes))
         return output
 
+    def largest(self, values: str, count: int, output: str) -> str:
+        """Add the places of the `count` largest of `values`, which has one axis, the largest first (int64)."""
+        size = self.array(f"{output}.count", np.array([count]))
+        names = [f"{output}.values", output]
+        self._nodes.append(self._onnx.helper.make_node("TopK", [values, size], names, largest=1, sorted=1))
+        return output
+
     def constant(self, name: str, value: float) -> str:
         """Add a float32 scalar; return its full name."""
         full = self.own(name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from archipel.bundle import Manifest
+from archipel.bundle.roles import LowRank
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import Group, entries, groups, mean_bound
 from archipel.protocol.uploads import upload_program
@@ -143,9 +144,18 @@ def mean_norm(manifest: Manifest, kind: str, cohort: int) -> float:
     for group in select_groups(layout, kind):
         # A group without a clip has a bound for each element: n of at most b have a norm of at most b sqrt(n).
         elements = 1.0 if group.norm is not None else math.sqrt(entries(group.ports[0]))
-        squares += (mean_bound(layout.updates, group, cohort) * elements) ** 2
+        # A matrix is at most as long as its factors times the root of 2.
+        gain = 2.0 if any(isinstance(port.carries, LowRank) for port in group.ports) else 1.0
+        squares += gain * (mean_bound(layout.updates, group, cohort) * elements) ** 2
     # The groups have no entries in common, so their norms add up as squares.
     return math.sqrt(squares)
+
+
+def changed_elements(manifest: Manifest) -> int:
+    """The number of elements of all parameters that devices change."""
+    sizes = {spec.name: math.prod(int(dim) for dim in spec.shape) for spec in manifest.parameters}
+    deltas = [port for port in training_layout(manifest).updates if port.kind == "delta"]
+    return sum(sizes[name] for port in deltas for name in (port.carries.parameters if port.carries else (port.tensor,)))
 
 
 def select_groups(layout: Layout, kind: str) -> list[Group]:

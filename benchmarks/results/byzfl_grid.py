@@ -47,6 +47,8 @@ from archipel.training import losses, optimizers
 
 ROOT = Path(__file__).resolve().parents[2]
 HONEST, BATCH, RATE, DECAY, MOMENTUM = 10, 25, 0.1, 1e-4, 0.9
+# A clip that never cuts, as byzfl has none: the one that adapts by default would cut a tenth of the updates.
+WIDE = {"clip": 100.0, "value_range": 1.0, "bits": 24}
 RULES = {
     # Of byzfl with the arguments of its benchmark, except that the geometric median is iterated to its end.
     "nnm, trimmed-mean": ("trimmed-mean", {"name": "TrMean", "parameters": {}}),
@@ -55,7 +57,8 @@ RULES = {
 ATTACKS: dict[str, tuple[str, dict[str, float]]] = {
     "sign-flip": ("SignFlipping", {}),
     "ipm": ("InnerProductManipulation", {"tau": 0.5}),
-    "alie": ("ALittleIsEnough", {"tau": 1.5}),
+    # Deltas point against gradients: deviations that are added to deltas are taken off gradients.
+    "alie": ("ALittleIsEnough", {"tau": -1.5}),
     "mimic": ("Mimic", {"epsilon": 0}),
 }
 
@@ -81,7 +84,7 @@ def make_bundle(folder: Path, seed: int) -> Bundle:
     layers = OrderedDict(_f1=nn.Linear(784, 100), relu=nn.ReLU(), _f2=nn.Linear(100, 10))
     training = Training(
         losses.cross_entropy(), optimizers.sgd(lr=RATE, weight_decay=DECAY), strategy="fedsgd", batch_size=BATCH,
-        strategy_options={"weighting": "uniform", "momentum": MOMENTUM},
+        strategy_options={"weighting": "uniform", "momentum": MOMENTUM, **WIDE},
     )  # fmt: skip
     # Groups of two are for this table: they would hide nobody behind anybody.
     policy = PrivacyPolicy(modes=("secure", "plain"), min_cohort=2, threshold=0.67, max_clip=1000.0, max_bits=24)

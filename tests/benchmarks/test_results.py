@@ -70,7 +70,7 @@ def test_the_page_has_a_command_for_each_script() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Digits of the package as MNIST's four files, and two of the project's pages as two roles."""
+    """Digits of the package as MNIST's four files, and the project's pages as roles."""
     made = tmp_path_factory.mktemp("data")
     digits = datasets.digits_by_writer()
     rows = np.random.default_rng(0).permutation(len(digits))
@@ -78,8 +78,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, kind, array in (("images-idx3", 3, digits.images[own]), ("labels-idx1", 1, digits.labels[own])):
             head = struct.pack(f">HBB{kind}I", 0, 8, kind, *array.shape)
             (made / f"{part}-{name}-ubyte.gz").write_bytes(gzip.compress(head + array.tobytes(), 1))
-    pages = ("simulation", "robust", "strategies")
-    roles = {page: [(ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")[:4000]] for page in pages}
+    pages = sorted((ROOT / "docs").glob("*.md"))[:12]
+    roles = {page.stem: [page.read_text(encoding="utf-8")[:2000]] for page in pages}
     (made / "by_role.json.gz").write_bytes(gzip.compress(json.dumps(roles).encode()))
     return made
 

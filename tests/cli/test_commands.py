@@ -48,7 +48,7 @@ def test_help_shows_the_commands_in_groups() -> None:
             ["train", "plan", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"],
         ),
         ("Devices", ["run", "fit", "bench", "slots", "device"]),
-        ("Federation", ["simulate", "task", "round", "model", "rollout"]),
+        ("Federation", ["simulate", "tune", "task", "round", "model", "rollout"]),
         ("Operations", ["serve", "token", "population", "access", "audit"]),
     ]
 

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from archipel import strategies
 from archipel.bundle import parse_card
 from archipel.cli.models.convert.analysis_options import AnalysisOptions
 from archipel.cli.models.train.job import read_job
@@ -21,6 +22,7 @@ from archipel.preprocessing import from_settings
 from archipel.protocol.operator.registry import RolloutRequest
 from archipel.server.registry.gates import check_gate
 from archipel.simulation import load_federation
+from archipel.strategies.device import describe
 from archipel.training.cloud.config import parse_config
 from tests.support.pages import ROOT, blocks
 
@@ -54,6 +56,7 @@ TASKS = "docs/operations.md"
 CARDS = "docs/models.md"
 """The page whose TOML is of model cards."""
 FEDERATIONS = "docs/simulation.md"
+UPDATES = "docs/update-compression.md"
 """The page whose TOML is of federations."""
 TRAININGS = "docs/cloud.md"
 """The page whose TOML is for `archipel train`."""
@@ -101,6 +104,10 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
         elif page == FEDERATIONS:
             (tmp_path / "federation.toml").write_text(text)
             assert load_federation(tmp_path / "federation.toml").settings.rounds
+        elif page == UPDATES:
+            options = tomllib.loads(text)["strategy"]
+            strategy = strategies.get(options.pop("name"))
+            assert describe(strategy.name, strategy.device, options).parts
         elif page == PREPROCESSING:
             assert from_settings(tomllib.loads(text)["preprocess"])
         else:

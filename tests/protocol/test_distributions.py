@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archipel.protocol.distributions import default_bins, distribution_from_counts, distribution_of, one_hot
-from archipel.protocol.messages.distributions import Bins, Estimate
+from archipel.protocol.messages.distributions import Bins
+from archipel.protocol.operator.results import Estimate
 
 ACCURACY = Bins(low=0.0, high=1.0, count=20)
 LOSS = Bins(low=0.01, high=10.0, count=30, scale="log", better="lower")

@@ -48,7 +48,7 @@ PORTS = st.lists(st.tuples(st.integers(0, 30), st.integers(2, 16)), min_size=1, 
 
 
 @given(ports=PORTS, cohort=st.integers(3, 500), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_entries_take_their_bits_and_sums_come_back(ports: list[tuple[int, int]], cohort: int, seed: int) -> None:
     where, rng = layout(*ports), np.random.default_rng(seed)
     widths = widths_of(where, cohort)

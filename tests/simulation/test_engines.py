@@ -61,6 +61,17 @@ def test_rounds_come_out_like_independent_ones(make: Make, strategy: str) -> Non
         assert moved > 0.02
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", QUIET)
+def test_every_strategy_runs_on_pytorch(make: Make, strategy: str) -> None:
+    bundle = bundle_of(make, strategy)
+    expected = simulate(bundle, fields(), rounds=ROUNDS, client_axis="off")
+    found = simulate(bundle, fields(), rounds=ROUNDS, client_axis="on", engine="torch:cpu")
+    assert [row.devices for row in found.history] == [row.devices for row in expected.history]
+    for name, value in expected.parameters.items():
+        np.testing.assert_allclose(found.parameters[name], value, atol=2e-5, err_msg=name)
+
+
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
 def test_any_number_of_workers_gives_the_same_bits(make: Make, privacy: str, tmp_path: Path) -> None:
     """SCAFFOLD's devices keep control variates, which go from worker to worker by way of the disk."""

@@ -102,7 +102,7 @@ def test_devices_measure_what_pytorch_measures_on_their_own_model(make: Make, st
     kept.to_parquet(tmp_path / "rounds.parquet")
     table = pq.read_table(tmp_path / "rounds-clients.parquet").to_pydict()
     assert table["test accuracy"] == [found.clients[number].tested["accuracy"] for number in range(4)]
-    assert pq.read_table(tmp_path / "rounds.parquet").to_pydict()["devices' loss worst 10%"][-1] == spread.worst.value
+    assert pq.read_table(tmp_path / "rounds.parquet").to_pydict()["loss worst 10%"][-1] == spread.worst.value
 
 
 def test_examples_held_out_by_the_caller_and_some_of_the_devices(make: Make) -> None:

@@ -206,6 +206,22 @@ def test_settings_that_do_not_go_together_are_refused(
         simulate(bundle_of(make, "fedavg", privacy=SMALL), fields(), rounds=1, client_axis="off", **options)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        ("dpsgd", {"noise_multiplier": 1.0}, "the bundle's devices add noise"),
+        ("fedavg", {"compress": "top_k", "share": 0.5}, "each device send elements of its own choice"),
+        ("qfedavg", {"q": 1.0}, "what devices of strategy 'qfedavg' send, .*, are no answers to the same question"),
+    ],
+)
+def test_strategies_whose_updates_a_rule_cannot_compare_are_refused(
+    make: Make, strategy: str, options: dict[str, Any], message: str
+) -> None:
+    bundle = make(strategy, privacy=SMALL, strategy_options=options)
+    with pytest.raises(PolicyError, match=message):
+        simulate(bundle, fields(), rounds=1, privacy="plain", aggregation="median", client_axis="off")
+
+
 def test_groups_whose_sums_are_really_masked_come_to_the_same_model(make: Make) -> None:
     bundle, given = bundle_of(make, "fedavg", privacy=SMALL), clients(6)
     options: dict[str, Any] = {

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from archipel.bundle import Bundle
 from archipel.errors import SimulationError
@@ -37,13 +38,20 @@ def clients() -> SplitClients:
     return SplitClients({name: array[order] for name, array in arrays.items()}, parts)
 
 
+def dropping() -> nn.Module:
+    torch.manual_seed(6)
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, reference.CLASSES)
+    )
+
+
 @pytest.mark.parametrize("axis", ["on", "off"])
 @pytest.mark.parametrize(
     ("strategy", "module"),
-    [("fedavg", reference.normalized), ("scaffold", reference.dense), ("ditto", reference.dense)],
+    [("fedavg", dropping), ("scaffold", reference.dense), ("ditto", reference.dense)],
 )
 def test_the_same_rounds(make: Make, strategy: str, module: Any, axis: str) -> None:
-    """Running statistics, control variates, and two phases with personal tensors."""
+    """Running statistics and Dropout, control variates, and two phases with personal tensors."""
     bundle = make(strategy, module, strategy_options={"clip": 50.0, "bits": 24})
     expected = simulate(bundle, clients(), rounds=ROUNDS, client_axis="off")
     found = simulate(bundle, clients(), rounds=ROUNDS, client_axis=axis, engine="torch:cpu")

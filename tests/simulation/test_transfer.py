@@ -58,7 +58,7 @@ def test_only_what_is_trained_travels(
     )  # fmt: skip
     result = archipel.simulate(model, clients, rounds=2, training=training, client_axis="off")
     for engine in ("onnxruntime", "torch:cpu"):
-        at_once = archipel.simulate(model, clients, rounds=2, training=training, client_axis="on", engine=engine)
+        at_once = archipel.simulate(result.bundle, clients, rounds=2, client_axis="on", engine=engine)
         for name, value in result.parameters.items():
             np.testing.assert_allclose(at_once.parameters[name], value, atol=1e-5, err_msg=f"{engine}: {name}")
     assert sorted(result.parameters) == sorted(travels)

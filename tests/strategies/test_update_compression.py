@@ -13,7 +13,7 @@ import scipy.linalg
 
 import archipel
 from archipel.bundle import Bundle
-from archipel.bundle.roles import Update
+from archipel.bundle.roles import Rotation, Update
 from archipel.errors import ConversionError, SimulationError
 from archipel.protocol.bounds import step
 from archipel.protocol.vector import Layout
@@ -41,7 +41,8 @@ def test_the_rotation_is_that_of_hadamards_matrix(size: int, block: int) -> None
     expected = (rows * signs) @ scipy.linalg.hadamard(block) / np.sqrt(block)
     found = rotate(vector, block, 7)
     np.testing.assert_allclose(found, expected, atol=1e-12)
-    np.testing.assert_allclose(unrotate(expected, size, 7), vector, atol=1e-12)
+    how = Rotation(parameters=(), block=block)
+    np.testing.assert_allclose(unrotate(expected, how, size, 7), vector, atol=1e-12)
     assert set(signs.ravel()) == {-1.0, 1.0}
     assert not np.array_equal(signs.ravel(), draw_signs(8, padded.size))
 
@@ -194,7 +195,7 @@ def test_the_range_follows_the_clip_of_the_round(make: Make) -> None:
 
 
 def test_what_does_not_go_together_is_refused(make: Make) -> None:
-    with pytest.raises(ConversionError, match="compress must be one of rotation"):
+    with pytest.raises(ConversionError, match="compress must be one of rotation, random_k, top_k, is"):
         make("fedavg", strategy_options={"compress": "zip"})
     bundle = make("fedavg", strategy_options={"compress": "rotation"})
     with pytest.raises(SimulationError, match="leave the option compress out"):

@@ -1,4 +1,4 @@
-"""Rounds of four devices over a real server: its processes, agents in threads, and secure aggregation."""
+"""Rounds of some devices over a real server: its processes, and agents in threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ from archipel.operator import TaskRequest
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.sealed import decode
-from tests.support.simulation import clients
+from tests.support.simulation import Client, clients
+
+Groups = list[dict[int, int]]
+"""For each round: client -> its group, of a round without groups all of one."""
 
 
 def run_rounds(
@@ -33,31 +36,46 @@ def run_rounds(
     key: Ed25519PrivateKey,
     rounds: int,
     seed: Callable[[int, int], int] | None = None,
+    examples: list[Client] | None = None,
+    groups: Groups | None = None,
+    **task: Any,
 ) -> dict[str, np.ndarray]:
     """All rounds with all four clients of tests.support.simulation; the last version's parameters.
 
     `key` is the bundle's publisher's. `seed`: a round's number and a client's -> what its device draws from, in place
-    of its secret.
+    of its secret. `examples`: clients in place of those four. `groups`: takes who was in which secure group. `task`:
+    fields of the request in place of those here.
     """
     pack(bundle.folder, folder / "model.bundle")
     processes = Processes(folder)
     try:
-        return _run(Federation(folder, processes, key.public_key().public_bytes_raw()), folder, bundle, rounds, seed)
+        federation = Federation(folder, processes, key.public_key().public_bytes_raw())
+        given = clients() if examples is None else examples
+        return _run(federation, folder, bundle, rounds, seed, given, [] if groups is None else groups, task)
     finally:
         processes.close()
 
 
 def _run(
-    federation: Federation, folder: Path, bundle: Bundle, rounds: int, seed: Callable[[int, int], int] | None
+    federation: Federation,
+    folder: Path,
+    bundle: Bundle,
+    rounds: int,
+    seed: Callable[[int, int], int] | None,
+    examples: list[Client],
+    groups: Groups,
+    task_fields: dict[str, Any],
 ) -> dict[str, np.ndarray]:
     field = bundle.program("predict").inputs[0].name
-    stop = threading.Event()
+    stop, ids = threading.Event(), dict[str, int]()
 
     def device(index: int) -> None:
-        x, y = clients()[index]
-        config = AgentConfig(folder=folder / "devices" / str(index), isolated=False)
+        x, y = examples[index]
+        config = AgentConfig(
+            folder=folder / "devices" / str(index), isolated=False, allow_plain=task_fields.get("privacy") == "plain"
+        )
         with Agent(config, examples=lambda: {field: x, "label": y}) as agent:
-            agent.enrol(decode("token", federation.mint(), EnrolmentToken))
+            ids[agent.enrol(decode("token", federation.mint(), EnrolmentToken))] = index
             agent.run_forever(stop)
 
     def contribute_from(prepared: Prepared, plan: RoundPlan, **given: Any) -> Contribution:
@@ -65,15 +83,15 @@ def _run(
         return contribute(prepared, plan, **{**given, "seed": seed(plan.number, int(given["config"].folder.name))})
 
     operator = federation.operator
-    with ThreadPoolExecutor(4) as pool, ExitStack() as stack:
+    with ThreadPoolExecutor(len(examples)) as pool, ExitStack() as stack:
         if seed is not None:
             stack.enter_context(patch.object(participation, "contribute", contribute_from))
-        running = [pool.submit(device, index) for index in range(4)]
+        running = [pool.submit(device, index) for index in range(len(examples))]
         info = operator.bundles.upload(folder / "model.bundle")
         task = operator.tasks.create(
             TaskRequest(
                 name="small", population=POPULATION, bundle=info.digest, rounds=rounds,
-                min_cohort=4, cohort=4, threshold=3,
+                **{"min_cohort": 4, "cohort": 4, "threshold": 3, **task_fields},
             )
         )  # fmt: skip
         deadline = time.monotonic() + 90
@@ -85,8 +103,15 @@ def _run(
     for future in running:
         future.result()
     done = list(operator.tasks.rounds(task.task_id))
-    assert [each.reason for each in done if each.weights_out is None] == []
-    assert len(done) == rounds
-    last = done[-1].weights_out
+    assert [each.reason for each in done if each.phase != "committed"] == []
+    by_number: dict[int, list[list[str]]] = {}
+    for each in done:
+        by_number.setdefault(each.number, []).append(each.survivors)
+    assert len(by_number) == rounds
+    groups += [
+        {ids[device]: place for place, members in enumerate(by_number[number]) for device in members}
+        for number in sorted(by_number)
+    ]
+    last = operator.tasks.get(task.task_id).model
     assert last is not None
     return dict(operator.weights.read(last))

@@ -156,6 +156,40 @@ describe("manifest", () => {
       errors.ManifestError,
       /no variance goes with this mean/,
     ],
+    ...(
+      [
+        ["of a parameter", (e) => void (e.tensor = e.carries.parameters[0]), /its tensor is a parameter/],
+        ["without a clip", (e) => void delete e.clip, /only a clipped delta/],
+        ["of something else", (e) => void (e.carries.parameters[0] = "ghost"), /"ghost", which is not a float32/],
+        ["twice", (e) => void e.carries.parameters.push(e.carries.parameters[0]), /is uploaded twice/],
+        ["in odd blocks", (e) => void (e.carries.block = 12), /power of two/],
+        ["in too many blocks", (e) => void e.shape[0]++, /have the shape/],
+        ["with more than all", (e) => void (e.carries.taken = 1 << 20), /takes 1048576 of/],
+        ["by another method", (e) => void (e.carries.method = "zip"), /a method of rotation, largest, low_rank/],
+        ["as factors of several", (e) => void (e.carries = { method: "low_rank", parameters: e.carries.parameters }), /of one matrix/],
+        ["without a seed", () => undefined, /needs the hyperparameter "update_seed"/],
+      ] as [string, (entry: any) => void, RegExp][]
+    ).map(
+      ([name, change, message]) =>
+        [
+          `a delta that carries others, ${name}`,
+          (m: any) => {
+            const { outputs } = m.programs.finish;
+            const places = outputs.flatMap((p: any, i: number) => (p.role === "update" && p.kind === "delta" ? [i] : []));
+            const shapes = Object.fromEntries(m.parameters.map((p: any) => [p.name, p.shape]));
+            const parameters = places.map((i: number) => outputs[i].tensor);
+            const size = parameters
+              .map((tensor: string) => shapes[tensor].reduce((a: number, b: number) => a * b, 1))
+              .reduce((a: number, b: number) => a + b);
+            const entry = { ...outputs[places[0]], tensor: "packed", shape: [Math.ceil(size / 8), 8] };
+            entry.carries = { method: "rotation", parameters, block: 8 };
+            m.programs.finish.outputs = [entry, ...outputs.filter((_: any, i: number) => !places.includes(i))];
+            change(entry);
+          },
+          errors.ManifestError,
+          message,
+        ] as [string, (manifest: any) => void, typeof errors.ManifestError, RegExp],
+    ),
     [
       "a delta with a mean",
       (m) => void Object.assign(m.programs.finish.outputs[0], { mean: "ghost" }),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from archipel.cli.input_output.distributions import worst_tenths
 from archipel.cli.input_output.remote import fields, metrics_line, remote, save
 from archipel.cli.input_output.tables import as_json, show, table
 from archipel.errors import CommandError
@@ -272,7 +273,7 @@ def _evaluations(info: VersionDetail) -> list[str]:
     rows = [
         (
             each.task_id, str(each.devices), f"{each.examples:.0f}", moment(each.ended),
-            metrics_line(dict(sorted(each.metrics.items())), each.clamped),
+            metrics_line({**dict(sorted(each.metrics.items())), **worst_tenths(each.distributions)}, each.clamped),
         )
         for each in info.evaluations
     ]  # fmt: skip

@@ -6,11 +6,13 @@ from itertools import pairwise
 
 import click
 
+from archipel.cli.input_output.distributions import describe_distribution
 from archipel.cli.input_output.remote import remote, result_line
 from archipel.cli.input_output.tables import as_json, show, table
 from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment
-from archipel.protocol.operator.tasks import RoundInfo, RoundResult
+from archipel.protocol.operator.results import Distribution, RoundResult
+from archipel.protocol.operator.tasks import RoundInfo
 
 
 @click.group()
@@ -35,7 +37,8 @@ def list_(client: OperatorClient, task_id: str, as_json: bool) -> None:
 
     `devices` counts those that began in the round, `in the sum` the updates in its result. In a task that is
     asynchronous and plain these may come from other devices: an update comes into the round that is open when it
-    arrives.
+    arrives. Of a task with secure groups each group is a round; groups of one round have one number, and the version
+    is in the first of those that count.
     """
     infos = list(client.tasks.rounds(task_id))
     rows = [
@@ -67,6 +70,7 @@ def _head(info: RoundInfo) -> list[str]:
         "round": info.round_id,
         "task": info.task_id,
         "number": str(info.number),
+        **({} if info.part_of is None else {"group of": info.part_of}),
         "phase": info.phase + (f": {info.reason}" if info.reason else ""),
         **(
             {"spoiled": "by one of its devices or several, which cannot be seen from one round"} if info.spoiled else {}
@@ -116,6 +120,8 @@ def _result(result: RoundResult | None) -> list[str]:
         beyond = result.clamped.get(name, 0.0)
         note = f"   beyond its range on devices with {beyond:.1%} of the examples, which count as the bound"
         lines.append(f"{name:<24}{value:.6g}{note if beyond else ''}")
+    for name, spread in result.distributions.items():
+        lines += _bars(f"{name} over the devices: {describe_distribution(spread)}", *_counted(spread))
     if result.clipped is not None:
         lines.append(f"{'clipped':<24}{result.clipped} of {result.devices} devices had their update clipped")
     if result.capped is not None:
@@ -133,6 +139,13 @@ def _result(result: RoundResult | None) -> list[str]:
         if each.counts and not each.quantiles:
             lines += _bars(name, each.edges, each.counts)
     return lines
+
+
+def _counted(spread: Distribution) -> tuple[list[float], list[float]]:
+    """The edges and counts of its histogram, without the bins before the first device and after the last one."""
+    found = [place for place, count in enumerate(spread.counts) if count]
+    first, last = max(found[0] - 1, 0), min(found[-1] + 1, len(spread.edges))
+    return spread.edges[first:last], [float(count) for count in spread.counts[first : last + 1]]
 
 
 def _bars(name: str, edges: list[float], counts: list[float]) -> list[str]:

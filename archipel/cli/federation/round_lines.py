@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from archipel.cli.input_output.distributions import worst_tenths
 from archipel.cli.input_output.remote import metrics_line, result_line
 from archipel.operator import OperatorClient, RoundMetrics, RoundResult
 from archipel.protocol.operator.tasks import TaskInfo
@@ -47,7 +48,7 @@ class RoundLines:
     def _evaluation_line(self, each: RoundMetrics, task_id: str) -> str:
         means = {name: value for name, value in each.metrics.items() if name.startswith("evaluation ")}
         if means:
-            return f"version {each.number}: {metrics_line(means, {})}"
+            return f"version {each.number}: {metrics_line({**means, **worst_tenths(each.distributions)}, {})}"
         task: TaskInfo = self._client.tasks.get(task_id)
         return f"version {each.number}: not evaluated, {task.reason}"
 
@@ -61,7 +62,8 @@ def result_text(each: RoundMetrics) -> str:
     """The metrics of a round in one line, of a training with those of the version's evaluation."""
     if each.weights_out is None:
         return result_line(each.result)
-    return metrics_line(each.metrics, {} if each.result is None else each.result.clamped)
+    clamped = {} if each.result is None else each.result.clamped
+    return metrics_line({**each.metrics, **worst_tenths(each.distributions)}, clamped)
 
 
 def _round_line(each: RoundMetrics) -> str:

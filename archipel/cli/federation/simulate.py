@@ -47,7 +47,7 @@ class _Command(click.Command):
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
               help="In place of the file's: --set strategy.mu=0.1 --set partition.alpha=0.3")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), help="How many rounds in all, in place of the file's.")
-@click.option("--workers", type=click.IntRange(1), help="How many processes, in place of the file's.")
+@click.option("--workers", type=click.IntRange(0), help="How many processes, in place of the file's.")
 @click.option("--engine", metavar="NAME", help="What runs the devices' programs: torch is PyTorch on the GPU, if there "
               "is one, torch:cuda:1 or torch:cpu another device.")  # fmt: skip
 @click.option("--folder", type=click.Path(path_type=Path),
@@ -59,7 +59,7 @@ class _Command(click.Command):
 @click.option("--parquet", type=click.Path(path_type=Path),
               help="Write a row for each round here, and for each device into NAME-clients.parquet.")  # fmt: skip
 @click.option("--from-task", "task_id", metavar="ID", help="Do with these data what this task of a server does: "
-              "its bundle, rounds, cohort, privacy, hyperparameters.")  # fmt: skip
+              "its bundle, rounds, cohort, privacy, hyperparameters, aggregation, secure groups.")  # fmt: skip
 @as_json
 @remote_with("--from-task", "task_id")
 def simulate(
@@ -98,7 +98,10 @@ def simulate(
     check_target(parquet, "pyarrow", "data")
     from archipel.simulation.federation import load_federation
 
-    given = [*settings, *(f"{key}={value}" for key, value in (("rounds", rounds), ("run.workers", workers)) if value)]
+    given = [
+        *settings,
+        *(f"{key}={value}" for key, value in (("rounds", rounds), ("run.workers", workers)) if value is not None),
+    ]
     if secure:
         given.append("run.masks=true")
     if engine is not None:
@@ -217,10 +220,16 @@ def _device_lines(result: Result) -> list[str]:
 
 
 def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> list[str]:
+    from archipel.simulation.evaluation import has_own_tensors
+
     tested = ", ".join(f"{name} {value:.4f}" for name, value in sorted(result.history[-1].tested.items()))
     devices = _device_lines(result)
     if tested:
         devices.insert(0, f"test: {tested}")
+        if has_own_tensors(result.bundle):
+            devices.insert(
+                1, "that is without what devices keep for themselves; [evaluation] measures each with its own"
+            )
     return [
         *(devices or ["no test data: give data.test or data.hold_out to measure the model"]),
         f"ran {result.engine}",

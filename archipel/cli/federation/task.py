@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from archipel.cli.federation.round_lines import RoundLines, clipped_text, result_text
+from archipel.cli.input_output.distributions import describe_distribution
 from archipel.cli.input_output.remote import fields, read_request, remote, request_key, save
 from archipel.cli.input_output.tables import as_json, show, table
 from archipel.errors import CommandError
@@ -153,13 +154,18 @@ def list_(client: OperatorClient, as_json: bool) -> None:
 @as_json
 @remote
 def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
-    """Show one task: its request, and how far it is.
+    """Show one task: its request, how far it is, and how the metrics of its last evaluation are spread over devices.
 
     \b
     archipel task show ID
     """
     info = client.tasks.get(task_id)
-    show(info, as_json, _lines(info))
+    lines = _lines(info)
+    if not as_json and info.distributions and info.rounds_committed:
+        found = [each for each in client.tasks.metrics(task_id) if each.distributions]
+        for name, spread in sorted(found[-1].distributions.items() if found else ()):
+            lines.append(f"{name}, round {found[-1].number}: {describe_distribution(spread)}")
+    show(info, as_json, lines)
 
 
 @task.command()

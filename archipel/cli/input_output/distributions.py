@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from archipel.protocol.messages.distributions import Distribution, Estimate
+from collections.abc import Mapping
+
+from archipel.protocol.operator.results import Distribution, Estimate
 
 
 def describe_distribution(distribution: Distribution) -> str:
@@ -12,6 +14,11 @@ def describe_distribution(distribution: Distribution) -> str:
         f"mean {_number(distribution.mean)}, worst 10% {_number(distribution.worst)}, deciles 1, 5, 9: "
         f"{low}, {middle}, {high} ({distribution.devices} devices)"
     )
+
+
+def worst_tenths(distributions: Mapping[str, Distribution]) -> dict[str, float]:
+    """The mean of the worst tenth of the devices, by a name that says so."""
+    return {f"{name} worst 10%": each.worst.value for name, each in distributions.items()}
 
 
 def _number(figure: Estimate) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from archipel.cli.input_output.distributions import worst_tenths
 from archipel.cli.input_output.short_ids import whole_ids
 from archipel.durable import write_durably
 from archipel.errors import ClientError, CommandError
@@ -22,7 +23,7 @@ from archipel.operator.connection import ACCESS_TOKEN
 from archipel.protocol import written
 from archipel.protocol.address import check_url
 from archipel.protocol.moments import moment
-from archipel.protocol.operator.tasks import RoundResult
+from archipel.protocol.operator.results import RoundResult
 from archipel.protocol.tls import client_context
 from archipel.toml_files import read_toml
 
@@ -182,7 +183,7 @@ def result_line(result: RoundResult | None) -> str:
     if result is None:
         return ""
     single = {name: each.value for name, each in result.statistics.items() if each.value is not None}
-    return metrics_line({**result.metrics, **single}, result.clamped)
+    return metrics_line({**result.metrics, **single, **worst_tenths(result.distributions)}, result.clamped)
 
 
 def metrics_line(metrics: Mapping[str, float], clamped: Mapping[str, float]) -> str:

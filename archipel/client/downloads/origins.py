@@ -30,6 +30,7 @@ from archipel.protocol.provenance import History, LogReader, check_distance, che
 from archipel.protocol.sealed import encode
 from archipel.strategies.running_statistics import check_statistics, shared_statistics, split_statistics
 from archipel.strategies.strategy import no_broadcast
+from archipel.strategies.update_compression import check_bases, split_bases
 
 FOLDER = "origins"
 CHECKED = 32
@@ -187,13 +188,15 @@ def check_broadcast(bundle: Bundle, broadcast: Mapping[str, np.ndarray], rounds:
     strategy's bound. Raises ProvenanceError.
     """
     strategy = strategies.get(bundle.manifest.strategy)
+    rest, bases = split_bases(broadcast)
+    check_bases(bundle.manifest, bases)
     # Most strategies broadcast nothing: then their state, which is as large as the model, need not be made.
     start = {}
     if strategy.broadcast is not no_broadcast:
         trained, _ = split_statistics(bundle.parameters(), shared_statistics(bundle.manifest))
         start = strategy.broadcast(strategy.init(trained))
     bound = rounds * strategy.step_bound(bundle.manifest, None, 1).state if rounds else 0.0
-    check_distance("what is broadcast with the weights", broadcast, start, bound, rounds)
+    check_distance("what is broadcast with the weights", rest, start, bound, rounds)
 
 
 def _draw_steps(steps: list[WeightsStatement]) -> list[WeightsStatement]:

@@ -120,7 +120,7 @@ def contribute(
             return Contribution({**arrays, **contribution(count)}, count)
         program = upload_program(prepared.bundle.manifest, plan.kind, plan.program)
         means = measured(program, runtime.evaluate(fields) if count else {}, count)
-        arrays = metric_arrays(means.values, plan.metrics, means.count, plan.max_examples)
+        arrays = metric_arrays(means.values, plan.metrics, means.count, plan.max_examples, plan.distributions)
     if plan.count_adoption:
         counts = config.count_adoption and means.count > 0
         arrays |= adoption(_answer(prepared, plan, decisions) if counts else None)

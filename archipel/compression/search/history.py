@@ -70,7 +70,7 @@ class History:
         self._distributions: dict[str, BaseDistribution] = space.distributions()
         self._seed = seed
         self._used = [OBJECTIVES.index(name) for name in used]
-        with _quiet_optuna():
+        with quiet_optuna():
             try:
                 self._storage = optuna.storages.RDBStorage(f"sqlite:///{path.resolve()}")
                 directions: list[Direction] = ["minimize"] * len(OBJECTIVES)
@@ -94,14 +94,14 @@ class History:
         optuna = self._optuna
         # A new study in memory for each proposal: the target, and with it the objectives, may differ from call to call,
         # and a sampler with this seed carries no state over.
-        with _quiet_optuna():
+        with quiet_optuna():
             sampler = optuna.samplers.TPESampler(seed=int.from_bytes(digest[:4], "little"), n_startup_trials=STARTUP)
             study = optuna.create_study(sampler=sampler, directions=["minimize"] * len(self._used))
             study.add_trials([self._frozen(t, outcome, self._used) for t, outcome in zip(self.trials, outcomes)])
             return dict(study.ask(self._distributions).params)
 
     def add(self, trial: Trial, outcome: Outcome | None) -> None:
-        with _quiet_optuna():
+        with quiet_optuna():
             self._study.add_trial(self._frozen(trial, outcome, range(len(OBJECTIVES))))
         self.trials.append(trial)
 
@@ -122,7 +122,7 @@ def _read(trial: FrozenTrial) -> Trial:
 
 
 @contextmanager
-def _quiet_optuna() -> Iterator[None]:
+def quiet_optuna() -> Iterator[None]:
     """Silence Optuna, which logs every study that is created: here one for each trial."""
     import optuna
 

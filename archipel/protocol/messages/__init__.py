@@ -23,12 +23,15 @@ from archipel.protocol.messages.base import DeviceId as DeviceId
 from archipel.protocol.messages.base import Digest as Digest
 from archipel.protocol.messages.base import Key as Key
 from archipel.protocol.messages.base import Message as Message
+from archipel.protocol.messages.base import MetricName as MetricName
 from archipel.protocol.messages.base import Metrics as Metrics
 from archipel.protocol.messages.base import Name as Name
 from archipel.protocol.messages.base import RoundId as RoundId
 from archipel.protocol.messages.base import Signature as Signature
 from archipel.protocol.messages.base import VersionNumber as VersionNumber
 from archipel.protocol.messages.base import Whole as Whole
+from archipel.protocol.messages.distributions import Bins as Bins
+from archipel.protocol.messages.distributions import Distributions as Distributions
 from archipel.protocol.messages.identity import Chain as Chain
 from archipel.protocol.messages.identity import Challenge as Challenge
 from archipel.protocol.messages.identity import ChallengeRequest as ChallengeRequest

@@ -20,9 +20,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[A-Za-z0-9][A
 # Integers up to this are exact in every JSON reader, also in JavaScript, whose numbers are float64.
 Whole = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
-Metrics = Annotated[
-    dict[Annotated[str, Meta(min_length=1, max_length=128)], Annotated[float, Meta(gt=0, le=1e30)]], Meta(max_length=64)
-]
+MetricName = Annotated[str, Meta(min_length=1, max_length=128)]
+Metrics = Annotated[dict[MetricName, Annotated[float, Meta(gt=0, le=1e30)]], Meta(max_length=64)]
 """Names of an `evaluate` program's metrics, each with the bound of its absolute value."""
 
 MAX_COHORT = 4096

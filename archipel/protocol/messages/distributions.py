@@ -1,4 +1,4 @@
-"""How a metric is spread over devices: the bins in which devices count themselves, and what is told of the counts."""
+"""The bins in which devices count themselves, by the value that a metric has on each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from archipel.protocol.messages.base import Message
+from archipel.protocol.messages.base import Message, MetricName
 
 MAX_BINS = 100
 
@@ -56,25 +56,5 @@ class Bins(Message, frozen=True, kw_only=True):
         return edges
 
 
-class Estimate(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """A figure of the devices' true values, which differs from `value` by `error` at most: 0 where every value is
-    known; null where some device that matters is beyond the bins."""
-
-    value: float
-    error: float | None = 0.0
-
-
-class Distribution(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """How a metric is spread over `devices` devices, each of which counts once, however many examples it has.
-
-    `deciles` are the 10% to 90% quantiles, linearly interpolated; `worst` is the mean of the worst tenth of the devices
-    (rounded up), "worst" being as the bins say. `counts`: devices below the first of `edges`, between each two (the
-    last bin has both its edges), and above the last one.
-    """
-
-    devices: int
-    mean: Estimate
-    deciles: list[Estimate]
-    worst: Estimate
-    edges: list[float]
-    counts: list[int]
+Distributions = Annotated[dict[MetricName, Bins], Meta(max_length=16)]
+"""Metrics by name, each with the bins that devices count themselves in."""

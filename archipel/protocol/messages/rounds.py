@@ -19,6 +19,7 @@ from archipel.protocol.messages.base import (
     VersionNumber,
     Whole,
 )
+from archipel.protocol.messages.distributions import Distributions
 from archipel.protocol.sealed import Sealed
 
 Phase = Literal[
@@ -41,7 +42,8 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     In a `buffered` round what was taken counts for whatever version comes next. Of an evaluation or analysis
     `min_contributors` is how many devices with examples must be in the sum for it to be released. With `count_adoption`
     a secure evaluation also counts the devices that have decided about the version which it evaluates, and sums their
-    noisy answers whether they took it (see client.memory.decisions). In a `narrow` round a masked entry takes as many
+    noisy answers whether they took it (see client.memory.decisions). In an evaluation each device also counts itself,
+    for each metric of `distributions`, in the bin of its own value. In a `narrow` round a masked entry takes as many
     bits as its own sum needs (protocol.narrow), in others as many whole bytes as the widest.
 
     `serial` grows with every round of the task, and after `not_after` (Unix seconds) the plan is good no longer: a
@@ -71,6 +73,7 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     colluders: Annotated[int, Meta(ge=0, lt=MAX_COHORT)] = 0
     min_contributors: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
     count_adoption: bool = False
+    distributions: Distributions = {}
     narrow: bool = False
     serial: Whole = 0
     not_after: Whole = 0

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from archipel.errors import AggregationError
+from archipel.errors import PolicyError
 from archipel.protocol.messages import MAX_COHORT, Message
 
 MEAN = "mean"
@@ -15,6 +15,10 @@ RULE_NAMES = (
     "centered-clipping", "fltrust", "geometric-median", "krum", "median", "multi-krum", "norm-bounding", "trimmed-mean",
 )  # fmt: skip
 MIXER_NAMES = ("bucketing", "nnm")
+
+
+class AggregationError(PolicyError, ValueError):
+    """Also a ValueError: then a decoder that meets it says in which field."""
 
 
 class Aggregation(Message, frozen=True, kw_only=True, omit_defaults=False):

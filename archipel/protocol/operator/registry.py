@@ -8,7 +8,8 @@ from msgspec import Meta
 
 from archipel.protocol.eligibility import MAX_CHARACTERS
 from archipel.protocol.messages import Digest, Message, Name, RoundId, VersionNumber
-from archipel.protocol.operator.tasks import MAX_PAGE, Count, Privacy, RoundResult, TaskState
+from archipel.protocol.operator.results import Distribution, RoundResult
+from archipel.protocol.operator.tasks import MAX_PAGE, Count, Privacy, TaskState
 
 VersionState = Literal["registered", "candidate", "promoted", "rejected"]
 How = Literal["promote", "rollback", "rollout"]
@@ -103,14 +104,15 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Evaluation(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """The result of one round of an evaluation task: means of `metrics` over `examples` examples, and the shares that
-    were `clamped` (see RoundResult)."""
+    """The result of one round of an evaluation task: means of `metrics` over `examples` examples, `distributions` over
+    the devices, and the shares that were `clamped` (see RoundResult)."""
 
     task_id: RoundId
     round_id: RoundId
     devices: int
     examples: float
     metrics: dict[str, float]
+    distributions: dict[str, Distribution]
     clamped: dict[str, float]
     ended: float
 
@@ -259,9 +261,9 @@ class RoundMetrics(Message, frozen=True, kw_only=True, omit_defaults=False):
     `weights_out` and the sum of the devices' weights.
 
     `metrics` are for curves: the means of the result, and of a training those of the evaluation of its new version, by
-    names that say of what: `training loss`, `evaluation loss`. `clip` is the bound of the norm of an update where the
-    server adapts it. `evaluation` is the task that evaluates the version (`evaluate_every`), `evaluation_state` its
-    state.
+    names that say of what: `training loss`, `evaluation loss`, and so are `distributions` over devices. `clip` is the
+    bound of the norm of an update where the server adapts it. `evaluation` is the task that evaluates the version
+    (`evaluate_every`), `evaluation_state` its state.
     """
 
     round_id: RoundId
@@ -274,6 +276,7 @@ class RoundMetrics(Message, frozen=True, kw_only=True, omit_defaults=False):
     weights_out: Digest | None
     result: RoundResult | None
     metrics: dict[str, float]
+    distributions: dict[str, Distribution]
     evaluation: RoundId | None
     evaluation_state: TaskState | None
     started: float

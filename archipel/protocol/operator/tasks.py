@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from archipel.protocol.eligibility import MAX_CHARACTERS
 from archipel.protocol.messages import (
     MAX_COHORT,
+    Bins,
     DeviceId,
     Digest,
     Key,
     Kind,
     Message,
+    MetricName,
     Metrics,
     Name,
     Phase,
@@ -21,6 +23,7 @@ from archipel.protocol.messages import (
     Whole,
 )
 from archipel.protocol.operator.aggregation import Aggregation
+from archipel.protocol.operator.results import RoundResult
 
 Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
 MAX_PAGE = 500
@@ -99,12 +102,14 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     up is asked for as the mean, and its `correct` as `accuracy`. Analytics sums what the bundle's `program` computes.
     Both are queries: nothing is released of fewer than `min_contributors` devices with examples (null: as many as the
     bundle's privacy policy asks for, which is the least), see docs/operations.md, "Queries". `count_adoption`: a secure
-    evaluation also estimates how many devices took the version that it evaluates when they were offered it.
+    evaluation also estimates how many devices took the version that it evaluates when they were offered it. Of
+    `distributions`, metrics with their bins ("default": up to the bound in `metrics`), it also says how they are spread
+    over the devices, of which it then needs at least 10 with examples.
 
     `evaluate_every` n of a training: after every n-th committed round devices of the same population evaluate the new
     version, as in a task of kind evaluation with this request's `metrics` (none: those of the training, with their
-    ranges), `max_examples` and `min_contributors`; `cohort`, `min_cohort`, `privacy`, `eligibility` and deadlines are
-    those of the training. Each is a query, and the next round waits for it.
+    ranges), `distributions`, `max_examples` and `min_contributors`; `cohort`, `min_cohort`, `privacy`, `eligibility`
+    and deadlines are those of the training. Each is a query, and the next round waits for it.
 
     `aggregation` of a training is how the updates of a round become one: a robust rule needs privacy plain,
     or secure groups (docs/robust.md). `secure_groups` g of a secure, semi-synchronous training divides the cohort of
@@ -134,6 +139,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     program: Annotated[str, Meta(max_length=128)] = ""
     weights: Digest | None = None
     metrics: Metrics = {}
+    distributions: Annotated[dict[MetricName, Bins | Literal["default"]], Meta(max_length=16)] = {}
     max_examples: Annotated[int, Meta(ge=1, le=1 << 30)] = 1000
     count_adoption: bool = False
     evaluate_every: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
@@ -185,6 +191,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     program: str
     weights: Digest | None
     metrics: dict[str, float]
+    distributions: dict[str, Bins | Literal["default"]]
     max_examples: int
     count_adoption: bool
     evaluate_every: int | None
@@ -228,51 +235,6 @@ class ParticipantInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     bytes_uploaded: int
 
 
-class StatisticResult(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`value` of a sum or mean (null: of no examples), `counts` of a histogram: below the first of `edges`, between
-    each two, and from the last on; `quantiles` by probability, interpolated within the histogram's bins."""
-
-    kind: Literal["sum", "mean", "histogram", "quantiles"]
-    value: float | None = None
-    edges: list[float] = []
-    counts: list[float] = []
-    quantiles: dict[str, float] = {}
-
-
-class Adoption(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Of `decided` devices that were offered the version and decided about it, about `taken` took it: the estimate, not
-    rounded and from 0 to `decided`, with its standard error. Each device's answer is noisy, so that few devices tell
-    little: of 100 the standard error is 8.7, of 10,000 it is 87."""
-
-    decided: int
-    taken: float
-    standard_error: float
-
-
-class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """What `devices` devices found, of which `contributors` had examples.
-
-    Of an evaluation: `metrics`, means over `examples` examples (each device's number is counted up to the task's
-    max_examples); `clamped`, of a metric that was beyond its range on some devices, the share of the examples that are
-    theirs; `adoption`, where the task counts it and at least `min_contributors` of the devices have decided. Of an
-    analysis: `values`, the sums by name; `statistics`, what the bundle says that they mean. Of a training: `metrics`,
-    such as `training loss`, means over the devices' weights of each device's mean over the steps of its round, and
-    `clamped` as above; the numbers of devices whose update was `clipped`, and of those with more examples than their
-    weight counts (`capped`; null: the bundle has devices not say it).
-    """
-
-    devices: int
-    contributors: int = 0
-    examples: float | None = None
-    metrics: dict[str, float] = {}
-    clamped: dict[str, float] = {}
-    clipped: int | None = None
-    capped: int | None = None
-    adoption: Adoption | None = None
-    values: dict[str, Any] = {}
-    statistics: dict[str, StatisticResult] = {}
-
-
 class FaultInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """Something that a device did wrong in a round, clearly by its own fault."""
 
@@ -286,7 +248,8 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     weights.
 
     `part_of`, of a secure group: the id of the first group of its round, all of which have the same `number`; null for
-    other rounds. The version that they make is in the first of those whose sums are in it.
+    other rounds. The version that they make, its result and its weight sum are in the first of those whose sums are in
+    it.
 
     `number` is that of the model version which the round makes (in an asynchronous task: after which it began); a round
     that repeats a failed one has the same. `spoiled`: the round failed because of an update, and nobody can see whose.

@@ -22,7 +22,8 @@ def audited(task: Task) -> dict[str, str | int | float | None]:
     """What the audit log stores about a new task: which devices it asks for what, and how they are protected."""
     names = (
         "name", "population", "kind", "mode", "privacy", "bundle", "weights", "rounds", "min_cohort", "cohort",
-        "threshold", "eligibility", "max_contributions", "devices_of", "min_contributors", "program",
+        "threshold", "eligibility", "max_contributions", "devices_of", "min_contributors", "program", "secure_groups",
     )  # fmt: skip
     request = request_of(task)
-    return {**{name: getattr(request, name) for name in names}, "percent": task.percent, "state": task.state}
+    more = {"aggregation": request.aggregation.rule, "percent": task.percent, "state": task.state}
+    return {**{name: getattr(request, name) for name in names}, **more}

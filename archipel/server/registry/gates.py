@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from archipel.errors import ServerError
 from archipel.protocol.operator.registry import Gate
-from archipel.protocol.operator.tasks import RoundResult, TaskRequest
+from archipel.protocol.operator.results import RoundResult
+from archipel.protocol.operator.tasks import TaskRequest
 
 
 @dataclass(frozen=True)

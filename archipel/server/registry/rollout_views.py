@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from archipel.protocol.operator.registry import Gate, RolloutInfo, Stage, StageEvaluation, StageInfo
-from archipel.protocol.operator.tasks import RoundResult
+from archipel.protocol.operator.results import RoundResult
 from archipel.server.database.registry_tables import Rollout, RolloutStage
 from archipel.server.database.tables import Round, Task
 from archipel.server.registry.stage_evaluations import request_of

@@ -18,7 +18,8 @@ from sqlalchemy.orm import Session
 from archipel.bundle import Manifest, decode_manifest
 from archipel.errors import ServerError
 from archipel.protocol.operator.registry import Gate, RolloutRequest
-from archipel.protocol.operator.tasks import RoundResult, TaskRequest
+from archipel.protocol.operator.results import RoundResult
+from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.policy import check_validity
 from archipel.server.audit import log as audit
 from archipel.server.database.registry_tables import Model, ModelVersion, Rollout, RolloutStage

@@ -16,7 +16,7 @@ from archipel.protocol.operator.registry import (
     VersionInfo,
     VersionState,
 )
-from archipel.protocol.operator.tasks import RoundResult
+from archipel.protocol.operator.results import RoundResult
 from archipel.server.database.registry_tables import Model, ModelVersion, Rollout
 from archipel.server.database.tables import BundleRow, CheckInRow, Round, Task, Version
 from archipel.server.devices.smallest_answer import round_down
@@ -147,6 +147,7 @@ def evaluations_of(session: Session, model: Model, version: ModelVersion) -> lis
                 devices=result.devices,
                 examples=result.examples or 0.0,
                 metrics=result.metrics,
+                distributions=result.distributions,
                 clamped=result.clamped,
                 ended=row.ended,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fractions import Fraction
+from typing import Literal
 
 import msgspec
 
@@ -12,8 +13,10 @@ from archipel import strategies
 from archipel.bundle import Manifest
 from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ServerError
+from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.messages.distributions import Bins
 from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
@@ -45,8 +48,27 @@ def server_hyperparameters(request: TaskRequest, manifest: Manifest) -> Mapping[
 def layout_of(request: TaskRequest, manifest: Manifest) -> Layout:
     """What one update of the task holds. Raises ProtocolError."""
     return upload_layout(
-        manifest, request.kind, request.program, request.metrics, count_adoption=request.count_adoption
+        manifest,
+        request.kind,
+        request.program,
+        request.metrics,
+        count_adoption=request.count_adoption,
+        distributions=_binned(request),
     )
+
+
+def with_bins(request: TaskRequest) -> dict[str, Bins | Literal["default"]]:
+    """The request's distributions, each with its bins; default ones go to the bound that `metrics` states."""
+    return {
+        name: default_bins(name, request.metrics.get(name)) if bins == "default" else bins
+        for name, bins in request.distributions.items()
+    }
+
+
+def _binned(request: TaskRequest) -> dict[str, Bins]:
+    if request.kind != "evaluation":
+        return {}  # of a training they are for the evaluations of its versions
+    return {name: bins for name, bins in with_bins(request).items() if isinstance(bins, Bins)}
 
 
 def make_plan(
@@ -88,6 +110,7 @@ def make_plan(
         # Of a training it is for the evaluations of its versions.
         min_contributors=(request.min_contributors or 0) if request.kind != "training" else 0,
         count_adoption=request.count_adoption,
+        distributions=_binned(request),
         narrow=secure and request.kind == "training" and bool(carried(manifest)),
         serial=serial,
         not_after=not_after,
@@ -116,11 +139,14 @@ def check_task(
         threshold = request.threshold or smallest_threshold(manifest, group_size(request))
     contributors = request.min_contributors
     if request.kind != "training":
-        contributors = request.min_contributors or manifest.privacy.min_contributors
+        least = LEAST_COUNTED if request.distributions else 1
+        contributors = request.min_contributors or max(manifest.privacy.min_contributors, least)
     elif contributors is not None and request.evaluate_every is None:
         raise ServerError("min_contributors: belongs to evaluations and analyses; training has min_cohort")
     # They are stored with the task, so that all its rounds have the same ones.
-    request = msgspec.structs.replace(request, threshold=threshold, min_contributors=contributors)
+    request = msgspec.structs.replace(
+        request, threshold=threshold, min_contributors=contributors, distributions=with_bins(request)
+    )
     if request.kind != "training" and request.rounds > manifest.privacy.queries:
         raise ServerError(
             f"rounds: {request.rounds}; bundle {manifest.name!r} allows {manifest.privacy.queries} queries in "
@@ -172,13 +198,14 @@ def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
             ("metrics", bool(request.metrics)),
             ("weights", request.weights is not None),
             ("count_adoption", request.count_adoption),
+            ("distributions", bool(request.distributions)),
         ],
         "analytics": [("program", bool(request.program)), ("weights", request.weights is not None)],
         "training": [("evaluate_every", request.evaluate_every is not None)],
     }
     allowed = {name for name, _ in given[request.kind]}
     if request.evaluate_every is not None:
-        allowed.add("metrics")
+        allowed |= {"metrics", "distributions"}
     for kind, settings in given.items():
         for name, is_set in settings:
             if is_set and name not in allowed:

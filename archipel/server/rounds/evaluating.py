@@ -79,6 +79,7 @@ def evaluation_request(request: TaskRequest, manifest: Manifest, weights: str | 
         cohort=request.cohort,
         min_contributors=request.min_contributors,
         metrics=dict(request.metrics or _trained_metrics(manifest)),
+        distributions=request.distributions,
         max_examples=request.max_examples,
         eligibility=request.eligibility,
         deadlines=request.deadlines,

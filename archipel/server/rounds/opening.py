@@ -29,7 +29,7 @@ from archipel.server.rounds.machine import DEADLINES, Transition, adaptable, dea
 from archipel.server.rounds.weights_log import Log
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
 from archipel.strategies.strategy import no_broadcast
-from archipel.strategies.update_compression import round_seed
+from archipel.strategies.update_compression import first_bases, round_seed, split_bases
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -118,7 +118,7 @@ def make_first_version(services: Services, write: Write, task: Task) -> None:
     state = {}
     if request.kind == "training":
         trained, _ = split_statistics(parameters, shared_statistics(bundle.manifest))
-        state = strategies.get(bundle.manifest.strategy).init(trained)
+        state = {**strategies.get(bundle.manifest.strategy).init(trained), **first_bases(bundle.manifest)}
     weights = write_weights(parameters)
     state_bytes = write_weights(state) if state else b""
     digest = services.blobs.put(weights)
@@ -236,9 +236,10 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
 def _store_broadcast(services: Services, task: Task, manifest: Manifest) -> tuple[str | None, int]:
     strategy = strategies.get(manifest.strategy)
     # A state as large as the model is not read for strategies that send none of it.
-    if task.strategy_state is None or strategy.broadcast is no_broadcast:
+    if task.strategy_state is None or (strategy.broadcast is no_broadcast and not first_bases(manifest)):
         return None, 0
-    tensors = strategy.broadcast(services.blobs.read_weights(task.strategy_state))
+    state, bases = split_bases(services.blobs.read_weights(task.strategy_state))
+    tensors = {**strategy.broadcast(state), **bases}
     if not tensors:
         return None, 0
     data = write_weights(tensors)

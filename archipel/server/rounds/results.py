@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from archipel.bundle import Manifest, Statistic
 from archipel.errors import ServerError
+from archipel.protocol.distributions import distribution_from_counts
 from archipel.protocol.messages import RoundPlan
-from archipel.protocol.operator.tasks import Adoption, RoundResult, StatisticResult
+from archipel.protocol.operator.results import Adoption, Distribution, RoundResult, StatisticResult
 from archipel.protocol.training_metrics import CLAMPED
-from archipel.protocol.uploads import CONTRIBUTORS, DECIDED, TOOK, TRUTHFUL
+from archipel.protocol.uploads import BINS, CONTRIBUTORS, DECIDED, TOOK, TRUTHFUL
 from archipel.protocol.vector import DecodedSum
 
 
@@ -28,7 +29,8 @@ def released(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: in
             f"fewer than {plan.min_contributors} of the devices had examples (min_contributors); nothing of their sum "
             "was kept"
         )
-    counts = {CONTRIBUTORS, DECIDED, TOOK} if plan.count_adoption else {CONTRIBUTORS}
+    counts = {CONTRIBUTORS, *((DECIDED, TOOK) if plan.count_adoption else ())}
+    counts |= {BINS + name for name in plan.distributions}
     rest = replace(total, values={name: array for name, array in total.values.items() if name not in counts})
     result = (evaluation if plan.kind == "evaluation" else analysis)(plan, manifest, rest, devices)
     adoption = None
@@ -36,7 +38,19 @@ def released(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: in
         adoption = estimate_adoption(round(float(total.values[DECIDED])), round(float(total.values[TOOK])))
         if adoption.decided < plan.min_contributors:
             adoption = None
-    return msgspec.structs.replace(result, contributors=contributors, adoption=adoption)
+    return msgspec.structs.replace(
+        result, contributors=contributors, adoption=adoption, distributions=_distributions(plan, total)
+    )
+
+
+def _distributions(plan: RoundPlan, total: DecodedSum) -> dict[str, Distribution]:
+    # The sum has passed Layout.check_sum: the counts are whole, not negative, and as many as there are contributors.
+    counted = {name: np.rint(total.values[BINS + name]).astype(np.int64) for name in plan.distributions}
+    return {
+        name: distribution_from_counts(plan.distributions[name], counts)
+        for name, counts in sorted(counted.items())
+        if counts.any()
+    }
 
 
 def estimate_adoption(decided: int, yes: int) -> Adoption:

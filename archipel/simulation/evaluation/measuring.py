@@ -15,7 +15,8 @@ from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.learned import join_names
 from archipel.protocol.distributions import default_bins, distribution_from_counts, distribution_of
 from archipel.protocol.measures import Measured, measured, measures
-from archipel.protocol.messages.distributions import Bins, Distribution
+from archipel.protocol.messages.distributions import Bins
+from archipel.protocol.operator.results import Distribution
 from archipel.protocol.uploads import upload_program
 from archipel.simulation.clients import Clients
 from archipel.simulation.draws import draw_cohort
@@ -60,13 +61,8 @@ class DeviceTests:
         if not self._asked:
             raise SimulationError("evaluation.hold_out: no device has an example to be measured on; each has one alone")
         self._runtimes = [Runtime(each, threads=threads, delegates="cpu") for each in bundles]
-        # Devices answer with tensors of their own; where they have none, all answer alike and none is read.
-        self._own = any(
-            isinstance(port, Personal | State)
-            for program in bundle.manifest.programs.values()
-            if program.kind in ("predict", "evaluate", "refresh")
-            for port in program.inputs
-        )
+        # Where devices have none of their own, all answer alike and no state is read.
+        self._own = has_own_tensors(bundle)
 
     def is_due(self, number: int, last: bool) -> bool:
         """Whether devices measure the model after round `number`."""
@@ -106,3 +102,13 @@ class DeviceTests:
                 exact[name] = distribution_of(values, bins)
                 binned[name] = distribution_from_counts(bins, np.array(exact[name].counts))
         return exact, binned
+
+
+def has_own_tensors(bundle: Bundle) -> bool:
+    """Whether a device predicts with tensors of its own, such as personal layers or the model that it chose."""
+    return any(
+        isinstance(port, Personal | State)
+        for program in bundle.manifest.programs.values()
+        if program.kind in ("predict", "evaluate", "refresh")
+        for port in program.inputs
+    )

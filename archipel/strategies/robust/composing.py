@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from archipel import strategies
 from archipel.bundle import Manifest
-from archipel.bundle.roles import Noise
+from archipel.bundle.roles import Largest, Noise
 from archipel.errors import PolicyError
 from archipel.protocol.operator.aggregation import Aggregation
 from archipel.protocol.vector import Layout
@@ -47,12 +47,14 @@ def check_composition(
             f"policy asks for {least} (min_cohort) in each"
         )
     if settings.robust:
-        _check_rule(settings, groups, manifest, privacy, fewest)
+        _check_rule(settings, groups, manifest, layout, privacy, fewest)
     if settings.robust or groups:
         check_memory(settings, groups or cohort, layout)
 
 
-def _check_rule(settings: Aggregation, groups: int, manifest: Manifest, privacy: str, fewest: int) -> None:
+def _check_rule(
+    settings: Aggregation, groups: int, manifest: Manifest, layout: Layout, privacy: str, fewest: int
+) -> None:
     name = f"aggregation {settings.rule!r}"
     if privacy == "secure" and not groups:
         raise PolicyError(
@@ -68,6 +70,11 @@ def _check_rule(settings: Aggregation, groups: int, manifest: Manifest, privacy:
         raise PolicyError(
             f"{name}: what devices of strategy {manifest.strategy!r} send, divided by their weights, are no answers to "
             "the same question, so a rule cannot tell which are arbitrary; use another strategy, or the mean"
+        )
+    if any(isinstance(port.carries, Largest) for port in layout.updates):
+        raise PolicyError(
+            f"{name}: compress 'top_k' has each device send elements of its own choice and zeros for the others, so "
+            "honest updates have little in common; use compress 'random_k' or 'rotation', or the mean"
         )
     if any(isinstance(port, Noise) for program in manifest.programs.values() for port in program.inputs):
         # Guerraoui et al. 2021, "Differential privacy and Byzantine resilience in SGD: do they add up?"

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.bundle import Manifest
-from archipel.protocol.bounds import entries
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies.device import MakeDevice
 from archipel.strategies.strategy import (
@@ -29,10 +28,10 @@ from archipel.strategies.strategy import (
     StepBound,
     Strategy,
     Tensors,
+    changed_elements,
     mean_norm,
     server_rate,
     server_value,
-    training_layout,
 )
 
 MOMENTUM, SECOND_MOMENT = "momentum/", "second_moment/"
@@ -77,7 +76,7 @@ def strategy(name: str, device: MakeDevice, rule: Rule, *, beta1: float = 0.9, b
 
     def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, cohort: int) -> StepBound:
         mean = mean_norm(manifest, "delta", cohort)
-        size = sum(entries(port) for port in training_layout(manifest).updates if port.kind == "delta")
+        size = changed_elements(manifest)
         rate = server_rate(manifest, hyperparameters, RATE)
         if hyperparameters is None:
             # Who is not told the others reckons with the worst of each.

@@ -1,4 +1,4 @@
-"""The device's side of rotated updates, as nodes of `finish`: rotate, and round to steps by chance.
+"""Rotated updates on the device, as nodes of `finish`: rotate, take some of the elements, and round to steps by chance.
 
 Stochastic rounding takes the step above with the probability of the part above the step below, so its mean is the
 number itself: the errors of many devices cancel, where rounding to the nearest step would turn all small numbers to 0.
@@ -8,151 +8,170 @@ The random numbers come from the round's `seed`, which follows from a secret of 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from archipel.bundle.carried import MOST_SEED, UPDATE_SEED
 from archipel.bundle.roles import Hyperparameter, Rotation, Seed, Update
-from archipel.strategies.update_compression.hashing import ROUNDING, SIGNS, add_bits
+from archipel.strategies.update_compression.hashing import PLACES, ROUNDING, SIGNS, add_bits
 from archipel.strategies.update_compression.rotation import SPREAD, choose_block
+from archipel.strategies.update_compression.shortening import add_shortened
 
 if TYPE_CHECKING:
     from archipel.strategies.device import LocalTraining, Upload, Weighting
     from archipel.strategies.program import ProgramGraph
 
-_FLOAT, _UINT32 = 1, 12
+_FLOAT, _INT64, _UINT32 = 1, 7, 12
 
 
-def upload_rotated(
-    graph: ProgramGraph, local: LocalTraining, upload: Upload, changes: Sequence[str], weighting: Weighting
-) -> None:
-    """Add one output with all changes, rotated together.
+@dataclass
+class Rotated:
+    """What one `finish` needs to upload all changes as one rotated vector; `taken` of its elements, 0: all."""
 
-    Arguments:
-        graph: of `finish`, with the round's clip under its own name `clip`.
-        local: whose parameters changed.
-        upload: how.
-        changes: the names of the clipped and weighted changes, in the order of the parameters.
-        weighting: of the changes.
-    """
-    sizes = [array.size for array in local.parameters.values()]
-    block = choose_block(sum(sizes))
-    blocks = -(-sum(sizes) // block)
-    rows = _add_rows(graph, changes, sum(sizes), (blocks, block))
-    rotated = add_transform(graph, _add_signs(graph, rows, (blocks, block)), (blocks, block), "rotated")
-    # The range follows the clip, as in protocol.uploads.plan_layout.
-    share = min(1.0, SPREAD / math.sqrt(blocks * block))
-    span = upload.bound * share if upload.value_range is None else upload.range
-    most = (1 << (upload.bits - 1)) - 1
-    step = graph.node(
-        "Mul",
-        [graph.own("clip"), graph.constant("packed/step_share", span / upload.bound / most)],
-        graph.own("packed/step"),
-    )
-    rounded = _add_rounding(graph, rotated, step, most, (blocks, block))
-    graph.output(
-        Update(
-            name=graph.node("Mul", [rounded, step], graph.own("rotated.update")), tensor=graph.own("packed/rotated"),
-            dtype="float32", shape=(blocks, block), kind="delta", weighting=weighting, range=span, bits=upload.bits,
-            clip=upload.bound, carries=Rotation(parameters=tuple(local.parameters), block=block),
+    graph: ProgramGraph
+    local: LocalTraining
+    upload: Upload
+    weighting: Weighting
+    taken: int = 0
+
+    def __post_init__(self) -> None:
+        self.size = sum(array.size for array in self.local.parameters.values())
+        self.block = choose_block(self.size)
+        self.blocks = -(-self.size // self.block)
+        self.count = self.blocks * self.block
+        self._signs = ""
+        if self.taken >= self.count:
+            self.taken = 0
+
+    def upload_all(self, flat: str) -> None:
+        """Add the output of the whole vector `[size]`."""
+        self._output(self._rotate(flat), (self.blocks, self.block))
+
+    def upload_taken(self, flat: str) -> tuple[str, str]:
+        """Add the output of some elements. Returns the names of the vector that these stand for, `[size]`, and of the
+        factor that shortened them to the clip."""
+        graph = self.graph
+        rotated = self._reshape(self._rotate(flat), (self.count,), "line")
+        drawn = graph.node(
+            "Cast", [self._bits(self._public_seed(), PLACES, "places")], self._own("place_keys"), to=_INT64
         )
-    )  # fmt: skip
+        places = graph.largest(drawn, self.taken, self._own("places"))
+        chosen = graph.node("Gather", [rotated, places], self._own("chosen"))
+        chosen, shrink = add_shortened(graph, chosen, self.weighting)
+        rounded = self._output(chosen, (self.taken,))
+        nothing = graph.array(self._own("nothing"), np.zeros(self.count, np.float32))
+        line = graph.node("ScatterElements", [nothing, places, rounded], self._own("spread"))
+        return self._unrotate(self._reshape(line, (self.blocks, self.block), "spread_rows")), shrink
 
+    def _output(self, elements: str, shape: tuple[int, ...]) -> str:
+        """Add the output of the elements, rounded to whole steps, and return its name."""
+        graph, upload = self.graph, self.upload
+        # The range follows the clip, as in protocol.uploads.plan_layout.
+        share = min(1.0, SPREAD / math.sqrt(math.prod(shape)))
+        span = upload.bound * share if upload.value_range is None else upload.range
+        most = (1 << (upload.bits - 1)) - 1
+        step_share = self._constant("step_share", span / upload.bound / most)
+        step = graph.node("Mul", [graph.own("clip"), step_share], self._own("step"))
+        rounded = graph.node("Mul", [self._round(elements, step, most, shape), step], self._own("update"))
+        carries = Rotation(
+            parameters=tuple(self.local.parameters), block=self.block, taken=self.taken if len(shape) == 1 else 0
+        )
+        graph.output(
+            Update(
+                name=rounded, tensor=graph.own("packed"), dtype="float32", shape=shape, kind="delta",
+                weighting=self.weighting, range=span, bits=upload.bits, clip=upload.bound, carries=carries,
+            )
+        )  # fmt: skip
+        return rounded
 
-def add_transform(graph: ProgramGraph, rows: str, shape: tuple[int, int], prefix: str) -> str:
-    """Add the Walsh-Hadamard transform of each row of `[blocks, block]`, divided by the root of the block.
+    def _rotate(self, flat: str) -> str:
+        graph = self.graph
+        if self.count > self.size:
+            padding = graph.array(self._own("padding"), np.zeros(self.count - self.size, np.float32))
+            flat = graph.node("Concat", [flat, padding], self._own("padded"), axis=0)
+        dealt = self._reshape(flat, (self.block, self.blocks), "dealt")
+        rows = graph.node("Transpose", [dealt], self._own("dealt_rows"), perm=[1, 0])
+        return self._transform(graph.node("Mul", [rows, self._add_signs()], self._own("signed")), "rotated")
 
-    The transform of 2^(a + b) elements is that of 2^a, and that of 2^b, along the two axes of a matrix: two products of
-    matrices, which every runtime has.
-    """
-    blocks, block = shape
-    power = block.bit_length() - 1
-    left, right = 1 << (power // 2), 1 << (power - power // 2)
+    def _unrotate(self, rows: str) -> str:
+        graph = self.graph
+        signed = graph.node("Mul", [self._transform(rows, "back"), self._add_signs()], self._own("back_signed"))
+        columns = graph.node("Transpose", [signed], self._own("back_columns"), perm=[1, 0])
+        flat = self._reshape(columns, (self.count,), "back_line")
+        if self.count == self.size:
+            return flat
+        ends = [graph.array(self._own(name), np.array([value])) for name, value in (("start", 0), ("stop", self.size))]
+        return graph.node("Slice", [flat, *ends], self._own("back_vector"))
 
-    def own(name: str) -> str:
-        return graph.own(f"packed/{prefix}/{name}")
+    def _transform(self, rows: str, prefix: str) -> str:
+        """Add the Walsh-Hadamard transform of each row, divided by the root of the block.
 
-    split = graph.node("Reshape", [rows, graph.array(own("split"), np.array([blocks, left, right]))], own("matrices"))
-    along = graph.node("MatMul", [split, _add_hadamard(graph, right)], own("along"))
-    both = graph.node("MatMul", [_add_hadamard(graph, left), along], own("both"))
-    return graph.node("Reshape", [both, graph.array(own("join"), np.array([blocks, block]))], own("rows"))
+        That of 2^(a + b) elements is that of 2^a, and that of 2^b, along the two axes of a matrix: two products of
+        matrices, which every runtime has.
+        """
+        graph, power = self.graph, self.block.bit_length() - 1
+        left, right = 1 << (power // 2), 1 << (power - power // 2)
+        split = self._reshape(rows, (self.blocks, left, right), f"{prefix}_matrices")
+        along = graph.node("MatMul", [split, self._hadamard(right)], self._own(f"{prefix}_along"))
+        both = graph.node("MatMul", [self._hadamard(left), along], self._own(f"{prefix}_both"))
+        return self._reshape(both, (self.blocks, self.block), f"{prefix}_rows")
 
+    def _hadamard(self, size: int) -> str:
+        """Sylvester's matrix, divided by the root of its size."""
+        matrix = np.ones((1, 1))
+        while len(matrix) < size:
+            matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+        return self.graph.array(self._own(f"hadamard_{size}"), (matrix / math.sqrt(size)).astype(np.float32))
 
-def _add_hadamard(graph: ProgramGraph, size: int) -> str:
-    """Sylvester's matrix, divided by the root of its size."""
-    matrix = np.ones((1, 1))
-    while len(matrix) < size:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return graph.array(graph.own(f"packed/hadamard_{size}"), (matrix / np.sqrt(size)).astype(np.float32))
+    def _public_seed(self) -> str:
+        port = Hyperparameter(name=UPDATE_SEED, dtype="float32", shape=(), default=0.0, minimum=0.0, maximum=MOST_SEED)
+        given = self.graph.input(port)
+        if not self._signs:
+            self.graph.node("Cast", [given], self._own("public_seed"), to=_UINT32)
+        return self._own("public_seed")
 
+    def _add_signs(self) -> str:
+        if self._signs:
+            return self._signs
+        graph = self.graph
+        top = self._shifted(self._bits(self._public_seed(), SIGNS, "signs"), 31, "sign_bits")
+        negative = graph.node("Cast", [top], self._own("negative"), to=_FLOAT)
+        twice = graph.node("Mul", [negative, self._constant("two", 2.0)], self._own("negative_twice"))
+        signs = graph.node("Sub", [self._constant("unit", 1.0), twice], self._own("sign_line"))
+        self._signs = self._reshape(signs, (self.blocks, self.block), "signs")
+        return self._signs
 
-def _add_rows(graph: ProgramGraph, changes: Sequence[str], size: int, shape: tuple[int, int]) -> str:
-    blocks, block = shape
-    flat = [
-        graph.node("Reshape", [change, graph.array(graph.own("packed/flat"), np.array([-1]))], f"{change}.flat")
-        for change in changes
-    ]
-    padding = blocks * block - size
-    if padding:
-        flat.append(graph.array(graph.own("packed/padding"), np.zeros(padding, np.float32)))
-    joined = graph.node("Concat", flat, graph.own("packed/joined"), axis=0)
-    columns = graph.array(graph.own("packed/columns"), np.array([block, blocks]))
-    return graph.node(
-        "Transpose",
-        [graph.node("Reshape", [joined, columns], graph.own("packed/dealt"))],
-        graph.own("packed/dealt_rows"),
-        perm=[1, 0],
-    )
+    def _round(self, elements: str, step: str, most: int, shape: tuple[int, ...]) -> str:
+        """Add whole numbers of steps, from -most to most."""
+        graph = self.graph
+        steps = graph.node("Div", [elements, step], self._own("steps"))
+        limits = [self._constant("least_steps", -float(most)), self._constant("most_steps", float(most))]
+        steps = graph.node("Clip", [steps, *limits], self._own("steps_clamped"))
+        below = graph.node("Floor", [steps], self._own("steps_below"))
+        above = graph.node("Sub", [steps, below], self._own("part_above"))
+        seed = graph.input(Seed(name=self._own("seed"), dtype="uint32", shape=()))
+        bits = add_bits(graph, seed, ROUNDING, math.prod(shape), "rounding")
+        # The upper 24 bits, which float32 holds: a number from 0 to below 1.
+        whole = graph.node("Cast", [self._shifted(bits, 8, "upper_bits")], self._own("upper"), to=_FLOAT)
+        line = graph.node("Mul", [whole, self._constant("two_to_minus_24", 2.0**-24)], self._own("drawn_line"))
+        rises = graph.node("Less", [self._reshape(line, shape, "drawn"), above], self._own("rises"))
+        return graph.node("Add", [below, graph.node("Cast", [rises], self._own("up"), to=_FLOAT)], self._own("whole"))
 
+    def _bits(self, seed: str, stream: int, prefix: str) -> str:
+        return add_bits(self.graph, seed, stream, self.count, prefix)
 
-def _add_signs(graph: ProgramGraph, rows: str, shape: tuple[int, int]) -> str:
-    port = Hyperparameter(name=UPDATE_SEED, dtype="float32", shape=(), default=0.0, minimum=0.0, maximum=MOST_SEED)
-    seed = graph.node("Cast", [graph.input(port)], graph.own("packed/public_seed"), to=_UINT32)
-    bits = add_bits(graph, seed, SIGNS, shape[0] * shape[1], "signs")
-    top = graph.node(
-        "BitShift",
-        [bits, graph.array(graph.own("packed/shift_31"), np.uint32(31))],
-        graph.own("packed/sign_bits"),
-        direction="RIGHT",
-    )
-    twice = graph.node(
-        "Mul",
-        [graph.node("Cast", [top], graph.own("packed/negative"), to=_FLOAT), graph.constant("packed/two", 2.0)],
-        graph.own("packed/negative_twice"),
-    )
-    signs = graph.node("Sub", [graph.constant("packed/unit", 1.0), twice], graph.own("packed/flat_signs"))
-    by_row = graph.node(
-        "Reshape", [signs, graph.array(graph.own("packed/sign_shape"), np.array(shape))], graph.own("packed/signs")
-    )
-    return graph.node("Mul", [rows, by_row], graph.own("packed/signed"))
+    def _shifted(self, bits: str, by: int, output: str) -> str:
+        shift = self.graph.array(self._own(f"by_{by}"), np.uint32(by))
+        return self.graph.node("BitShift", [bits, shift], self._own(output), direction="RIGHT")
 
+    def _reshape(self, value: str, shape: tuple[int, ...], output: str) -> str:
+        sizes = self.graph.array(self._own(f"{output}_shape"), np.array(shape))
+        return self.graph.node("Reshape", [value, sizes], self._own(output))
 
-def _add_rounding(graph: ProgramGraph, rows: str, step: str, most: int, shape: tuple[int, int]) -> str:
-    """Add whole numbers of steps, from -most to most."""
-    steps = graph.node("Div", [rows, step], graph.own("packed/steps"))
-    limits = [graph.constant("packed/least_steps", -float(most)), graph.constant("packed/most_steps", float(most))]
-    steps = graph.node("Clip", [steps, *limits], graph.own("packed/steps_clamped"))
-    below = graph.node("Floor", [steps], graph.own("packed/steps_below"))
-    above = graph.node("Sub", [steps, below], graph.own("packed/part_above"))
-    seed = graph.input(Seed(name=graph.own("packed/seed"), dtype="uint32", shape=()))
-    bits = add_bits(graph, seed, ROUNDING, shape[0] * shape[1], "rounding")
-    # The upper 24 bits, which float32 holds: a number from 0 to below 1.
-    upper = graph.node(
-        "BitShift",
-        [bits, graph.array(graph.own("packed/shift_8"), np.uint32(8))],
-        graph.own("packed/rounding_upper"),
-        direction="RIGHT",
-    )
-    whole = graph.node("Cast", [upper], graph.own("packed/rounding_whole"), to=_FLOAT)
-    drawn = graph.node(
-        "Mul", [whole, graph.constant("packed/two_to_minus_24", 2.0**-24)], graph.own("packed/drawn_flat")
-    )
-    drawn = graph.node(
-        "Reshape", [drawn, graph.array(graph.own("packed/drawn_shape"), np.array(shape))], graph.own("packed/drawn")
-    )
-    up = graph.node(
-        "Cast", [graph.node("Less", [drawn, above], graph.own("packed/goes_up"))], graph.own("packed/up"), to=_FLOAT
-    )
-    return graph.node("Add", [below, up], graph.own("packed/whole_steps"))
+    def _constant(self, name: str, value: float) -> str:
+        return self.graph.constant(f"packed/{name}", value)
+
+    def _own(self, name: str) -> str:
+        return self.graph.own(f"packed/{name}")

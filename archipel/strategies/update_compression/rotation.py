@@ -15,7 +15,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.strategies.update_compression.hashing import SIGNS, draw_bits
+from archipel.bundle.roles import Rotation
+from archipel.strategies.update_compression.hashing import PLACES, SIGNS, draw_bits
 
 MOST, LEAST = 1 << 14, 1 << 8
 """The largest and, for vectors with more elements, the smallest block."""
@@ -52,10 +53,30 @@ def rotate(vector: NDArray[np.float64], block: int, seed: int) -> NDArray[np.flo
     return _transform(rows * draw_signs(seed, rows.size).reshape(rows.shape))
 
 
-def unrotate(rows: NDArray[np.float64], size: int, seed: int) -> NDArray[np.float64]:
-    """The inverse of `rotate`, which is linear: of a sum of vectors that were rotated by one seed, their sum."""
-    signs = draw_signs(seed, rows.size).reshape(rows.shape)
-    return (_transform(rows) * signs).T.reshape(-1)[:size]
+def draw_places(seed: int, count: int, taken: int) -> NDArray[np.int64]:
+    """`[taken]` different places below `count`, which follow from the round's seed: those of the largest bits."""
+    # The hash is a bijection of the counter, so no two are equal.
+    return np.argsort(draw_bits(seed, PLACES, count))[::-1][:taken]
+
+
+def unrotate(vector: NDArray[np.float64], how: Rotation, size: int, seed: int) -> NDArray[np.float64]:
+    """The inverse of `rotate`, which is linear: of a sum of vectors that were rotated by one seed, their sum.
+
+    Arguments:
+        vector: rotated, in the shape of the entry that `how` describes.
+        how: of the entry.
+        size: the number of elements of the result.
+        seed: the round's.
+
+    Of elements that were not taken it takes 0.
+    """
+    count = _padded(size, how.block)
+    if how.taken:
+        line = np.zeros(count)
+        line[draw_places(seed, count, how.taken)] = vector
+        vector = line
+    rows = vector.reshape(-1, how.block)
+    return (_transform(rows) * draw_signs(seed, count).reshape(rows.shape)).T.reshape(-1)[:size]
 
 
 def _padded(size: int, block: int) -> int:

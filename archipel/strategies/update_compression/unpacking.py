@@ -9,10 +9,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from archipel.bundle import Manifest
-from archipel.bundle.carried import UPDATE_SEED
-from archipel.bundle.roles import Hyperparameter, Update
+from archipel.bundle.carried import LEFT, RIGHT, UPDATE_SEED
+from archipel.bundle.roles import Hyperparameter, LowRank, Rotation, Update
 from archipel.protocol.uploads import upload_program
 from archipel.protocol.vector import DecodedSum
+from archipel.strategies.update_compression.low_rank import expand
 from archipel.strategies.update_compression.rotation import unrotate
 
 
@@ -32,14 +33,21 @@ def round_seed(manifest: Manifest, number: int) -> dict[str, float]:
     return {} if port is None else {UPDATE_SEED: float(number % int(port.maximum + 1))}
 
 
-def unpack_deltas(manifest: Manifest, total: DecodedSum, hyperparameters: Mapping[str, float]) -> DecodedSum:
+def unpack_deltas(
+    manifest: Manifest,
+    total: DecodedSum,
+    hyperparameters: Mapping[str, float],
+    bases: Mapping[str, np.ndarray] | None = None,
+) -> DecodedSum:
     """The sum with the deltas of parameters in place of those that carry them.
 
     Arguments:
         manifest: the bundle's.
         total: the decoded and checked sum, by tensor name.
         hyperparameters: of the round's plan.
+        bases: those of low-rank updates that the devices had.
     """
+    bases = bases or {}
     ports = carried(manifest)
     if not ports:
         return total
@@ -47,9 +55,16 @@ def unpack_deltas(manifest: Manifest, total: DecodedSum, hyperparameters: Mappin
     deltas = dict(total.deltas)
     for port in ports:
         assert port.carries is not None
+        if isinstance(port.carries, LowRank):
+            (name,) = port.carries.parameters
+            matrix = expand(deltas.pop(port.tensor), bases[LEFT + name], bases[RIGHT + name])
+            deltas[name] = matrix.reshape(shapes[name])
+            continue
         names = port.carries.parameters
         sizes = [math.prod(shapes[name]) for name in names]
-        vector = unrotate(deltas.pop(port.tensor), sum(sizes), _seed_of(manifest, hyperparameters))
+        vector = deltas.pop(port.tensor)
+        if isinstance(port.carries, Rotation):
+            vector = unrotate(vector, port.carries, sum(sizes), _seed_of(manifest, hyperparameters))
         parts = np.split(vector, np.cumsum(sizes)[:-1])
         deltas |= {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
     return dataclasses.replace(total, deltas=deltas)

@@ -21,7 +21,7 @@ from archipel.client.memory import decisions
 from archipel.client.memory.decisions import MAX_DECISIONS, DecisionBook, content_key
 from archipel.errors import PolicyError, RefusedError
 from archipel.protocol.messages import RoundPlan
-from archipel.protocol.operator.tasks import RoundResult
+from archipel.protocol.operator.results import RoundResult
 from archipel.protocol.policy import check_plan
 from archipel.protocol.sealed import public_bytes
 from archipel.protocol.uploads import DECIDED, TOOK, upload_layout

@@ -19,7 +19,7 @@ from archipel.cli.input_output.remote import result_line
 from archipel.client import Agent, AgentConfig
 from archipel.errors import RefusedError
 from archipel.protocol.identity import EnrolmentToken
-from archipel.protocol.operator.tasks import RoundResult
+from archipel.protocol.operator.results import RoundResult
 from archipel.protocol.sealed import decode, public_bytes
 from archipel.server import create_app, init_data_folder, load_settings
 from archipel.server.services import Services

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from werkzeug.serving import make_server
 
-from archipel.protocol.messages import LeaveRequest
+from archipel.protocol.messages import Bins, LeaveRequest
 from archipel.protocol.uploads import adoption, contribution, metric_arrays
 from tests.attacks.faults_world import noise_from, play_round
 from tests.server.rounds.test_evaluation_and_analytics import take_part
@@ -65,6 +68,36 @@ def test_an_evaluation_and_an_analysis_are_shown(archipel: Command, reached: Wor
     assert "light                   mean 2" in shown
     assert "50% are below 6.66667" in shown  # 6 of the 9 from 0 to 10 are half of 12
     assert "no round" in archipel("round", "show", "0" * 32, code=1)[1]
+
+
+def test_a_distribution_over_devices_is_shown_written_and_drawn(
+    archipel: Command, reached: World, tmp_path: Path
+) -> None:
+    world = reached
+    task = world.create_task(
+        kind="evaluation", metrics={"accuracy": 1.0}, cohort=10, min_cohort=10, privacy="plain", threshold=None,
+        distributions={"accuracy": {"low": 0, "high": 1, "count": 10}},
+    )  # fmt: skip
+    bins = {"accuracy": Bins(low=0.0, high=1.0, count=10)}
+    arrays = [metric_arrays({"accuracy": each}, {"accuracy": 1.0}, 10, 1000, bins) for each in [0.25] * 2 + [0.85] * 8]
+    take_part(world, world.add_devices(10), arrays)
+    [listed] = json.loads(archipel("round", "list", task["task_id"], "--json")[0])
+    shown = archipel("round", "show", listed["round_id"])[0]
+    # Each device is in the middle of its bin, give or take 0.05: 0.25 or 0.85.
+    assert (
+        "accuracy over the devices: mean 0.73 ±0.05, worst 10% 0.25 ±0.05, deciles 1, 5, 9: 0.25 ±0.05, 0.85 ±0.05, "
+        "0.85 ±0.05 (10 devices)"
+    ) in shown
+    assert re.search(r"^  0\.2 to 0\.3 +2  #{10}$", shown, re.M)
+    assert re.search(r"^  0\.8 to 0\.9 +8  #{40}$", shown, re.M)
+    table, picture = tmp_path / "rounds.csv", tmp_path / "curves.svg"
+    line = archipel("task", "metrics", task["task_id"], "--csv", str(table), "--plot", str(picture))[0]
+    assert "accuracy worst 10% 0.25" in line
+    assert "evaluation accuracy, round 1: mean 0.73 ±0.05, worst 10%" in archipel("task", "show", task["task_id"])[0]
+    [row] = csv.DictReader(table.read_text().splitlines())
+    assert float(row["evaluation accuracy worst 10%"]) == pytest.approx(0.25)
+    assert float(row["evaluation accuracy mean over devices"]) == pytest.approx(0.73)
+    assert "devices' evaluation accuracy, worst 10%" in picture.read_text()
 
 
 def test_the_estimate_of_adoption_is_shown_with_its_error(archipel: Command, reached: World) -> None:

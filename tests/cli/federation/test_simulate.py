@@ -63,6 +63,13 @@ def test_rounds_are_shown_and_written(archipel: Command, file: Path, tmp_path: P
     assert (tmp_path / "r.svg").exists()
 
 
+def test_a_test_without_the_devices_own_tensors_is_called_so(archipel: Command, file: Path) -> None:
+    note = "that is without what devices keep for themselves"
+    for strategy, own in (("ifca", True), ("fedavg", False)):
+        out, _ = archipel("simulate", str(file), "--set", f"strategy.name={strategy}", "--set", "rounds=1")
+        assert (note in out) == own
+
+
 def test_what_devices_measure_is_shown(archipel: Command, file: Path) -> None:
     out, _ = archipel(
         "simulate", str(file), "--set", "evaluation.hold_out=0.3", "--set", "evaluation.every=9", "--json"

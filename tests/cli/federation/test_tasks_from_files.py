@@ -90,6 +90,18 @@ def test_a_robust_rule_goes_with_the_file_and_with_the_task(
     file.write_text(text)
     found = json.loads(archipel("simulate", str(file), "--from-task", made["task_id"], "--json", *server)[0])
     assert [row["tested"] for row in found["rounds"]] == [row.tested for row in expected.history]
+    groups = text.replace("cohort = 4", "cohort = 6").replace("clients = 5", "clients = 6")
+    file.write_text('secure_groups = 2\naggregation = { rule = "trimmed-mean" }\n' + groups)
+    expected = load_federation(file).run()
+    made = json.loads(archipel("task", "create", "--from", str(file), "--json", *server)[0])
+    assert (made["secure_groups"], made["aggregation"]["rule"], made["threshold"]) == (2, "trimmed-mean", 2)
+    file.write_text(groups)
+    asked = ("--aggregation", "trimmed-mean", "--secure-groups", "2")
+    again = json.loads(archipel("task", "create", "--from", str(file), *asked, "--json", *server)[0])
+    assert {**again, "task_id": "", "created": 0} == {**made, "task_id": "", "created": 0}
+    found = json.loads(archipel("simulate", str(file), "--from-task", again["task_id"], "--json", *server)[0])
+    assert [row["tested"] for row in found["rounds"]] == [row.tested for row in expected.history]
+    file.write_text(text)
     _, err = archipel("task", "create", "--from", str(file), "--aggregation", "best", *server, code=1)
     assert err.startswith(
         f"archipel: {file}: aggregation: rule: there is no 'best'; there are: mean, centered-clipping"

@@ -17,7 +17,7 @@ from archipel.converter import Signing, Training, convert
 from archipel.errors import RefusedError
 from archipel.lite_runtime.evaluation import evaluation_fields
 from archipel.protocol.measures import measured, measures
-from archipel.protocol.operator.tasks import RoundResult
+from archipel.protocol.operator.results import RoundResult
 from archipel.training import losses, optimizers
 from tests.support.federation import Federation
 
@@ -83,6 +83,32 @@ def test_loss_and_accuracy_are_those_of_all_examples_together(
     assert result.metrics["accuracy"] == pytest.approx(float((logits.argmax(1) == y).float().mean()), rel=5e-3)
     assert (result.devices, result.clamped) == (3, {})
     assert result.examples == pytest.approx(sum(SIZES), abs=0.01)
+
+
+@pytest.mark.slow
+def test_devices_count_themselves_in_bins(fleet: tuple[Federation, list[Agent]], network: nn.Module) -> None:
+    federation, agents = fleet
+    data = [{"input": examples(1)["input"][n::10], "label": examples(1)["label"][n::10]} for n in range(7)]
+    agents += [
+        federation.agent(3 + number, allow_plain=True, examples=lambda each=each: each)
+        for number, each in enumerate(data)
+    ]
+    task = federation.task(
+        kind="evaluation", metrics={"loss": 8.0, "accuracy": 1.0}, distributions={"loss": "default"}, cohort=10,
+        min_cohort=10, privacy="plain", threshold=None,
+    )  # fmt: skip
+    federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).state != "running")
+    [info] = federation.rounds(task)
+    assert info.result is not None, info.reason
+    found = info.result.distributions["loss"]
+    with torch.no_grad():
+        values = [
+            float(functional.cross_entropy(network(torch.from_numpy(each["input"])), torch.from_numpy(each["label"])))
+            for each in [*(examples(number) for number in range(3)), *data]
+        ]
+    assert found.counts[1:-1] == np.histogram(values, found.edges)[0].tolist()
+    assert sum(found.counts) == found.devices == 10
+    assert abs(found.mean.value - np.mean(values)) <= (found.mean.error or 0)
 
 
 def test_it_is_told_how_much_was_beyond_the_range(fleet: tuple[Federation, list[Agent]], network: nn.Module) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from archipel.errors import ServerError
 from archipel.protocol.operator.registry import Gate
-from archipel.protocol.operator.tasks import RoundResult
+from archipel.protocol.operator.results import RoundResult
 from archipel.server.registry.gates import Verdict, check_gate, judge
 from archipel.server.registry.rollouts import RULES, Move, decide
 

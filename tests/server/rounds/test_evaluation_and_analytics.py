@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from archipel.bundle import decode_manifest
-from archipel.protocol.uploads import EXAMPLES, adoption, contribution, metric_arrays, upload_layout
+from archipel.protocol.messages import Bins
+from archipel.protocol.uploads import EXAMPLES, adoption, contribution, metric_arrays, plan_layout
 from archipel.server.database.tables import BundleRow
 from archipel.server.rounds.results import estimate_adoption, quantile
 from tests.support.devices import Device
@@ -24,7 +26,7 @@ def take_part(world: World, devices: list[Device], arrays: Sequence[dict[str, An
     plan = devices[0].plan
     with world.services.database.read() as session:
         manifest = decode_manifest(session.get(BundleRow, plan.bundle).manifest)
-    layout = upload_layout(manifest, plan.kind, plan.program, plan.metrics, count_adoption=plan.count_adoption)
+    layout = plan_layout(plan, manifest)
     for device, values in zip(devices, arrays, strict=True):
         values = {name: np.asarray(array, np.float32) for name, array in {**contribution(1), **values}.items()}
         if plan.privacy == "plain":
@@ -62,6 +64,50 @@ def test_an_evaluation_is_the_mean_over_all_examples(world: World, privacy: str)
         expected = sum(n * value for n, value in zip(examples, values)) / total
         assert result["metrics"][name] == pytest.approx(expected, abs=4 * bound / 2**15 * 200 / total)
     assert world.task(task["task_id"])["state"] == "completed"
+
+
+@pytest.mark.parametrize("privacy", ["secure", "plain"])
+def test_a_distribution_is_that_of_the_devices_values_within_its_error(world: World, privacy: str) -> None:
+    """Each device counts once, whatever number of examples it has; one without examples is in no bin."""
+    own = Bins(low=0.05, high=4.0, count=30, scale="log", better="lower")
+    task = world.create_task(
+        kind="evaluation", metrics=RANGES, privacy=privacy, cohort=11, min_cohort=11, threshold=None,
+        distributions={"accuracy": "default", "loss": msgspec.to_builtins(own)},
+    )  # fmt: skip
+    asked = {name: msgspec.convert(each, Bins) for name, each in task["distributions"].items()}
+    assert asked == {"accuracy": Bins(low=0.0, high=1.0), "loss": own}
+    assert task["min_contributors"] == 10
+    rng = np.random.default_rng(5)
+    losses, hits = rng.lognormal(-0.5, 0.6, 10), rng.beta(6, 2, 10)
+    # The largest is beyond the bins, so the error of what depends on it is not known.
+    losses[3] = 6.0
+    examples = rng.integers(1, 300, 10)
+    arrays = [
+        metric_arrays({"loss": a, "accuracy": b}, RANGES, int(n), 200, asked)
+        for a, b, n in zip(losses, hits, examples, strict=True)
+    ]
+    take_part(world, world.add_devices(11), [*arrays, metric_arrays({}, RANGES, 0, 200, asked)])
+    [shown] = world.rounds(task["task_id"])
+    assert (shown["result"]["devices"], shown["result"]["contributors"]) == (11, 10)
+    for name, values in (("loss", losses), ("accuracy", hits)):
+        found = shown["result"]["distributions"][name]
+        assert found["devices"] == 10
+        assert found["counts"][1:-1] == np.histogram(values, found["edges"])[0].tolist()
+        assert found["counts"][-1] == (1 if name == "loss" else 0)
+        for tenth, decile in enumerate(found["deciles"], 1):
+            if tenth < 9 or name == "accuracy":  # decile 9 of 10 values depends on the last one
+                assert abs(decile["value"] - np.quantile(values, tenth / 10)) <= decile["error"] + 1e-9
+        if name == "loss":
+            assert found["mean"]["error"] is None
+            # One device is the worst tenth: beyond the bins, so it counts as their end.
+            assert found["worst"] == {"value": 4.0, "error": None}
+        else:
+            assert abs(found["mean"]["value"] - values.mean()) <= found["mean"]["error"] == pytest.approx(0.025)
+            assert abs(found["worst"]["value"] - values.min()) <= found["worst"]["error"]
+    status, answer = world.operator("GET", f"/v1/tasks/{task['task_id']}/metrics")
+    assert status == 200
+    [point] = answer["items"]
+    assert point["distributions"] == {f"evaluation {name}": shown["result"]["distributions"][name] for name in RANGES}
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
@@ -148,6 +194,18 @@ def test_a_device_without_a_number_takes_no_part() -> None:
         ({"kind": "evaluation"}, "at least one"),
         ({"kind": "evaluation", "metrics": {"f1": 1.0}}, "f1"),
         ({"kind": "training", "metrics": {"loss": 1.0}}, "metrics: belongs to tasks of kind evaluation"),
+        (
+            {"kind": "training", "distributions": {"loss": "default"}},
+            "distributions: belongs to tasks of kind evaluation",
+        ),
+        (
+            {"kind": "evaluation", "metrics": RANGES, "distributions": {"f1": "default"}},
+            "'f1' is not among the metrics",
+        ),
+        (
+            {"kind": "evaluation", "metrics": RANGES, "distributions": {"loss": "default"}, "min_contributors": 9},
+            "counts in bins are told of at least 10 devices",
+        ),
         ({"kind": "training", "program": "look"}, "program: belongs to tasks of kind analytics"),
         ({"kind": "training", "weights": "0" * 64}, "no weights"),
         ({"kind": "analytics", "program": "train"}, "no program 'train'"),

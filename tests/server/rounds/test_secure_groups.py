@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from archipel.server.database.tables import Participant, Round
+from archipel.server.database.tables import Round
+from archipel.server.rounds.grouping import deal
 from tests.attacks.faults_world import upload_noise
 from tests.server.rounds.test_plain_rounds import mean, parameters, same
 from tests.server.rounds.test_robust_rounds import rows
@@ -159,18 +160,15 @@ def test_a_round_without_enough_devices_for_all_groups_does_not_begin(world: Wor
     assert "9 needed" in world.task(task["task_id"])["waiting_for"]
 
 
-def test_devices_are_dealt_out_by_chance(world: World) -> None:
-    task = grouped(world, rounds=6)
-    devices = world.add_devices(9)
-    together = set()
-    for _ in range(6):
-        groups = begin(world, devices)
-        together.add(frozenset(frozenset(device.id for device in group) for group in groups.values()))
-        answer(world, devices)
-    assert len(together) > 3  # of 280 ways
-    assert world.task(task["task_id"])["state"] == "completed"
-    with world.services.database.read() as session:
-        assert session.query(Participant).count() == 6 * 9
+def test_devices_are_dealt_out_by_chance_into_groups_of_one_size() -> None:
+    devices = [f"{number:032x}" for number in range(11)]
+    ways = set()
+    for _ in range(50):
+        dealt = deal(devices, 3)
+        assert sorted(map(len, dealt)) == [3, 4, 4]
+        assert sorted(device for group in dealt for device in group) == devices
+        ways.add(tuple(frozenset(group) for group in dealt))
+    assert len(ways) > 45  # of 11,550 of these sizes
 
 
 def test_a_cancelled_task_ends_all_groups(world: World) -> None:

@@ -2,7 +2,7 @@
 
 import { ManifestError } from "../errors.js";
 import type { TensorSpec } from "./manifest.js";
-import type { Program } from "./roles.js";
+import type { Largest, Program, Rotation, Update } from "./roles.js";
 
 const UPDATE_SEED = "update_seed";
 const MOST_SEED = 2 ** 24 - 1;
@@ -32,19 +32,64 @@ export function validateCarried(where: string, program: Program, parameters: Rea
       taken.add(name);
       size += spec.shape.reduce<number>((product, dim) => product * Number(dim), 1);
     }
-    const { block } = port.carries;
-    if (!(block >= 1 && block <= MOST_BLOCK && Number.isInteger(Math.log2(block)))) {
-      throw new ManifestError(`${here}: block must be a power of two up to ${MOST_BLOCK}, is ${block}`);
+    if (port.carries.method === "low_rank") {
+      validateFactors(here, port, port.carries.parameters, program, parameters);
+      continue;
     }
-    const rows = Math.ceil(size / block);
-    if (size === 0 || port.shape.length !== 2 || port.shape[0] !== rows || port.shape[1] !== block) {
-      throw new ManifestError(
-        `${here}: ${size} elements in blocks of ${block} have the shape [${rows}, ${block}], not [${port.shape}]`,
-      );
+    const shape = shapeOf(here, port.carries, size);
+    if (size === 0 || JSON.stringify(port.shape) !== JSON.stringify(shape)) {
+      throw new ManifestError(`${here}: ${size} elements have the shape [${shape}] there, not [${port.shape}]`);
     }
+    if (port.carries.method !== "rotation") continue;
     const seed = program.inputs.find((input) => input.role === "hyperparameter" && input.name === UPDATE_SEED);
     if (seed?.role !== "hyperparameter" || seed.minimum !== 0 || seed.maximum !== MOST_SEED) {
       throw new ManifestError(`${here}: needs the hyperparameter "${UPDATE_SEED}", from 0 to ${MOST_SEED}`);
+    }
+  }
+}
+
+function shapeOf(here: string, carries: Rotation | Largest, size: number): number[] {
+  if (carries.method === "largest") {
+    if (!(carries.most >= 1 && carries.most <= size)) {
+      throw new ManifestError(`${here}: most must be from 1 to ${size}, is ${carries.most}`);
+    }
+    return [size];
+  }
+  const { block, taken } = carries;
+  if (!(block >= 1 && block <= MOST_BLOCK && Number.isInteger(Math.log2(block)))) {
+    throw new ManifestError(`${here}: block must be a power of two up to ${MOST_BLOCK}, is ${block}`);
+  }
+  const rows = Math.ceil(size / block);
+  if (!(taken >= 0 && taken < Math.max(rows * block, 1))) {
+    throw new ManifestError(`${here}: takes ${taken} of ${rows * block} elements`);
+  }
+  return taken ? [taken] : [rows, block];
+}
+
+function validateFactors(
+  here: string,
+  port: Update,
+  names: readonly string[],
+  program: Program,
+  parameters: ReadonlyMap<string, TensorSpec>,
+): void {
+  const [name = ""] = names;
+  const [rows = 0, ...others] = (parameters.get(name)?.shape ?? []).map(Number);
+  if (names.length !== 1 || others.length === 0) {
+    throw new ManifestError(`${here}: carries the factors of one matrix, not [${names}]`);
+  }
+  const columns = others.reduce((product, dim) => product * dim, 1);
+  const rank = port.shape.length === 2 ? Number(port.shape[1]) : 0;
+  if (!(rank >= 1 && rank <= Math.min(rows, columns) && port.shape[0] === rows + columns)) {
+    throw new ManifestError(`${here}: factors of a matrix [${rows}, ${columns}] have no shape [${port.shape}]`);
+  }
+  for (const [prefix, size] of [
+    ["low_rank/left/", rows],
+    ["low_rank/right/", columns],
+  ] as const) {
+    const basis = program.inputs.find((input) => input.role === "broadcast" && input.tensor === prefix + name);
+    if (JSON.stringify(basis?.shape) !== JSON.stringify([size, rank])) {
+      throw new ManifestError(`${here}: the program reads no bases of "${name}" of rank ${rank} as broadcasts`);
     }
   }
 }

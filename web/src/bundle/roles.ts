@@ -14,6 +14,7 @@ import {
   float,
   integer,
   list,
+  mismatch,
   nullable,
   oneOf,
   optional,
@@ -132,7 +133,21 @@ export interface Rotation {
   readonly method: "rotation";
   readonly parameters: readonly string[];
   readonly block: number;
+  /** How many of its elements the entry has; 0: all. */
+  readonly taken: number;
 }
+/** The same without rotation; at most `most` elements are not 0, those with the largest absolute values. */
+export interface Largest {
+  readonly method: "largest";
+  readonly parameters: readonly string[];
+  readonly most: number;
+}
+/** An update entry holds two factors of one parameter's change; `finish` reads their bases as broadcasts. */
+export interface LowRank {
+  readonly method: "low_rank";
+  readonly parameters: readonly string[];
+}
+export type Carried = Rotation | Largest | LowRank;
 export interface Update extends Named {
   readonly role: "update";
   readonly kind: "delta" | "weight" | "value" | "mean" | "variance";
@@ -145,7 +160,7 @@ export interface Update extends Named {
   /** Of a running variance: the parameter that is its mean. */
   readonly mean: string;
   /** Of a delta that holds the changes of several parameters in another form. */
-  readonly carries: Rotation | null;
+  readonly carries: Carried | null;
 }
 /** The kinds of update entries that change a parameter. */
 export const CHANGES: ReadonlySet<Update["kind"]> = new Set<Update["kind"]>(["delta", "mean", "variance"]);
@@ -288,10 +303,29 @@ const INPUTS: ReadonlyMap<string, Decoder<Port>> = new Map<string, Decoder<Port>
   ],
 ]);
 
-const ROTATION: Decoder<Rotation> = struct<Omit<Rotation, "method">>(
-  { parameters: required(list(text)), block: required(integer) },
+const PARAMETERS = required(list(text));
+const ROTATION = struct<Omit<Rotation, "method">>(
+  { parameters: PARAMETERS, block: required(integer), taken: optional(integer, 0, "0") },
   ["method", "rotation"],
-) as unknown as Decoder<Rotation>;
+) as unknown as Decoder<Carried>;
+const LARGEST = struct<Omit<Largest, "method">>({ parameters: PARAMETERS, most: required(integer) }, [
+  "method",
+  "largest",
+]) as unknown as Decoder<Carried>;
+
+const LOW_RANK = struct<Omit<LowRank, "method">>({ parameters: PARAMETERS }, ["method", "low_rank"]) as unknown as Decoder<Carried>;
+const CARRIED: ReadonlyMap<string, Decoder<Carried>> = new Map([
+  ["rotation", ROTATION],
+  ["largest", LARGEST],
+  ["low_rank", LOW_RANK],
+]);
+
+const carried: Decoder<Carried> = (node, where) => {
+  const method = node.type === "object" ? node.members.get("method") : undefined;
+  const decoder = method?.type === "string" ? CARRIED.get(method.value) : undefined;
+  if (decoder === undefined) throw mismatch(`a method of ${[...CARRIED.keys()].join(", ")}`, node, where);
+  return decoder(node, where);
+};
 
 const OUTPUTS: ReadonlyMap<string, Decoder<Port>> = new Map<string, Decoder<Port>>([
   ["output", port<Output>("output", COMMON)],
@@ -312,7 +346,7 @@ const OUTPUTS: ReadonlyMap<string, Decoder<Port>> = new Map<string, Decoder<Port
       lowest: optional(float, 0, "0.0"),
       noise: optional(float, 0, "0.0"),
       mean: optional(text, "", '""'),
-      carries: optional(nullable(ROTATION), null, "null"),
+      carries: optional(nullable(carried), null, "null"),
     }),
   ],
   [

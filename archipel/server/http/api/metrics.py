@@ -6,7 +6,8 @@ import msgspec
 from sqlalchemy import or_, select
 
 from archipel.protocol.operator.registry import MetricsPage, RoundMetrics
-from archipel.protocol.operator.tasks import PageQuery, RoundResult
+from archipel.protocol.operator.results import Distribution, RoundResult
+from archipel.protocol.operator.tasks import PageQuery
 from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.server.database.tables import Round, Task, Version
 from archipel.server.http.api.tasks import find_task
@@ -50,6 +51,7 @@ def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
                 weights_out=row.weights_out,
                 result=result,
                 metrics=_curves(task.kind, result) | _curves("evaluation", evaluated),
+                distributions=_spread(result) | _spread(evaluated),
                 evaluation=None if evaluation is None else evaluation.task_id,
                 evaluation_state=None if evaluation is None else evaluation.state,  # type: ignore[arg-type]
                 started=row.started,
@@ -63,6 +65,12 @@ def _curves(kind: str, result: RoundResult | None) -> dict[str, float]:
     """The means of a result, by names that say of what."""
     means = {} if result is None else result.metrics
     return {f"evaluation {name}": mean for name, mean in means.items()} if kind == "evaluation" else dict(means)
+
+
+def _spread(result: RoundResult | None) -> dict[str, Distribution]:
+    """Its distributions, which evaluations alone have, by such names."""
+    found = {} if result is None else result.distributions
+    return {f"evaluation {name}": each for name, each in found.items()}
 
 
 ROUTES = (Route("GET", "/v1/tasks/<id:task_id>/metrics", READ, list_metrics, response=MetricsPage, query=PageQuery),)

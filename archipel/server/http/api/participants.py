@@ -8,7 +8,8 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from archipel.protocol.operator.tasks import FaultInfo, PageQuery, ParticipantInfo, RoundInfo, RoundPage, RoundResult
+from archipel.protocol.operator.results import RoundResult
+from archipel.protocol.operator.tasks import FaultInfo, PageQuery, ParticipantInfo, RoundInfo, RoundPage
 from archipel.server.database.fault_tables import Fault, Quarantine
 from archipel.server.database.tables import UPDATE_PHASES, Answer, Participant, Round, Task
 from archipel.server.devices.smallest_answer import hides, pseudonym

@@ -230,6 +230,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         program=request.program,
         weights=request.weights,
         metrics=request.metrics,
+        distributions=request.distributions,
         max_examples=request.max_examples,
         count_adoption=request.count_adoption,
         evaluate_every=request.evaluate_every,

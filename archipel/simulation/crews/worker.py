@@ -1,0 +1,150 @@
+"""What a worker of a simulation does, wherever it runs, and what a crew of workers offers."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from archipel.bundle import Bundle, open_bundle
+from archipel.errors import ArchipelError, SimulationError
+from archipel.lite_runtime.engines.delegates import Delegates
+from archipel.simulation.clients import Clients, SplitClients
+from archipel.simulation.lanes import Lanes
+from archipel.simulation.one_by_one import OneByOne
+from archipel.simulation.states import StateFolder
+from archipel.simulation.work import Engine, Partial, Work
+
+HAND_OVER = "hand over"
+READY = "ready"
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker needs to begin.
+
+    `bundle` is its folder, or its archive's bytes for a worker that has other files; `shared` a file that all workers
+    must see, beside the folder of the devices' states, "" where these keep none.
+    """
+
+    bundle: Path | bytes
+    publisher: bytes
+    clients: SplitFiles | Clients
+    states: Path
+    client_axis: bool
+    threads: int
+    delegates: Delegates
+    shared: str = ""
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """SplitClients whose arrays are files of NumPy's format."""
+
+    arrays: dict[str, Path]
+    order: Path
+    offsets: Path
+
+    def open(self) -> SplitClients:
+        clients = SplitClients.__new__(SplitClients)
+        clients.arrays = {name: np.load(path, mmap_mode="r") for name, path in self.arrays.items()}
+        clients.order, clients.offsets = (np.load(path, mmap_mode="r") for path in (self.order, self.offsets))
+        return clients
+
+
+class WorkerLost(Exception):
+    """A worker ended before it answered; the text says how. Its crew can start another in its place."""
+
+
+class Crew(Protocol):
+    """Workers by number, from 0 on. Each answers one message after the other, with what `Worker.answer` returns."""
+
+    @property
+    def count(self) -> int: ...
+
+    def announce(self, work: Work) -> None:
+        """Tell all workers of a round, to which they do not answer."""
+
+    def send(self, worker: int, message: list[int] | str) -> None:
+        """Raises SimulationError where the worker has ended."""
+
+    def wait(self, workers: Collection[int]) -> list[int]:
+        """Some of these workers, at least one, which have answered."""
+
+    def receive(self, worker: int, what: str) -> Any:
+        """The worker's answer to `what`.
+
+        Raises SimulationError that it answered, or where it has ended; or WorkerLost, if another can take its place.
+        """
+
+    def replace(self, worker: int) -> None:
+        """Start another worker in the place of one that was lost. Its first answer is READY."""
+
+    def close(self) -> None:
+        """End the workers."""
+
+
+@dataclass
+class Worker:
+    """A worker: it keeps an engine with its sessions, the round's tensors, and the sum of what it has computed.
+
+    Raises ArchipelError.
+    """
+
+    settings: WorkerSettings
+    engine: Engine = field(init=False)
+    work: Work | None = None
+    held: Partial | None = None
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        if settings.shared and not (settings.states / settings.shared).exists():
+            raise SimulationError(
+                f"folder: {settings.states}, where devices keep what outlives a round, is not on machine "
+                f"{socket.gethostname()}; give a folder on a file system that all machines of the cluster share"
+            )
+        clients = settings.clients.open() if isinstance(settings.clients, SplitFiles) else settings.clients
+        make = Lanes if settings.client_axis else OneByOne
+        self.engine = make(
+            self._bundle(), clients, StateFolder(settings.states), threads=settings.threads,
+            delegates=settings.delegates,
+        )  # fmt: skip
+
+    def _bundle(self) -> Bundle:
+        source, keys = self.settings.bundle, [self.settings.publisher]
+        if isinstance(source, Path):
+            return open_bundle(source, keys, allow_development=True)
+        self._unpacked = tempfile.TemporaryDirectory(prefix="archipel-worker-")
+        file = Path(self._unpacked.name) / "given.bundle"
+        file.write_bytes(source)
+        bundle = open_bundle(file, keys, self._unpacked.name, allow_development=True)
+        file.unlink()
+        return bundle
+
+    def begin(self, work: Work) -> None:
+        """A round begins."""
+        self.work, self.held = work, None
+
+    def answer(self, message: list[int] | str) -> Partial | ArchipelError | None:
+        """Run these clients: their sum, or None where it is added to what the worker holds, until HAND_OVER asks for
+        that."""
+        assert self.work is not None, "a round is announced first"
+        if message == HAND_OVER:
+            held, self.held = self.held, None
+            return held
+        try:
+            partial = self.engine.run(self.work, message)  # type: ignore[arg-type]
+        except ArchipelError as error:
+            return error
+        if not self.work.exact:
+            return partial
+        if self.held is None:
+            self.held = partial
+        else:
+            self.held.merge(partial)
+        return None

@@ -1,0 +1,116 @@
+"""What a tuning found: its trials, the best of them, and pictures of both."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from archipel.durable import write_durably
+from archipel.errors import MissingExtraError, SimulationError
+from archipel.operator.curves import check_plot_name
+from archipel.simulation.tuning.settings import Range, TuneSettings, Value
+
+_COLUMNS = 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run. `value`: the metric after `rounds` rounds; None where it has none, or none that is a finite number.
+
+    `state`: "complete" ran to the end, "pruned" was ended early, "running" was stopped and goes on with the next call.
+    """
+
+    number: int
+    values: Mapping[str, Value]
+    rounds: int
+    value: float | None
+    state: Literal["complete", "pruned", "running"]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The result of `tune`.
+
+    Attributes:
+        settings: what was asked for.
+        metric: the metric that decided.
+        lower: whether its lower value is the better one.
+        trials: oldest first.
+    """
+
+    settings: TuneSettings
+    metric: str
+    lower: bool
+    trials: list[Trial] = field(repr=False)
+
+    @property
+    def best(self) -> Trial:
+        """The best of the trials that ran to the end. Raises SimulationError where none has a number."""
+        found = [trial for trial in self.trials if trial.state == "complete" and trial.value is not None]
+        if not found:
+            raise SimulationError(
+                f"tune: no trial ran to its end with a finite {self.metric}; give smaller values, such as of lr"
+            )
+        return (min if self.lower else max)(found, key=lambda trial: trial.value or 0.0)
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of all trials together."""
+        return sum(trial.rounds for trial in self.trials)
+
+    def plot(self, path: Path | str) -> None:
+        """Draw the metric of each trial in their order with the best so far, and the metric against every setting.
+
+        Arguments:
+            path: a .png, .svg or .pdf, which is replaced. Trials that were ended early are hollow.
+
+        Raises ClientError for another name, MissingExtraError without `archipel[tuning]`, SimulationError without
+        trials.
+        """
+        path = Path(path)
+        check_plot_name(path)
+        try:
+            from matplotlib.figure import Figure
+            from matplotlib.ticker import MaxNLocator
+        except ModuleNotFoundError:
+            raise MissingExtraError("matplotlib", "tuning") from None
+        shown = [trial for trial in self.trials if trial.value is not None]
+        if not shown:
+            raise SimulationError(f"tune: no trial has a finite {self.metric} to draw")
+        names = list(self.settings.ranges)
+        columns = min(_COLUMNS, len(names) + 1)
+        rows = math.ceil((len(names) + 1) / columns)
+        figure = Figure(figsize=(3.6 * columns, 2.8 * rows), layout="constrained")
+        panels = figure.subplots(rows, columns, squeeze=False).ravel()
+        self._draw(panels[0], [float(trial.number) for trial in shown], shown)
+        complete = [trial for trial in shown if trial.state == "complete"]
+        so_far = [
+            (min if self.lower else max)(each.value or 0.0 for each in complete[: place + 1])
+            for place in range(len(complete))
+        ]
+        panels[0].step([trial.number for trial in complete], so_far, where="post", color="C1", label="best so far")
+        panels[0].set(xlabel="trial", ylabel=self.metric)
+        panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+        panels[0].legend()
+        for axes, name in zip(panels[1:], names):
+            asked = self.settings.ranges[name]
+            given = [trial.values[name] for trial in shown]
+            numbers = isinstance(asked, Range)
+            self._draw(axes, [each if numbers else str(each) for each in given], shown)
+            if isinstance(asked, Range) and asked.log:
+                axes.set_xscale("log")
+            axes.set(xlabel=name, ylabel=self.metric)
+        for axes in panels[len(names) + 1 :]:
+            axes.set_visible(False)
+        data = io.BytesIO()
+        figure.savefig(data, format=path.suffix.lower().removeprefix("."))
+        write_durably(path, data.getvalue(), 0o666)
+
+    def _draw(self, axes: Any, places: list[Any], shown: list[Trial]) -> None:
+        colours = ["C0" if trial.state == "complete" else "none" for trial in shown]
+        axes.scatter(places, [trial.value for trial in shown], s=18, c=colours, edgecolors="C0")
+        axes.grid(alpha=0.3)
