@@ -195,7 +195,7 @@ def test_the_range_follows_the_clip_of_the_round(make: Make) -> None:
 
 
 def test_what_does_not_go_together_is_refused(make: Make) -> None:
-    with pytest.raises(ConversionError, match="compress must be one of rotation, random_k, top_k, is"):
+    with pytest.raises(ConversionError, match="compress must be one of rotation, random_k, top_k, low_rank, is"):
         make("fedavg", strategy_options={"compress": "zip"})
     bundle = make("fedavg", strategy_options={"compress": "rotation"})
     with pytest.raises(SimulationError, match="leave the option compress out"):
