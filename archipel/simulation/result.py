@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from archipel.bundle import Bundle
 from archipel.errors import MissingExtraError, SimulationError
-from archipel.operator.curves import FIGURES, draw
 from archipel.protocol.measures import Measured
 from archipel.protocol.operator.results import Distribution
 from archipel.simulation.rounds import RoundRow
@@ -70,6 +69,9 @@ class Result:
 
     def table(self) -> dict[str, NDArray[Any]]:
         """The history by column, `[rounds]` each: a column for every field and metric; NaN where there is none."""
+        # Here and below imported when asked for: with it comes the client of a server's operator.
+        from archipel.operator import curves
+
         names = sorted({name for row in self.history for name in row.metrics})
         tested = sorted({name for row in self.history for name in row.tested})
         columns: dict[str, NDArray[Any]] = {
@@ -89,7 +91,7 @@ class Result:
         for name in tested:
             columns[f"test {name}"] = np.array([row.tested.get(name, np.nan) for row in self.history])
         for name in sorted({name for row in self.history for name in row.spread}):
-            for column, figure in FIGURES.items():
+            for column, figure in curves.FIGURES.items():
                 columns[f"{name} {column}"] = np.array(
                     [figure(row.spread[name]) if name in row.spread else np.nan for row in self.history]
                 )
@@ -119,6 +121,8 @@ class Result:
         Raises ClientError for another name, MissingExtraError without `archipel[curves]`, SimulationError where no
         round has a metric.
         """
+        from archipel.operator import curves
+
         points: dict[str, list[tuple[int, float]]] = {}
         tests: dict[str, list[tuple[int, float]]] = {}
         for row in self.history:
@@ -136,7 +140,7 @@ class Result:
             raise SimulationError(
                 "no curves: no round has metrics; give `test` data, or a bundle that was converted with a loss_range"
             )
-        draw(points, Path(path), spread)
+        curves.draw(points, Path(path), spread)
 
     def to_parquet(self, path: Path | str) -> None:
         """Write the history, and into NAME-clients.parquet beside NAME.parquet a row for each client that was drawn.

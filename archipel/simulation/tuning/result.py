@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from archipel.durable import write_durably
 from archipel.errors import MissingExtraError, SimulationError
-from archipel.operator.curves import check_plot_name
 from archipel.simulation.tuning.settings import Range, TuneSettings, Value
 
 _COLUMNS = 3
@@ -71,6 +70,8 @@ class Tuning:
         Raises ClientError for another name, MissingExtraError without `archipel[tuning]`, SimulationError without
         trials.
         """
+        from archipel.operator.curves import check_plot_name
+
         path = Path(path)
         check_plot_name(path)
         try:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from archipel.compression.search.history import quiet_optuna
 from archipel.errors import MissingExtraError, SimulationError
 from archipel.simulation.tuning.result import Trial
 from archipel.simulation.tuning.settings import Range, TuneSettings, Value
@@ -53,7 +53,7 @@ class Study:
         self._distributions = {name: _distribution(optuna, asked) for name, asked in settings.ranges.items()}
         self._storage: Any = None
         try:
-            with quiet_optuna():
+            with _quiet_optuna():
                 if file is None:
                     self._storage = optuna.storages.InMemoryStorage()
                 else:
@@ -90,7 +90,7 @@ class Study:
             if each.state == states.RUNNING:
                 return each.number, dict(each.params)
         digest = hashlib.sha256(f"{self._seed}/{len(trials)}".encode()).digest()
-        with quiet_optuna():
+        with _quiet_optuna():
             # In memory, with a sampler that carries no state over; then the trial enters the file as a whole.
             sampler = self._optuna.samplers.TPESampler(
                 seed=int.from_bytes(digest[:4], "little"), n_startup_trials=_STARTUP
@@ -107,7 +107,7 @@ class Study:
         """Note the metric after so many rounds of a trial; whether the trial is to go on. If not, it is ended."""
         self.note(number, rounds, value)
         trial = self._running(number)
-        with quiet_optuna():
+        with _quiet_optuna():
             ends = not math.isfinite(value) or (self._settings.pruner != "none" and trial.should_prune())
         if ends:
             self._tell(number, self._optuna.trial.TrialState.PRUNED, None)
@@ -125,7 +125,7 @@ class Study:
         self._tell(number, states.COMPLETE if known else states.PRUNED, value if known else None)
 
     def _tell(self, number: int, state: Any, value: float | None) -> None:
-        with quiet_optuna():
+        with _quiet_optuna():
             self._study.tell(self._running(number), value, state=state)
 
     def _running(self, number: int) -> optuna.trial.Trial:
@@ -155,3 +155,10 @@ def _pruner(optuna: Any, settings: TuneSettings, rounds: int) -> Any:
     if settings.pruner == "hyperband":
         return optuna.pruners.HyperbandPruner(least, rounds, settings.reduction)
     return optuna.pruners.SuccessiveHalvingPruner(least, settings.reduction)
+
+
+def _quiet_optuna() -> AbstractContextManager[None]:
+    # Imported here, because a simulation without tuning needs no modules of compression.
+    from archipel.compression.search.history import quiet_optuna
+
+    return quiet_optuna()

@@ -13,7 +13,6 @@ from typing import Protocol
 import msgspec
 
 from archipel.errors import SimulationError
-from archipel.operator.curves import FIGURES
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.saved import held
@@ -101,6 +100,8 @@ def tune(
 
 def metric_of(row: RoundRow, wanted: str) -> float | None:
     """The metric after a round; None where the round did not measure. Raises SimulationError for another name."""
+    from archipel.operator.curves import FIGURES
+
     found = {
         **row.metrics,
         **{f"test {each}": value for each, value in row.tested.items()},
