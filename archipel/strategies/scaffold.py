@@ -7,10 +7,6 @@ the number of steps alone a control variate would be 1 / (1 - momentum) times to
 momentum adds up as well, would drive the devices apart. The device uploads the delta, clipped to an L2 norm of `clip`,
 and c_i+ - c_i, clipped to `control_clip`. It keeps c_i plus the clipped change, so that c stays the mean of all c_i.
 Server half: parameters + server_lr * mean delta, c + sum of the changes / number of devices.
-
-Where devices train long on data of few labels, each settles where its gradient and its correction cancel, so c_i+ is
-nearly c_i - c: what a control variate once got wrong stays in it, and rounds swing. `control_decay` below 1 lets it
-fade, as Varno et al. 2022 (AdaBest) have their estimates fade; at 0 devices train as in federated averaging.
 """
 
 from __future__ import annotations
@@ -23,21 +19,11 @@ import numpy as np
 
 from archipel.bundle import Manifest, Program
 from archipel.bundle.roles import Broadcast, Update
-from archipel.errors import ConversionError
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
 from archipel.strategies.begin import corrections
 from archipel.strategies.clipping import choose_clip
-from archipel.strategies.device import (
-    Correction,
-    DeviceHalf,
-    LocalTraining,
-    MakeProgram,
-    Part,
-    Upload,
-    check_not_negative,
-    check_positive,
-)
+from archipel.strategies.device import Correction, DeviceHalf, LocalTraining, MakeProgram, Part, Upload, check_positive
 from archipel.strategies.finish import (
     add_clip_factor,
     add_constants,
@@ -92,19 +78,14 @@ def step_bound(manifest: Manifest, hyperparameters: Mapping[str, float] | None, 
     return StepBound(server_rate(manifest, hyperparameters) * deltas, controls)
 
 
-def device(
-    upload: Upload, *, control_clip: float = 10.0, control_range: float | None = None, control_decay: float = 1.0
-) -> DeviceHalf:
-    """`control_clip` bounds the L2 norm of a change of c_i, `control_range` (default: the same) one element of it.
-    c_i+ is multiplied by `control_decay`, 0 to 1, which the paper does not have."""
-    if check_not_negative(upload.strategy, "control_decay", control_decay) > 1:
-        raise ConversionError(f"strategy {upload.strategy!r}: control_decay must be at most 1, is {control_decay}")
+def device(upload: Upload, *, control_clip: float = 10.0, control_range: float | None = None) -> DeviceHalf:
+    """`control_clip` bounds the L2 norm of a change of c_i, `control_range` (default: the same) one element of it."""
     limit_of_change = check_positive(upload.strategy, "control_clip", control_clip)
     span = limit_of_change if control_range is None else check_positive(upload.strategy, "control_range", control_range)
     return DeviceHalf(
         begin=corrections(upload.strategy, _correct),
         parts=(Part(terms=(Correction(),)),),
-        finish=_finish(upload, limit_of_change, span, control_decay),
+        finish=_finish(upload, limit_of_change, span),
         optimizer="momentum",
     )
 
@@ -114,7 +95,7 @@ def _correct(graph: ProgramGraph, local: LocalTraining, name: str, output: str) 
     return graph.node("Sub", list(_controls(graph, local, name)), output)
 
 
-def _finish(options: Upload, control_clip: float, control_range: float, control_decay: float) -> MakeProgram:
+def _finish(options: Upload, control_clip: float, control_range: float) -> MakeProgram:
     def make(local: LocalTraining) -> tuple[onnx.ModelProto, Program]:
         upload = replace(choose_clip(options, local), weighting="uniform")
         graph = ProgramGraph("finish", upload.strategy)
@@ -127,16 +108,9 @@ def _finish(options: Upload, control_clip: float, control_range: float, control_
             squares.append(add_square(graph, moved, f"{name}.square"))
             gradient = graph.node("Div", [moved, distance], f"{name}.mean_gradient")
             # c_i+ - c_i = -c + (start - end) / (a lr) = -(c + (end - start) / (a lr))
-            control, own = _controls(graph, local, name)
+            control, _ = _controls(graph, local, name)
             added = graph.node("Add", [gradient, control], f"{name}.added")
-            if control_decay == 1:
-                changes.append(graph.node("Neg", [added], f"{name}.change"))
-            else:
-                following = graph.node("Sub", [own, added], f"{name}.undecayed")
-                decayed = graph.node(
-                    "Mul", [following, graph.constant("control_decay", control_decay)], f"{name}.decayed"
-                )
-                changes.append(graph.node("Sub", [decayed, own], f"{name}.change"))
+            changes.append(graph.node("Neg", [added], f"{name}.change"))
         shrink = add_clip_factor(graph, squares, graph.own("clip"))
         upload_deltas(graph, local, upload, shrink, "uniform")
         change_squares = [add_square(graph, change, f"{change}.square") for change in changes]

@@ -51,15 +51,14 @@ def test_fedprox(make: Make) -> None:
     assert_same(task.parameters, averaged_rounds(tensors(module), local))
 
 
-@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 1.0), (0.8, 1.0), (0.8, 0.6)])
-def test_scaffold(make: Make, momentum: float, decay: float) -> None:
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_scaffold(make: Make, momentum: float) -> None:
     """Karimireddy et al. 2020, algorithm 1, option II, with all clients in every round and a global rate of 1.
 
     With momentum the change is divided by the sum of the weights with which the gradients are in it, term by term.
     """
     optimizer = optimizers.sgd(momentum=momentum, lr=LR)
-    options = {"control_clip": 1000.0, "control_decay": decay}
-    task = simulate(make("scaffold", optimizer=optimizer, strategy_options=options), clients())
+    task = simulate(make("scaffold", optimizer=optimizer, strategy_options={"control_clip": 1000.0}), clients())
     module = dense()
     x_ = tensors(module)
     c = {name: torch.zeros_like(value) for name, value in x_.items()}
@@ -75,7 +74,7 @@ def test_scaffold(make: Make, momentum: float, decay: float) -> None:
                 y_i = stepped(y_i, velocity)
                 steps += 1
             weights = sum(momentum**j for k in range(steps) for j in range(steps - k))
-            new = {name: decay * (own[i][name] - c[name] + (x_[name] - y_i[name]) / (weights * LR)) for name in c}
+            new = {name: own[i][name] - c[name] + (x_[name] - y_i[name]) / (weights * LR) for name in c}
             moves.append({name: y_i[name] - x_[name] for name in c})
             changes.append({name: new[name] - own[i][name] for name in c})
             own[i] = new
