@@ -36,8 +36,8 @@ class Study:
         rounds: of a whole trial.
         what: a digest of everything else that decides a trial.
 
-    Raises MissingExtraError without Optuna; SimulationError for a file that has other trials, or none, or a trial with other
-    settings or values than the ranges allow.
+    Raises MissingExtraError without Optuna; SimulationError for a file that has other trials, or none, or a trial with
+    other settings or values than the ranges allow.
     """
 
     def __init__(
