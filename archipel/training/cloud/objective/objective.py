@@ -129,7 +129,11 @@ class Objective:
             if is_out_of_memory(error):
                 raise
             # The model has computed its outputs; what follows would blame it.
-            raise TrainingError(f"loss: the function raised {type(error).__name__}: {one_line(error)}") from error
+            told = f"{type(error).__name__}: {one_line(error)}"
+            fields = ", ".join(map(repr, batch))
+            raise TrainingError(
+                f"loss: the function, called with the outputs and the batch (a mapping of {fields}), raised {told}"
+            ) from error
         if not isinstance(value, torch.Tensor) or value.ndim:
             got = f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise TrainingError(f"loss: the function must return a scalar tensor, returned {got}; take its mean")
