@@ -99,8 +99,7 @@ def check_bases(manifest: Manifest, bases: Mapping[str, np.ndarray]) -> None:
     for name, array in bases.items():
         if array.shape != expected[name] or array.dtype != np.float32:
             raise ProvenanceError(
-                f"low-rank basis {name!r}: expected float32{list(expected[name])}, got "
-                f"{array.dtype}{list(array.shape)}"
+                f"low-rank basis {name!r}: expected float32{list(expected[name])}, got {array.dtype}{list(array.shape)}"
             )
         norms = np.sqrt(np.square(array, dtype=np.float64).sum(axis=0))
         # Negated, because no comparison with a NaN is true.
