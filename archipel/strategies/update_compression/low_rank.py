@@ -45,7 +45,7 @@ def factored(manifest: Manifest) -> dict[str, Update]:
 
 def basis_shapes(manifest: Manifest) -> dict[str, tuple[int, int]]:
     """The shapes of the bases that devices get, by name: `[rows, rank]` and `[columns, rank]` of each such matrix."""
-    shapes = {}
+    shapes: dict[str, tuple[int, int]] = {}
     for name, port in factored(manifest).items():
         rows, columns = matrix_shape(manifest, name)
         rank = int(port.shape[1])
