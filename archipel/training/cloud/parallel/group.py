@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from archipel.errors import MissingExtraError, TrainingError, one_line
+from archipel.errors import MissingExtraError, TrainingError
+from archipel.library_errors import one_line
 from archipel.training.cloud.parallel.allocation import keep_freed_memory
 
 if TYPE_CHECKING:
