@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 import onnx_ir as ir
 
-from archipel.autodiff.rules.normalization import EPSILON, normalize_batch
+from archipel.autodiff.rules.normalization import EPSILON, Statistics, normalize_batch, standardize
 from archipel.errors import TrainingError
 from archipel.graph.model import Model
 from archipel.graph.parameters import statistics
@@ -51,9 +51,10 @@ def track(work: Assembly) -> list[Average]:
     """Let every BatchNormalization normalize with the batch's statistics and keep running ones as state.
 
     running' = momentum running + (1 - momentum) batch. The variance is PyTorch's estimate, which divides by N - 1 for
-    the N elements of a channel, where BatchNormalization-15 divides by N. Where N is 1 the running variance stays, as
-    one element has no variance. Returns each running statistic before and after. Raises TrainingError where statistics
-    are not initializers of their own, and for a layer inside a loop or branch.
+    the N elements of a channel, where BatchNormalization-15 divides by N. Where N is 1, as for one example that is left
+    at the end of a pass (PyTorch refuses it), the batch has no statistics: the layer normalizes with the running ones,
+    which stay. Returns each running statistic before and after. Raises TrainingError where statistics are not
+    initializers of their own, and for a layer inside a loop or branch.
     """
     op = work.op
     # The newest value of each statistic: a layer that is used twice moves them twice, one after the other.
@@ -63,16 +64,22 @@ def track(work: Assembly) -> list[Average]:
         if scale is None or bias is None:
             raise TrainingError(f"BatchNormalization {node.name!r} has no scale or bias")
         momentum = node.attributes.get_float("momentum", _MOMENTUM)
+        epsilon = node.attributes.get_float("epsilon", EPSILON)
+        before = [now.get(average, average) for average in averages]
         with op.after(node), op.scope(str(node.name)):
-            y, batch = normalize_batch(op, source, scale, bias, node.attributes.get_float("epsilon", EPSILON))
+            y, batch = normalize_batch(op, source, scale, bias, epsilon)
             count = _elements(work, source, dtype_of(batch.var))
-            # Max keeps the division finite where N is 1, for which Where then takes the old variance.
+            # Max keeps the division finite where N is 1.
             unbiased = op.Mul(batch.var, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0)))
+            after = [
+                op.Add(op.Mul(old, momentum), op.Mul(new, 1.0 - momentum))
+                for old, new in zip(before, (batch.mean, unbiased))
+            ]
             if _may_be_one(source):
-                unbiased = op.Where(op.Greater(count, 1.0), unbiased, now.get(averages[1], averages[1]))
-            for average, value in zip(averages, (batch.mean, unbiased)):
-                before = op.Mul(now.get(average, average), momentum)
-                now[average] = op.Add(before, op.Mul(value, 1.0 - momentum))
+                several = op.Greater(count, 1.0)
+                y = op.Where(several, y, standardize(op, source, Statistics(*before, epsilon), scale, bias))
+                after = [op.Where(several, new, old) for old, new in zip(before, after)]
+            now.update(zip(averages, after))
         work.replace(node.outputs[0], y)
     return list(now.items())
 
