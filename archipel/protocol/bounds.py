@@ -107,8 +107,8 @@ class Group:
 
 
 def joint_norm(arrays: Iterable[NDArray[Any]]) -> float:
-    """The L2 norm of the elements of all arrays together, added up in float64."""
-    return math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays))
+    """The L2 norm of the elements of all arrays together, added up in float64, the same bits in whatever order."""
+    return math.sqrt(math.fsum(float(np.square(array, dtype=np.float64).sum()) for array in arrays))
 
 
 def entries(port: Update) -> int:
