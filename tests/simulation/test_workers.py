@@ -12,7 +12,7 @@ import pytest
 from archipel.bundle import Bundle
 from archipel.errors import MissingExtraError, SimulationError
 from archipel.simulation import ListedClients, simulate
-from archipel.simulation.crews.worker import HAND_OVER, READY, Worker, WorkerLost, WorkerSettings
+from archipel.simulation.crews.worker import HAND_OVER, READY, SplitFiles, Worker, WorkerLost, WorkerSettings
 from archipel.simulation.rounds import Rounds, RoundSettings
 from archipel.simulation.work import Work
 from archipel.simulation.workers import Workers
@@ -141,6 +141,27 @@ def test_a_folder_that_a_machine_does_not_see_is_told(make: Make, tmp_path: Path
         Worker(given)
     (tmp_path / ".shared-1").touch()
     Worker(given)
+
+
+def test_a_worker_keeps_no_pages_of_the_examples(tmp_path: Path) -> None:
+    x = np.arange(1 << 22, dtype=np.float32).reshape(-1, 256)
+    order = np.random.default_rng(0).permutation(len(x))
+    for name, array in (("x", x), ("order", order), ("offsets", np.array([0, 8192, len(x)]))):
+        np.save(tmp_path / f"{name}.npy", array)
+    opened = SplitFiles({"x": tmp_path / "x.npy"}, tmp_path / "order.npy", tmp_path / "offsets.npy").open()
+    assert resident_kilobytes("x.npy") < 1000
+    for number, rows in enumerate((order[:8192], order[8192:])):
+        np.testing.assert_array_equal(opened.take(number)["x"], x[rows])
+    assert resident_kilobytes("x.npy") < 1000
+    # What is not taken client by client stays.
+    assert opened.arrays["x"].sum() > 0
+    assert resident_kilobytes("x.npy") > 15000
+
+
+def resident_kilobytes(name: str) -> int:
+    """Of the maps of files with this name."""
+    found = Path("/proc/self/smaps").read_text().split(name)[1:]
+    return sum(int(part.partition("Rss:")[2].split()[0]) for part in found)
 
 
 def test_settings_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

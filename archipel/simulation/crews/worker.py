@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from archipel.bundle import Bundle, open_bundle
+from archipel.bundle import Bundle, open_bundle, release_pages
 from archipel.errors import ArchipelError, SimulationError
 from archipel.lite_runtime.engines.delegates import Delegates
-from archipel.simulation.clients import Clients, SplitClients
+from archipel.simulation.clients import Clients, Examples, SplitClients
 from archipel.simulation.lanes import Lanes
 from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.states import StateFolder
@@ -42,6 +42,19 @@ class WorkerSettings:
     shared: str = ""
 
 
+class MappedClients(SplitClients):
+    """SplitClients whose arrays are files that a worker has mapped for itself, to read.
+
+    A client's rows lie everywhere in them, so after a few clients all pages would count as the worker's memory.
+    """
+
+    def take(self, number: int) -> Examples:
+        taken = super().take(number)
+        for array in self.arrays.values():
+            release_pages(array)
+        return taken
+
+
 @dataclass(frozen=True)
 class SplitFiles:
     """SplitClients whose arrays are files of NumPy's format."""
@@ -51,7 +64,7 @@ class SplitFiles:
     offsets: Path
 
     def open(self) -> SplitClients:
-        clients = SplitClients.__new__(SplitClients)
+        clients = MappedClients.__new__(MappedClients)
         clients.arrays = {name: np.load(path, mmap_mode="r") for name, path in self.arrays.items()}
         clients.order, clients.offsets = (np.load(path, mmap_mode="r") for path in (self.order, self.offsets))
         return clients
