@@ -12,7 +12,18 @@ import pytest
 from archipel.bundle import Bundle
 from archipel.errors import MissingExtraError, SimulationError
 from archipel.simulation import ListedClients, simulate
-from archipel.simulation.crews.worker import HAND_OVER, READY, SplitFiles, Worker, WorkerLost, WorkerSettings
+from archipel.simulation.choosing import AT_ONCE, ONE_BY_ONE
+from archipel.simulation.crews.worker import (
+    HAND_OVER,
+    SplitFiles,
+    Way,
+    Worker,
+    WorkerLost,
+    WorkerSettings,
+    start_workers,
+)
+from archipel.simulation.lanes import Lanes
+from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.rounds import Rounds, RoundSettings
 from archipel.simulation.work import Work
 from archipel.simulation.workers import Workers
@@ -26,7 +37,7 @@ CLIENTS = 21
 class HereAndThere:
     """Workers in this process, each of which is lost where `loses` says so of its number and the message."""
 
-    count = 3
+    count, way = 3, Way(False)
 
     def __init__(self, settings: WorkerSettings, loses: Loses) -> None:
         self._settings, self._loses = settings, loses
@@ -62,7 +73,7 @@ class HereAndThere:
         assert self._work is not None
         there = self._workers[worker] = Worker(self._settings)
         there.begin(self._work)
-        self._answers[worker] = READY
+        self._answers[worker] = there.way
 
     def close(self) -> None:
         pass
@@ -126,6 +137,23 @@ def test_lost_workers_change_no_bit(make: Make, privacy: str, tmp_path: Path) ->
 
 def has(client: int) -> Callable[[Any], bool]:
     return lambda message: isinstance(message, list) and client in message
+
+
+def test_the_first_worker_measures_for_all(make: Make, tmp_path: Path) -> None:
+    bundle, settings = make("fedavg"), RoundSettings(cohort=4)
+    given = WorkerSettings(bundle.folder, bundle.publisher, clients(), tmp_path, settings, 1, "cpu")
+    told: list[bool | RoundSettings] = []
+    workers: list[Worker] = []
+
+    def start(number: int, settings: WorkerSettings) -> None:
+        assert number == len(workers)
+        told.append(settings.client_axis)
+        workers.append(Worker(settings))
+
+    way = start_workers(given, 3, start, lambda number: workers[number].way)
+    assert told == [settings, way.client_axis, way.client_axis]
+    assert way.why.startswith(AT_ONCE if way.client_axis else ONE_BY_ONE)
+    assert {type(worker.engine) for worker in workers} == {Lanes if way.client_axis else OneByOne}
 
 
 def test_clients_that_end_every_worker_are_named(make: Make, tmp_path: Path) -> None:
