@@ -36,7 +36,8 @@ class Study:
         rounds: of a whole trial.
         what: a digest of everything else that decides a trial.
 
-    Raises MissingExtraError without Optuna; SimulationError for a file that has other trials, or none.
+    Raises MissingExtraError without Optuna; SimulationError for a file that has other trials, or none, or a trial with
+    other settings or values than the ranges allow.
     """
 
     def __init__(
@@ -71,6 +72,19 @@ class Study:
             raise SimulationError(f"{file}: not the trials of a tuning ({why}); give another folder") from error
         if before not in (None, what):
             raise SimulationError(f"{file}: has a tuning of other settings; give another folder, or remove it")
+        self._check_values(file)
+
+    def _check_values(self, file: Path | None) -> None:
+        # A trial's values become settings of the federation's file, which can name code: whoever may write the folder
+        # must not choose them.
+        for each in self._study.get_trials(deepcopy=False):
+            try:
+                self._running_trial(each.params)
+            except ValueError:
+                raise SimulationError(
+                    f"{file}: trial {each.number} has other settings or values than [tune] allows; give another "
+                    "folder, or remove it"
+                ) from None
 
     def close(self) -> None:
         engine = getattr(self._storage, "engine", None)
@@ -98,10 +112,14 @@ class Study:
             proposing = self._optuna.create_study(sampler=sampler, direction=self._direction)
             proposing.add_trials(trials)
             values = dict(proposing.ask(self._distributions).params)
-            self._study.add_trial(
-                self._optuna.trial.create_trial(state=states.RUNNING, params=values, distributions=self._distributions)
-            )
+            self._study.add_trial(self._running_trial(values))
         return len(trials), values
+
+    def _running_trial(self, values: Mapping[str, Value]) -> optuna.trial.FrozenTrial:
+        """Raises ValueError unless the values are of the settings that are tuned, and in their ranges."""
+        return self._optuna.trial.create_trial(
+            state=self._optuna.trial.TrialState.RUNNING, params=dict(values), distributions=self._distributions
+        )
 
     def report(self, number: int, rounds: int, value: float) -> bool:
         """Note the metric after so many rounds of a trial; whether the trial is to go on. If not, it is ended."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archipel.datasets.entry_names import LABELS
-from archipel.errors import TrainingError, one_line
+from archipel.errors import TrainingError
 from archipel.graph.model import Model
+from archipel.library_errors import one_line
 from archipel.training.arguments import number
 from archipel.training.by_name import LOSSES, make_loss
 from archipel.training.cloud.config import TrainConfig
@@ -129,7 +130,11 @@ class Objective:
             if is_out_of_memory(error):
                 raise
             # The model has computed its outputs; what follows would blame it.
-            raise TrainingError(f"loss: the function raised {type(error).__name__}: {one_line(error)}") from error
+            told = f"{type(error).__name__}: {one_line(error)}"
+            fields = ", ".join(map(repr, batch))
+            raise TrainingError(
+                f"loss: the function, called with the outputs and the batch (a mapping of {fields}), raised {told}"
+            ) from error
         if not isinstance(value, torch.Tensor) or value.ndim:
             got = f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
             raise TrainingError(f"loss: the function must return a scalar tensor, returned {got}; take its mean")
