@@ -11,6 +11,7 @@ ArchipelError
 │   │   ├── UnknownVersionError   a format version this installation does not know
 │   │   └── UnknownRoleError      a program's input or output has a role this installation does not know
 │   ├── SignatureError            no trusted key signed the manifest
+│   │   └── DevelopmentKeyError   a development key did, and whoever opens the bundle allows none
 │   ├── DigestError               bytes differ from their SHA-256
 │   ├── UnsafePathError           a path that leaves the bundle
 │   ├── UnsafeGraphError          a graph reads other files, uses other operators, or is not what ONNX writes
@@ -47,6 +48,7 @@ ArchipelError
 ├── SelfTestError                 a model's outputs differ from those that its bundle states
 ├── SlotError                     a folder of model slots cannot be used, or not in its present state
 ├── NonFiniteLossError            training diverged: the loss or a weight is infinite or not a number
+├── SimulationError               a federation cannot be simulated so, or not be tuned
 ├── StoreError                    an example store cannot be opened, read or written
 │   ├── StoreKeyError             the key does not open the store, or the key file is missing
 │   ├── StoreErasedError          the store was erased
@@ -78,22 +80,7 @@ ArchipelError
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-
-_LONGEST = 300
-# Where in C++ an error comes from, and the name of a file that is gone when somebody reads it.
-_NOISE = re.compile(
-    r"\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from \S+ failed:|Non-zero status code returned while |"
-    r"Exception during (?:loading|initialization): |"
-    r"/\S+\.(?:cc|h|cpp):\d+:? (?:\w+: |(?:[^()]*\([^()]*\))(?: const)?(?: \[with [^\]]*\])? ?)"
-)
-
-
-def one_line(error: object) -> str:
-    """What a library says, for an error of archipel: one line of at most 300 characters, without its own source."""
-    text = _NOISE.sub("", " ".join(str(error).split())).strip(" .")
-    return text[:_LONGEST] or type(error).__name__
 
 
 class ArchipelError(Exception):

@@ -24,7 +24,7 @@ def permutation(count: int, seed: int, phase: int, epoch: int) -> np.ndarray:
     # Adding (mod 2**32), xor and mixing are bijections each, so equal keys would need equal positions.
     keys = np.arange(count, dtype=np.uint32)
     keys += np.uint32(first)
-    keys = _mix_array(_mix_array(keys) ^ np.uint32(second))
+    keys = lowbias32(lowbias32(keys) ^ np.uint32(second))
     return np.argsort(keys, kind="stable")
 
 
@@ -75,11 +75,14 @@ def _mix(word: int) -> int:
     return word ^ word >> 16
 
 
-def _mix_array(words: np.ndarray) -> np.ndarray:
+def lowbias32(words: np.ndarray, key: np.ndarray | None = None) -> np.ndarray:
+    """Each word (uint32) mixed, in a new array; `key`, with which a word is xored halfway, broadcasts to them."""
     # As _mix; uint32 arithmetic wraps by itself. The first line makes a copy, the others work in place.
     words = words ^ (words >> np.uint32(16))
     words *= np.uint32(_M1)
     words ^= words >> np.uint32(15)
+    if key is not None:
+        words ^= key
     words *= np.uint32(_M2)
     words ^= words >> np.uint32(16)
     return words

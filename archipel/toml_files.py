@@ -7,7 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from archipel.errors import CommandError, one_line
+from archipel.errors import CommandError
+from archipel.library_errors import one_line
 
 
 def read_toml(file: Path) -> dict[str, Any]:

@@ -165,16 +165,21 @@ class Derived(Port, frozen=True, kw_only=True, tag="derived"):
     tensor: str
 
 
-class Rotation(
+class Carrier(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
     omit_defaults=True,
     tag_field="method",
-    tag="rotation",
 ):
-    """An update entry `[blocks, block]` carries the changes of these parameters, one after the other, as one vector.
+    """An update entry carries the changes of these parameters, one after the other, in another form."""
+
+    parameters: tuple[str, ...]
+
+
+class Rotation(Carrier, frozen=True, kw_only=True, tag="rotation"):
+    """The entry `[blocks, block]` is one vector, rotated.
 
     The vector is padded with zeros; its element i is in row i modulo `blocks`. Each row has random signs, which follow
     from the hyperparameter `update_seed`, and is transformed (Walsh-Hadamard); its elements are rounded to a step above
@@ -182,33 +187,27 @@ class Rotation(
     rows, at places that follow from `update_seed`; the device keeps the others for a later round.
     """
 
-    parameters: tuple[str, ...]
     block: int
     taken: int = 0
 
 
-class Largest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method", tag="largest"):
-    """An update entry `[elements]` carries the changes of these parameters, one after the other, as one vector.
+class Largest(Carrier, frozen=True, kw_only=True, tag="largest"):
+    """The entry `[elements]` is one vector, of which at most `most` elements are not 0.
 
-    At most `most` of its elements are not 0, those with the largest absolute values; the device keeps the others for a
-    later round. Only plain rounds can have it, as each device has elements of its own.
+    They are those with the largest absolute values; the device keeps the others for a later round. Only plain rounds
+    can have it, as each device has elements of its own.
     """
 
-    parameters: tuple[str, ...]
     most: int
 
 
-class LowRank(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="method", tag="low_rank"
-):
-    """An update entry `[rows + columns, rank]` carries the change of one parameter as two factors.
+class LowRank(Carrier, frozen=True, kw_only=True, tag="low_rank"):
+    """The entry `[rows + columns, rank]` has two factors of the change of one parameter.
 
     The parameter is taken for the matrix M of its first axis and all others. The factors are M times one basis, and the
     transpose of M times the other, both times the root of 1/2 (strategies.update_compression.low_rank); `finish` reads
     the bases as broadcasts.
     """
-
-    parameters: tuple[str, ...]
 
 
 class Update(Port, frozen=True, kw_only=True, tag="update"):

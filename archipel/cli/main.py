@@ -153,7 +153,3 @@ def fail(message: str, code: int = 1) -> NoReturn:
     """Print one line on stderr and end the process with `code`."""
     click.echo(f"archipel: {message}", err=True)
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()

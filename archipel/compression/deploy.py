@@ -19,7 +19,7 @@ import onnxruntime
 from archipel.bundle import Program
 from archipel.bundle.roles import Derived, DType, Parameter, State
 from archipel.compression.integer_forms import use_integer_forms
-from archipel.errors import CompressionError, one_line
+from archipel.errors import CompressionError
 from archipel.graph import Builder, Model
 from archipel.graph.functions import inline_functions
 from archipel.graph.opset import IR_VERSION
@@ -28,6 +28,7 @@ from archipel.graph.passes import remove_dead_code
 from archipel.graph.passes.constants import UNPACK, gives_tensors, is_laid_out
 from archipel.graph.passes.inference import optimize_for_inference
 from archipel.graph.walk import computable_values, dependencies, descendants, values
+from archipel.library_errors import one_line
 from archipel.lite_runtime.engines.onnx_runtime import error_types
 from archipel.training.batch_norm import prepared
 from archipel.training.folding import fold_batch_norm_symbolic

@@ -11,8 +11,9 @@ import onnx_ir as ir
 import onnxruntime
 
 from archipel.compression.matching import Reading
-from archipel.errors import CompressionError, one_line
+from archipel.errors import CompressionError
 from archipel.graph import Model
+from archipel.library_errors import one_line
 from archipel.lite_runtime.engines.onnx_runtime import error_types
 
 

@@ -35,7 +35,8 @@ from archipel.compression.quantize.dynamic import DynamicInt8
 from archipel.compression.quantize.half import Float16
 from archipel.compression.quantize.static import StaticInt8
 from archipel.compression.quantize.weight_only import WeightOnly
-from archipel.errors import CompressionError, one_line
+from archipel.errors import CompressionError
+from archipel.library_errors import one_line
 
 PARTS: tuple[type[Any], ...] = (
     PruneChannels, LowRank, Distil, FineTune, PruneWeights, PruneNM,

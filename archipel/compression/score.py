@@ -10,9 +10,10 @@ import onnx_ir as ir
 import onnxruntime
 
 from archipel.compression.examples import Examples, fixed_batch, out_of_range
-from archipel.errors import CompressionError, one_line
+from archipel.errors import CompressionError
 from archipel.graph import Builder, Model
 from archipel.graph.opset import IR_VERSION, OPSET
+from archipel.library_errors import one_line
 from archipel.lite_runtime.engines.onnx_runtime import error_types
 from archipel.training.losses import CrossEntropy, Loss, counted, cross_entropy, mse, total
 

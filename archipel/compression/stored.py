@@ -14,10 +14,11 @@ import onnx_ir.passes.common as common
 
 from archipel.bundle.foreign import recognize
 from archipel.bundle.reader import BundleContents
-from archipel.errors import ModelImportError, one_line
+from archipel.errors import ModelImportError
 from archipel.graph import Model
 from archipel.graph.importing.bundled import read_bundled
 from archipel.graph.importing.loading import with_output_shapes
+from archipel.library_errors import one_line
 
 MAX_BYTES = 2**31 - 1
 

@@ -10,10 +10,11 @@ import onnxruntime
 
 from archipel.bundle import SelfTest, write_weights
 from archipel.bundle.roles import Dim, Example, Hyperparameter, Parameter, Personal, Port, State
-from archipel.errors import ConversionError, one_line
+from archipel.errors import ConversionError
 from archipel.graph import Model
 from archipel.graph.shapes import constant_array
 from archipel.graph.walk import trace_back
+from archipel.library_errors import one_line
 from archipel.lite_runtime.engines.onnx_runtime import error_types
 from archipel.lite_runtime.fields import describe
 

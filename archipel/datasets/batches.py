@@ -15,7 +15,8 @@ from archipel.datasets.opening import as_dataset
 from archipel.datasets.order import Order, count_of, in_pieces, shuffled_pieces
 from archipel.datasets.prefetch import WorkerProcesses, run_ahead
 from archipel.datasets.taking import take
-from archipel.errors import ArchipelError, DatasetError, one_line
+from archipel.errors import ArchipelError, DatasetError
+from archipel.library_errors import one_line
 
 _VERSION = 1
 # What must be the same for a state to mean the same place.

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from archipel.datasets.dataset import Arrays, Dataset
 from archipel.datasets.taking import take
-from archipel.errors import DatasetError, one_line
+from archipel.errors import DatasetError
+from archipel.library_errors import one_line
 
 Result = TypeVar("Result")
 

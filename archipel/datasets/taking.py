@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from archipel.datasets.dataset import Arrays, Dataset, Field, Stream, locate
 from archipel.datasets.order import in_pieces
-from archipel.errors import ArchipelError, DatasetError, one_line
+from archipel.errors import ArchipelError, DatasetError
+from archipel.library_errors import one_line
 
 _PIECE_ELEMENTS = 1 << 20
 

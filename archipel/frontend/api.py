@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from archipel.errors import FunctionError, GraphError, one_line
+from archipel.errors import FunctionError, GraphError
 from archipel.frontend.calls import outer_names, read
 from archipel.frontend.emit import Emitter
 from archipel.frontend.reader import Reader
@@ -24,6 +24,7 @@ from archipel.graph.opset import IR_VERSION, OPSET
 from archipel.graph.passes import remove_identities, share_subexpressions, simplify
 from archipel.graph.report import ImportReport
 from archipel.graph.shapes import dims
+from archipel.library_errors import one_line
 
 Symbolic = Mapping[str, Mapping[int, str] | Sequence[str | None]]
 """Parameter -> names of sizes: by axis ({0: "batch"}), or one for each axis (["batch", None])."""

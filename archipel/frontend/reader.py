@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from archipel.errors import FunctionError, GraphError, one_line
+from archipel.errors import FunctionError, GraphError
 from archipel.frontend import operators
 from archipel.frontend.emit import Emitter
 from archipel.frontend.iterables import Zipped
@@ -19,6 +19,7 @@ from archipel.frontend.source import Source, shown
 from archipel.frontend.values import Tensor, Unbound, UnsupportedError, as_constants, content, is_known, refuse
 from archipel.frontend.weights import Weights
 from archipel.graph.build import Builder
+from archipel.library_errors import one_line
 
 Evaluate = Callable[["Reader", Any], Any]
 """(reader, expression) -> its value."""

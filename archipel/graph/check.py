@@ -9,12 +9,13 @@ import onnx
 import onnx_ir as ir
 from onnx import defs
 
-from archipel.errors import GraphError, ModelImportError, one_line
+from archipel.errors import GraphError, ModelImportError
 from archipel.graph.markers import MARKERS
 from archipel.graph.opset import OPSET, STANDARD_DOMAINS, standard_nodes
 from archipel.graph.parameters import parameter_names
 from archipel.graph.shapes import constant_array, dims
 from archipel.graph.walk import proto_nodes
+from archipel.library_errors import one_line
 
 _COMPLEX = (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
 _MASKING = frozenset({"Add", "Where", "Slice", "Unsqueeze", "Reshape", "Expand", "Cast", "Identity"})

@@ -9,11 +9,12 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import ArrayLike
 
-from archipel.errors import GraphError, one_line
+from archipel.errors import GraphError
 from archipel.graph.build import Builder
 from archipel.graph.importing.cleaning import clean
 from archipel.graph.report import ImportReport
 from archipel.graph.shapes import dims, dtype_of, rename_size
+from archipel.library_errors import one_line
 
 _SWEEPS = 8  # a branch that goes makes shapes known, on which the next condition depends; exports nest four deep
 

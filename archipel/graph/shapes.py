@@ -10,8 +10,9 @@ import onnx
 import onnx_ir as ir
 from onnx import defs
 
-from archipel.errors import GraphError, one_line
+from archipel.errors import GraphError
 from archipel.graph.walk import levels, values
+from archipel.library_errors import one_line
 
 Dim = int | str | None
 """A size, the name of a symbolic size, or None for an unknown one."""

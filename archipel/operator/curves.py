@@ -99,7 +99,8 @@ def draw(
     found = {**found, **{name: [(n, each.mean.value) for n, each in points] for name, points in bands.items()}}
     losses = {name: points for name, points in found.items() if name.endswith("loss")}
     panels = [group for group in (losses, {n: p for n, p in found.items() if n not in losses}) if group]
-    figure = Figure(figsize=(7, 3 * len(panels)), layout="constrained")
+    # Wider by the legends, which stand beside the curves: inside they would hide some of them.
+    figure = Figure(figsize=(10 if bands else 9, 3 * len(panels)), layout="constrained")
     for axes, group in zip(figure.subplots(len(panels), squeeze=False, sharex=True)[:, 0], panels):
         for name, points in group.items():
             line = axes.plot(*zip(*points), marker="o", markersize=3, label=name)[0]
@@ -110,7 +111,7 @@ def draw(
             # Else one loss that is far off, such as the first, flattens all others.
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     data = io.BytesIO()

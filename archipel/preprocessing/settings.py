@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from archipel.errors import PreprocessingError, one_line
+from archipel.errors import PreprocessingError
+from archipel.library_errors import one_line
 from archipel.preprocessing.augmentation import RandomFlip, RandomGain, RandomMask, RandomNoise, RandomShift
 from archipel.preprocessing.layout import Layout
 from archipel.preprocessing.numbers import Average, Cast, Clip, Normalize, OneHot, Scale, Standardize

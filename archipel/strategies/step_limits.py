@@ -132,11 +132,9 @@ def _median(ascending: Sequence[float]) -> float:
 
 def _norm(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> float:
     # In float64: the difference of two close float32 values, and the sum of many squares, would lose digits.
-    squares = 0.0
-    for name, array in after.items():
-        change = array.astype(np.float64) - before[name]
-        squares += float(np.vdot(change, change))
-    return math.sqrt(squares)
+    changes = (array.astype(np.float64) - before[name] for name, array in after.items())
+    # fsum rounds once: tensors that were read from a file come in another order than those of a step.
+    return math.sqrt(math.fsum(float(np.vdot(change, change)) for change in changes))
 
 
 def _shorten(before: Mapping[str, np.ndarray], after: Tensors, scale: float) -> Tensors:

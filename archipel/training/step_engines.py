@@ -12,8 +12,9 @@ import onnxruntime
 
 from archipel.bundle.graphs.operators import KERNELS_DOMAIN
 from archipel.engine_registry import ENGINES
-from archipel.errors import TrainingError, one_line
+from archipel.errors import TrainingError
 from archipel.graph.model import Model
+from archipel.library_errors import one_line
 from archipel.lite_runtime.engines.kernels import kernel_pack
 from archipel.lite_runtime.engines.onnx_runtime import error_types
 from archipel.mode import get_mode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from archipel.errors import one_line
+from archipel.library_errors import one_line
 
 # As ONNX Runtime 1.24 and onnx 1.22 say it, and what is left.
 TEXTS = [

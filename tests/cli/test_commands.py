@@ -24,7 +24,7 @@ from archipel.protocol.sealed import decode
 def run(*arguments: str, code: int = 0, **environment: str) -> tuple[str, str]:
     """The installed command, as a user runs it."""
     done = subprocess.run(
-        [sys.executable, "-m", "archipel.cli.main", *arguments],
+        [sys.executable, "-m", "archipel", *arguments],
         capture_output=True, text=True, timeout=60, env={**os.environ, **environment}, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stderr

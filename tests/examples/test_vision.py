@@ -42,7 +42,7 @@ def test_the_whole_line(tmp_path: Path, archipel: Command, monkeypatch: pytest.M
     )  # fmt: skip
     shown, _ = archipel("inspect", "vision/clothes.bundle")
     assert "Fashion-MNIST" in shown
-    up = [sys.executable, "-m", "archipel.cli.main", "up", "vision/clothes.bundle", "vision/devices.npz"]
+    up = [sys.executable, "-m", "archipel", "up", "vision/clothes.bundle", "vision/devices.npz"]
     up += ["--devices", "4", "--rounds", "2", "--folder", "vision/federation"]
     done = subprocess.run(up, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 import archipel
@@ -97,6 +98,27 @@ def test_the_best_rate_is_found_and_worse_ones_are_ended_as_successive_halving_s
     text = (tmp_path / "tuning.svg").read_text()
     assert "best so far" in text
     assert text.count("test loss") == 2
+
+
+def test_a_picture_has_choices_in_their_own_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the trials met first; and whole numbers have whole ticks."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *given, **named: drawn.append(self))
+    settings = TuneSettings(ranges={"mu": [0.1, 0.0, 1.0], "cohort": Range(low=1, high=4)}, metric="loss")
+    values = ((1.0, 2), (0.1, 3), (1.0, 1))
+    trials = [
+        Trial(number, {"mu": mu, "cohort": cohort}, 9, 0.5 - number, "complete" if number else "pruned")
+        for number, (mu, cohort) in enumerate(values)
+    ]
+    Tuning(settings, "loss", True, trials).plot(tmp_path / "a.png")
+    _, mu, cohort = drawn[0].axes
+    assert [text.get_text() for text in mu.get_xticklabels()] == ["0.1", "0.0", "1.0"]
+    places = np.concatenate([each.get_offsets() for each in mu.collections])
+    assert sorted(map(tuple, places)) == [(0.0, -0.5), (2.0, -1.5), (2.0, 0.5)]
+    assert all(float(tick).is_integer() for tick in cohort.get_xticks())
+    assert {text.get_text() for text in drawn[0].legends[0].get_texts()} == {
+        "ran to the end", "ended early", "best so far",
+    }  # fmt: skip
 
 
 def test_a_tuning_that_was_stopped_and_killed_goes_on_to_the_same_trials(

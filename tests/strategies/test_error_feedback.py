@@ -11,11 +11,15 @@ import torch
 
 import archipel
 from archipel.bundle import Bundle
-from archipel.bundle.roles import Update
+from archipel.bundle.roles import Rotation, Update
 from archipel.errors import ConversionError, SimulationError
+from archipel.protocol.plain import plain_size
+from archipel.protocol.uploads import upload_layout
+from archipel.simulation.draws import device_seed
 from archipel.strategies.update_compression.hashing import PLACES, draw_bits
 from archipel.strategies.update_compression.rotation import draw_places, rotate
-from tests.support.simulation import averaged, clients, dense, descended, tensors
+from tests.support import simulation
+from tests.support.simulation import clients, dense, descended, tensors
 
 Make = Callable[..., Bundle]
 ROUNDS, SHARE = 4, 0.4
@@ -37,9 +41,6 @@ def rounds(make: Make, compress: str, privacy: str = "plain", axis: str = "off",
 
 def reference(select: Callable[[torch.Tensor, int], torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Federated averaging in which device i sends select(e_i + w_i (end - start)), and keeps the rest as e_i."""
-    from archipel.simulation.draws import device_seed
-    from tests.support import simulation
-
     monkeypatch.setattr(simulation, "round_seed", lambda number, client: device_seed(0, number + 1, client))
     module = dense()
     w = tensors(module)
@@ -57,7 +58,6 @@ def reference(select: Callable[[torch.Tensor, int], torch.Tensor], monkeypatch: 
         mean = torch.stack(sent).sum(0) / (sum(sizes) / 40)
         parts = mean.split([shape.numel() for shape in shapes])
         w = {n: w[n] + part.reshape(shape) for n, part, shape in zip(names, parts, shapes, strict=True)}
-    assert averaged  # the same task as of tests/strategies/test_rounds.py
     return w
 
 
@@ -78,19 +78,18 @@ def test_random_k_sends_places_that_all_devices_share(
     make: Make, monkeypatch: pytest.MonkeyPatch, privacy: str
 ) -> None:
     size = sum(value.numel() for value in tensors(dense()).values())
-    bundle_block = 0
+    bundle = make("fedavg", dense, strategy_options={"compress": "random_k", "share": SHARE})
+    carries = packed(bundle).carries
+    assert isinstance(carries, Rotation)
+    assert (carries.taken, packed(bundle).shape) == (round(SHARE * size), (round(SHARE * size),))
 
     def select(wanted: torch.Tensor, number: int) -> torch.Tensor:
         # The projection onto the drawn rows of the rotation, as a matrix.
-        matrix = np.stack([rotate(unit, bundle_block, number).reshape(-1) for unit in np.eye(size)], axis=1)
+        matrix = np.stack([rotate(unit, carries.block, number).reshape(-1) for unit in np.eye(size)], axis=1)
         places = draw_places(number, matrix.shape[0], round(SHARE * size))
         rows = torch.tensor(matrix[places])
         return rows.T @ (rows @ wanted)
 
-    bundle = make("fedavg", dense, strategy_options={"compress": "random_k", "share": SHARE})
-    carries = packed(bundle).carries
-    bundle_block = carries.block
-    assert (carries.taken, packed(bundle).shape) == (round(SHARE * size), (round(SHARE * size),))
     expected = reference(select, monkeypatch)
     found = rounds(make, "random_k", privacy, axis="on" if privacy == "secure" else "off")
     for name, value in expected.items():
@@ -114,9 +113,6 @@ def test_what_is_sent_keeps_to_the_clip_and_devices_say_so(make: Make) -> None:
 
 
 def test_bytes_follow_the_share(make: Make) -> None:
-    from archipel.protocol.plain import plain_size
-    from archipel.protocol.uploads import upload_layout
-
     size = {}
     for compress, options in (
         (None, {}), ("top_k", {"share": 0.1}), ("random_k", {"share": 0.1, "bits": 8}), ("rotation", {"bits": 4}),

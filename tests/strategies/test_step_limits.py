@@ -53,6 +53,21 @@ def test_a_usual_step_is_left_as_it_is() -> None:
     assert (step.parameters, step.scale, step.note) == (1.0, 1.0, "")
 
 
+def test_the_order_of_the_tensors_changes_no_bit() -> None:
+    """A run that goes on reads its tensors from a file, which has them in another order."""
+    rng = np.random.default_rng(0)
+    before = {name: rng.normal(size=5).astype(np.float32) for name in "abcdefgh"}
+    after = {name: array + rng.normal(size=5).astype(np.float32) for name, array in before.items()}
+    names = [rng.permutation(list(after)) for _ in range(20)]
+    steps = [
+        keep_within((before, {}), ({n: after[n] for n in order}, {}), StepBound(50), History())[2] for order in names
+    ]
+    assert len({step.parameters for step in steps}) == 1
+    assert steps[0].parameters == pytest.approx(
+        math.sqrt(sum(np.linalg.norm(after[n].astype(float) - before[n]) ** 2 for n in after)), rel=1e-12
+    )
+
+
 @pytest.mark.parametrize(("bound", "what"), [(StepBound(0.9, 20), "parameters"), (StepBound(5, 9), "state")])
 def test_a_step_beyond_the_strategys_bound_is_rejected(bound: StepBound, what: str) -> None:
     before = {"w": np.float32([1, 1])}, {"c": np.float32([0.0])}

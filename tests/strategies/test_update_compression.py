@@ -7,19 +7,23 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import scipy.linalg
 
 import archipel
 from archipel.bundle import Bundle
-from archipel.bundle.roles import Rotation, Update
+from archipel.bundle.roles import Rotation, Seed, State, Update
 from archipel.errors import ConversionError, SimulationError
+from archipel.graph import Builder
 from archipel.protocol.bounds import step
 from archipel.protocol.vector import Layout
 from archipel.simulation import System
+from archipel.strategies.program import ProgramGraph
 from archipel.strategies.update_compression.hashing import SIGNS, add_bits, draw_bits
 from archipel.strategies.update_compression.rotation import choose_block, draw_signs, rotate, unrotate
+from archipel.training import hashing
 from tests.support.simulation import clients, dense
 
 Make = Callable[..., Bundle]
@@ -59,21 +63,29 @@ def test_blocks_are_large_and_pad_little() -> None:
 
 
 def test_the_hash_is_the_one_of_step_graphs() -> None:
-    """archipel/training/hashing.py, which tests compare with C, for a stream whose number is that of a minibatch."""
-    from archipel.training.hashing import __doc__ as text
+    """In NumPy, in `finish`, in the operators of step graphs and in Python's integers."""
+    seed, count, mask = 12345, 5, 2**32 - 1
 
-    assert text is not None
-    mask = 2**32 - 1
-
-    def mix(x: int, b: int = 0) -> int:
+    def mixed(x: int, b: int = 0) -> int:
         x = ((x ^ x >> 16) * 0x7FEB352D) & mask
         x = (((x ^ x >> 15) ^ b) * 0x846CA68B) & mask
         return x ^ x >> 16
 
-    base = mix(12345)
-    a, b = mix(base ^ SIGNS), mix(base ^ (SIGNS + 1))
-    assert draw_bits(12345, SIGNS, 5).tolist() == [mix(i ^ a, b) for i in range(5)]
-    assert add_bits.__doc__
+    keys = [mixed(mixed(seed) ^ (SIGNS + i)) for i in (0, 1)]
+    expected = [mixed(i ^ keys[0], keys[1]) for i in range(count)]
+    assert draw_bits(seed, SIGNS, count).tolist() == expected
+    finish = ProgramGraph("finish", "any")
+    given = finish.input(Seed(name="seed", dtype="uint32", shape=()))
+    drawn = add_bits(finish, given, SIGNS, count, "drawn")
+    finish.output(State(name=drawn, tensor=drawn, dtype="uint32", shape=(count,), lifetime="round"))
+    step_graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="step")
+    op = Builder(step_graph)
+    base = hashing.mix(op, op.input("seed", ir.DataType.UINT32, []))
+    one, other = (hashing.mix(op, op.BitwiseXor(base, np.uint32(SIGNS + i))) for i in (0, 1))
+    op.name_output(hashing.bits(op, op.constant(np.arange(count, dtype=np.uint32)), (one, other)), "bits")
+    for proto in (finish.build()[0], ir.to_proto(ir.Model(step_graph, ir_version=10))):
+        session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+        assert session.run(None, {"seed": np.array(seed, np.uint32)})[0].tolist() == expected
 
 
 def start_and_end(bundle: Bundle, seed: int, scale: float = 0.02) -> tuple[dict[str, Any], dict[str, Any]]:

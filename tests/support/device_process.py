@@ -43,7 +43,7 @@ class Device:
 
     def start(self, *options: str, **environment: str) -> None:
         """`run --json`; its lines are in `events`."""
-        command = [sys.executable, "-m", "archipel.cli.main", "device", "run", str(self.config), "--json", *options]
+        command = [sys.executable, "-m", "archipel", "device", "run", str(self.config), "--json", *options]
         process = self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment}
         )

@@ -138,7 +138,8 @@ def _row(trial: Trial) -> _Row:
 def _line(trial: Trial) -> str:
     value = "no number" if trial.value is None else f"{trial.value:.6g}"
     ended = "" if trial.state == "complete" else ", ended early"
-    return f"trial {trial.number:>3}: {value:>10} after {trial.rounds} rounds{ended}: {_values(trial.values)}"
+    rounds = f"{trial.rounds} round{'' if trial.rounds == 1 else 's'}"
+    return f"trial {trial.number:>3}: {value:>10} after {rounds}{ended}: {_values(trial.values)}"
 
 
 def _values(values: Mapping[str, object]) -> str:

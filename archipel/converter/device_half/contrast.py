@@ -7,12 +7,12 @@ the nodes in front of the features are there once more, with these models' weigh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from archipel.bundle.roles import Port, Start, State
 from archipel.converter.device_half.adapter_forms import static
+from archipel.converter.device_half.added_loss import AddedLoss
 from archipel.errors import ConversionError
 from archipel.graph import Builder, Model
 from archipel.graph.bodies import copy_node
@@ -29,30 +29,11 @@ _LAYERS = ("Gemm", "MatMul", "Conv")
 _TINY = 1e-12
 
 
-@dataclass(frozen=True)
-class ContrastiveLoss:
-    """loss + strength * the contrastive loss of the example, which the graph has under the name `contrast/loss`."""
+class ContrastiveLoss(AddedLoss):
+    """Adds the contrastive loss of the example, which the graph has under the name `contrast/loss`."""
 
-    loss: Loss
-    strength: float
-
-    def label(self, output: ir.Value) -> tuple[ir.DataType, Sequence[int | str]]:
-        return self.loss.label(output)
-
-    def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
-        values = self.loss.values(op, output, label)
-        found = next(value for node in op.main for value in node.outputs if value.name == _VALUE)
-        added = op.Mul(found, self.strength)
-        if rank(values) > 1:
-            added = op.Unsqueeze(added, list(range(1, rank(values))))
-        weights = self.weights(op, output, label)
-        return op.Add(values, added if weights is None else op.Mul(weights, added))
-
-    def weights(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value | None:
-        return self.loss.weights(op, output, label)
-
-    def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value | None:
-        return self.loss.correct(op, output, label)
+    def term(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
+        return next(value for node in op.main for value in node.outputs if value.name == _VALUE)
 
 
 def contrasted(

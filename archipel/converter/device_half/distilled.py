@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
+from archipel.converter.device_half.added_loss import AddedLoss
 from archipel.converter.device_half.replaced import Adapted, add_initializer
 from archipel.errors import ConversionError
 from archipel.graph import Builder, Model
@@ -17,33 +17,17 @@ from archipel.strategies.device import LOGITS
 from archipel.training.losses import Loss
 
 
-@dataclass(frozen=True)
-class DistillingLoss:
-    """loss + strength * cross entropy between the outputs and the softmax of the label's row of the input LOGITS."""
+class DistillingLoss(AddedLoss):
+    """Adds the cross entropy between the outputs and the softmax of the label's row of the input LOGITS."""
 
-    loss: Loss
-    strength: float
-
-    def label(self, output: ir.Value) -> tuple[ir.DataType, Sequence[int | str]]:
-        return self.loss.label(output)
-
-    def values(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
-        values = self.loss.values(op, output, label)
+    def term(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value:
         table = next(value for value in op.main.inputs if value.name == LOGITS)
         # A label that is none, such as an ignored one, has no row, and a weight of 0.
         number = op.Clip(label, np.int64(0), np.int64(fixed_sizes(dims(output)[1:])[0] - 1))
         row = op.Cast(op.Gather(table, number, axis=0), to=int(dtype_of(output)))
         known = op.Cast(op.Greater(op.ReduceMax(op.Abs(row), [1], keepdims=0), 0.0), to=int(dtype_of(output)))
         likely = op.Mul(op.Softmax(row, axis=1), op.LogSoftmax(output, axis=1))
-        added = op.Mul(op.Mul(op.ReduceSum(likely, [1], keepdims=0), known), -self.strength)
-        weights = self.weights(op, output, label)
-        return op.Add(values, added if weights is None else op.Mul(weights, added))
-
-    def weights(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value | None:
-        return self.loss.weights(op, output, label)
-
-    def correct(self, op: Builder, output: ir.Value, label: ir.Value) -> ir.Value | None:
-        return self.loss.correct(op, output, label)
+        return op.Neg(op.Mul(op.ReduceSum(likely, [1], keepdims=0), known))
 
 
 def with_table(model: Model, loss: Loss, trainable: str | Sequence[str], strategy: str) -> Adapted:

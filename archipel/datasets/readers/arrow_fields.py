@@ -14,7 +14,8 @@ from archipel.datasets.readers.arrow_columns import RowsError, class_names, fiel
 from archipel.datasets.readers.blocks import Block
 from archipel.datasets.readers.extra import arrow_errors, need
 from archipel.datasets.readers.schema import KEY, bytes_of, decode_schema
-from archipel.errors import DatasetError, one_line
+from archipel.errors import DatasetError
+from archipel.library_errors import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa

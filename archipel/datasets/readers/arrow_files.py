@@ -11,7 +11,8 @@ from archipel.datasets.readers.arrow_fields import decode_columns, read_fields
 from archipel.datasets.readers.blocks import MEMORY, Block, BlockDataset
 from archipel.datasets.readers.extra import arrow_errors, need
 from archipel.datasets.readers.schema import bytes_of
-from archipel.errors import DatasetError, one_line
+from archipel.errors import DatasetError
+from archipel.library_errors import one_line
 
 _FILE = b"ARROW1"
 

@@ -18,7 +18,8 @@ from archipel.datasets.dataset import INPUT, LABEL, Arrays, Field
 from archipel.datasets.ragged import LENGTH, stack
 from archipel.datasets.readers.class_folder import ClassFolder
 from archipel.datasets.readers.extra import need
-from archipel.errors import DatasetError, one_line
+from archipel.errors import DatasetError
+from archipel.library_errors import one_line
 
 SUFFIXES = (".wav", ".flac")
 _FORMATS = ("WAV", "WAVEX", "RF64", "FLAC")

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from archipel.datasets.readers.arrow_columns import MAX_CLASSES
 from archipel.datasets.readers.extra import arrow_errors, need
-from archipel.errors import DatasetError, one_line
+from archipel.errors import DatasetError
+from archipel.library_errors import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.datasets.dataset import INPUT, KINDS, LABEL, Arrays, Field
-from archipel.errors import ArchipelError, DatasetError, one_line
+from archipel.errors import ArchipelError, DatasetError
+from archipel.library_errors import one_line
 
 _PIECE = 64
 

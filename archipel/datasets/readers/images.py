@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from archipel.datasets.dataset import INPUT, LABEL, Arrays, Field
 from archipel.datasets.readers.class_folder import ClassFolder
 from archipel.datasets.readers.extra import need
-from archipel.errors import DatasetError, one_line
+from archipel.errors import DatasetError
+from archipel.library_errors import one_line
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".pgm", ".ppm")
 # Pillow has decoders for many more, of which some run other programs or are seldom tested.

@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 
 from archipel.datasets.dataset import Field
-from archipel.errors import DatasetError, one_line
+from archipel.errors import DatasetError
+from archipel.library_errors import one_line
 
 KEY = b"archipel.records"
 VERSION = 1

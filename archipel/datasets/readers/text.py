@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from archipel.datasets.dataset import INPUT, LABEL, Arrays, Field
 from archipel.datasets.ragged import LENGTH, stack
-from archipel.errors import DatasetError, one_line
+from archipel.errors import DatasetError
+from archipel.library_errors import one_line
 
 MAX_BYTES = 4 << 30
 _INT64 = np.dtype(np.int64)

@@ -9,7 +9,8 @@ from functools import cache
 import numpy as np
 import onnxruntime
 
-from archipel.errors import ModelImportError, one_line
+from archipel.errors import ModelImportError
+from archipel.library_errors import one_line
 from archipel.lite_runtime.engines.onnx_runtime import error_types
 
 TOLERANCE = 1e-4

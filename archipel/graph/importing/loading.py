@@ -9,7 +9,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx import defs
 
-from archipel.errors import ModelImportError, one_line
+from archipel.errors import ModelImportError
 from archipel.graph.body_shapes import infer_graph
 from archipel.graph.check import refuse_unknown, refuse_unsupported
 from archipel.graph.functions import inline_unknown, record_inlined, refuse_too_many, share_opset
@@ -21,6 +21,7 @@ from archipel.graph.opset import IR_VERSION, OPSET, opset_of, stamp, standard_no
 from archipel.graph.parameters import parameter_names, record_parameters
 from archipel.graph.passes import simplify
 from archipel.graph.walk import bodies
+from archipel.library_errors import one_line
 
 
 def normalize(proto: onnx.ModelProto, parameters: Iterable[str] | None = None) -> ir.Model:

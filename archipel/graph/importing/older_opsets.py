@@ -7,8 +7,9 @@ import onnx
 import onnx.version_converter
 from onnx import helper, numpy_helper
 
-from archipel.errors import ModelImportError, one_line
+from archipel.errors import ModelImportError
 from archipel.graph.opset import OPSET, difference, standard_nodes
+from archipel.library_errors import one_line
 
 # Up to this opset the converter changes the meaning of the operator.
 _MISTAKEN = {"Resize": 10, "Dropout": 11}

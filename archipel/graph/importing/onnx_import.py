@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from archipel.errors import ModelImportError, one_line
+from archipel.errors import ModelImportError
 from archipel.graph.batch import BATCH, STAYS, FixedBatchError, fixed_batch, free_batch
 from archipel.graph.check import refuse_foreign, refuse_types
 from archipel.graph.importing.cleaning import clean
@@ -24,6 +24,7 @@ from archipel.graph.opset import opset_of
 from archipel.graph.parameters import FIXED_KEY, NAMES_KEY, STATE_KEY, parameter_names, record_parameters
 from archipel.graph.report import CONVERSION_KEY, DEVIATION_KEY, REPORT_KEY, ImportReport
 from archipel.graph.shapes import dims, rename_size
+from archipel.library_errors import one_line
 
 _RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial"})
 _EXAMPLES = 3

@@ -13,8 +13,9 @@ from onnx import TensorProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model
 
 from archipel.bundle.foreign import recognize
-from archipel.errors import ModelImportError, one_line
+from archipel.errors import ModelImportError
 from archipel.graph.walk import proto_bodies
+from archipel.library_errors import one_line
 
 MAX_BYTES = 2**31 - 1
 """Limit of one protobuf. It holds for file and external data together: checker and inference take them as one."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from archipel.errors import RuntimeProgramError, one_line
+from archipel.errors import RuntimeProgramError
+from archipel.library_errors import one_line
 from archipel.lite_runtime.engines.delegates import NodePlacement, ProgramPlacement, name_of
 from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error

@@ -18,7 +18,8 @@ import numpy as np
 
 from archipel.bundle import Bundle
 from archipel.engine_registry import ENGINES, Refusal
-from archipel.errors import DelegateError, RuntimeProgramError, one_line
+from archipel.errors import DelegateError, RuntimeProgramError
+from archipel.library_errors import one_line
 from archipel.lite_runtime.engines.delegates import (
     Delegate,
     DelegateReport,

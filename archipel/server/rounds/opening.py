@@ -29,7 +29,7 @@ from archipel.server.rounds.machine import DEADLINES, Transition, adaptable, dea
 from archipel.server.rounds.weights_log import Log
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
 from archipel.strategies.strategy import no_broadcast
-from archipel.strategies.update_compression import first_bases, round_seed, split_bases
+from archipel.strategies.update_compression import basis_shapes, first_bases, round_seed, split_bases
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -236,7 +236,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
 def _store_broadcast(services: Services, task: Task, manifest: Manifest) -> tuple[str | None, int]:
     strategy = strategies.get(manifest.strategy)
     # A state as large as the model is not read for strategies that send none of it.
-    if task.strategy_state is None or (strategy.broadcast is no_broadcast and not first_bases(manifest)):
+    if task.strategy_state is None or (strategy.broadcast is no_broadcast and not basis_shapes(manifest)):
         return None, 0
     state, bases = split_bases(services.blobs.read_weights(task.strategy_state))
     tensors = {**strategy.broadcast(state), **bases}

@@ -16,7 +16,8 @@ import numpy as np
 
 from archipel.bundle import Bundle, pack
 from archipel.bundle.roles import Personal, State
-from archipel.errors import ArchipelError, MissingExtraError, SimulationError, one_line
+from archipel.errors import ArchipelError, MissingExtraError, SimulationError
+from archipel.library_errors import one_line
 from archipel.lite_runtime.engines.delegates import split_device
 from archipel.simulation.clients import Clients, ListedClients, SplitClients
 from archipel.simulation.crews.worker import READY, Worker, WorkerLost, WorkerSettings

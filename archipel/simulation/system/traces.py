@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from archipel.errors import ArchipelError, SimulationError, one_line
+from archipel.errors import ArchipelError, SimulationError
+from archipel.library_errors import one_line
 from archipel.simulation.system.settings import Device, System
 
 MOST_DEVICES = 100_000

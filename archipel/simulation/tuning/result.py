@@ -85,33 +85,50 @@ class Tuning:
         names = list(self.settings.ranges)
         columns = min(_COLUMNS, len(names) + 1)
         rows = math.ceil((len(names) + 1) / columns)
-        figure = Figure(figsize=(3.6 * columns, 2.8 * rows), layout="constrained")
+        figure = Figure(figsize=(3.6 * columns, 2.8 * rows + 0.3), layout="constrained")
         panels = figure.subplots(rows, columns, squeeze=False).ravel()
         self._draw(panels[0], [float(trial.number) for trial in shown], shown)
-        complete = [trial for trial in shown if trial.state == "complete"]
-        so_far = [
-            (min if self.lower else max)(each.value or 0.0 for each in complete[: place + 1])
-            for place in range(len(complete))
-        ]
-        panels[0].step([trial.number for trial in complete], so_far, where="post", color="C1", label="best so far")
+        self._draw_best(panels[0])
         panels[0].set(xlabel="trial", ylabel=self.metric)
         panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-        panels[0].legend()
         for axes, name in zip(panels[1:], names):
             asked = self.settings.ranges[name]
             given = [trial.values[name] for trial in shown]
-            numbers = isinstance(asked, Range)
-            self._draw(axes, [each if numbers else str(each) for each in given], shown)
-            if isinstance(asked, Range) and asked.log:
+            if not isinstance(asked, Range):
+                # At their places in the list, and not in the order in which trials met them.
+                given = [asked.index(each) for each in given]
+                axes.set_xticks(range(len(asked)), [str(each) for each in asked])
+                axes.set_xlim(-0.5, len(asked) - 0.5)
+            elif asked.log:
                 axes.set_xscale("log")
+            elif asked.whole:
+                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            self._draw(axes, given, shown)
             axes.set(xlabel=name, ylabel=self.metric)
         for axes in panels[len(names) + 1 :]:
             axes.set_visible(False)
+        # Above the panels, where it hides no trial.
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=3)
         data = io.BytesIO()
         figure.savefig(data, format=path.suffix.lower().removeprefix("."))
         write_durably(path, data.getvalue(), 0o666)
 
     def _draw(self, axes: Any, places: list[Any], shown: list[Trial]) -> None:
-        colours = ["C0" if trial.state == "complete" else "none" for trial in shown]
-        axes.scatter(places, [trial.value for trial in shown], s=18, c=colours, edgecolors="C0")
         axes.grid(alpha=0.3)
+        for label, colour, complete in (("ran to the end", "C0", True), ("ended early", "none", False)):
+            these = [
+                (place, trial.value) for place, trial in zip(places, shown) if (trial.state == "complete") == complete
+            ]
+            if these:
+                axes.scatter(*zip(*these), s=18, c=colour, edgecolors="C0", label=label)
+
+    def _draw_best(self, axes: Any) -> None:
+        """The best of the trials that ran to the end so far, up to the last trial."""
+        best: list[tuple[int, float]] = []
+        for trial in self.trials:
+            if trial.state == "complete" and trial.value is not None:
+                before = best[-1][1] if best else trial.value
+                best.append((trial.number, (min if self.lower else max)(before, trial.value)))
+        if best:
+            best.append((self.trials[-1].number, best[-1][1]))
+            axes.step(*zip(*best), where="post", color="C1", label="best so far")

@@ -55,7 +55,8 @@ def mix(
     weight = total.total_weight(1)
     kept = _hinge(began.staleness, hyperparameters)
     back = {name: np.subtract(began.parameters[name], array, dtype=np.float64) for name, array in parameters.items()}
-    far = math.sqrt(sum(float(np.vdot(array, array)) for array in back.values()))
+    # fsum: the order of the tensors, which is another one after they were read from a file, changes no bit.
+    far = math.sqrt(math.fsum(float(np.vdot(array, array)) for array in back.values()))
     shorter = min(1.0, MEMORY * mean_norm(manifest, "delta", 1) / far) if far > 0 else 1.0
     # The sum is weighted and discounted already.
     scale = weight * began.discount * shorter

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from archipel.permutations import lowbias32
+
 if TYPE_CHECKING:
     from archipel.strategies.program import ProgramGraph
 
@@ -26,9 +28,9 @@ Words = NDArray[np.uint32]
 def draw_bits(seed: int, stream: int, count: int) -> Words:
     """32 random bits for each counter from 0 to count - 1."""
     # Arrays, not scalars, as NumPy warns of scalars that overflow.
-    base = _mix(np.array([seed], np.uint32))
-    a, b = (_mix(base ^ np.uint32(stream + i)) for i in (0, 1))
-    return _mix(np.arange(count, dtype=np.uint32) ^ a, b)
+    base = lowbias32(np.array([seed], np.uint32))
+    a, b = (lowbias32(base ^ np.uint32(stream + i)) for i in (0, 1))
+    return lowbias32(np.arange(count, dtype=np.uint32) ^ a, b)
 
 
 def add_bits(graph: ProgramGraph, seed: str, stream: int, count: int, prefix: str) -> str:
@@ -49,15 +51,6 @@ def add_bits(graph: ProgramGraph, seed: str, stream: int, count: int, prefix: st
     ends = [graph.array(own(name), np.int64(value)) for name, value in (("from", 0), ("to", count), ("by", 1))]
     counters = graph.node("Cast", [graph.node("Range", ends, own("range"))], own("counters"), to=12)
     return _add_mix(graph, graph.node("BitwiseXor", [counters, keys[0]], own("started")), own("bits"), keys[1])
-
-
-def _mix(words: Words, key: Words | None = None) -> Words:
-    words = (words ^ (words >> np.uint32(16))) * np.uint32(_FACTORS[0])
-    words = words ^ (words >> np.uint32(15))
-    if key is not None:
-        words = words ^ key
-    words = words * np.uint32(_FACTORS[1])
-    return words ^ (words >> np.uint32(16))
 
 
 def _add_mix(graph: ProgramGraph, words: str, output: str, key: str | None = None) -> str:

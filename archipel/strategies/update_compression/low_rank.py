@@ -43,14 +43,20 @@ def factored(manifest: Manifest) -> dict[str, Update]:
     return {port.carries.parameters[0]: port for port in ports if port.carries is not None}
 
 
-def first_bases(manifest: Manifest) -> Tensors:
-    """The bases of the first round: orthonormal, at random, the same for every training of the bundle's shapes."""
-    rng, found = np.random.default_rng(0), {}
+def basis_shapes(manifest: Manifest) -> dict[str, tuple[int, int]]:
+    """The shapes of the bases that devices get, by name: `[rows, rank]` and `[columns, rank]` of each such matrix."""
+    shapes: dict[str, tuple[int, int]] = {}
     for name, port in factored(manifest).items():
         rows, columns = matrix_shape(manifest, name)
-        for prefix, size in ((LEFT, rows), (RIGHT, columns)):
-            found[prefix + name] = _orthonormal(rng.standard_normal((size, int(port.shape[1]))))
-    return found
+        rank = int(port.shape[1])
+        shapes |= {LEFT + name: (rows, rank), RIGHT + name: (columns, rank)}
+    return shapes
+
+
+def first_bases(manifest: Manifest) -> Tensors:
+    """The bases of the first round: orthonormal, at random, the same for every training of the bundle's shapes."""
+    rng = np.random.default_rng(0)
+    return {name: _orthonormal(rng.standard_normal(shape)) for name, shape in basis_shapes(manifest).items()}
 
 
 def split_bases(tensors: Mapping[str, np.ndarray]) -> tuple[Tensors, Tensors]:
@@ -90,14 +96,13 @@ def check_bases(manifest: Manifest, bases: Mapping[str, np.ndarray]) -> None:
 
     Raises ProvenanceError.
     """
-    expected = first_bases(manifest)
+    expected = basis_shapes(manifest)
     if bases.keys() != expected.keys():
         raise ProvenanceError(f"low-rank bases: expected {sorted(expected)}, the server sent {sorted(bases)}")
     for name, array in bases.items():
-        if array.shape != expected[name].shape or array.dtype != np.float32:
+        if array.shape != expected[name] or array.dtype != np.float32:
             raise ProvenanceError(
-                f"low-rank basis {name!r}: expected float32{list(expected[name].shape)}, got "
-                f"{array.dtype}{list(array.shape)}"
+                f"low-rank basis {name!r}: expected float32{list(expected[name])}, got {array.dtype}{list(array.shape)}"
             )
         columns = array.astype(np.float64)
         off = np.abs(columns.T @ columns - np.eye(columns.shape[1])).max()

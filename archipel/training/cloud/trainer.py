@@ -15,7 +15,8 @@ from archipel.datasets import Batches
 from archipel.datasets.checks import find_broken
 from archipel.datasets.dataset import Dataset, Stream
 from archipel.datasets.taking import some_examples
-from archipel.errors import ArchipelError, NonFiniteLossError, TrainingError, one_line
+from archipel.errors import ArchipelError, NonFiniteLossError, TrainingError
+from archipel.library_errors import one_line
 from archipel.training.cloud.augment import Augment
 from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.checkpoints.resuming import load, save

@@ -163,7 +163,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_the_same_command_goes_on(
     options = ["--data", str(tmp_path / "train.npz"), "--batch-size", "4", "--seed", "3", "--json"]
     command = ["fit", *linear.arguments, *options, "--epochs", "1500", "--checkpoint", str(checkpoint)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "archipel.cli.main", *command, "--checkpoint-every", "0.02"],
+        [sys.executable, "-m", "archipel", *command, "--checkpoint-every", "0.02"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

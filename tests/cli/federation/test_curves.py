@@ -133,3 +133,15 @@ def test_one_loss_far_off_does_not_flatten_the_others(
     monkeypatch.setattr(Figure, "savefig", lambda self, *given, **named: drawn.append(self))
     draw({"training loss": list(enumerate(losses, 1)), "accuracy": [(1, 0.001), (2, 0.9)]}, tmp_path / "a.png")
     assert [axes.get_yscale() for axes in drawn[0].axes] == [scale, "linear"]
+
+
+def test_a_legend_hides_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves in all corners."""
+    drawn: list[Figure] = []
+    real = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *given, **named: (drawn.append(self), real(self, *given, **named))
+    )
+    draw({"loss": [(1, 0.0), (1, 9.0), (2, 0.0), (2, 9.0)], "accuracy": [(1, 0.1), (2, 0.9)]}, tmp_path / "a.svg")
+    for axes in drawn[0].axes:
+        assert not axes.get_legend().get_window_extent().overlaps(axes.get_window_extent())

@@ -138,7 +138,7 @@ def test_ctrl_c_keeps_what_was_trained_and_resume_goes_on(folder: Path) -> None:
     text = text.replace('train = "train.npz"\nvalidation = "validation.npz"', 'python = "own.py:load"')
     Path("job.toml").write_text(text)
     whole = run("--set", "output.folder=whole")
-    command = [sys.executable, "-m", "archipel.cli.main", "train", "job.toml", "--set", "checkpoint_every=1"]
+    command = [sys.executable, "-m", "archipel", "train", "job.toml", "--set", "checkpoint_every=1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while not Path("out/checkpoint/last.pt").exists() and process.poll() is None:
             time.sleep(0.02)

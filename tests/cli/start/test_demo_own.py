@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_report_shows_the_gain_and_the_curves(folder: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "archipel.cli.main", "demo", "--model", "mine.onnx", "--data", "mine.npz",
+        [sys.executable, "-m", "archipel", "demo", "--model", "mine.onnx", "--data", "mine.npz",
          "--devices", "6", "--rounds", "3"],
         cwd=folder, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(folder)},
     )  # fmt: skip

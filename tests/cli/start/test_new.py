@@ -39,7 +39,7 @@ def test_a_template_is_federated_by_up(
         begin, end = text.index("def load_data"), text.index("def make_model")
         program.write_text(text[:begin] + OWN.lstrip() + "\n" + text[end:])
     done = subprocess.run(
-        [sys.executable, "-m", "archipel.cli.main", "up", "--devices", "2", "--rounds", "1"], cwd=tmp_path / "mine",
+        [sys.executable, "-m", "archipel", "up", "--devices", "2", "--rounds", "1"], cwd=tmp_path / "mine",
         capture_output=True, text=True, env={**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -91,7 +91,7 @@ def test_mistakes_are_told(tmp_path: Path, archipel: Command) -> None:
     assert "a name has letters" in err
     (tmp_path / "mine/federation.py").write_text("raise ValueError('no such camera')")
     done = subprocess.run(
-        [sys.executable, "-m", "archipel.cli.main", "up"], cwd=tmp_path / "mine", capture_output=True, text=True
+        [sys.executable, "-m", "archipel", "up"], cwd=tmp_path / "mine", capture_output=True, text=True
     )
     assert done.returncode == 1
     assert done.stderr == (

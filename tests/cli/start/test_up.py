@@ -64,7 +64,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def up(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "archipel.cli.main", "up", "model.onnx", "data.npz", "--lr", "0.5", *arguments],
+        [sys.executable, "-m", "archipel", "up", "model.onnx", "data.npz", "--lr", "0.5", *arguments],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, env=dict(os.environ),
     )  # fmt: skip
 

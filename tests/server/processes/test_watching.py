@@ -41,7 +41,7 @@ def task(operator: OperatorClient, bundle_maker: Callable[..., Path], data_folde
 def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_folder: DataFolder, task: str) -> None:
     environment = {**os.environ, "ARCHIPEL_TOKEN": data_folder[1]}
     watch = subprocess.Popen(
-        [sys.executable, "-m", "archipel.cli.main", "task", "watch", task, "--server", server.url],
+        [sys.executable, "-m", "archipel", "task", "watch", task, "--server", server.url],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

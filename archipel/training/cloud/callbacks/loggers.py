@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from archipel.errors import MissingExtraError, ModelImportError, TrainingError, one_line
+from archipel.errors import MissingExtraError, ModelImportError, TrainingError
+from archipel.library_errors import one_line
 from archipel.training.cloud.callbacks.callback import Callback
 from archipel.training.cloud.config import TrainConfig
 from archipel.training.cloud.parts import describe

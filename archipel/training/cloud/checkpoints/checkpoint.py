@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from archipel.durable import write_durably
-from archipel.errors import CheckpointError, one_line
+from archipel.errors import CheckpointError
+from archipel.library_errors import one_line
 from archipel.zips import ZIP_ERRORS
 
 FORMAT = "archipel cloud training 2"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from archipel.errors import one_line
+from archipel.library_errors import one_line
 from archipel.training.cloud.checkpoints.checkpoint import damaged, read_checkpoint, write_checkpoint
 from archipel.training.cloud.checkpoints.generators import generator_states, seed_generators, set_generator_states
 from archipel.training.cloud.execution import SHARDS

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from archipel.datasets.entry_names import LABELS
-from archipel.errors import TrainingError, one_line
+from archipel.errors import TrainingError
 from archipel.graph.model import Model
+from archipel.library_errors import one_line
 from archipel.training.arguments import number
 from archipel.training.by_name import LOSSES, make_loss
 from archipel.training.cloud.config import TrainConfig

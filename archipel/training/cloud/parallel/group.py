@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from archipel.errors import MissingExtraError, TrainingError, one_line
+from archipel.errors import MissingExtraError, TrainingError
+from archipel.library_errors import one_line
 from archipel.training.cloud.parallel.allocation import keep_freed_memory
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def processes(timeout_seconds: float = 300.0, device: str | None = None) -> Iter
     if missing:
         raise TrainingError(
             f"training in parallel needs several processes, and {missing[0]} is not set; start them with "
-            "torchrun --nproc-per-node=2 -m archipel.cli.main train config.toml"
+            "torchrun --nproc-per-node=2 -m archipel train config.toml"
         )
     if not timeout_seconds > 0:
         raise TrainingError(f"processes expects timeout_seconds above 0, got {timeout_seconds}")

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from archipel.errors import CheckpointError, one_line
+from archipel.errors import CheckpointError
+from archipel.library_errors import one_line
 
 if TYPE_CHECKING:
     import torch

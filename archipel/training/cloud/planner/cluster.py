@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from archipel.durable import write_durably
-from archipel.errors import TrainingError, one_line
+from archipel.errors import TrainingError
+from archipel.library_errors import one_line
 
 _SLOWER = ("all_gather", "reduce_scatter", "all_to_all")
 _CONVOLUTIONS = ("narrow", "depthwise")

@@ -17,10 +17,11 @@ import onnx_ir as ir
 import torch
 
 from archipel.engine_registry import Refusal
-from archipel.errors import ArchipelError, RuntimeProgramError, one_line
+from archipel.errors import ArchipelError, RuntimeProgramError
 from archipel.graph.importing.bundled import read_bundled
 from archipel.graph.importing.loading import normalize
 from archipel.graph.model import Model
+from archipel.library_errors import one_line
 from archipel.lite_runtime.engines.delegates import NodePlacement, ProgramPlacement
 from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error

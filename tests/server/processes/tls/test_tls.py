@@ -157,7 +157,7 @@ def test_commands_over_tls(server: Server, authority: Authority, data_folder: Da
     certificate, key = authority.certify("server")
     url = server.start(tls_certificate=str(certificate), tls_key=str(key), tls_client_ca=str(authority.file))
     mine, my_key = authority.certify("operator")
-    command = [sys.executable, "-m", "archipel.cli.main", "task", "list", "--server", url]
+    command = [sys.executable, "-m", "archipel", "task", "list", "--server", url]
     environment = {**os.environ, "ARCHIPEL_TOKEN": data_folder[1]}
     options = ["--ca", str(authority.file), "--client-certificate", str(mine), "--client-key", str(my_key)]
     done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=False)
