@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import click
 
+from archipel import __version__
 from archipel.errors import ArchipelError, MissingExtraError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -102,6 +103,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(version)s")
 def archipel() -> None:
     """Device-edge-cloud federated learning: one ONNX graph that predicts, trains and federates everywhere.
 

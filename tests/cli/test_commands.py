@@ -113,7 +113,8 @@ def test_starting_needs_no_extra() -> None:
 
 
 def test_version() -> None:
-    assert run("version")[0].strip() == archipel.__version__ == importlib.metadata.version("archipel")
+    installed = importlib.metadata.version("archipel")
+    assert run("version")[0].strip() == run("--version")[0].strip() == archipel.__version__ == installed
 
 
 def test_doctor_names_what_is_there_and_tries_what_protects(tmp_path: Path) -> None:

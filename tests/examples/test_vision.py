@@ -37,11 +37,10 @@ def test_the_whole_line(tmp_path: Path, archipel: Command, monkeypatch: pytest.M
     assert Path("vision/small.onnx").stat().st_size < Path("vision/trained/model.onnx").stat().st_size / 8
     archipel(
         "convert", "vision/trained/model.onnx", "-o", "vision/clothes.bundle", *common,
-        "--card", str(FOLDER / "card.toml"), "--loss", "cross_entropy", "--lr", "0.003", "--momentum", "0.9",
-        "--policy-option", "min_cohort=3",
+        "--loss", "cross_entropy", "--lr", "0.003", "--momentum", "0.9", "--policy-option", "min_cohort=3",
     )  # fmt: skip
     shown, _ = archipel("inspect", "vision/clothes.bundle")
-    assert "Fashion-MNIST" in shown
+    assert "of Fashion-MNIST, test, before compression" in " ".join(shown.split())
     up = [sys.executable, "-m", "archipel", "up", "vision/clothes.bundle", "vision/devices.npz"]
     up += ["--devices", "4", "--rounds", "2", "--folder", "vision/federation"]
     done = subprocess.run(up, capture_output=True, text=True)

@@ -461,7 +461,8 @@ banned = {"onnx", "onnx_ir", "torch", "flask", "sqlalchemy", "onnxruntime", "url
 found = sorted(banned & set(sys.modules))
 assert not found, found
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("archipel.")}
-known = "errors durable engine_registry importer_registry mode permutations zips bundle lite_runtime".split()
+known = "errors library_errors durable engine_registry importer_registry mode permutations zips".split()
+known += "bundle lite_runtime".split()
 assert rooms <= set(known), rooms
 """
     subprocess.run([sys.executable, "-c", code], check=True)
