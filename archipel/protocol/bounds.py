@@ -23,7 +23,7 @@ This module needs NumPy only and reads only the manifest, so that server and dev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ class Group:
         if self.norm is None:
             return max((float(np.abs(part).max()) for part in parts if part.size), default=0.0)
         # In float64, because squares of float32 overflow from about 2e19 on.
-        return math.sqrt(sum(float(np.square(part, dtype=np.float64).sum()) for part in parts))
+        return joint_norm(parts)
 
     def noise(self, cohort: int) -> float:
         """What the noise of `cohort` devices adds to the measure at most."""
@@ -104,6 +104,11 @@ class Group:
         # exp(-t^2 / 2) at most (Samson 2000, "Concentration of measure inequalities", for independent variables).
         size = sum(entries(port) for port in self.ports if isinstance(port.carries, Rotation))
         return max(steps) * math.sqrt(cohort) * (math.sqrt(size) / 2 + _TAIL)
+
+
+def joint_norm(arrays: Iterable[NDArray[Any]]) -> float:
+    """The L2 norm of the elements of all arrays together, added up in float64, the same bits in whatever order."""
+    return math.sqrt(math.fsum(float(np.square(array, dtype=np.float64).sum()) for array in arrays))
 
 
 def entries(port: Update) -> int:

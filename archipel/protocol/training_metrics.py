@@ -39,7 +39,8 @@ The slash keeps them apart from the names of tensors."""
 UPDATE_CLIP = "update_clip"
 """The hyperparameter of `finish` with the round's clip, where the server adapts it; the update entries state the most.
 """
-_BESIDE_PACKED = 16
+OTHER_BITS = 16
+"""The least bits of entries beside packed deltas, which are few."""
 
 
 def count_entry(name: str) -> Update:
@@ -68,7 +69,7 @@ def training_entries(manifest: Manifest, finish: Program, updates: Updates) -> t
     """
     weight, bits = weight_port(updates), max(port.bits for port in updates)
     if any(port.carries is not None for port in updates):
-        bits = max(bits, _BESIDE_PACKED)
+        bits = max(bits, OTHER_BITS)
     ranges = metric_ranges(manifest)
     bounds = {TRAINING + name: bound for name, bound in ranges.items()} | {CLAMPED + name: 1.0 for name in ranges}
     means = [

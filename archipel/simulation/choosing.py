@@ -7,6 +7,7 @@ from typing import Literal
 
 from archipel.bundle import Bundle
 from archipel.errors import SimulationError
+from archipel.lite_runtime.engines.delegates import Delegates
 from archipel.simulation.clients import Clients
 from archipel.simulation.draws import draw_cohort
 from archipel.simulation.lanes import Lanes
@@ -29,7 +30,12 @@ _CLEARLY = 4
 
 
 def choose_client_axis(
-    bundle: Bundle, clients: Clients, settings: RoundSettings, wanted: ClientAxis, threads: int, delegates: str
+    bundle: Bundle,
+    clients: Clients,
+    settings: RoundSettings,
+    wanted: ClientAxis,
+    threads: int,
+    delegates: Delegates,
 ) -> tuple[bool, str, Lanes | OneByOne | None]:
     """Whether to run many devices at once, a sentence about it, which begins with AT_ONCE or ONE_BY_ONE, and the engine
     that was measured, if one was: its sessions are open, so it need not be made again (`with_states`).

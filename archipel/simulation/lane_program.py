@@ -50,16 +50,13 @@ class LaneEngine(Protocol):
         """The devices' examples where the engine takes batches of them, and each device's rows in them."""
 
     def take(self, held: Any, rows: NDArray[np.int64]) -> Any:
-        """Rows of a placed array, `[*rows.shape, ...]`."""
+        """Rows of a placed array, or lanes of what is held: `[*rows.shape, ...]`."""
 
     def hold(self, array: NDArray[Any]) -> Any:
         """An array that many runs read."""
 
     def repeat(self, array: NDArray[Any], lanes: int) -> Any:
         """The array in every lane, `[lanes, ...]`."""
-
-    def pick(self, held: Any, lanes: NDArray[np.int64]) -> Any:
-        """Some of the lanes."""
 
     def put(self, held: Any, lanes: NDArray[np.int64], values: Any) -> Any:
         """What is held, with these values in these lanes; `held` may be changed."""
@@ -107,10 +104,6 @@ class OnnxRuntimeLanes:
 
     def repeat(self, array: NDArray[Any], lanes: int) -> NDArray[Any]:
         return np.repeat(array[None], lanes, axis=0)
-
-    def pick(self, held: NDArray[Any], lanes: NDArray[np.int64]) -> NDArray[Any]:
-        picked: NDArray[Any] = held[lanes]
-        return picked
 
     def put(self, held: NDArray[Any], lanes: NDArray[np.int64], values: NDArray[Any]) -> NDArray[Any]:
         if not held.flags.writeable:

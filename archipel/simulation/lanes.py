@@ -292,11 +292,11 @@ class Lanes:
     def _read(self, port: Port, group: _Group, lanes: NDArray[np.int64], whole: bool) -> Any:
         if isinstance(port, MOVING):
             if isinstance(port, State) and port.lifetime == "step":
-                return self._engine.pick(self._first(port, group), lanes)
+                return self._engine.take(self._first(port, group), lanes)
             held = group.tensors.get(port_key(port))
             if held is None:
                 held = group.tensors[port_key(port)] = self._first(port, group)
-            return held if whole else self._engine.pick(held, lanes)
+            return held if whole else self._engine.take(held, lanes)
         if isinstance(port, Noise):
             # Each device draws by itself, as it would alone.
             return np.stack([group.own[lane].read(port) for lane in lanes])

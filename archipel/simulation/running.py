@@ -225,16 +225,18 @@ def _open_one(
     crews: int,
 ) -> tuple[Engine, str]:
     """The engine of one of so many models, and how it runs and why."""
-    measured_engine: Lanes | OneByOne | None = None
     delegates = _delegates(options.engine)
+    told = f"{_BY}{options.engine}" if options.engine != ONNX_RUNTIME else ""
+    axis: bool | RoundSettings
+    measured_engine: Lanes | OneByOne | None = None
     if before is not None:
         axis, why = before.startswith(AT_ONCE), before.partition(_BY)[0]
+    elif options.is_shared and options.client_axis == "auto":
+        axis, why = settings, ""  # a worker measures
     else:
         axis, why, measured_engine = choose_client_axis(
             bundle, clients, settings, options.client_axis, options.threads, delegates
         )
-    if options.engine != ONNX_RUNTIME:
-        why += f"{_BY}{options.engine}"
     if isinstance(states, StateFolder) and options.is_shared:
         given = WorkerSettings(
             bundle.folder, bundle.publisher, clients, states.folder, axis, options.threads, delegates
@@ -244,11 +246,11 @@ def _open_one(
             crew = Actors(given, bundle, options.workers, crews)
         else:
             crew = Processes(given, options.workers)
-        return Workers(crew, clients, client_axis=axis), why
+        return Workers(crew, clients, client_axis=crew.way.client_axis), (crew.way.why or why) + told
     if measured_engine is not None:
-        return measured_engine.with_states(states), why
+        return measured_engine.with_states(states), why + told
     kind = Lanes if axis else OneByOne
-    return kind(bundle, clients, states, threads=options.threads, delegates=delegates), why
+    return kind(bundle, clients, states, threads=options.threads, delegates=delegates), why + told
 
 
 def _delegates(engine: str) -> str:

@@ -15,9 +15,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from archipel.bundle.roles import Hyperparameter
+from archipel.protocol.bounds import joint_norm
 from archipel.protocol.training_metrics import UPDATE_CLIP
 
 if TYPE_CHECKING:
@@ -41,8 +40,7 @@ def choose_clip(upload: Upload, local: LocalTraining, share: float = 1.0) -> Upl
     """
     if upload.clip is not None:
         return upload
-    squares = sum(float(np.square(array, dtype=np.float64).sum()) for array in local.parameters.values())
-    start = min(share * max(math.sqrt(squares), _SMALLEST_NORM), local.max_clip)
+    start = min(share * max(joint_norm(local.parameters.values()), _SMALLEST_NORM), local.max_clip)
     most = min(MOST * start, local.max_clip)
     size = sum(array.size for array in local.parameters.values())
     # The longest update of n elements that are about equal has elements of most / sqrt(n). A range as large as the norm

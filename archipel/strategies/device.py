@@ -18,6 +18,7 @@ import numpy as np
 from archipel.bundle import Program
 from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ConversionError
+from archipel.protocol.training_metrics import OTHER_BITS
 
 if TYPE_CHECKING:
     import onnx
@@ -45,8 +46,6 @@ MAX_BITS = 30
 Weighting = Literal["examples", "uniform"]
 COMPRESSIONS = ("rotation", "random_k", "top_k", "low_rank")
 """What the option `compress` may be."""
-OTHER_BITS = 16
-"""The least bits of what is not packed, where deltas are."""
 
 
 @dataclass(frozen=True)

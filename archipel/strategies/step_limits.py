@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from archipel.errors import BoundError
-from archipel.protocol.bounds import SLACK
+from archipel.protocol.bounds import SLACK, joint_norm
 from archipel.strategies.strategy import StepBound, Tensors, storage_rounding
 
 RATIO = 3.0
@@ -133,8 +133,7 @@ def _median(ascending: Sequence[float]) -> float:
 def _norm(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> float:
     # In float64: the difference of two close float32 values, and the sum of many squares, would lose digits.
     changes = (array.astype(np.float64) - before[name] for name, array in after.items())
-    # fsum rounds once: tensors that were read from a file come in another order than those of a step.
-    return math.sqrt(math.fsum(float(np.vdot(change, change)) for change in changes))
+    return joint_norm(changes)
 
 
 def _shorten(before: Mapping[str, np.ndarray], after: Tensors, scale: float) -> Tensors:

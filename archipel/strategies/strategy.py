@@ -11,7 +11,7 @@ import numpy as np
 from archipel.bundle import Manifest
 from archipel.bundle.roles import LowRank
 from archipel.errors import PolicyError
-from archipel.protocol.bounds import Group, entries, groups, mean_bound
+from archipel.protocol.bounds import Group, entries, groups, joint_norm, mean_bound
 from archipel.protocol.uploads import upload_program
 from archipel.protocol.vector import DecodedSum, Layout
 from archipel.strategies.device import MakeDevice
@@ -165,5 +165,4 @@ def select_groups(layout: Layout, kind: str) -> list[Group]:
 
 def storage_rounding(parameters: Mapping[str, np.ndarray]) -> float:
     """The largest L2 norm that rounding these parameters to float32 adds to a step: 2^-24 of their norm."""
-    squares = sum(float(np.square(array, dtype=np.float64).sum()) for array in parameters.values())
-    return 2.0**-24 * math.sqrt(squares)
+    return 2.0**-24 * joint_norm(parameters.values())

@@ -70,6 +70,7 @@ def main() -> None:
         if not ray.is_initialized():
             ray.init(address="local", num_cpus=3, include_dashboard=False)
     runs["at once, Ray"] = told(bundle, split(), workers=0, cluster="ray", client_axis="on")
+    runs["measured, Ray"] = told(bundle, split(), workers=2, cluster="ray", client_axis="auto")
     runs["lost once"] = told(bundle, deadly(marks / "once"), workers=2, cluster="ray")
     runs["lost always"] = told(bundle, deadly(marks / "always"), workers=2, cluster="ray")
     runs["too many"] = told(bundle, split(), workers=1000, cluster="ray")

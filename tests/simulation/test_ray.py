@@ -44,9 +44,10 @@ def test_actors_give_the_bits_of_one_process(runs: dict[str, Any], privacy: str)
     assert all(counted == 2 for counted, _ in here["clients"].values())
 
 
-def test_many_devices_at_once_in_an_actor(runs: dict[str, Any]) -> None:
+@pytest.mark.parametrize("way", ["at once", "measured"])
+def test_many_devices_at_once_in_an_actor(runs: dict[str, Any], way: str) -> None:
     for name, value in runs["secure, here"]["parameters"].items():
-        np.testing.assert_allclose(runs["at once, Ray"]["parameters"][name], value, atol=1e-5)
+        np.testing.assert_allclose(runs[f"{way}, Ray"]["parameters"][name], value, atol=1e-5)
 
 
 def test_a_lost_actor_s_clients_go_to_another(runs: dict[str, Any]) -> None:

@@ -12,7 +12,18 @@ import pytest
 from archipel.bundle import Bundle
 from archipel.errors import MissingExtraError, SimulationError
 from archipel.simulation import ListedClients, simulate
-from archipel.simulation.crews.worker import HAND_OVER, READY, Worker, WorkerLost, WorkerSettings
+from archipel.simulation.choosing import AT_ONCE, ONE_BY_ONE
+from archipel.simulation.crews.worker import (
+    HAND_OVER,
+    SplitFiles,
+    Way,
+    Worker,
+    WorkerLost,
+    WorkerSettings,
+    start_workers,
+)
+from archipel.simulation.lanes import Lanes
+from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.rounds import Rounds, RoundSettings
 from archipel.simulation.work import Work
 from archipel.simulation.workers import Workers
@@ -26,7 +37,7 @@ CLIENTS = 21
 class HereAndThere:
     """Workers in this process, each of which is lost where `loses` says so of its number and the message."""
 
-    count = 3
+    count, way = 3, Way(False)
 
     def __init__(self, settings: WorkerSettings, loses: Loses) -> None:
         self._settings, self._loses = settings, loses
@@ -62,7 +73,7 @@ class HereAndThere:
         assert self._work is not None
         there = self._workers[worker] = Worker(self._settings)
         there.begin(self._work)
-        self._answers[worker] = READY
+        self._answers[worker] = there.way
 
     def close(self) -> None:
         pass
@@ -128,6 +139,23 @@ def has(client: int) -> Callable[[Any], bool]:
     return lambda message: isinstance(message, list) and client in message
 
 
+def test_the_first_worker_measures_for_all(make: Make, tmp_path: Path) -> None:
+    bundle, settings = make("fedavg"), RoundSettings(cohort=4)
+    given = WorkerSettings(bundle.folder, bundle.publisher, clients(), tmp_path, settings, 1, "cpu")
+    told: list[bool | RoundSettings] = []
+    workers: list[Worker] = []
+
+    def start(number: int, settings: WorkerSettings) -> None:
+        assert number == len(workers)
+        told.append(settings.client_axis)
+        workers.append(Worker(settings))
+
+    way = start_workers(given, 3, start, lambda number: workers[number].way)
+    assert told == [settings, way.client_axis, way.client_axis]
+    assert way.why.startswith(AT_ONCE if way.client_axis else ONE_BY_ONE)
+    assert {type(worker.engine) for worker in workers} == {Lanes if way.client_axis else OneByOne}
+
+
 def test_clients_that_end_every_worker_are_named(make: Make, tmp_path: Path) -> None:
     bundle = make("fedavg", strategy_options={"clip": 50.0, "bits": 24})
     with pytest.raises(SimulationError, match=r"clients \d+ to \d+: 3 workers were lost with them, the last: worker"):
@@ -141,6 +169,27 @@ def test_a_folder_that_a_machine_does_not_see_is_told(make: Make, tmp_path: Path
         Worker(given)
     (tmp_path / ".shared-1").touch()
     Worker(given)
+
+
+def test_a_worker_keeps_no_pages_of_the_examples(tmp_path: Path) -> None:
+    x = np.arange(1 << 22, dtype=np.float32).reshape(-1, 256)
+    order = np.random.default_rng(0).permutation(len(x))
+    for name, array in (("x", x), ("order", order), ("offsets", np.array([0, 8192, len(x)]))):
+        np.save(tmp_path / f"{name}.npy", array)
+    opened = SplitFiles({"x": tmp_path / "x.npy"}, tmp_path / "order.npy", tmp_path / "offsets.npy").open()
+    assert resident_kilobytes("x.npy") < 1000
+    for number, rows in enumerate((order[:8192], order[8192:])):
+        np.testing.assert_array_equal(opened.take(number)["x"], x[rows])
+    assert resident_kilobytes("x.npy") < 1000
+    # What is not taken client by client stays.
+    assert opened.arrays["x"].sum() > 0
+    assert resident_kilobytes("x.npy") > 15000
+
+
+def resident_kilobytes(name: str) -> int:
+    """Of the maps of files with this name."""
+    found = Path("/proc/self/smaps").read_text().split(name)[1:]
+    return sum(int(part.partition("Rss:")[2].split()[0]) for part in found)
 
 
 def test_settings_are_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

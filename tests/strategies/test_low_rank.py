@@ -140,8 +140,8 @@ def test_a_device_checks_the_bases_that_it_gets(make: Make) -> None:
     for changed, why in (
         (basis[:-1], r"expected float32\[5, 1\]"),
         (basis.astype(np.float64), "got float64"),
-        (2 * basis, "a norm of 2"),
-        (np.full_like(basis, np.nan), "a norm of nan"),
+        (2 * basis, "are not orthonormal, their products are off by 3"),
+        (np.full_like(basis, np.nan), "off by nan"),
     ):
         with pytest.raises(ProvenanceError, match=why):
             check_bases(bundle.manifest, {**good, name: changed})

@@ -20,7 +20,7 @@ from archipel.errors import ArchipelError, MissingExtraError, SimulationError
 from archipel.library_errors import one_line
 from archipel.lite_runtime.engines.delegates import split_device
 from archipel.simulation.clients import Clients, ListedClients, SplitClients
-from archipel.simulation.crews.worker import READY, Worker, WorkerLost, WorkerSettings
+from archipel.simulation.crews.worker import Way, Worker, WorkerLost, WorkerSettings, start_workers
 from archipel.simulation.work import Work
 
 _CONNECT_SECONDS = 10.0
@@ -51,6 +51,9 @@ class Actors:
         self._answers: dict[int, Any] = {}
         self._mark: Path | None = None
         self._work: Any = None
+        self._settings: WorkerSettings | None = None
+        """What the cluster's store has as `_stored`, for several actors."""
+        self._stored: Any = None
         try:
             if self._ours:
                 _connect(ray)
@@ -62,16 +65,10 @@ class Actors:
                 self._mark.touch()
                 settings = replace(settings, shared=self._mark.name)
             self._clients = self._put(settings.clients)
-            self._settings = ray.put(replace(settings, bundle=_archive(bundle), clients=_NONE))
+            settings = replace(settings, bundle=_archive(bundle), clients=_NONE)
             self._make = ray.remote(_Actor).options(num_cpus=settings.threads / crews, num_gpus=gpus / crews)
             self._actors = [None] * count
-            for worker in range(count):
-                self._start(worker)
-            for worker in range(count):
-                try:
-                    self.receive(worker, "start")
-                except WorkerLost as error:
-                    raise SimulationError(f"Ray: {error}") from None
+            self.way = start_workers(settings, count, self._start, self._receive_way)
         except BaseException:
             self.close()
             raise
@@ -110,7 +107,8 @@ class Actors:
         return answer
 
     def replace(self, worker: int) -> None:
-        self._start(worker)
+        assert self._settings is not None, "actors have started"
+        self._start(worker, replace(self._settings, client_axis=self.way.client_axis))
         if self._work is not None:
             self._actors[worker].begin.remote(self._work)
 
@@ -126,9 +124,18 @@ class Actors:
         if self._mark is not None:
             self._mark.unlink(missing_ok=True)
 
-    def _start(self, worker: int) -> None:
+    def _start(self, worker: int, settings: WorkerSettings) -> None:
         self._actors[worker] = self._make.remote()
-        self._answers[worker] = self._actors[worker].start.remote(self._settings, self._clients)
+        if settings is not self._settings:
+            self._settings, self._stored = settings, self._ray.put(settings)
+        self._answers[worker] = self._actors[worker].start.remote(self._stored, self._clients)
+
+    def _receive_way(self, worker: int) -> Way:
+        try:
+            way: Way = self.receive(worker, "start")
+        except WorkerLost as error:
+            raise SimulationError(f"Ray: {error}") from None
+        return way
 
     def _resources(self, settings: WorkerSettings, count: int) -> tuple[WorkerSettings, int, int]:
         """The settings of an actor, its GPUs, and how many actors. Raises SimulationError for too small a cluster."""
@@ -192,12 +199,12 @@ def _check_address(address: str) -> None:
 class _Actor:
     """What Ray makes an actor of."""
 
-    def start(self, settings: WorkerSettings, clients: Clients) -> str | ArchipelError:
+    def start(self, settings: WorkerSettings, clients: Clients) -> Way | ArchipelError:
         try:
             self._worker = Worker(replace(settings, clients=clients))
         except ArchipelError as error:
             return error
-        return READY
+        return self._worker.way
 
     def begin(self, work: Work) -> None:
         self._worker.begin(work)

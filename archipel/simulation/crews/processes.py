@@ -16,7 +16,7 @@ import numpy as np
 
 from archipel.errors import ArchipelError, SimulationError
 from archipel.simulation.clients import SplitClients
-from archipel.simulation.crews.worker import READY, SplitFiles, Worker, WorkerSettings
+from archipel.simulation.crews.worker import SplitFiles, Worker, WorkerSettings, start_workers
 from archipel.simulation.work import Work
 
 
@@ -31,9 +31,8 @@ class Processes:
             if isinstance(settings.clients, SplitClients):
                 settings = replace(settings, clients=_write(settings.clients, Path(self._folder.name)))
             for _ in range(count):
-                self._start(settings)
-            for number in range(count):
-                self.receive(number, "start")
+                self._spawn()
+            self.way = start_workers(settings, count, self._send, lambda number: self.receive(number, "start"))
         except BaseException:
             self.close()
             raise
@@ -79,7 +78,7 @@ class Processes:
         self._pipes, self._processes = [], []
         self._folder.cleanup()
 
-    def _start(self, settings: WorkerSettings) -> None:
+    def _spawn(self) -> None:
         ours, theirs = Pipe()
         # A program of its own, and no copy of this process: that would run the caller's script again, or copy locks.
         program = f"from archipel.simulation.crews.processes import serve; serve({theirs.fileno()})"
@@ -87,7 +86,6 @@ class Processes:
         self._processes.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL))
         theirs.close()
         self._pipes.append(ours)
-        self._send(len(self._pipes) - 1, settings)
 
     def _send(self, worker: int, message: Any) -> None:
         try:
@@ -115,7 +113,7 @@ def serve(descriptor: int) -> None:
     pipe = Connection(descriptor)
     try:
         worker = Worker(pipe.recv())
-        pipe.send(READY)
+        pipe.send(worker.way)
     except ArchipelError as error:
         pipe.send(error)
         return

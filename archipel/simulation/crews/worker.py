@@ -4,42 +4,57 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from archipel.bundle import Bundle, open_bundle
+from archipel.bundle import Bundle, open_bundle, release_pages
 from archipel.errors import ArchipelError, SimulationError
 from archipel.lite_runtime.engines.delegates import Delegates
-from archipel.simulation.clients import Clients, SplitClients
+from archipel.simulation.choosing import choose_client_axis
+from archipel.simulation.clients import Clients, Examples, SplitClients
 from archipel.simulation.lanes import Lanes
 from archipel.simulation.one_by_one import OneByOne
+from archipel.simulation.rounds import RoundSettings
 from archipel.simulation.states import StateFolder
 from archipel.simulation.work import Engine, Partial, Work
 
 HAND_OVER = "hand over"
-READY = "ready"
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
     """What a worker needs to begin.
 
-    `bundle` is its folder, or its archive's bytes for a worker that has other files; `shared` a file that all workers
-    must see, beside the folder of the devices' states, "" where these keep none.
+    `bundle` is its folder, or its archive's bytes for a worker that has other files; `client_axis` whether it runs its
+    clients at once, or the rounds for which it measures what is faster; `shared` a file that all workers must see,
+    beside the folder of the devices' states, "" where these keep none.
     """
 
     bundle: Path | bytes
     publisher: bytes
     clients: SplitFiles | Clients
     states: Path
-    client_axis: bool
+    client_axis: bool | RoundSettings
     threads: int
     delegates: Delegates
     shared: str = ""
+
+
+class MappedClients(SplitClients):
+    """SplitClients whose arrays are files that a worker has mapped for itself, to read.
+
+    A client's rows lie everywhere in them, so after a few clients all pages would count as the worker's memory.
+    """
+
+    def take(self, number: int) -> Examples:
+        taken = super().take(number)
+        for array in self.arrays.values():
+            release_pages(array)
+        return taken
 
 
 @dataclass(frozen=True)
@@ -51,10 +66,17 @@ class SplitFiles:
     offsets: Path
 
     def open(self) -> SplitClients:
-        clients = SplitClients.__new__(SplitClients)
+        clients = MappedClients.__new__(MappedClients)
         clients.arrays = {name: np.load(path, mmap_mode="r") for name, path in self.arrays.items()}
         clients.order, clients.offsets = (np.load(path, mmap_mode="r") for path in (self.order, self.offsets))
         return clients
+
+
+class Way(NamedTuple):
+    """How a worker runs its clients: whether at once, and a sentence about it, "" where it was told."""
+
+    client_axis: bool
+    why: str = ""
 
 
 class WorkerLost(Exception):
@@ -63,6 +85,9 @@ class WorkerLost(Exception):
 
 class Crew(Protocol):
     """Workers by number, from 0 on. Each answers one message after the other, with what `Worker.answer` returns."""
+
+    way: Way
+    """How they run their clients, all of them."""
 
     @property
     def count(self) -> int: ...
@@ -83,10 +108,28 @@ class Crew(Protocol):
         """
 
     def replace(self, worker: int) -> None:
-        """Start another worker in the place of one that was lost. Its first answer is READY."""
+        """Start another worker in the place of one that was lost. Its first answer is its way."""
 
     def close(self) -> None:
         """End the workers."""
+
+
+def start_workers(
+    settings: WorkerSettings, count: int, start: Callable[[int, WorkerSettings], None], receive: Callable[[int], Way]
+) -> Way:
+    """Have the workers of a crew start, and return their way: where it is measured, the first of them has found it."""
+    if isinstance(settings.client_axis, RoundSettings):
+        # Not in this process: it would keep the memory of an engine that it does not need.
+        start(0, settings)
+        way, others = receive(0), range(1, count)
+        settings = replace(settings, client_axis=way.client_axis)
+    else:
+        way, others = Way(settings.client_axis), range(count)
+    for number in others:
+        start(number, settings)
+    for number in others:
+        receive(number)
+    return way
 
 
 @dataclass
@@ -98,6 +141,7 @@ class Worker:
 
     settings: WorkerSettings
     engine: Engine = field(init=False)
+    way: Way = field(init=False)
     work: Work | None = None
     held: Partial | None = None
 
@@ -109,11 +153,19 @@ class Worker:
                 f"{socket.gethostname()}; give a folder on a file system that all machines of the cluster share"
             )
         clients = settings.clients.open() if isinstance(settings.clients, SplitFiles) else settings.clients
-        make = Lanes if settings.client_axis else OneByOne
-        self.engine = make(
-            self._bundle(), clients, StateFolder(settings.states), threads=settings.threads,
-            delegates=settings.delegates,
-        )  # fmt: skip
+        bundle, states, axis = self._bundle(), StateFolder(settings.states), settings.client_axis
+        if isinstance(axis, RoundSettings):
+            axis, why, measured = choose_client_axis(
+                bundle, clients, axis, "auto", settings.threads, settings.delegates
+            )  # fmt: skip
+            self.way = Way(axis, why)
+            if measured is not None:
+                self.engine = measured.with_states(states)
+                return
+        else:
+            self.way = Way(axis)
+        make = Lanes if axis else OneByOne
+        self.engine = make(bundle, clients, states, threads=settings.threads, delegates=settings.delegates)
 
     def _bundle(self) -> Bundle:
         source, keys = self.settings.bundle, [self.settings.publisher]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from archipel.bundle import Manifest, Program
+from archipel.protocol.bounds import joint_norm
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies import averaging
 from archipel.strategies.begin import corrections
@@ -63,10 +64,10 @@ def update(
     """The paper's lines 10 and 11. `population` is the number of all devices, 0 where each takes part in each round."""
     devices = max(float(cohort), hyperparameters.get("population", 0.0))
     rate = hyperparameters.get("server_lr", 1.0)
-    longest = max(float(state[LONGEST]), _norm(total.deltas) / cohort)
+    longest = max(float(state[LONGEST]), joint_norm(total.deltas.values()) / cohort)
     # In float64, the type of the sums; each result is rounded once.
     drift = {name: state[DRIFT + name] + total.deltas[name] / devices for name in parameters}
-    far = _norm(drift)
+    far = joint_norm(drift.values())
     kept = min(1.0, MEMORY * longest / far) if far > 0 else 1.0
     moved = {
         name: (array + rate * (total.deltas[name] / cohort + kept * drift[name])).astype(array.dtype)
@@ -123,11 +124,6 @@ def _own_gradient(graph: ProgramGraph, local: LocalTraining, name: str) -> str:
     """Add g_k of a parameter as an input."""
     tensor = OWN_GRADIENT + name
     return graph.input(device_state(tensor, tensor, local.parameters[name].shape))
-
-
-def _norm(arrays: Mapping[str, np.ndarray]) -> float:
-    # fsum: the order of the tensors changes no bit.
-    return math.sqrt(math.fsum(float(np.square(array, dtype=np.float64).sum()) for array in arrays.values()))
 
 
 STRATEGY = Strategy(

@@ -28,66 +28,68 @@ def upload_factored(
     of that shortening.
     """
     wanted, sent, made = {}, {}, {}
+    shapes = {name: _shape_of_factors(array.shape, upload.compress_rank) for name, array in local.parameters.items()}
     for (name, array), change in zip(local.parameters.items(), changes, strict=True):
         kept = graph.input(_kept(graph, name, array.shape))
-        wanted[name] = graph.node("Add", [change, kept], f"{name}.wanted")
-        rows, columns = array.shape[0] if array.ndim else 1, math.prod(array.shape[1:])
-        small = min(upload.compress_rank, rows, columns)
-        if array.ndim < 2 or small * (rows + columns) >= rows * columns:
-            sent[name] = made[name] = wanted[name]
-        else:
-            sent[name], made[name] = _factors(graph, name, wanted[name], (rows, columns), small, array.shape)
+        sent[name] = made[name] = wanted[name] = graph.node("Add", [change, kept], f"{name}.wanted")
+        if (factors := shapes[name]) is not None:
+            sent[name], made[name] = _add_factors(graph, name, wanted[name], array.shape, factors[1])
     shrink = add_shrink(graph, list(sent.values()), weighting)
     for name, array in local.parameters.items():
         entry = graph.node("Mul", [sent[name], shrink], f"{name}.packed.update")
-        factors = sent[name] != wanted[name]
-        shape = tuple(array.shape)
-        if factors:
-            small = min(upload.compress_rank, shape[0], math.prod(shape[1:]))
-            shape = (shape[0] + math.prod(shape[1:]), small)
+        factors = shapes[name]
         graph.output(
             Update(
-                name=entry, tensor=graph.own(f"packed/{name}") if factors else name, dtype="float32", shape=shape,
-                kind="delta", weighting=weighting, range=upload.range, bits=upload.bits, clip=upload.bound,
-                carries=LowRank(parameters=(name,)) if factors else None,
+                name=entry, tensor=name if factors is None else graph.own(f"packed/{name}"), dtype="float32",
+                shape=array.shape if factors is None else factors, kind="delta", weighting=weighting,
+                range=upload.range, bits=upload.bits, clip=upload.bound,
+                carries=None if factors is None else LowRank(parameters=(name,)),
             )
         )  # fmt: skip
         gone = graph.node("Mul", [made[name], shrink], f"{name}.made_of_it")
-        following = graph.node("Sub", [wanted[name], gone], f"{_kept(graph, name, array.shape).name}.next")
-        graph.output(device_state(following, _kept(graph, name, array.shape).tensor, array.shape))
+        state = _kept(graph, name, array.shape)
+        following = graph.node("Sub", [wanted[name], gone], f"{state.name}.next")
+        graph.output(device_state(following, state.tensor, array.shape))
     return shrink
 
 
-def _factors(
-    graph: ProgramGraph, name: str, wanted: str, size: tuple[int, int], rank: int, shape: tuple[int, ...]
-) -> tuple[str, str]:
+def _shape_of_factors(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:
+    """`[rows + columns, rank]` of a parameter's matrix; None where the factors would be no smaller than it is."""
+    if len(shape) < 2:
+        return None
+    rows, columns = shape[0], math.prod(shape[1:])
+    factors = rows + columns, min(rank, rows, columns)
+    return factors if math.prod(factors) < rows * columns else None
+
+
+def _add_factors(graph: ProgramGraph, name: str, wanted: str, shape: tuple[int, ...], rank: int) -> tuple[str, str]:
     """Add the factors, `[rows + columns, rank]`, and what the server makes of them. Returns the names of both."""
-    rows, columns = size
+    rows, columns = shape[0], math.prod(shape[1:])
 
     def basis(prefix: str, length: int) -> str:
-        return graph.input(
-            Broadcast(name=f"{prefix}{name}", tensor=f"{prefix}{name}", dtype="float32", shape=(length, rank))
-        )
+        tensor = prefix + name
+        return graph.input(Broadcast(name=tensor, tensor=tensor, dtype="float32", shape=(length, rank)))
 
     def node(kind: str, inputs: list[str], output: str, **attributes: object) -> str:
         return graph.node(kind, inputs, f"{name}.{output}", **attributes)
 
+    def turned(value: str, output: str) -> str:
+        return node("Transpose", [value], output, perm=[1, 0])
+
     left, right = basis(LEFT, rows), basis(RIGHT, columns)
-    matrix = node("Reshape", [wanted, graph.array(f"{name}.matrix_shape", np.array(size))], "matrix")
+    matrix = node("Reshape", [wanted, graph.array(f"{name}.matrix_shape", np.array([rows, columns]))], "matrix")
     of_left = node("MatMul", [matrix, right], "left_factor")
-    turned = node("Transpose", [matrix], "turned", perm=[1, 0])
-    of_right = node("MatMul", [turned, left], "right_factor")
+    of_right = node("MatMul", [turned(matrix, "turned"), left], "right_factor")
     both = node("Concat", [of_left, of_right], "factors", axis=0)
     sent = node("Mul", [both, graph.constant("packed/share", SHARE)], "factors_shortened")
     # As `low_rank.expand` does it.
-    back, basis_back = (
-        node("Transpose", [right], "right_turned", perm=[1, 0]),
-        node("Transpose", [left], "left_turned", perm=[1, 0]),
+    back = turned(right, "right_turned")
+    inner = node("MatMul", [turned(left, "left_turned"), of_left], "inner")
+    twice = node("MatMul", [inner, back], "counted_twice")
+    rest = node("Sub", [turned(of_right, "right_factor_turned"), twice], "rest")
+    whole = node(
+        "Add", [node("MatMul", [of_left, back], "by_rows"), node("MatMul", [left, rest], "by_columns")], "made_matrix"
     )
-    first = node("MatMul", [of_left, back], "by_rows")
-    inner = node("MatMul", [node("MatMul", [basis_back, of_left], "inner"), back], "counted_twice")
-    rest = node("Sub", [node("Transpose", [of_right], "right_factor_turned", perm=[1, 0]), inner], "rest")
-    whole = node("Add", [first, node("MatMul", [left, rest], "by_columns")], "made_matrix")
     return sent, node("Reshape", [whole, graph.array(f"{name}.own_shape", np.array(shape))], "made")
 
 

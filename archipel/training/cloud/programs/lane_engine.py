@@ -55,9 +55,6 @@ class TorchLanes:
     def repeat(self, array: np.ndarray, lanes: int) -> torch.Tensor:
         return self.hold(array).expand(lanes, *array.shape).contiguous()
 
-    def pick(self, held: torch.Tensor, lanes: np.ndarray) -> torch.Tensor:
-        return held[self._index(lanes)]
-
     def put(self, held: torch.Tensor, lanes: np.ndarray, values: torch.Tensor) -> torch.Tensor:
         # A new tensor: one of inference mode must not be written outside of it.
         return held.index_copy(0, self._index(lanes), values)
