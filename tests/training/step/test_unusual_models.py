@@ -17,6 +17,7 @@ from archipel import Model, training
 from archipel.errors import NotDifferentiableError, TrainingError
 from archipel.graph import check_model
 from archipel.training import StepRunner, losses, optimizers, transforms
+from archipel.training.cloud import TorchModule
 
 Make = Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]
 
@@ -222,14 +223,31 @@ def test_batches_of_one() -> None:
     [((nn.Linear(5, 4), nn.BatchNorm1d(4)), (5,)), ((nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten()), (1, 3, 3))],
     ids=["dense", "one pixel"],
 )
-def test_one_example_has_no_variance(layers: tuple[nn.Module, ...], shape: tuple[int, ...], steps: int) -> None:
-    """PyTorch refuses it; on a device it is what is left at the end of an epoch, and must not do harm."""
+def test_one_example_has_no_statistics(layers: tuple[nn.Module, ...], shape: tuple[int, ...], steps: int) -> None:
+    """PyTorch refuses it in training; on a device it is what is left at the end of an epoch.
+
+    So it is normalized by the running statistics, as PyTorch does it in evaluation, and these stay.
+    """
     torch.manual_seed(0)
-    model = Model.from_torch(nn.Sequential(*layers, nn.Linear(4, 3)), torch.zeros(2, *shape))
+    native = nn.Sequential(*layers, nn.Linear(4, 3))
+    native[1].running_mean.normal_()
+    native[1].running_var.uniform_(0.5, 2)
+    model = Model.from_torch(native, torch.zeros(2, *shape))
     step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(lr=0.1), steps=steps)
     check_model(step.ir)
     runner = StepRunner(step)
-    x = np.random.default_rng(0).standard_normal((1, *shape)).astype(np.float32)
-    runner.run([(x, np.zeros(1, np.int64))] * steps)
-    np.testing.assert_allclose(runner.tensors["1.running_var"], step.initial["1.running_var"], rtol=1e-6)
-    assert all(np.isfinite(value).all() for value in runner.tensors.values())
+    x, y = np.random.default_rng(0).standard_normal((1, *shape)).astype(np.float32), np.zeros(1, np.int64)
+    cloud = TorchModule(model)
+    torch.testing.assert_close(cloud.train()(torch.from_numpy(x)), native.eval()(torch.from_numpy(x)))
+    runner.run([(x, y)] * steps)
+    optimizer = torch.optim.SGD(native.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(native(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        optimizer.step()
+    for name, value in native.state_dict().items():
+        if name in runner.tensors:
+            np.testing.assert_allclose(runner.tensors[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert {"1.running_mean", "1.running_var", "1.weight", "0.bias"} <= set(runner.tensors)
+    for name in ("1.running_mean", "1.running_var"):
+        torch.testing.assert_close(cloud.state_dict()[name], native.state_dict()[name])

@@ -35,17 +35,16 @@ class BatchNormalization(nn.Module):
         training = self.training and not self.frozen
         if training and self.shared is not None and self.shared.works:
             return self._together(x, scale, bias, mean, variance)
-        if training and x.numel() == x.size(1):
-            # One element has no variance: the running variance stays, as in archipel's training steps.
-            with torch.no_grad():
-                mean.mul_(self.momentum).add_(x.reshape(-1), alpha=1 - self.momentum)
-            return bias.reshape(1, -1, *[1] * (x.ndim - 2)) + 0.0 * x
+        # One element has no statistics: the running ones are used and stay, as in archipel's training steps.
+        training = training and x.numel() > x.size(1)
         if mean.requires_grad or variance.requires_grad:
             # Statistics that are no buffers: PyTorch's own function has no gradient for them.
             along = [1, -1, *[1] * (x.ndim - 2)]
             inverse = torch.rsqrt(variance + self.epsilon)
             return (x - mean.reshape(along)) * (inverse * scale).reshape(along) + bias.reshape(along)
-        return functional.batch_norm(x, mean, variance, scale, bias, training, 1 - self.momentum, self.epsilon)
+        # PyTorch until 2.12 refuses an epsilon of 0.
+        epsilon = max(self.epsilon, torch.finfo(x.dtype).tiny)
+        return functional.batch_norm(x, mean, variance, scale, bias, training, 1 - self.momentum, epsilon)
 
     def _together(
         self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
