@@ -93,8 +93,7 @@ def _share_among_maxima(
         for tap in itertools.product(*map(range, kernel))
     ]
     masks = [padded[view] == y for view in views]
-    counts = [mask.view(torch.uint8) for mask in masks]
-    share = g / functools.reduce(torch.add, counts)
+    share = g / functools.reduce(torch.add, masks[1:], masks[0].to(torch.uint8))
     apart = all(s >= r for s, r in zip(strides, reach))
     covers = apart and math.prod(kernel) * math.prod(outputs) == math.prod(whole)
     total = torch.empty_like(padded) if covers else torch.zeros_like(padded)
