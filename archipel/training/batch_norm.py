@@ -77,7 +77,9 @@ def track(work: Assembly) -> list[Average]:
             ]
             if _may_be_one(source):
                 several = op.Greater(count, 1.0)
-                y = op.Where(several, y, standardize(op, source, Statistics(before[0], before[1], epsilon), scale, bias))
+                y = op.Where(
+                    several, y, standardize(op, source, Statistics(before[0], before[1], epsilon), scale, bias)
+                )
                 after = [op.Where(several, new, old) for old, new in zip(before, after)]
             now.update(zip(averages, after))
         work.replace(node.outputs[0], y)
