@@ -126,8 +126,8 @@ def main() -> int:
                 print(f"{case.name}, {kind}: left out, {options.minutes:g} minutes are over", file=sys.stderr)
                 continue
             report.add(compare(case, native, ours, device, compiled, peak, options))
-    if not options.only:
-        report.add(cohort(4 if options.tiny else 100, options.device))
+        if not compiled and not options.only:
+            report.add(cohort(4 if options.tiny else 100, options.device))
     return 0
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).parents[2]
+# The project, and what this process was given.
+PYTHONPATH = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def start_ranks(script: Path, count: int, *arguments: str) -> list[subprocess.Popen[str]]:
@@ -22,7 +24,7 @@ def start_ranks(script: Path, count: int, *arguments: str) -> list[subprocess.Po
     return [
         subprocess.Popen(
             [sys.executable, str(script), *arguments],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(PROJECT)},
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": PYTHONPATH},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -37,11 +37,11 @@ def measure_cluster(
     add = _seconds(lambda: torch.add(large, another, out=third), kind, clock)
     quick = _seconds(lambda: dist.all_reduce(small), kind, clock, repeats=20)
     slow = _seconds(lambda: dist.all_reduce(large), kind, clock, repeats=4)
-    # A ring of n devices makes 2 (n - 1) steps, each of 1 / n of the message.
-    steps = 2 * max(n - 1, 1)
-    latency = quick / steps
-    bandwidth = large.nbytes / n / max((slow - quick) / steps, 1e-9)
-    half = large.nbytes / n / bandwidth * (n - 1) + latency * (n - 1)
+    # A ring of n devices makes 2 (n - 1) steps, each of 1 / n of the message. One device alone copies it.
+    steps = max(n - 1, 1)
+    latency = quick / (2 * steps)
+    bandwidth = large.nbytes / n / max((slow - quick) / (2 * steps), 1e-9)
+    half = large.nbytes / n / bandwidth * steps + latency * steps
     part = large[: len(large) // n].clone()
     exchanges = {
         "all_gather": lambda: dist.all_gather_into_tensor(large, part),
