@@ -13,15 +13,20 @@ step reaches (FLOPs of the model over those of a large product, measured in the 
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from cohort import ways
 from measure import Report, Row, arguments, interleave, print_alone
+from step_cases import CASES, network
 
 
 @dataclass(frozen=True)
@@ -127,7 +132,9 @@ def main() -> int:
                 continue
             report.add(compare(case, native, ours, device, compiled, peak, options))
         if not compiled and not options.only:
-            report.add(cohort(4 if options.tiny else 100, options.device))
+            clients = 4 if options.tiny else 100
+            report.add(cohort(clients, options.device))
+            report.add(federation(clients, options.device))
     return 0
 
 
@@ -143,6 +150,78 @@ def cohort(clients: int, device: str) -> list[Row]:
         )
         for name, values in times.items()
     ]  # fmt: skip
+
+
+def federation(clients: int, device: str, rounds: int = 3) -> list[Row]:
+    """FedAvg with the CNN of McMahan et al. 2017, an epoch of 60 batches of 10 of each client: seconds a round.
+
+    Ours with exact sums, beside a loop in PyTorch with the data on the device.
+    """
+    import torch
+
+    import archipel
+    from archipel.simulation import SplitClients
+
+    rng = np.random.default_rng(0)
+    x, y = rng.random((clients * 600, 1, 28, 28), np.float32), rng.integers(0, 10, clients * 600)
+    parts = np.array_split(rng.permutation(len(x)), clients)
+    native, data = network(CASES["FedAvg CNN"]), SplitClients({"input": x, "label": y}, parts)
+    x_there, y_there = torch.from_numpy(x).to(device), torch.from_numpy(y).to(device)
+    rows_there = [torch.from_numpy(rows).to(device) for rows in parts]
+    trained = copy.deepcopy(native).to(device)
+
+    def ours(count: int) -> float:
+        started = time.perf_counter()
+        archipel.simulate(bundle, data, rounds=count, cohort=clients, client_axis="on", engine=f"torch:{device}")
+        return time.perf_counter() - started
+
+    def loop(count: int) -> float:
+        started = time.perf_counter()
+        model = {name: value.detach().clone() for name, value in trained.named_parameters()}
+        for _ in range(count):
+            total = {name: torch.zeros_like(value) for name, value in model.items()}
+            for rows in rows_there:
+                local_epoch(trained, model, x_there, y_there, rows, total)
+            model = {name: value / clients for name, value in total.items()}
+        wait(torch.device(device))
+        return time.perf_counter() - started
+
+    with tempfile.TemporaryDirectory() as folder:
+        bundle = federated(native, torch.zeros(2, 1, 28, 28), Path(folder))
+        ours(1), loop(1)
+        # The difference: what a simulation does before its first round is not of a round.
+        once, more = ours(1), ours(1 + rounds)
+        seconds, theirs = (more - once) / rounds, loop(rounds) / rounds
+    title = f"a round of {clients} clients"
+    return [Row("gpu", title, seconds, theirs, "PyTorch loop", seconds / theirs, "s")]
+
+
+def federated(native: Any, example: Any, folder: Path) -> Any:
+    """A bundle that trains with FedAvg: SGD with batches of 10 for an epoch."""
+    from archipel.bundle import generate_key, open_bundle
+    from archipel.converter import Signing, Training, convert
+    from archipel.training import losses, optimizers
+
+    key, path = generate_key(), folder / "cnn.bundle"
+    learning = Training(losses.cross_entropy(), optimizers.sgd(lr=0.05), strategy="fedavg", batch_size=10, epochs=1)
+    convert(native, path, example=example, signing=Signing(key), training=learning)
+    return open_bundle(path, [key.public_key().public_bytes_raw()], folder / "cache", allow_development=True)
+
+
+def local_epoch(network: Any, start: Any, x: Any, y: Any, rows: Any, total: Any) -> None:
+    """One client's epoch from `start`; its parameters go into `total`."""
+    import torch
+
+    parameters = dict(network.named_parameters())
+    with torch.no_grad():
+        torch._foreach_copy_(list(parameters.values()), list(start.values()))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, fused=True)
+    for chosen in rows[torch.randperm(len(rows), device=rows.device)].split(10):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(x[chosen]), y[chosen]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        torch._foreach_add_(list(total.values()), list(parameters.values()))
 
 
 def compare(

@@ -14,6 +14,7 @@ from archipel import Model, lite_runtime, training
 from archipel import bundle as b
 from archipel.compression import FineTune, QuantizationAware, StaticInt8, compress
 from archipel.converter import Signing, Training, convert
+from archipel.errors import IndexRangeError
 
 pytestmark = pytest.mark.gpu
 ENGINE = "torch:cuda"
@@ -60,6 +61,14 @@ def test_it_predicts_and_learns_as_onnx_runtime_does(load: Callable[..., Any], i
         assert ours.keys() == theirs.keys()
         for name, array in theirs.items():
             np.testing.assert_allclose(ours[name], array, atol=1e-3, err_msg=name)
+
+
+def test_a_label_that_is_no_class_is_refused_before_it_ends_the_device(load: Callable[..., Any]) -> None:
+    runtime = load(ENGINE)
+    wrong = np.where(np.arange(len(Y)) == 7, 5, Y)
+    with pytest.raises(IndexRangeError, match="row 7"):
+        runtime.fit(X, wrong, batch_size=8)
+    runtime.fit(X, Y, batch_size=8)
 
 
 def test_training_in_a_recipe() -> None:

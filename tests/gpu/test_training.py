@@ -101,6 +101,15 @@ def test_too_little_memory_says_what_to_lower() -> None:
         archipel.train(Hungry(), (X, Y), TrainConfig(batch_size=24, epochs=1, device=DEVICE))
 
 
+def test_a_token_beyond_the_vocabulary_is_refused_before_it_ends_the_device() -> None:
+    tokens = np.full((8, 4), 9)
+    model = archipel.Model.from_torch(nn.Embedding(5, 5), torch.zeros(2, 4, dtype=torch.int64))
+    config = TrainConfig(loss={"name": "cross_entropy", "axis": -1}, epochs=1, device=DEVICE)
+    with pytest.raises(TrainingError, match=r"index 9 is out of bounds .* a token beyond the vocabulary"):
+        archipel.train(model, (tokens, tokens % 5), config)
+    assert float(torch.ones(3, device=DEVICE).sum()) == 3
+
+
 def test_a_gpu_that_is_not_there() -> None:
     with pytest.raises(TrainingError, match="there is no cuda:63; this machine has cuda:0 to cuda:"):
         archipel.train(nn.Linear(6, 4), (X, Y), TrainConfig(epochs=1, device="cuda:63"))

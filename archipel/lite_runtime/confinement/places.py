@@ -40,7 +40,14 @@ _LIBRARIES = ("LD_LIBRARY_PATH",)
 
 NEEDS: dict[str, Needs] = {
     "cuda": Needs(
-        read=(*_GPU, "/proc/driver/nvidia", "/usr/local/cuda", "/etc/alternatives", "/usr/share/nvidia"),
+        read=(
+            *_GPU,
+            "/proc/driver/nvidia",
+            "/usr/local/nvidia",
+            "/usr/local/cuda",
+            "/etc/alternatives",
+            "/usr/share/nvidia",
+        ),
         devices=("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", *(f"/dev/nvidia{i}" for i in range(16))),
         environment=(*_LIBRARIES, "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
     ),

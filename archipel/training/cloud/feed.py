@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.errors import TrainingError
+from archipel.graph.model import Model
+from archipel.training.cloud.graphs.index_limits import check_indices, find_index_limits
 from archipel.training.cloud.objective.objective import NEXT_TOKEN
 
 if TYPE_CHECKING:
@@ -49,6 +51,9 @@ class Feed:
         self._dtype = torch.float32 if parameter is None else parameter.dtype
         chosen = list(inputs) or [name for name in fields if name not in labels] or list(labels)
         self.inputs = _ordered(module, chosen, graph_inputs)
+        source = getattr(module, "source", None)
+        limits = find_index_limits(source) if isinstance(source, Model) else {}
+        self._limits = {field: limits[name] for field, name in zip(self.inputs, graph_inputs) if name in limits}
         self.labels = [name for name in labels if name not in (*self.inputs, NEXT_TOKEN)]
         self.next_token = next_token
         self.layout = torch.contiguous_format
@@ -86,6 +91,8 @@ class Feed:
         else:
             dtype = tensor.dtype if tensor.dtype in (torch.bool, torch.int32) else torch.int64
         if device.type == "cuda" and not tensor.is_cuda:
+            if name in self._limits:
+                check_indices(name, tensor, self._limits[name])
             tensor = tensor.pin_memory()
         # From pinned memory the copy runs beside the device's computations.
         return tensor.to(device, dtype, non_blocking=True)

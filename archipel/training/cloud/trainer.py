@@ -369,8 +369,8 @@ class Trainer:
                 f"{self.config.accumulate * 2}, or precision='bf16'; the last checkpoint is as it was"
             )
         shapes = ", ".join(f"{name} {list(batch[name].shape)}" for name in self._feed.inputs)
-        hint = "; an index is beyond its table, such as a token beyond the vocabulary" if isinstance(
-            error, IndexError) else ""  # fmt: skip
+        beyond = isinstance(error, IndexError) or "device-side assert" in str(error)
+        hint = "; an index is beyond its table, such as a token beyond the vocabulary" if beyond else ""
         if isinstance(error, TypeError) and "positional argument" in str(error):
             hint = "; leave out fields of the data that are no inputs, or add those that are missing"
         if size == 1 and "more than 1 value per channel" in str(error):

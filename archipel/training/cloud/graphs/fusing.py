@@ -1,4 +1,4 @@
-"""Groups of nodes for which PyTorch has one function: linear layers and attention, as exporters write them out.
+"""Groups of nodes for which PyTorch has one function: linear layers, attention and splits, as exporters write them out.
 
 The function is faster, and attention then never holds a tensor of [batch, heads, query, key].
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -45,9 +46,13 @@ def find_fusions(graph: ir.Graph) -> dict[ir.Node, Fusion]:
     """The groups of a graph, without those of its bodies, by their last nodes."""
     found: dict[ir.Node, Fusion] = {}
     for node in graph:
+        if node in found:
+            continue  # of a split
         fusion = _attention(node) or _linear(node) or _recurrent(node)
         if fusion is not None:
             found[node] = fusion
+        elif _is(node, "Slice"):
+            found.update(_split(node.inputs[0]))
     return found
 
 
@@ -140,6 +145,60 @@ class _Attention:
 
 
 # LSTM and GRU that were PyTorch's: with PyTorch's own weights
+
+
+# Splits: Slices of one value that follow each other along an axis
+
+
+def _split(value: ir.Value | None) -> dict[ir.Node, Fusion]:
+    """The Slices of a value, if they cut all of it into parts and nothing else reads it."""
+    readers = [] if value is None else list(dict.fromkeys(use.node for use in value.uses()))
+    ranges = [_range(node) for node in readers if _is(node, "Slice") and node.inputs[0] is value]
+    if value is None or value.is_graph_output() or len(ranges) < max(len(readers), 2) or None in ranges:
+        return {}
+    ordered = sorted(zip(ranges, readers), key=lambda pair: pair[0])  # type: ignore[arg-type, return-value]
+    axis, end, sizes = ordered[0][0][0], 0, []  # type: ignore[index]
+    for (along, start, until), _ in ordered:  # type: ignore[misc]
+        if along != axis or start != end:
+            return {}
+        sizes.append(until - start)
+        end = until
+    if end != dims(value)[axis]:
+        return {}
+    split = _Split(value, axis, sizes)
+    return {node: Fusion(node, frozenset(), partial(split, number)) for number, (_, node) in enumerate(ordered)}
+
+
+def _range(node: ir.Node) -> tuple[int, int, int] | None:
+    """Axis, start and end of a Slice along one axis of known size, from the front."""
+    source, given = node.inputs[0], [constant_array(value) for value in node.inputs[1:] if value is not None]
+    if (
+        source is None
+        or source.shape is None
+        or len(given) < 3
+        or any(array is None or array.size != 1 for array in given)
+    ):
+        return None
+    start, end, axis, *step = (int(array.item()) for array in given)  # type: ignore[union-attr]
+    axis += rank(source) if axis < 0 else 0
+    size = dims(source)[axis]
+    if not isinstance(size, int) or step not in ([], [1]):
+        return None
+    start, end = (min(max(number + size if number < 0 else number, 0), size) for number in (start, end))
+    return (axis, start, end) if start < end else None
+
+
+class _Split:
+    """Its gradient puts the parts together in one pass; that of each slice would be as large as the whole."""
+
+    def __init__(self, value: ir.Value, axis: int, sizes: list[int]) -> None:
+        self._value, self._axis, self._sizes = value, axis, sizes
+        self._parts: Any = None
+
+    def __call__(self, number: int, trace: Trace) -> torch.Tensor:
+        if self._parts is None:
+            self._parts = torch.split(trace.tensor(self._value), self._sizes, self._axis)
+        return self._parts[number]  # type: ignore[no-any-return]
 
 
 def _recurrent(node: ir.Node) -> Fusion | None:

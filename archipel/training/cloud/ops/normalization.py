@@ -50,9 +50,11 @@ class BatchNormalization(nn.Module):
         self, x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor
     ) -> torch.Tensor:
         count, present, spread = self.shared(x)
+        several = count > 1
+        present, spread = torch.where(several, present, mean), torch.where(several, spread, variance)
         with torch.no_grad():
             mean.lerp_(present.to(mean.dtype), 1 - self.momentum)
-            unbiased = torch.where(count > 1, spread * (count / (count - 1).clamp(min=1)), variance)
+            unbiased = torch.where(several, spread * (count / (count - 1).clamp(min=1)), variance)
             variance.lerp_(unbiased.to(variance.dtype), 1 - self.momentum)
         along = [1, -1, *[1] * (x.ndim - 2)]
         inverse = torch.rsqrt(spread + self.epsilon)

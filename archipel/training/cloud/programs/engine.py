@@ -26,6 +26,7 @@ from archipel.lite_runtime.engines.delegates import NodePlacement, ProgramPlacem
 from archipel.lite_runtime.engines.program_session import Arrays, ProgramSession
 from archipel.lite_runtime.out_of_range import index_error
 from archipel.training.cloud.device import tf32
+from archipel.training.cloud.graphs.index_limits import check_indices, find_index_limits
 from archipel.training.cloud.graphs.recognizing import recognize_gradients
 from archipel.training.cloud.graphs.torch_module import TorchModule
 from archipel.training.cloud.ops.types import to_torch
@@ -116,18 +117,19 @@ class TorchSession(ProgramSession):
         self.device = device
         self._threads = threads
         self._in_order = [info.name for info in model.inputs]
+        self._limits = find_index_limits(model) if device.type == "cuda" else {}
         self._places = {info.name: index for index, info in enumerate(model.outputs)}
 
     def run(self, outputs: Sequence[str], feed: Mapping[str, Any]) -> list[np.ndarray]:
         with self._reporting():
-            results = self._compute([self._tensor(feed[name]) for name in self._in_order])
+            results = self._compute([self._tensor(feed[name], name) for name in self._in_order])
             # Copies: a result may be the memory of an input or of a constant.
             return [to_numpy(results[self._places[name]]).copy() for name in outputs]
 
     def run_held(self, outputs: Sequence[str], feed: Mapping[str, Any]) -> list[torch.Tensor]:
         """As `run`, with tensors on the device as results, which nothing changes; `feed` may have such tensors."""
         with self._reporting():
-            tensors = [self._tensor(feed[name]) for name in self._in_order]
+            tensors = [self._tensor(feed[name], name) for name in self._in_order]
             shared = {
                 _address(tensors[k]) for k, name in enumerate(self._in_order) if isinstance(feed[name], np.ndarray)
             }
@@ -186,10 +188,12 @@ class TorchSession(ProgramSession):
             results = self.native(*tensors)
         return results if isinstance(results, tuple) else (results,)
 
-    def _tensor(self, value: Any) -> torch.Tensor:
+    def _tensor(self, value: Any, name: str) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value
         array = np.asarray(value, order="C")
+        if name in self._limits:
+            check_indices(name, array, self._limits[name])
         return _view(array).to(self.device) if array.dtype.name in _PLAIN else to_torch(array).to(self.device)
 
     def _source(self, name: str, array: np.ndarray, held: dict[int, Any], keep: bool) -> Any:
@@ -201,7 +205,7 @@ class TorchSession(ProgramSession):
             return found
         if self.device.type == "cpu" and array.dtype.name in _PLAIN and array.flags.writeable:
             return torch.from_numpy(array)
-        return lambda: self._tensor(array)
+        return lambda: self._tensor(array, name)
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:

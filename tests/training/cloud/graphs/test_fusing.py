@@ -94,3 +94,47 @@ def test_a_linear_layer_over_more_axes_is_one_call() -> None:
     assert len(calls(module, functional.linear)) == 2
     x = torch.randn(3, 5, 4)
     torch.testing.assert_close(module(x), native(x))
+
+
+class Halves(nn.Module):
+    """Parts of one tensor, as attention has them, with a gap, and beside another reader."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 12)
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if self.kind == "parts":
+            a, b, c = y.reshape(-1, 3, 4).unbind(1)
+            return a * b + c.tanh()
+        start = 6 if self.kind == "gap" else 5
+        first, second = y.narrow(1, 0, 5), y.narrow(1, start, 12 - start)
+        total = first.sum(1) * second.exp().sum(1)
+        return total + y.sum(1) if self.kind == "read" else total
+
+
+@pytest.mark.parametrize(("kind", "splits"), [("parts", 1), ("uneven", 1), ("gap", 0), ("read", 0)])
+def test_slices_that_follow_each_other_are_one_split(kind: str, splits: int) -> None:
+    torch.manual_seed(0)
+    native = Halves(kind)
+    module = TorchModule(Model.from_torch(native, torch.zeros(2, 4)))
+    assert len(calls(module, torch.split)) == splits
+    x = torch.randn(5, 4)
+    ours, theirs = module(x), native(x)
+    torch.testing.assert_close(ours, theirs)
+    torch.autograd.backward([ours.square().sum(), theirs.square().sum()])
+    torch.testing.assert_close(module.get_parameter("linear.weight").grad, native.linear.weight.grad)
+
+
+def test_a_bias_of_zeros_that_the_exporter_adds_is_none() -> None:
+    torch.manual_seed(0)
+    native = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.Conv2d(2, 2, 3))
+    model = Model.from_torch(native, torch.zeros(2, 1, 8, 8))
+    assert [len([each for each in node.inputs if each is not None]) for node in model.ir.graph] == [3, 3]
+    first, second = calls(module := TorchModule(model), functional.conv2d)
+    assert first.args[2] is None
+    assert second.args[2] is not None
+    x = torch.randn(3, 1, 8, 8)
+    torch.testing.assert_close(module(x), native(x))
