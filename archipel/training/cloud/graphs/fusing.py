@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -171,21 +172,25 @@ def _split(value: ir.Value | None) -> dict[ir.Node, Fusion]:
 
 def _range(node: ir.Node) -> tuple[int, int, int] | None:
     """Axis, start and end of a Slice along one axis of known size, from the front."""
-    source, given = node.inputs[0], [constant_array(value) for value in node.inputs[1:] if value is not None]
-    if (
-        source is None
-        or source.shape is None
-        or len(given) < 3
-        or any(array is None or array.size != 1 for array in given)
-    ):
+    source, *rest = node.inputs
+    numbers = [_number(value, default) for value, default in zip_longest(rest, (None, None, 0, 1))]
+    if source is None or source.shape is None or None in numbers or numbers[3] != 1:
         return None
-    start, end, axis, *step = (int(array.item()) for array in given)  # type: ignore[union-attr]
+    start, end, axis, _ = (int(number) for number in numbers if number is not None)
     axis += rank(source) if axis < 0 else 0
     size = dims(source)[axis]
-    if not isinstance(size, int) or step not in ([], [1]):
+    if not isinstance(size, int):
         return None
     start, end = (min(max(number + size if number < 0 else number, 0), size) for number in (start, end))
     return (axis, start, end) if start < end else None
+
+
+def _number(value: ir.Value | None, default: int | None) -> int | None:
+    """A constant of one element, or what an input that is left out means."""
+    if value is None:
+        return default
+    content = constant_array(value)
+    return int(content.item()) if content is not None and content.size == 1 else None
 
 
 class _Split:
