@@ -8,6 +8,8 @@ its input, and `optimize_for_inference` removes it; so `predict` and `evaluate` 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import onnx_ir as ir
 
@@ -17,6 +19,7 @@ from archipel.graph.shapes import dims
 from archipel.preprocessing.transform import Transform, finite, floating, positive, with_shape
 
 _FLOAT = int(ir.DataType.FLOAT)
+REFLECT = "reflect"
 _BITS = 16  # of a random number
 _TERMS = 12  # of the sum that stands for a normal number
 
@@ -48,20 +51,21 @@ class RandomShift(Transform, frozen=True):
     Arguments:
         most: places, in both directions.
         axes: (1, 2) for "NHWC" pictures, (1,) for sound.
-        fill: what comes in; None: the border's element.
+        fill: what comes in; None: the border's element; "reflect": the elements beside the border, mirrored in it.
     """
 
     most: int
     axes: tuple[int, ...] = (1, 2)
-    fill: float | None = None
+    fill: float | Literal["reflect"] | None = None
 
     def check(self) -> None:
         self.need(0 < self.most < 1 << (_BITS - 2), f"most is 1 to {(1 << (_BITS - 2)) - 1}")
         self.need(self.axes, "axes has at least one")
-        self.need(self.fill is None or finite([self.fill]), "fill is a number")
+        is_number = isinstance(self.fill, int | float) and finite([self.fill])
+        self.need(self.fill in (None, REFLECT) or is_number, 'fill is a number or "reflect"')
 
     def emit(self, op: Builder, x: ir.Value, floats: ir.DataType) -> ir.Value:
-        fill = None if self.fill is None else self.fill_of(self.fill, x)
+        fill = self.fill_of(self.fill, x) if isinstance(self.fill, int | float) else None
         known: ir.Value | None = None  # whether a place has an element of the example, and not `fill`
         for axis in self.axes:
             place = self.axis_of(x, axis)
@@ -71,7 +75,14 @@ class RandomShift(Transform, frozen=True):
             size = op.Shape(x, start=place, end=place + 1)
             along = op.Range(op.constant(np.array(0)), op.Squeeze(size, [0]), op.constant(np.array(1)))
             sources = op.Sub(op.Unsqueeze(along, [0]), op.Cast(places, to=int(ir.DataType.INT64)))
-            inside = op.Max(op.Min(sources, op.Sub(size, [1])), [0])  # [batch, size]
+            last = op.Sub(size, [1])
+            if self.fill == REFLECT:
+                known_size = dims(x)[place]
+                fits = not isinstance(known_size, int) or self.most < known_size
+                self.need(fits, f"most is below {known_size}, the size of axis {axis}")
+                inside = op.Sub(last, op.Abs(op.Sub(last, op.Abs(sources))))  # [batch, size]
+            else:
+                inside = op.Max(op.Min(sources, last), [0])
             shape = [dims(x)[i] if i in (0, place) else 1 for i in range(len(dims(x)))]
             apart = [i for i, size in enumerate(shape) if i not in (0, place)]
             spread = with_shape(op.Unsqueeze(inside, apart), shape) if apart else inside

@@ -14,6 +14,7 @@ from archipel import Model
 from archipel.bundle import generate_key
 from archipel.compression.deploy import deploy
 from archipel.converter import Signing, Training, convert
+from archipel.errors import PreprocessingError
 from archipel.preprocessing import (
     RandomFlip,
     RandomGain,
@@ -106,10 +107,34 @@ def test_shift_that_fills(draw: Draw) -> None:
     assert found == {-2, -1, 0, 1, 2}
 
 
-def moved(picture: np.ndarray, places: int, axis: int, fill: float | None = None) -> np.ndarray:
+@both
+def test_shift_that_reflects(draw: Draw) -> None:
+    """As PyTorch's functional.pad with the mode "reflect", and a cut."""
+    found = set()
+    for each in draw(RandomShift(2, axes=(1,), fill="reflect")):
+        places = [by for by in range(-2, 3) if np.allclose(each, moved(PICTURE[0], by, 0, "reflect"), atol=1e-6)]
+        assert len(places) == 1
+        found.update(places)
+    assert found == {-2, -1, 0, 1, 2}
+
+
+def test_a_reflection_as_large_as_the_picture_is_refused() -> None:
+    with pytest.raises(PreprocessingError, match="most is below 6, the size of axis 1"):
+        chain([RAW, RandomShift(6, axes=(1,), fill="reflect")])
+    with pytest.raises(PreprocessingError, match='fill is a number or "reflect"'):
+        chain([RAW, RandomShift(2, fill="mirror")])  # type: ignore[arg-type]
+
+
+def moved(picture: np.ndarray, places: int, axis: int, fill: float | str | None = None) -> np.ndarray:
     """By padding with the border or `fill`, and cutting."""
     widths = [(2, 2) if i == axis else (0, 0) for i in range(3)]
-    padded = np.pad(picture, widths, mode="edge") if fill is None else np.pad(picture, widths, constant_values=fill)
+    if fill == "reflect":
+        axes = torch.from_numpy(np.moveaxis(picture, axis, -1).copy())
+        padded = np.moveaxis(torch.nn.functional.pad(axes, (2, 2), mode="reflect").numpy(), -1, axis)
+    elif fill is None:
+        padded = np.pad(picture, widths, mode="edge")
+    else:
+        padded = np.pad(picture, widths, constant_values=fill)
     return np.take(padded, np.arange(picture.shape[axis]) + 2 - places, axis=axis)
 
 
@@ -164,6 +189,7 @@ def test_mask(draw: Draw) -> None:
         RandomFlip(1),
         RandomShift(3),
         RandomShift(3, fill=7.0),
+        RandomShift(3, fill="reflect"),
         RandomGain(0.25, 2.0, axis=1),
         RandomNoise(0.5),
         RandomMask(2, 3, count=2, value=9.0),
