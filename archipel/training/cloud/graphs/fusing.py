@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
-from archipel.graph.shapes import Dim, constant_array, dims, rank, same_dim
+from archipel.graph.shapes import Dim, constant_array, dims, is_float, rank, same_dim
 from archipel.graph.walk import only_use
 from archipel.training.cloud.ops.context import NodeContext
 from archipel.training.cloud.ops.recurrent.exported import find_exported
@@ -153,9 +153,11 @@ class _Attention:
 
 def _split(value: ir.Value | None) -> dict[ir.Node, Fusion]:
     """The Slices of a value, if they cut all of it into parts and nothing else reads it."""
-    readers = [] if value is None else list(dict.fromkeys(use.node for use in value.uses()))
+    if value is None or not is_float(value):
+        return {}  # Others have no gradient, and those of a shape are no tensors.
+    readers = list(dict.fromkeys(use.node for use in value.uses()))
     ranges = [_range(node) for node in readers if _is(node, "Slice") and node.inputs[0] is value]
-    if value is None or value.is_graph_output() or len(ranges) < max(len(readers), 2) or None in ranges:
+    if value.is_graph_output() or len(ranges) < max(len(readers), 2) or None in ranges:
         return {}
     ordered = sorted(zip(ranges, readers), key=lambda pair: pair[0])  # type: ignore[arg-type, return-value]
     axis, end, sizes = ordered[0][0][0], 0, []  # type: ignore[index]

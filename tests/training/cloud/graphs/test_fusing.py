@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -138,3 +139,21 @@ def test_a_bias_of_zeros_that_the_exporter_adds_is_none() -> None:
     assert second.args[2] is not None
     x = torch.randn(3, 1, 8, 8)
     torch.testing.assert_close(module(x), native(x))
+
+
+def test_parts_of_a_shape_stay_sizes() -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> agraph (float[batch, time, 6] x) => (float[a, b, c, d] y) {
+        shape = Shape (x)
+        zero = Constant <value = int64[1] {0}> ()
+        two = Constant <value = int64[1] {2}> ()
+        three = Constant <value = int64[1] {3}> ()
+        before = Slice (shape, zero, two, zero)
+        last = Slice (shape, two, three, zero)
+        half = Div (last, two)
+        whole = Concat <axis = 0> (before, half, two)
+        y = Reshape (x, whole)
+    }"""
+    module = TorchModule(Model.from_proto(onnx.parser.parse_model(text)))
+    assert not calls(module, torch.split)
+    x = torch.randn(3, 5, 6)
+    torch.testing.assert_close(module(x), x.reshape(3, 5, 3, 2))
