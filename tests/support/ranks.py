@@ -10,13 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PROJECT = Path(__file__).parents[2]
 # The project, and what this process was given.
-PYTHONPATH = os.pathsep.join([str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])])
+PYTHONPATH = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def start_ranks(script: Path, count: int, *arguments: str) -> list[subprocess.Popen[str]]:
-    """Start `count` processes of a script, on one thread each."""
+def start_ranks(script: Path | str, count: int, *arguments: str) -> list[subprocess.Popen[str]]:
+    """Start `count` processes of a script, or of "-m" and a package, on one thread each."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

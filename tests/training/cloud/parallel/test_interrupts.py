@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from archipel.training.cloud.parallel.interrupts import noted_interrupts
-from tests.support.ranks import PROJECT, start_ranks
+from tests.support.ranks import start_ranks
 from tests.training.cloud.parallel.trainings import facts, run
 
 
@@ -76,7 +76,7 @@ def test_the_command_ends_with_one_line_and_130(tmp_path: Path, monkeypatch: pyt
     rng = np.random.default_rng(0)
     np.savez("train.npz", input=rng.normal(size=(96, 6)).astype(np.float32), label=rng.integers(0, 4, 96))
     Path("job.toml").write_text(JOB)
-    ranks = start_ranks(PROJECT / "archipel" / "cli" / "main.py", 2, "train", "job.toml")
+    ranks = start_ranks("-m", 2, "archipel", "train", "job.toml")
     try:
         while not Path("out/checkpoint/last.pt").exists() and ranks[0].poll() is None:
             time.sleep(0.05)
