@@ -44,7 +44,9 @@ PUBLISHED = {
 }
 """Mean and, where it is known here, standard deviation of the best accuracy, in percent, by strategy."""
 OPTIONS: dict[str, dict[str, Any]] = {
-    "fedavg": {}, "fedprox": {"mu": 0.01}, "scaffold": {"control_clip": 1000.0}, "fednova": {"step_cap": 60_000},
+    "fedavg": {}, "fedprox": {"mu": 0.01}, "scaffold": {"control_clip": 1000.0}, 
+    # What devices send is divided by the thousands of steps of a round, with momentum.
+    "fednova": {"step_cap": 60_000, "clip": 0.1, "value_range": 0.01},
 }  # fmt: skip
 # Clips that never cut, 24 bits, and weights by examples: nothing that the published runs do not have.
 WIDE = {"clip": 100.0, "value_range": 10.0, "bits": 24, "weight_cap": 60_000}
