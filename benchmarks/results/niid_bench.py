@@ -44,7 +44,7 @@ PUBLISHED = {
 }
 """Mean and, where it is known here, standard deviation of the best accuracy, in percent, by strategy."""
 OPTIONS: dict[str, dict[str, Any]] = {
-    "fedavg": {}, "fedprox": {"mu": 0.01}, "scaffold": {"control_clip": 1000.0}, 
+    "fedavg": {}, "fedprox": {"mu": 0.01}, "scaffold": {"control_clip": 1000.0},
     # What devices send is divided by the thousands of steps of a round, with momentum.
     "fednova": {"step_cap": 60_000, "clip": 0.1, "value_range": 0.01},
 }  # fmt: skip
