@@ -16,6 +16,7 @@ from archipel.errors import ArchipelError, PolicyError, SimulationError
 from archipel.graph import Model
 from archipel.models.source import ModelSource
 from archipel.protocol import written
+from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
 from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
@@ -146,6 +147,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     aggregation: Aggregation = Aggregation()
     secure_groups: Annotated[int, Meta(ge=0)] = 0
     attack: Attack = Attack()
+    differential_privacy: DifferentialPrivacy = DifferentialPrivacy()
     partition: dict[str, Any] | None = None
     evaluation: Evaluation | None = None
     run: RunPart = RunPart()
@@ -225,7 +227,7 @@ class Federation:
                 workers=run.workers, client_axis=run.client_axis, threads=run.threads, engine=run.engine,
                 cluster=run.cluster, masks=run.masks, folder=self.folder, on_round=on_round,
                 aggregation=settings.aggregation, secure_groups=settings.secure_groups, attack=settings.attack,
-                evaluation=settings.evaluation, **self._clock(),
+                evaluation=settings.evaluation, differential_privacy=settings.differential_privacy, **self._clock(),
             )  # fmt: skip
         except (SimulationError, PolicyError) as error:
             raise _named(self.file, error) from None
