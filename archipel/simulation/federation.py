@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Meta(ge=1)]
 
-_ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation", "secure_groups")
+_ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation", "secure_groups",
+         "differential_privacy")  # fmt: skip
 """What a task has, too, and the file outside of [task]."""
 EXAMPLE = """\
 rounds = 20                    # all that follows has a default but rounds, model and data

@@ -37,7 +37,7 @@ from archipel.server.devices.rests import forget_rests
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
-from archipel.server.rounds import buffers, evaluating, folding, grouping, opening, robust
+from archipel.server.rounds import buffers, evaluating, folding, grouping, ledger, opening, robust
 from archipel.server.rounds.aggregation import aggregate
 from archipel.server.rounds.candidates import fewest
 from archipel.server.rounds.checks import layout_of
@@ -270,10 +270,12 @@ class Coordinator:
     def _aggregate(self, round_id: str) -> bool:
         services, settings = self._services, self._services.settings
         # Outside of any transaction, because it may take long. After a kill it is done again, with the same result.
-        outcome, reason, spoiled = None, "", None
+        outcome, spoiled = None, None
+        reason = self._charge(round_id)
         try:
-            outcome = aggregate(services, round_id)
-            reason = f"aggregation: {outcome.reason}" if outcome.reason else ""
+            outcome = None if reason else aggregate(services, round_id)
+            if outcome is not None and outcome.reason:
+                reason = f"aggregation: {outcome.reason}"
         except SpoiledRoundError as error:
             spoiled, reason = error, f"aggregation: {error}"
         except ArchipelError as error:
@@ -307,6 +309,15 @@ class Coordinator:
         self._report(done)
         return True
 
+    def _charge(self, round_id: str) -> str:
+        """Pay for the round's noise, before anything is made of its sum. Returns why that is not possible."""
+        with self._services.database.read() as session:
+            task = session.get_one(Task, session.get_one(Round, round_id).task_id)
+            if not request_of(task).differential_privacy.is_central:
+                return ""
+        with self._write() as session:
+            return ledger.charge(session, round_id, now=self._services.clock())
+
     def _start(self, task: Task) -> bool:
         """Make the task's first version, or open a round if enough devices wait. Returns whether it did."""
         services, now = self._services, self._services.clock()
@@ -321,6 +332,14 @@ class Coordinator:
         with services.database.read() as session:
             if is_evaluated(session, task):
                 return False
+            spent = ledger.lacks_room(session, task)
+        if spent:
+            with self._write() as session:
+                stored = session.get_one(Task, task.task_id, with_for_update=True)
+                if stored.state == "running":
+                    ledger.end_spent(session, stored, spent, now=now)
+            return True
+        with services.database.read() as session:
             waiting = count_seatable(session, task, now=now, window=services.settings.check_in_window)
             if queries.is_query(task) and waiting and not queries.budget(session, task, now=now).left:
                 return False
