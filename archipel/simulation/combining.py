@@ -180,6 +180,11 @@ class Combining:
             raise SimulationError(
                 "mode: asynchronous rounds add up updates of several versions; attacks over updates need updates of one"
             )
+        if rule.root:
+            raise SimulationError(
+                f"aggregation.root: {rule.root} is a device of a server; a simulation takes examples of the server's "
+                "own; give root"
+            )
         if rule.rule == "fltrust" and not settings.root:
             raise SimulationError("aggregation 'fltrust': needs examples of the server's own; give root")
         if settings.root and rule.rule != "fltrust":

@@ -39,70 +39,8 @@ Count = Annotated[int, Meta(ge=1)]
 
 _ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation", "secure_groups")
 """What a task has, too, and the file outside of [task]."""
-EXAMPLE = """\
-rounds = 20                    # all that follows has a default but rounds, model and data
-cohort = 10                    # devices drawn for each round; left out: all
-dropout = 0.1                  # the share of these that leave before their update counts
-privacy = "secure"             # adds up whole numbers as secure rounds do; or "plain": floating point
-seed = 0                       # the same seed gives the same result
-
-[model]
-python = "model.py:make_model" # runs the code of that file; or zoo = "digits_cnn", onnx = "network.onnx",
-                               # bundle = "digits.bundle" with key = ["publisher.pub"], which trains as it says itself
-# [model.arguments]            # of the zoo's or your own function
-# classes = 10
-
-[training]                     # of a device in a round; not with a bundle
-loss = "cross_entropy"         # a name, or a table: { name = "cross_entropy", label_smoothing = 0.1 }
-optimizer = { name = "sgd", lr = 0.05 }
-epochs = 2
-batch_size = 16
-# trainable = ["head.*"]       # parameters that devices train; left out: all
-
-[strategy]                     # not with a bundle
-name = "fedprox"
-mu = 0.01                      # the strategy's options: docs/strategies.md
-
-[hyperparameters]              # as a task has them
-server_lr = 1.0
-
-[data]                         # paths are relative to this file's folder
-train = "train.npz"            # .npz, .csv, .parquet, .arrow or a folder of them: docs/data.md
-test = "test.npz"              # or hold_out = 0.1: the share of train to test with
-# or python = "data.py:load"   # returns the training data, or (training data, test data)
-
-[partition]                    # which device has which examples
-how = "dirichlet"              # or "iid", "by" with field = "person"
-clients = 50
-alpha = 0.3
-
-[evaluation]                   # each device measures the model on examples of its own; left out: none does
-hold_out = 0.2                 # the share of its examples that it does not train with
-every = 5                      # rounds between two evaluations
-
-[run]                          # how it runs: changes no result but for client_axis and engine, in the last digits
-workers = 1                    # processes
-cluster = "local"              # "ray": actors of a Ray cluster; workers = 0 is then one a core or GPU
-client_axis = "auto"           # "on": many devices as one graph; "off": one after the other
-engine = "onnxruntime"         # or "torch", on the machine's GPU; "torch:cuda:1", "torch:cpu"
-folder = "simulation"          # keeps where the run stands; the same command goes on from there
-test_every = 1
-masks = false                  # true: really carries out secure aggregation, keys and shares and masks
-
-[system]                       # times the rounds by a virtual clock; left out: a round has no duration
-seconds_per_step = { median = 0.05, sigma = 1.0 }   # log-normal; or a number, or Pareto: { best = 0.02, alpha = 1.2 }
-up = 2.5e5                     # bytes per second; devices = "trace.csv" in place of all that
-
-[task]                         # more of a deployed task: archipel task create --from federation.toml
-name = "digits"
-population = "pupils"
-min_cohort = 8
-mode = "semi-synchronous"      # with [system] the simulation does so, too, and keeps goal, deadlines, concurrency
-
-[tune]                         # `archipel tune` tries values of these: archipel tune --help
-trials = 30
-lr = { low = 0.01, high = 1.0, log = true }
-"""
+_ROOT = "root"
+"""In [task]: the device that a server takes for the examples of `[root]`; a task has it in its aggregation."""
 
 
 class TrainingPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -245,8 +183,11 @@ class Federation:
         """
         settings = self.settings
         given = {name: value for name in _ONCE if (value := getattr(settings, name)) is not None}
+        more = dict(settings.task)
         try:
-            return written.convert({**given, **settings.task, "bundle": bundle}, TaskRequest)
+            if _ROOT in more:
+                given["aggregation"] = {**msgspec.to_builtins(settings.aggregation), "root": more.pop(_ROOT)}
+            return written.convert({**given, **more, "bundle": bundle}, TaskRequest)
         except ValueError as error:
             raise SimulationError(f"{self.file}: as a task: {error}") from None
 
@@ -259,6 +200,7 @@ class Federation:
         """
         model = {"bundle": str(bundle.absolute()), "key": list(self.settings.model.key)}
         decided = msgspec.to_builtins({name: getattr(task, name) for name in _ONCE})
+        decided["aggregation"].pop(_ROOT)
         pacing = {name: getattr(task, name) for name in Pacing.__struct_fields__ if getattr(task, name) is not None}
         return {**decided, "task": pacing, "model": model, "training": None, "strategy": None}
 
@@ -360,6 +302,8 @@ def load_federation(
         if found.data.hold_out is not None and found.data.test is not None:
             raise SimulationError("data.hold_out: there is a file `test` as well; leave one of them out")
         _check_task(found.task)
+        if found.aggregation.root:
+            raise SimulationError("aggregation.root: is a device of a server; write it into [task], as `root`")
         federation = Federation(file, found)
         # What is wrong in a table that other parts of archipel check is told before any data are read.
         federation._training()
@@ -371,7 +315,7 @@ def load_federation(
 
 
 def _check_task(table: Mapping[str, Any]) -> None:
-    known = list(TaskRequest.__struct_fields__)
+    known = [*TaskRequest.__struct_fields__, _ROOT]
     for name in table:
         if name not in known:
             raise SimulationError(f"task.{name}: no such field of a task; {written.suggest(name, known)}")

@@ -15,7 +15,8 @@ from archipel import datasets
 from archipel.bundle import Bundle, development_key
 from archipel.errors import ClientError, SimulationError
 from archipel.simulation import ListedClients, SplitClients
-from archipel.simulation.federation import EXAMPLE, Federation, load_federation
+from archipel.simulation.federation import Federation, load_federation
+from archipel.simulation.federation_example import EXAMPLE
 from archipel.training import losses, optimizers
 from tests.support.development import place_development_key
 from tests.support.simulation import clients, dense, imported
