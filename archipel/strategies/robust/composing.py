@@ -52,6 +52,11 @@ def check_composition(
         check_memory(settings, (groups or cohort) + (settings.rule == ROOTED), layout)
 
 
+def least_parts(settings: Aggregation) -> int:
+    """With how few updates, or secure groups, a round of this rule ends well."""
+    return max(RULES[settings.rule].least(settings.tolerated), 1) if settings.robust else 1
+
+
 def _check_rule(
     settings: Aggregation, groups: int, manifest: Manifest, layout: Layout, privacy: str, fewest: int
 ) -> None:
