@@ -14,6 +14,8 @@ python = "model.py:make_model" # runs the code of that file; or zoo = "digits_cn
                                # bundle = "digits.bundle" with key = ["publisher.pub"], which trains as it says itself
 # [model.arguments]            # of the zoo's or your own function
 # classes = 10
+# [[models]]                   # in place of [model]: one of several (strategy "feddistill"), as a [model], and with
+# clients = [0, 1]             # the devices that have it; left out of one: the rest, out of all: in turn
 
 [training]                     # of a device in a round; not with a bundle
 loss = "cross_entropy"         # a name, or a table: { name = "cross_entropy", label_smoothing = 0.1 }
@@ -38,6 +40,9 @@ test = "test.npz"              # or hold_out = 0.1: the share of train to test w
 how = "dirichlet"              # or "iid", "by" with field = "person"
 clients = 50
 alpha = 0.3
+
+# [root]                       # examples of the server's own, for aggregation = { rule = "fltrust" }
+# share = 0.02                 # of the training data; or rows = [0, 7], or data = "trusted.npz"
 
 [evaluation]                   # each device measures the model on examples of its own; left out: none does
 hold_out = 0.2                 # the share of its examples that it does not train with

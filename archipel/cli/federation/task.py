@@ -132,10 +132,11 @@ def _read_federation(
     # A simulation of the file has examples of its own in the place of the device.
     settings = [f"{'task' if name == 'root' else 'aggregation'}.{name}={value}" for name, value in rule.items()]
     federation = load_federation(file, settings + ([] if groups is None else [f"secure_groups={groups}"]))
-    named = federation.settings.model.bundle
+    request, model = federation.task_request("0" * 64), federation.settings.model
+    named = None if model is None else model.bundle
     if bundle is None and named is None:
         raise CommandError(f"{file}: its model is no bundle; make one with `archipel convert`, and give it as --bundle")
-    return federation.task_request("0" * 64), bundle if bundle is not None else file.parent / str(named)
+    return request, bundle if bundle is not None else file.parent / str(named)
 
 
 @task.command("list")
