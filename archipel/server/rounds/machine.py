@@ -230,7 +230,7 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
         # Others than the `goal` first ones were not waited for.
         expected = counts.expected if not rule.collects or counts.goal is None else min(counts.expected, counts.goal)
         began = current.phase_ends - deadline(task, current.phase, current)
-        note_duration(session, current, expected=expected, needed=counts.minimum, began=began)
+        note_duration(session, current, expected=expected, needed=counts.minimum, began=began, root=task.root)
     if verdict is Verdict.FAIL:
         reason = rule.lacking
         if rule.waits_for != "work":

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from archipel.server.database.fault_tables import Quarantine
+from archipel.server.database.tables import CheckInRow
 from tests.server.rounds.test_leaving import leave
 from tests.server.rounds.test_plain_rounds import Update, parameters, same, update
 from tests.support.devices import Device
@@ -186,10 +187,28 @@ def test_a_root_device_that_is_gone_when_the_round_begins_fails_it_at_the_deadli
     for device in devices[:3]:
         device.check_in()
     with world.services.database.write() as session:
-        session.connection().exec_driver_sql("UPDATE check_ins SET due = 0 WHERE device_id = ?", (root.id,))
+        session.get_one(CheckInRow, root.id).due = 0.0
     world.settle()
     shown = world.rounds(task["task_id"])[0]
     assert shown["reason"] == f"its root device {root.id} does not wait for a round, at the deadline of phase assigning"
+
+
+def test_deadlines_leave_a_slow_root_device_its_time(world: World) -> None:
+    """The others answer at once, the root device after 40 s: a fourth of the deadline that follows from it."""
+    task, root, devices = rooted(world, rounds=4)
+    for number in range(3):
+        world.start_round([root, *devices])
+        send(world, devices, [alike(10 * number + index) for index in range(1, 4)])
+        world.clock.now += 40
+        send(world, [root], [alike(10 * number)])
+    world.start_round([root, *devices])
+    assert world.rounds(task["task_id"])[3]["deadlines"]["updating"] == 4 * 40
+    send(world, devices, [alike(index) for index in range(1, 4)])
+    world.clock.now += 161
+    world.settle()
+    # It was too slow, and nobody knows what it would have taken: the default holds.
+    world.start_round([root, *devices])
+    assert "updating" not in world.rounds(task["task_id"])[4]["deadlines"]
 
 
 @pytest.mark.parametrize("sent", [False, True])
