@@ -57,6 +57,7 @@ SHARED = (
     "autodiff",
     "bundle",
     "cli",
+    "client",
     "client/rounds",
     "compression",
     "converter",
@@ -64,12 +65,18 @@ SHARED = (
     "end_to_end",
     "graph",
     "lite_runtime",
+    "server/database",
+    "server/processes",
+    "server/storage",
     "simulation",
     "strategies",
     "training/cloud",
 )
-"""A process is six seconds of a processor old when it has imported PyTorch and exported its first model, and many of
-these rooms take no longer than that. In the long suite a room that kills its process must not take others along."""
+"""The rooms of each run in one process; those of a folder below it that is here too in another one.
+
+A process has computed for six seconds when it has imported PyTorch and exported its first model, and many of these
+rooms take no longer than that. In the long suite each has its own, so that one that kills it takes no other along.
+"""
 SYNCING = {"attacks", "client", "operator", "server"}
 """What a round of a server and its devices takes is mostly waiting for the disk to sync, so these have their folders in
 memory. Others stay on the disk: they confine processes, install packages, or cut the power."""
