@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +27,7 @@ class Tell(Callback):
     def after_batch(self, trainer: Trainer, loss: torch.Tensor) -> None:
         if trainer.minibatches == 7:
             print(7, flush=True)
-            time.sleep(60)
+            signal.pause()
 
 
 def run(

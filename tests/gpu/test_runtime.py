@@ -61,7 +61,10 @@ def test_it_predicts_and_learns_as_onnx_runtime_does(load: Callable[..., Any]) -
 
 
 def test_a_confined_child_says_what_to_do_for_cuda(load: Callable[..., Any]) -> None:
-    with load(ENGINE, isolated=True) as runtime, pytest.raises(DelegateError, match="so set isolated=False"):
+    with (
+        load(ENGINE, isolated=True) as runtime,
+        pytest.raises(DelegateError, match="does not start with isolated=True"),
+    ):
         runtime.fit(X, Y, batch_size=12)
 
 

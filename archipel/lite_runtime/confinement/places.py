@@ -43,7 +43,6 @@ NEEDS: dict[str, Needs] = {
         read=(
             *_GPU,
             "/proc/driver/nvidia",
-            "/usr/local/nvidia",
             "/usr/local/cuda",
             "/etc/alternatives",
             "/usr/share/nvidia",

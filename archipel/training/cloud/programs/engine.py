@@ -83,9 +83,7 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device) + 1
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        confined = (
-            "; in a confined process CUDA does not start, so set isolated=False" if name.startswith("cuda") else ""
-        )
+        confined = " (CUDA does not start with isolated=True)" if name.startswith("cuda") else ""
         raise Refusal(
             f"device {name!r}: {one_line(error)}; name 'cpu', 'cuda', 'cuda:1', 'mps' or 'auto'{confined}"
         ) from None
