@@ -172,15 +172,15 @@ def test_lines_come_while_the_room_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "processes"),
     [
-        (["cli", "graph/passes"], {"cli": ["cli", "cli/data", "cli/models"], "graph/passes": ["graph/passes"]}),
-        (["--all", "cli"], {room: [room] for room in ("cli", "cli/data", "cli/models")}),
+        (["bundle", "datasets/a"], {"bundle": ["bundle", "bundle/a", "bundle/b"], "datasets/a": ["datasets/a"]}),
+        (["--all", "bundle"], {room: [room] for room in ("bundle", "bundle/a", "bundle/b")}),
     ],
 )
 def test_short_rooms_of_a_folder_share_a_process(
     asked: list[str], processes: dict[str, list[str]], tmp_path: Path
 ) -> None:
-    rooms = ("cli", "cli/data", "cli/models", "graph", "graph/passes")
-    tree = {f"tests/{room}/test_{Path(room).name}.py": WRITES.replace("ROOM", room) for room in rooms}
+    rooms = ("bundle", "bundle/a", "bundle/b", "datasets", "datasets/a")
+    tree = {f"tests/{room}/test_of_{room.replace('/', '_')}.py": WRITES.replace("ROOM", room) for room in rooms}
     build(tmp_path, {**tree, "archipel/__init__.py": "", "pyproject.toml": TREE["pyproject.toml"]})
     code, table, _, _ = run(tmp_path, *asked)
     assert (code, table) == (0, [*processes, "all rooms"])
