@@ -46,7 +46,9 @@ def sent(message: Packed) -> Packed:
 class NeighbourRound:
     """Devices of one cohort and their server, step by step. `devices` are in the order of their places."""
 
-    def __init__(self, count: int, terms: Terms, randomness: Callable[[int], Callable[[int], bytes]] | None = None) -> None:
+    def __init__(
+        self, count: int, terms: Terms, randomness: Callable[[int], Callable[[int], bytes]] | None = None
+    ) -> None:
         self.terms = terms
         draws = randomness or (lambda index: stream(f"draws/{index}"))
         unsorted = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from archipel.errors import MessageError, ShareError
@@ -62,7 +63,7 @@ def commit_pair(bound: bytes, dealer: int, position: int, pair: Pair) -> bytes:
     )
 
 
-def envelope_key(private: bytes, peer: bytes, salt: bytes, dealer_key: bytes, holder_key: bytes) -> bytes:
+def envelope_key(private: X25519PrivateKey, peer: bytes, salt: bytes, dealer_key: bytes, holder_key: bytes) -> bytes:
     """The key of the envelope from the owner of cipher key `dealer_key` to that of `holder_key`; either derives it."""
     return keys.envelope_key(keys.agree(private, peer), salt, dealer_key, holder_key)
 

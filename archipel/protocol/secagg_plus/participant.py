@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from archipel.errors import CertificateError, ConsistencyError, SecureAggregationError, ShareError, ThresholdError
 from archipel.protocol.identity import verify_chain
@@ -25,6 +26,7 @@ from archipel.protocol.secagg.masks import apply_mask, reduce
 from archipel.protocol.secagg_plus import shares
 from archipel.protocol.secagg_plus.drawing import draw_neighbours
 from archipel.protocol.secagg_plus.envelope import Pair, bind, commit_pair, envelope_key, seal, unseal
+from archipel.protocol.secagg_plus.inclusion import check_inclusion, inclusion
 from archipel.protocol.secagg_plus.member import Distinct, RoundKeys, Session, read_member, seed_digest, sign_member
 from archipel.protocol.secagg_plus.messages import (
     NOBODY_SAYS,
@@ -41,7 +43,6 @@ from archipel.protocol.secagg_plus.messages import (
     Question,
     Refused,
 )
-from archipel.protocol.secagg_plus.inclusion import check_inclusion, inclusion
 from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes, check_sizes
 from archipel.protocol.secagg_plus.tree import check_members, hash_member
 from archipel.protocol.vector import Vector, check_vector
@@ -169,10 +170,10 @@ class Participant:
                 shares.split(self._seed, self._terms.sizes.threshold, count, self._draw),
                 strict=True,
             )
-            own, dealt = self._invitation.place, []
+            own, private, dealt = self._invitation.place, keys.private_key(self._cipher_secret), []
             for position, (place, pair) in enumerate(zip(self._neighbours, pairs, strict=True), start=1):
                 theirs = public[place].cipher_key
-                key = envelope_key(self._cipher_secret, theirs, self._salt, self._public.cipher_key, theirs)
+                key = envelope_key(private, theirs, self._salt, self._public.cipher_key, theirs)
                 dealt += [
                     seal(key, self._bound, own, place, pair, self._draw),
                     commit_pair(self._bound, own, position, pair),
@@ -186,7 +187,7 @@ class Participant:
         of its shares. Raises ShareError for an inbox that no honest server makes.
         """
         with self._step("receive"):
-            refused, own = [], self._invitation.place
+            refused, own, private = [], self._invitation.place, keys.private_key(self._cipher_secret)
             for dealing in inbox.dealings:
                 # A second envelope would replace the first, and a share of the one be shown for the other.
                 if dealing.dealer in self._held or dealing.dealer in refused:
@@ -194,7 +195,7 @@ class Participant:
                 if dealing.dealer == own or dealing.dealer >= self._invitation.size:
                     raise ShareError(f"inbox: shares from place {dealing.dealer}, which is nobody else's in the cohort")
                 try:
-                    self._held[dealing.dealer] = self._open(dealing)
+                    self._held[dealing.dealer] = self._open(private, dealing)
                 except (ShareError, SecureAggregationError):
                     refused.append(dealing.dealer)
             # What leaks from the device later opens no envelope.
@@ -211,9 +212,9 @@ class Participant:
         with self._step("mask"):
             check_vector("update", vector, self._terms.modulus_bits)
             masked = vector.copy()
-            own_key = self._public.mask_key
+            own_key, private = self._public.mask_key, keys.private_key(self._mask_secret)
             for place, public in self._remaining(partners).items():
-                key = keys.pairwise_mask_key(keys.agree(self._mask_secret, public), self._salt, own_key, public)
+                key = keys.pairwise_mask_key(keys.agree(private, public), self._salt, own_key, public)
                 # The one at the higher place adds the pair's mask, the other subtracts it.
                 apply_mask(masked, key, 1 if self._invitation.place > place else -1)
             # Should this device seem to have left, its mask key is reconstructed. If its vector comes after all, this
@@ -294,10 +295,9 @@ class Participant:
                 f"{self._terms.sizes.threshold}; nothing is shown"
             )
 
-    def _open(self, dealing: Dealing) -> Pair:
-        key = envelope_key(
-            self._cipher_secret, dealing.cipher_key, self._salt, dealing.cipher_key, self._public.cipher_key
-        )
+    def _open(self, private: X25519PrivateKey, dealing: Dealing) -> Pair:
+        theirs = dealing.cipher_key
+        key = envelope_key(private, theirs, self._salt, theirs, self._public.cipher_key)
         return unseal(key, self._bound, dealing.dealer, self._invitation.place, dealing.position, dealing.dealt)
 
     def _remaining(self, partners: Partners) -> dict[int, bytes]:
@@ -347,5 +347,3 @@ class Participant:
     def _forget(self) -> None:
         self._cipher_secret = self._mask_secret = self._seed = b""
         self._held.clear()
-
-

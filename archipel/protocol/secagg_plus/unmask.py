@@ -59,7 +59,8 @@ def unmask_sum(
     shares = _Shares(roster, questions, answers)
     bound = bind(session, roster.root)
     seeds = shares.recover(present, "seed", bound, lambda place, seed: _is_seed(roster, session, place, seed))
-    mask_keys = shares.recover(left, "mask key", bound, lambda place, key: _is_mask_key(roster, place, key))
+    recovered = shares.recover(left, "mask key", bound, lambda place, key: _is_mask_key(roster, place, key))
+    mask_keys = {place: keys.private_key(private) for place, private in recovered.items()}
     salt = session.salt
 
     def self_mask(place: int) -> tuple[bytes, int]:
@@ -134,7 +135,9 @@ class _Shares:
             raise ShareError(f"shares of a {kind}: places {names[:3]} showed or dealt wrong ones", names)
         return found
 
-    def _liars(self, dealer: int, positions: NDArray[np.int64], shares: NDArray[np.uint32], kind: str, bound: bytes) -> set[int]:
+    def _liars(
+        self, dealer: int, positions: NDArray[np.int64], shares: NDArray[np.uint32], kind: str, bound: bytes
+    ) -> set[int]:
         """Who showed another share than the dealer committed to; the dealer itself where nobody did."""
         liars = set()
         for position, share in zip(positions.tolist(), shares):
