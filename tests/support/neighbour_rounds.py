@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -20,6 +21,7 @@ from archipel.protocol.secagg_plus.unmask import unmask_sum
 from archipel.protocol.vector import Vector
 from tests.support.rounds import fixed, signing_key, stream
 
+M = TypeVar("M", bound=Packed)
 ENROLMENT = signing_key("enrolment")
 SESSION = Session(fixed("round", 16).hex(), fixed("plan").hex())
 
@@ -34,11 +36,11 @@ def enrolled(index: int) -> tuple[Ed25519PrivateKey, Chain]:
 
 
 def make_terms(sizes: Sizes, assumed: Assumptions, cohort: int, **changes: int) -> Terms:
-    bounds = {"min_cohort": 3, "max_cohort": cohort, "modulus_bits": 24} | changes
+    bounds: dict[str, int] = {"min_cohort": 3, "max_cohort": cohort, "modulus_bits": 24} | changes
     return Terms(SESSION, sizes, assumed, **bounds)
 
 
-def sent(message: Packed) -> Packed:
+def sent(message: M) -> M:
     """The message as it arrives."""
     return unpack(pack(message), type(message))
 
@@ -99,7 +101,7 @@ class NeighbourRound:
             check_answer(self.questions[place], answer, str(place))
 
     def unmask(self, **changes: object) -> Vector:
-        given = {
+        given: dict[str, Any] = {
             "session": SESSION, "roster": self.roster, "sharers": self.sharers, "survivors": self.survivors,
             "questions": self.questions, "answers": self.answers, "modulus_bits": self.terms.modulus_bits,
         } | changes  # fmt: skip

@@ -6,7 +6,8 @@ the shares that it moves. A `place` is a device's index in the cohort sorted by 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,7 @@ class Roster:
         self.drawn: NDArray[np.int64] = np.full((len(members), neighbours), _NOBODY)
         self.holds = np.zeros(self.drawn.shape, bool)
         self.dealt: dict[int, bytes] = {}
+        self._by_holder: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None = None
 
     @property
     def root(self) -> bytes:
@@ -81,18 +83,16 @@ class Roster:
         divide("dealt", dealt.dealt, DEALT_BYTES, self.drawn.shape[1])
         self.dealt[place] = dealt.dealt
         self.holds[place] = True
+        self._by_holder = None
 
     def inbox(self, place: int) -> Inbox:
         """The envelopes for the device at `place`, by dealer."""
-        return Inbox(
-            dealings=[
-                Dealing(
-                    dealer=dealer, position=position + 1, cipher_key=self.keys[dealer].cipher_key,
-                    dealt=self.dealt[dealer][DEALT_BYTES * position : DEALT_BYTES * (position + 1)],
-                )
-                for dealer, position in zip(*(index.tolist() for index in np.nonzero((self.drawn == place) & self.holds)))
-            ]
-        )  # fmt: skip
+        dealings = []
+        for dealer, position in self._to(place):
+            start = DEALT_BYTES * position
+            dealt, cipher_key = self.dealt[dealer][start : start + DEALT_BYTES], self.keys[dealer].cipher_key
+            dealings.append(Dealing(dealer=dealer, position=position + 1, cipher_key=cipher_key, dealt=dealt))
+        return Inbox(dealings=dealings)
 
     def settle(self, refused: Mapping[int, Refused]) -> list[int]:
         """Takes out who got no acceptable shares; returns the places of U2, whose shares enough others hold.
@@ -101,51 +101,76 @@ class Roster:
         while half of the holders beyond the threshold do: the rest may leave later.
         """
         for holder, message in refused.items():
-            self.holds[np.isin(np.arange(len(self.members)), message.dealers)[:, None] & (self.drawn == holder)] = False
-        self.holds &= np.isin(self.drawn, list(refused))
-        needed = self.sizes.threshold + (self.drawn.shape[1] - self.sizes.threshold) // 2
-        enough = self.holds.sum(axis=1) >= min(needed, self.drawn.shape[1])
-        stay = enough & np.isin(np.arange(len(self.members)), list(refused))
+            for dealer in message.dealers:
+                self.holds[dealer, self.drawn[dealer] == holder] = False
+        here = self._mask(refused)
+        self.holds &= here[self.drawn]
+        count = self.drawn.shape[1]
+        needed = self.sizes.threshold + (count - self.sizes.threshold) // 2
+        stay = here & (self.holds.sum(axis=1) >= needed)
         self.holds[~stay] = False
         return [int(place) for place in np.flatnonzero(stay)]
 
     def pair(self, place: int, sharers: Collection[int]) -> Partners:
         """With whom the device at `place`, one of U2 (`sharers`), shares masks."""
-        first = self.drawn[:, : self.sizes.partners]
-        others = set(np.flatnonzero((first == place).any(axis=1)).tolist()) & set(sharers)
+        inside = self._mask(sharers)
+        own = self.drawn[place, : self.sizes.partners].tolist()
+        others = [dealer for dealer, position in self._to(place) if position < self.sizes.partners and inside[dealer]]
         return Partners(
-            gone=sorted(set(first[place].tolist()) - set(sharers)),
-            others=[Partner(place=other, mask_key=self.keys[other].mask_key) for other in sorted(others)],
+            gone=sorted(other for other in own if not inside[other]),
+            others=[Partner(place=other, mask_key=self.keys[other].mask_key) for other in others],
         )
 
     def pairs(self, sharers: Collection[int], left: Collection[int]) -> list[tuple[int, int]]:
         """(who left, who is present) for every mask between two of U2 that stays in the sum."""
+        inside, gone = self._mask(sharers), self._mask(left)
         first = self.drawn[:, : self.sizes.partners]
-        inside = np.isin(np.arange(len(self.members)), list(sharers))
-        one, column = np.nonzero(inside[:, None] & np.isin(first, np.flatnonzero(inside)))
+        one, column = np.nonzero(inside[:, None] & inside[first])
         other = first[one, column]
-        gone = np.isin(np.arange(len(self.members)), list(left))
         mixed = gone[one] != gone[other]
         one, other = one[mixed], other[mixed]
-        both = np.where(gone[one], one, other), np.where(gone[one], other, one)
-        return [(int(a), int(b)) for a, b in sorted(set(zip(*(side.tolist() for side in both))))]
+        both = np.stack([np.where(gone[one], one, other), np.where(gone[one], other, one)], axis=1)
+        # Two that drew each other share one mask.
+        return [(int(a), int(b)) for a, b in np.unique(both, axis=0)]
 
     def ask(self, place: int, survivors: Collection[int]) -> Question:
         """What the device at `place` is asked: U3 (`survivors`) are present, the rest of its dealers left."""
-        dealers = np.flatnonzero(((self.drawn == place) & self.holds).any(axis=1)).tolist()
-        present = set(survivors)
+        dealers, present = (
+            [dealer for dealer, position in self._to(place) if self.holds[dealer, position]],
+            set(survivors),
+        )
         return Question(present=[d for d in dealers if d in present], left=[d for d in dealers if d not in present])
 
     def include(self, place: int, questions: Mapping[int, Question], confirmed: Mapping[int, Confirmed]) -> Inclusions:
         """The signatures that the neighbours of the device at `place` made for it."""
         found = []
         for neighbour in self.drawn[place][self.holds[place]].tolist():
-            if neighbour not in confirmed or place not in questions[neighbour].present:
+            if neighbour not in confirmed:
                 continue
-            index = questions[neighbour].present.index(place)
+            present = questions[neighbour].present
+            index = bisect_left(present, place)
+            if index == len(present) or present[index] != place:
+                continue
             signature = confirmed[neighbour].signatures[64 * index : 64 * (index + 1)]
             found.append(Inclusion(neighbour=neighbour, signature=signature))
         return Inclusions(inclusions=found)
+
+    def _to(self, place: int) -> list[tuple[int, int]]:
+        """(dealer, position) of everybody that dealt to the device at `place`, by dealer."""
+        if self._by_holder is None:
+            dealers = np.array(sorted(self.dealt), np.int64)
+            holders = self.drawn[dealers].ravel()
+            order = np.argsort(holders, kind="stable")
+            starts = np.searchsorted(holders[order], np.arange(len(self.members) + 1))
+            self._by_holder = dealers[order // self.drawn.shape[1]], order % self.drawn.shape[1], starts
+        dealers, positions, starts = self._by_holder
+        part = slice(starts[place], starts[place + 1])
+        return list(zip(dealers[part].tolist(), positions[part].tolist(), strict=True))
+
+    def _mask(self, places: Iterable[int]) -> NDArray[np.bool_]:
+        found = np.zeros(len(self.members), bool)
+        found[list(places)] = True
+        return found
 
 
 def check_answer(question: Question, answer: Answer, device: str) -> None:

@@ -58,9 +58,7 @@ class Assumptions:
         if self.server not in ("semi-honest", "malicious"):
             raise PolicyError(f"server: expected 'semi-honest' or 'malicious', got {self.server!r}")
         if self.hidden < 2:
-            raise PolicyError(
-                f"hidden: expected at least 2 others, got {self.hidden}; with one, each knows the other's"
-            )
+            raise PolicyError(f"hidden: expected at least 2 others, got {self.hidden}; two alone know each other's")
         for name in ("security", "correctness"):
             if not 1 <= getattr(self, name) <= 128:
                 raise PolicyError(f"{name}: expected from 1 to 128 bits, got {getattr(self, name)}")
