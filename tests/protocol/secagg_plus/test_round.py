@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from archipel.errors import ArchipelError, ThresholdError
+from archipel.protocol.secagg_plus.drawing import draw_neighbours
 from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes, choose_sizes
 from tests.support.neighbour_rounds import NeighbourRound, make_terms
+from tests.support.rounds import stream
 
 WEAK: dict[str, Any] = {"security": 1, "correctness": 1}
 """Few neighbours in small cohorts, so that graphs are not complete."""
@@ -112,9 +114,6 @@ def test_a_complete_graph_is_the_small_case() -> None:
 
 
 def test_neighbours_are_drawn_uniformly() -> None:
-    from archipel.protocol.secagg_plus.drawing import draw_neighbours
-    from tests.support.rounds import stream
-
     randomness = stream("drawing")
     counts = np.zeros((2, 7))
     for _ in range(3000):

@@ -9,7 +9,7 @@ from math import comb
 import pytest
 
 from archipel.errors import PolicyError
-from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes, check_sizes, choose_sizes
+from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes, _disconnected, check_sizes, choose_sizes
 
 
 def more_than(limit: int, population: int, marked: int, drawn: int) -> Fraction:
@@ -96,8 +96,6 @@ def connected(count: int, edges: set[frozenset[int]]) -> bool:
 def test_the_bound_on_masks_that_fall_apart_is_above_the_truth() -> None:
     # Five devices, all honest, each with one partner: all 4^5 graphs by hand. The bound counts a graph for every way in
     # which it falls apart.
-    from archipel.protocol.secagg_plus.sizes import _disconnected
-
     graphs: list[set[frozenset[int]]] = [set()]
     for device in range(5):
         graphs = [graph | {frozenset((device, other))} for graph in graphs for other in range(5) if other != device]
