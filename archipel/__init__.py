@@ -33,7 +33,7 @@ _HOMES = {
 }  # fmt: skip
 _ROOMS = (
     "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "frontend", "graph",
-    "lite_runtime", "models", "operator", "preprocessing", "protocol", "server", "simulation",
+    "lite_runtime", "models", "operator", "preprocessing", "privacy", "protocol", "server", "simulation",
     "strategies", "training",
 )  # fmt: skip
 

@@ -50,6 +50,8 @@ PUBLIC = {
     "archipel.preprocessing": "Average Cast Clip CropOrPad Frames Greyscale Layout LogMel Mfcc Normalize OneHot "
     "Preemphasis RandomFlip RandomGain RandomMask RandomNoise RandomShift Raw Resize ResizeShorter Scale Spectrogram "
     "Standardize TRANSFORMS Transform chain describe fitted from_settings load_settings put_before to_settings",
+    "archipel.privacy": "AccountantName Event Gaussian Poisson Repeated least_multiplier read_events spent_epsilon "
+    "write_events",
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
     "load_settings restore run_coordinator supervise",
     "archipel.simulation": "Aggregation Attack Bins ClientRow Clients Device DrawnClients Evaluation Federation "

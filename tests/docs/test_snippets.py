@@ -41,6 +41,7 @@ RUN = {
     "docs/operator-api.md",
     "docs/parallel.md",
     "docs/preprocessing.md",
+    "docs/privacy.md",
     "docs/python_functions.md",
     "docs/quickstart.md",
     "docs/robust.md",

@@ -25,5 +25,6 @@ def audited(task: Task) -> dict[str, str | int | float | None]:
         "threshold", "eligibility", "max_contributions", "devices_of", "min_contributors", "program", "secure_groups",
     )  # fmt: skip
     request = request_of(task)
-    more = {"aggregation": request.aggregation.rule, "percent": task.percent, "state": task.state}
+    rule = {"aggregation": request.aggregation.rule, "root": task.root}
+    more = {**rule, "percent": task.percent, "state": task.state}
     return {**{name: getattr(request, name) for name in names}, **more}

@@ -20,6 +20,7 @@ from archipel.server.database.tables import Round
 from tests.attacks.faults_world import upload_noise
 from tests.server.rounds.test_plain_rounds import mean, update
 from tests.server.rounds.test_robust_rounds import clipped, rows
+from tests.server.rounds.test_root_devices import alike, fltrust
 from tests.server.rounds.test_secure_groups import give, group_means
 from tests.server.rounds.test_secure_round import expected_parameters, give_updates
 from tests.support.devices import ANSWERED, Device
@@ -114,6 +115,18 @@ def robust(through: Through) -> None:
     check(through, task, expected, versions=2)
 
 
+def rooted(through: Through) -> None:
+    """The first device's update is what the others are compared with."""
+    rule = {"rule": "fltrust", "root": through.devices[0].id}
+    task = through.create(privacy="plain", aggregation=rule)
+    through.join()
+    updates = [alike(index, 1.0 + index) for index in range(4)]
+    for device, values in zip(through.devices, updates, strict=True):
+        device.updating(**values)
+        through.settle()
+    check(through, task, fltrust(updates[1:], updates[0]))
+
+
 def grouped(through: Through) -> None:
     """Three groups; one of them never sends its updates and is left out."""
     asked = {"rule": "trimmed-mean", "tolerated": 0}
@@ -203,7 +216,7 @@ def left(through: Through) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Through], None]] = {
-    "secure": secure, "plain": plain, "robust": robust, "grouped": grouped, "buffered": buffered,
+    "secure": secure, "plain": plain, "robust": robust, "rooted": rooted, "grouped": grouped, "buffered": buffered,
     "evaluated": evaluated, "spoiled": spoiled, "left": left,
 }  # fmt: skip
 
@@ -231,7 +244,7 @@ def check(
 
 
 def run(world: World, scenario: str, kill: int) -> Server:
-    through = Through(world, kill, {"buffered": 6, "grouped": 9}.get(scenario, 3))
+    through = Through(world, kill, {"buffered": 6, "grouped": 9, "rooted": 4}.get(scenario, 3))
     try:
         SCENARIOS[scenario](through)
     except BaseException:
@@ -244,6 +257,7 @@ POINTS = {
     "secure": 160,
     "plain": 125,
     "robust": 200,
+    "rooted": 140,
     "grouped": 320,
     "buffered": 250,
     "evaluated": 115,
@@ -259,7 +273,7 @@ def test_the_points_are_fewer_than_counted_for(world: World, scenario: str) -> N
     assert 0.8 * POINTS[scenario] < server.points < POINTS[scenario], (scenario, server.points)
 
 
-@pytest.mark.sampled(every=41)
+@pytest.mark.sampled(every=61)
 @pytest.mark.parametrize(("scenario", "kill"), [(name, kill) for name in SCENARIOS for kill in range(1, POINTS[name])])
 def test_killed_at_any_point_it_loses_and_doubles_nothing(world: World, scenario: str, kill: int) -> None:
     server = run(world, scenario, kill)
