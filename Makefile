@@ -18,7 +18,7 @@ ROOMS ?=
 BROWSER_ROOMS := $(filter browser% web% tests/browser% tests/web%,$(ROOMS))
 BEFORE_TESTS := known-rooms $(if $(ROOMS),$(if $(BROWSER_ROOMS),web-if-possible),web-if-possible) postgres-if-possible compiler-if-possible
 
-.PHONY: help demo quick test test-all known-rooms mutants lint web web-if-possible postgres-if-possible compiler-if-possible clean
+.PHONY: help demo quick test test-all known-rooms mutants lint web npm web-if-possible postgres-if-possible compiler-if-possible clean
 
 help:
 	@echo "make demo      install into .venv and run the main job (writes report.html)"
@@ -28,6 +28,7 @@ help:
 	@echo "make mutants   change the product in one place at a time and see that the tests notice (ARGS='ROOM ... --only NAME')"
 	@echo "make lint      lint, types and import rules only"
 	@echo "make web       build the browser demo, which archipel serve shows at /demo/"
+	@echo "make npm       pack the browser's library for npm, into build/npm/"
 	@echo "make clean     remove .venv and everything built"
 
 demo: $(READY)
@@ -71,6 +72,9 @@ $(READY): pyproject.toml constraints.txt
 
 web: $(WEB_PAGE)
 	@:
+
+npm: $(READY) web/node_modules/.package-lock.json
+	@$(BIN)/python scripts/npm_package.py build/npm
 
 # A machine without Node.js or Chromium is told their names and goes on without the browser's tests, except in CI.
 web-if-possible: $(READY)

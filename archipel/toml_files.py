@@ -31,7 +31,8 @@ def put_setting(
 
     Arguments:
         table: is changed.
-        setting: the key has a dot before the name in each inner table; the value is one of TOML, or a text as it is.
+        setting: the key has a dot before the name in each inner table, or its number from 0 on in a list of tables; the
+            value is one of TOML, or a text as it is.
         fields: the names that the file may have.
         example: settings that the error shows.
         otherwise: the inner table that a key is of which does not begin with one of `fields`.
@@ -49,11 +50,17 @@ def put_setting(
     except (ValueError, RecursionError):
         value = text  # a word without quotation marks, which a shell takes away
     at = table
-    for part in parts[:-1]:
+    while len(parts) > 1:
+        part = parts.pop(0)
         inner = at.setdefault(part, {})
         if isinstance(inner, str):  # optimizer.lr where the file has optimizer = "adam"
             inner = at[part] = {"name": inner}
+        if isinstance(inner, list) and len(parts) > 1:
+            number = parts.pop(0)
+            if number not in map(str, range(len(inner))):
+                raise CommandError(f"--set {setting}: {part} has no {number}, but 0 to {len(inner) - 1}")
+            inner = inner[int(number)]
         if not isinstance(inner, dict):
             raise CommandError(f"--set {setting}: {part} is no table")
         at = inner
-    at[parts[-1]] = value
+    at[parts[0]] = value

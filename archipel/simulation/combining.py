@@ -81,11 +81,15 @@ class Combining:
         single = settings.attack.over_updates or (settings.aggregation.robust and not settings.secure_groups)
         divided = None
         if settings.secure_groups:
-            order = permutation(len(drawn), settings.seed % _SEED, _GROUPS, work.number)
-            divided = divide(np.array(drawn), settings.secure_groups, order)
+            divided = self.divide(work.number, drawn)
             if self._root is not None:
                 divided[self._root] = settings.secure_groups
         return replace(work, groups=divided, single=single, cohort=self._largest)
+
+    def divide(self, number: int, drawn: list[int]) -> dict[int, int]:
+        """The secure group of each of these clients, from 0 on."""
+        order = permutation(len(drawn), self._settings.seed % _SEED, _GROUPS, number)
+        return divide(np.array(drawn), self._settings.secure_groups, order)
 
     def combine(self, work: Work, total: Sum, devices: int, state: Mapping[str, NDArray[Any]]) -> Combined:
         """The round's sum.
@@ -180,11 +184,14 @@ class Combining:
         settings = self._settings
         rule, groups = settings.aggregation, settings.secure_groups
         asynchronous = settings.pacing.mode == "asynchronous"
-        if (groups or settings.root) and settings.system is not None:
-            raise SimulationError("system: its clock times rounds of one sum, without secure_groups and root")
         if settings.attack.over_updates and asynchronous:
             raise SimulationError(
                 "mode: asynchronous rounds add up updates of several versions; attacks over updates need updates of one"
+            )
+        if rule.root:
+            raise SimulationError(
+                f"aggregation.root: {rule.root} is a device of a server; a simulation takes examples of the server's "
+                "own; give root"
             )
         if rule.rule == "fltrust" and not settings.root:
             raise SimulationError("aggregation 'fltrust': needs examples of the server's own; give root")

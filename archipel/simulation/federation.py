@@ -16,6 +16,7 @@ from archipel.errors import ArchipelError, PolicyError, SimulationError
 from archipel.graph import Model
 from archipel.models.source import ModelSource
 from archipel.protocol import written
+from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
 from archipel.simulation.attacks import Attack
@@ -24,6 +25,8 @@ from archipel.simulation.clients import Clients, ListedClients
 from archipel.simulation.evaluation import Evaluation
 from archipel.simulation.federation_data import DataSource, Partition, divide, read_examples, read_partition
 from archipel.simulation.federation_model import as_model, field_names, open_network
+from archipel.simulation.federation_models import ModelOfSome, assign_models, check_models, renamed
+from archipel.simulation.federation_root import RootSource, take_root
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.running import Cluster, Test
@@ -41,70 +44,8 @@ Count = Annotated[int, Meta(ge=1)]
 _ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation", "secure_groups",
          "differential_privacy")  # fmt: skip
 """What a task has, too, and the file outside of [task]."""
-EXAMPLE = """\
-rounds = 20                    # all that follows has a default but rounds, model and data
-cohort = 10                    # devices drawn for each round; left out: all
-dropout = 0.1                  # the share of these that leave before their update counts
-privacy = "secure"             # adds up whole numbers as secure rounds do; or "plain": floating point
-seed = 0                       # the same seed gives the same result
-
-[model]
-python = "model.py:make_model" # runs the code of that file; or zoo = "digits_cnn", onnx = "network.onnx",
-                               # bundle = "digits.bundle" with key = ["publisher.pub"], which trains as it says itself
-# [model.arguments]            # of the zoo's or your own function
-# classes = 10
-
-[training]                     # of a device in a round; not with a bundle
-loss = "cross_entropy"         # a name, or a table: { name = "cross_entropy", label_smoothing = 0.1 }
-optimizer = { name = "sgd", lr = 0.05 }
-epochs = 2
-batch_size = 16
-# trainable = ["head.*"]       # parameters that devices train; left out: all
-
-[strategy]                     # not with a bundle
-name = "fedprox"
-mu = 0.01                      # the strategy's options: docs/strategies.md
-
-[hyperparameters]              # as a task has them
-server_lr = 1.0
-
-[data]                         # paths are relative to this file's folder
-train = "train.npz"            # .npz, .csv, .parquet, .arrow or a folder of them: docs/data.md
-test = "test.npz"              # or hold_out = 0.1: the share of train to test with
-# or python = "data.py:load"   # returns the training data, or (training data, test data)
-
-[partition]                    # which device has which examples
-how = "dirichlet"              # or "iid", "by" with field = "person"
-clients = 50
-alpha = 0.3
-
-[evaluation]                   # each device measures the model on examples of its own; left out: none does
-hold_out = 0.2                 # the share of its examples that it does not train with
-every = 5                      # rounds between two evaluations
-
-[run]                          # how it runs: changes no result but for client_axis and engine, in the last digits
-workers = 1                    # processes
-cluster = "local"              # "ray": actors of a Ray cluster; workers = 0 is then one a core or GPU
-client_axis = "auto"           # "on": many devices as one graph; "off": one after the other
-engine = "onnxruntime"         # or "torch", on the machine's GPU; "torch:cuda:1", "torch:cpu"
-folder = "simulation"          # keeps where the run stands; the same command goes on from there
-test_every = 1
-masks = false                  # true: really carries out secure aggregation, keys and shares and masks
-
-[system]                       # times the rounds by a virtual clock; left out: a round has no duration
-seconds_per_step = { median = 0.05, sigma = 1.0 }   # log-normal; or a number, or Pareto: { best = 0.02, alpha = 1.2 }
-up = 2.5e5                     # bytes per second; devices = "trace.csv" in place of all that
-
-[task]                         # more of a deployed task: archipel task create --from federation.toml
-name = "digits"
-population = "pupils"
-min_cohort = 8
-mode = "semi-synchronous"      # with [system] the simulation does so, too, and keeps goal, deadlines, concurrency
-
-[tune]                         # `archipel tune` tries values of these: archipel tune --help
-trials = 30
-lr = { low = 0.01, high = 1.0, log = true }
-"""
+_ROOT = "root"
+"""In [task]: the device that a server takes for the examples of `[root]`; a task has it in its aggregation."""
 
 
 class TrainingPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,8 +77,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A whole file."""
 
     rounds: Count
-    model: ModelSource
     data: DataSource
+    model: ModelSource | None = None
+    models: tuple[ModelOfSome, ...] = ()
+    root: RootSource | None = None
     cohort: Count | None = None
     dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     privacy: Literal["secure", "plain"] = "secure"
@@ -156,18 +99,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     task: dict[str, Any] = {}
     tune: dict[str, Any] = {}
 
+    @property
+    def sources(self) -> tuple[ModelSource, ...]:
+        """Where the models come from: that of [model], or those of [[models]]."""
+        return self.models if self.model is None else (self.model,)
+
 
 @dataclass(frozen=True)
 class Prepared:
     """A federation whose data are read: what `simulate` takes.
 
-    `training` is None where the model is a bundle, which says itself how devices train.
+    `model` is a list where devices have different ones, and `model_of` the number of each device's (None: in turn).
+    `training` is None where the model is a bundle, which says itself how devices train. `root` has the server's own
+    examples.
     """
 
-    model: Model | Bundle
+    model: Model | Bundle | list[Model | Bundle]
     training: Training | None
     clients: Clients
     test: Test | None
+    root: Mapping[str, Any] | None = None
+    model_of: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -198,21 +150,22 @@ class Federation:
         settings, folder = self.settings, self.file.parent
         try:
             training = self._training()
-            network = open_network(settings.model, settings.seed, folder)
+            networks = self._networks()
             examples = read_examples(settings.data, folder, settings.seed)
-            if isinstance(network, Bundle):
-                model: Model | Bundle = network
-            elif isinstance(examples.train, dict):
-                model = as_model(network, examples.train)
-            else:
-                model = as_model(network, examples.train.take(0))
-            names = field_names(model)
-            test = None if examples.test is None else names.take("data.test", examples.test)
+            root = None
+            if settings.root is not None:
+                root, examples = take_root(settings.root, examples, settings.data, folder, settings.seed)
+            first = examples.train if isinstance(examples.train, dict) else examples.train.take(0)
+            models = [each if isinstance(each, Bundle) else as_model(each, first) for each in networks]
+            names = field_names(models[0])
+            clients = self._clients(examples.train, names)
             return Prepared(
-                model=model,
-                training=None if isinstance(model, Bundle) else training,
-                clients=self._clients(examples.train, names),
-                test=None if test is None else {name: test[name] for name in (*names.inputs, *names.labels)},
+                model=models[0] if settings.model is not None else models,
+                training=training,
+                clients=clients,
+                test=_taken(examples.test, "data.test", names),
+                root=_taken(root, "root", names),
+                model_of=assign_models(settings.models, len(clients)),
             )
         except ArchipelError as error:
             raise _named(self.file, error) from None
@@ -228,7 +181,8 @@ class Federation:
                 workers=run.workers, client_axis=run.client_axis, threads=run.threads, engine=run.engine,
                 cluster=run.cluster, masks=run.masks, folder=self.folder, on_round=on_round,
                 aggregation=settings.aggregation, secure_groups=settings.secure_groups, attack=settings.attack,
-                evaluation=settings.evaluation, differential_privacy=settings.differential_privacy, **self._clock(),
+                evaluation=settings.evaluation, root=prepared.root, model_of=prepared.model_of,
+                differential_privacy=settings.differential_privacy, **self._clock(),
             )  # fmt: skip
         except (SimulationError, PolicyError) as error:
             raise _named(self.file, error) from None
@@ -244,12 +198,24 @@ class Federation:
         Arguments:
             bundle: the digest of the bundle.
 
-        Raises SimulationError that names the file and the field.
+        Raises SimulationError that names the file and the field, and for devices with different models.
         """
         settings = self.settings
+        if settings.models:
+            raise SimulationError(
+                f"{self.file}: as a task: models: all devices of a task have one bundle; write the one as [model]"
+            )
+        if settings.aggregation.rule == ROOTED and _ROOT not in settings.task:
+            raise SimulationError(
+                f"{self.file}: as a task: task.{_ROOT}: is missing; a server has no examples of its own, so rule "
+                f"{ROOTED!r} takes the id of a device that you trust"
+            )
         given = {name: value for name in _ONCE if (value := getattr(settings, name)) is not None}
+        more = dict(settings.task)
         try:
-            return written.convert({**given, **settings.task, "bundle": bundle}, TaskRequest)
+            if _ROOT in more:
+                given["aggregation"] = {**msgspec.to_builtins(settings.aggregation), "root": more.pop(_ROOT)}
+            return written.convert({**given, **more, "bundle": bundle}, TaskRequest)
         except ValueError as error:
             raise SimulationError(f"{self.file}: as a task: {error}") from None
 
@@ -260,10 +226,11 @@ class Federation:
             task: a training.
             bundle: its bundle; the publisher's key is that of the file's `model.key`.
         """
-        model = {"bundle": str(bundle.absolute()), "key": list(self.settings.model.key)}
+        model = {"bundle": str(bundle.absolute()), "key": [key for each in self.settings.sources for key in each.key]}
         decided = msgspec.to_builtins({name: getattr(task, name) for name in _ONCE})
+        decided["aggregation"].pop(_ROOT)
         pacing = {name: getattr(task, name) for name in Pacing.__struct_fields__ if getattr(task, name) is not None}
-        return {**decided, "task": pacing, "model": model, "training": None, "strategy": None}
+        return {**decided, "task": pacing, "model": model, "models": None, "training": None, "strategy": None}
 
     def _clock(self) -> dict[str, Any]:
         """The virtual clock's part of the arguments of `simulate`: what [task] says of rounds holds with it."""
@@ -276,9 +243,18 @@ class Federation:
             raise SimulationError(f"task.{error}") from None
         return {"system": with_devices(self.settings.system, self.file.parent), "mode": mode}
 
+    def _networks(self) -> list[Any]:
+        settings, found = self.settings, []
+        for number, source in enumerate(settings.sources):
+            try:
+                found.append(open_network(source, settings.seed, self.file.parent))
+            except ArchipelError as error:
+                raise renamed(error, number) if settings.models else error from None
+        return found
+
     def _training(self) -> Training | None:
         settings = self.settings
-        if settings.model.bundle is not None:
+        if all(each.bundle is not None for each in settings.sources):
             for name in ("training", "strategy"):
                 if getattr(settings, name) is not None:
                     raise SimulationError(f"{name}: the bundle decides it; leave it out, or convert anew with it")
@@ -301,7 +277,8 @@ class Federation:
             if partition is not None:
                 raise SimulationError("partition: the data are divided over devices already; leave it out")
             if isinstance(train, ListedClients):
-                return ListedClients([_taken(train, number, names) for number in range(len(train))])
+                listed = range(len(train))
+                return ListedClients([_fields(train.take(each), f"device {each}", names) for each in listed])
             assert isinstance(train, Clients)
             return _NamedClients(train, names)
         if partition is None:
@@ -325,11 +302,17 @@ class _NamedClients:
         return self._clients.count(number)
 
     def take(self, number: int) -> Mapping[str, Any]:
-        return _taken(self._clients, number, self._names)
+        return _fields(self._clients.take(number), f"device {number}", self._names)
 
 
-def _taken(clients: Clients, number: int, names: FieldNames) -> dict[str, Any]:
-    found = names.take(f"device {number}", clients.take(number))
+def _taken(examples: Mapping[str, Any] | None, what: str, names: FieldNames) -> dict[str, Any] | None:
+    if examples is None:
+        return None
+    return _fields(examples, what, names)
+
+
+def _fields(examples: Mapping[str, Any], what: str, names: FieldNames) -> dict[str, Any]:
+    found = names.take(what, examples)
     return {name: found[name] for name in (*names.inputs, *names.labels)}
 
 
@@ -355,7 +338,12 @@ def load_federation(
         for setting in settings:
             put_setting(table, setting, Settings.__struct_fields__, "rounds=5 or strategy.mu=0.1")
         found = written.convert(table, Settings)
-        _ = found.model.source
+        if (found.model is None) == (not found.models):
+            raise SimulationError("model: give a table [model], or of devices with different models several [[models]]")
+        if found.model is not None:
+            _ = found.model.source
+        else:
+            check_models(found.models)
         if (found.data.python is None) == (found.data.train is None):
             raise SimulationError("data: give train, a file, or python, a function")
         if found.data.arguments and found.data.python is None:
@@ -363,6 +351,16 @@ def load_federation(
         if found.data.hold_out is not None and found.data.test is not None:
             raise SimulationError("data.hold_out: there is a file `test` as well; leave one of them out")
         _check_task(found.task)
+        if found.aggregation.root:
+            raise SimulationError("aggregation.root: is a device of a server; write it into [task], as `root`")
+        for key, given in ((_ROOT, found.root is not None), (f"task.{_ROOT}", _ROOT in found.task)):
+            if given and found.aggregation.rule != ROOTED:
+                raise SimulationError(
+                    f"{key}: rule {found.aggregation.rule!r} takes no update as a root; set rule {ROOTED!r}, or leave "
+                    "it out"
+                )
+        if found.root is not None:
+            found.root.check(found.data)
         federation = Federation(file, found)
         # What is wrong in a table that other parts of archipel check is told before any data are read.
         federation._training()
@@ -374,7 +372,7 @@ def load_federation(
 
 
 def _check_task(table: Mapping[str, Any]) -> None:
-    known = list(TaskRequest.__struct_fields__)
+    known = [*TaskRequest.__struct_fields__, _ROOT]
     for name in table:
         if name not in known:
             raise SimulationError(f"task.{name}: no such field of a task; {written.suggest(name, known)}")

@@ -109,10 +109,10 @@ def read_examples(source: DataSource, folder: Path, seed: int) -> Examples:
             raise SimulationError("data.hold_out: there are test data as well; leave it out")
         if source.hold_out is not None:
             whole, test = datasets.hold_out(whole, source.hold_out, seed=seed)
-        return Examples(_arrays("data.train", whole), None if test is None else _arrays("data.test", test))
+        return Examples(arrays_of("data.train", whole), None if test is None else arrays_of("data.test", test))
     if source.hold_out is not None:
         raise SimulationError("data.hold_out: the devices are divided already; return test data beside them")
-    return Examples(clients, None if test is None else _arrays("data.test", test))
+    return Examples(clients, None if test is None else arrays_of("data.test", test))
 
 
 def _is_divided(train: Any) -> bool:
@@ -132,7 +132,8 @@ def _parts(found: Any) -> list[Any]:
     return [found, None]
 
 
-def _arrays(key: str, data: Any) -> Arrays:
+def arrays_of(key: str, data: Any) -> Arrays:
+    """The examples as arrays by field. Raises SimulationError that names the key, for a stream."""
     opened = as_dataset(data)
     if not isinstance(opened, Dataset):
         raise SimulationError(f"{key}: a stream of examples has no parts; read it into arrays first")

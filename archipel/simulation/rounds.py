@@ -24,6 +24,7 @@ from archipel.simulation.attacks import Attack
 from archipel.simulation.clients import Clients
 from archipel.simulation.combining import Combining
 from archipel.simulation.draws import draw_cohort, drawn_uniform
+from archipel.simulation.several import SeveralModels
 from archipel.simulation.system.round_clock import ClockState, RoundClock
 from archipel.simulation.system.settings import Pacing, System
 from archipel.simulation.work import Engine, Partial, Report, Work
@@ -122,6 +123,7 @@ class Rounds:
         population: how many clients there are.
         standing: where to go on, None to begin.
         clients: the clients, for a system's clock; without them rounds have none.
+        models: where clients have different ones, for the clock.
 
     Raises SimulationError for settings that do not fit the bundle, ProtocolError where no modulus holds the sum.
     """
@@ -133,6 +135,7 @@ class Rounds:
         settings: RoundSettings,
         standing: Standing | None,
         clients: Clients | None = None,
+        models: SeveralModels | None = None,
     ) -> None:
         # The server's own examples are no device's.
         population -= settings.root
@@ -160,10 +163,9 @@ class Rounds:
         self._history = History([row.step for row in done], [row.state_step for row in done])
         self._clock: RoundClock | None = None
         if settings.system is not None and clients is not None:
-            settings.pacing.check(settings.cohort, settings.privacy == "secure")
             broadcast = self._broadcast()
             size = len(write_weights(broadcast)) if broadcast else 0
-            self._clock = RoundClock(bundle, clients, settings, size)
+            self._clock = RoundClock(bundle, clients, settings, size, self._combining.divide, models)
         why = misfit(self._strategy, settings.pacing.mode, settings.privacy, settings.cohort)
         if why:
             raise SimulationError(why)
@@ -181,7 +183,7 @@ class Rounds:
         row.clip = work.hyperparameters.get(UPDATE_CLIP)
         reports = [Report(client, left=left.get(client, row.failed)) for client in drawn if client not in present]
         root = self._combining.root
-        asked = [client for client in drawn if client in present] + ([] if root is None else [root])
+        asked = [client for client in drawn if client in present] + ([] if root is None or row.failed else [root])
         partial = engine.run(work, asked)
         # The server's own update is no device's.
         partial.reports = [report for report in partial.reports if report.client != root]

@@ -142,7 +142,7 @@ def run(
             settings=settings, engine="", rows=[],
         )  # fmt: skip
         found = None if where is None else load(where, record, bundle)
-        course = make(bundle, len(clients), settings, None if found is None else found[1], clients)
+        course = make(bundle, len(clients), settings, None if found is None else found[1], clients, models)
         standing = course.standing
         clients = spoil_clients(bundle, clients, settings.attack, len(clients) - settings.root, settings.seed)
         record.rows = standing.rows

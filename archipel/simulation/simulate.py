@@ -185,8 +185,6 @@ def simulate(
     )  # fmt: skip
     models = None
     if len(bundles) > 1:
-        if system is not None:
-            raise SimulationError("system: its clock knows the work of one model; leave it out with several models")
         models = SeveralModels(tuple(bundles), _assigned(model_of, len(bundles), population, root is not None))
     elif model_of is not None:
         raise SimulationError("model_of: there is one model; give a list of them")

@@ -6,9 +6,7 @@ import base64
 import gzip
 import io
 import json
-import os
 import re
-import shutil
 import subprocess
 import threading
 import time
@@ -20,7 +18,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect
 from werkzeug.serving import make_server
 
 from archipel import lite_runtime as lite
@@ -30,6 +28,7 @@ from archipel.server.http.app import create_app
 from archipel.server.http.pages import PAGE_FOLDER
 from archipel.server.services import Services
 from archipel.server.settings import Settings
+from tests.support.fixtures.chromium import chromium, needed  # noqa: F401
 
 WEB = Path(__file__).parents[2] / "web"
 READY = re.compile(r"^(Ready|Your model is back)")
@@ -43,25 +42,6 @@ TWO: Shape = [[(0.25, 0.3), (0.4, 0.12), (0.65, 0.15), (0.7, 0.35), (0.5, 0.6), 
 FOUR: Shape = [[(0.3, 0.1), (0.2, 0.55), (0.8, 0.55)], [(0.65, 0.1), (0.62, 0.95)]]
 # How many Europeans write a one; to a network from elsewhere it is a seven.
 ONE_LIKE_SEVEN: Shape = [[(0.2, 0.15), (0.8, 0.15), (0.4, 0.9)]]
-
-
-def needed(reason: str) -> None:
-    """What is missing is a failure in CI and a reason to skip elsewhere."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    program = shutil.which("chromium")
-    if program is None:
-        needed("needs Chromium; scripts/install_browser.sh --yes installs it")
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=arguments)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +153,7 @@ class Demo:
 
 
 @pytest.fixture
-def demo(chromium: Browser, address: str) -> Iterator[Demo]:
+def demo(chromium: Browser, address: str) -> Iterator[Demo]:  # noqa: F811
     with chromium.new_context() as context:
         yield Demo(context.new_page(), address)
 
@@ -377,7 +357,7 @@ def painted(page: Page, canvas: str) -> bool:
     return int(page.locator(canvas).evaluate(script)) > 3
 
 
-def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -> None:
+def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -> None:  # noqa: F811
     """Fifty steps of the same bundle, data and seed; so small that processors' different rounding does not grow."""
     model = PAGE_FOLDER / "model"
     records = np.frombuffer(gzip.decompress((model / "check.bin.gz").read_bytes()), np.uint8).reshape(-1, 785)[:200]
@@ -405,11 +385,11 @@ def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -
     np.testing.assert_allclose(np.reshape(found["logits"], (-1, 10)), runtime.predict(x), rtol=1e-3, atol=1e-3)
 
 
-def test_the_documentation_s_code_runs(chromium: Browser, driven: str) -> None:
+def test_the_documentation_s_code_runs(chromium: Browser, driven: str) -> None:  # noqa: F811
     with chromium.new_context() as context:
         page = context.new_page()
         lines: list[str] = []
-        page.on("console", lambda line: lines.append(line.text))
+        page.on("console", lambda line: lines.append(line.text) if line.type == "log" else None)
         page.goto(driven)
         page.evaluate("() => window.snippets().then(() => undefined)")
     losses = [float(re.match(r"step (\d+): loss (.+)", line)[2]) for line in lines[:-1]]  # type: ignore[index]

@@ -15,62 +15,13 @@ from archipel import datasets
 from archipel.bundle import Bundle, development_key
 from archipel.errors import ClientError, SimulationError
 from archipel.simulation import ListedClients, SplitClients
-from archipel.simulation.federation import EXAMPLE, Federation, load_federation
+from archipel.simulation.federation import Federation, load_federation
+from archipel.simulation.federation_example import EXAMPLE
 from archipel.training import losses, optimizers
 from tests.support.development import place_development_key
-from tests.support.simulation import clients, dense, imported
-
-Write = Callable[..., Path]
-FUNCTIONS = """
-import numpy as np
-import torch
-from torch import nn
-
-def arrays(swap=False):
-    data = dict(np.load(__file__.replace("own.py", "data.npz")))
-    train = {"x": data["x"].astype(float), "y": data["y"], "person": data["person"]}
-    return train, ({"x": data["x"][:8], "y": data["y"][:8]})
-
-def divided():
-    train, test = arrays()
-    parts = np.array_split(np.arange(len(train["y"])), 4)
-    return [{"x": train["x"][part], "label": train["y"][part]} for part in parts], test
-
-def network(hidden=5):
-    return nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 3))
-"""
-FILE = """
-rounds = 3
-cohort = 2
-seed = 5
-model = {{ onnx = "network.onnx" }}
-training = {{ optimizer = {{ name = "sgd", lr = 0.2 }}, epochs = 2, batch_size = 4 }}
-run = {{ client_axis = "off" }}
-{more}
-"""
-DATA = 'data = { train = "data.npz", test = "test.npz" }\npartition = { how = "iid", clients = 4 }\n'
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    """(what the file says beside FILE) -> the file, with a model and data beside it."""
-    imported(dense).save(tmp_path / "network.onnx")
-    x = np.concatenate([x for x, _ in clients()])
-    y = np.concatenate([y for _, y in clients()])
-    np.savez(tmp_path / "data.npz", x=x, y=y, person=np.arange(len(y)) % 7)
-    np.savez(tmp_path / "test.npz", x=x[:10], label=y[:10])
-    (tmp_path / "own.py").write_text(FUNCTIONS)
-
-    def make(more: str = DATA, text: str = FILE) -> Path:
-        (tmp_path / "federation.toml").write_text(text.format(more=more))
-        return tmp_path / "federation.toml"
-
-    return make
-
-
-def loaded(folder: Path) -> dict[str, Any]:
-    with np.load(folder / "data.npz") as data:
-        return dict(data)
+from tests.support.fixtures.federation_files import *  # noqa: F403
+from tests.support.fixtures.federation_files import DATA, FILE, Write, loaded
+from tests.support.simulation import dense, imported
 
 
 def test_the_file_runs_what_the_call_runs(write: Write, tmp_path: Path) -> None:

@@ -74,6 +74,25 @@ def test_plain_rounds_with_a_robust_rule_come_out_bit_for_bit(make: Callable[...
 
 
 @pytest.mark.slow
+def test_rounds_with_a_trusted_device_come_out_as_with_examples_of_the_servers_own(
+    make: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    """The device that the task names is the simulation's client after the last."""
+    key, policy = generate_key(), PrivacyPolicy(**{**POLICY_FIELDS, "modes": ("plain",)})
+    bundle = make("fedavg", dense, key=key, privacy=policy, strategy_options={"clip": 5.0, "bits": BITS})
+    x, y = clients()[3]
+    root, options = (x[::2] + 0.1, y[::2]), {"rounds": ROUNDS, "seed": SEED, "client_axis": "off", "privacy": "plain"}
+    devices = [*clients(), root]
+    found = run_rounds(tmp_path, bundle, key, ROUNDS, own_seed, devices, root=4, privacy="plain", threshold=None)
+    simulated = archipel.simulate(bundle, clients(), aggregation="fltrust", root=root, **options)
+    for name, value in simulated.parameters.items():
+        # The updates are added in another order, that of the devices' ids.
+        np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
+    mean = archipel.simulate(bundle, clients(), **options)
+    assert max(np.abs(found[name] - mean.parameters[name]).max() for name in found) > 1e-3
+
+
+@pytest.mark.slow
 def test_rounds_in_secure_groups_come_out_bit_for_bit(
     make: Callable[..., Bundle], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from archipel.client.rounds.work import Contribution, Prepared, contribute
 from archipel.operator import TaskRequest
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.operator.aggregation import Aggregation
 from archipel.protocol.sealed import decode
 from tests.support.simulation import Client, clients
 
@@ -38,22 +39,34 @@ def run_rounds(
     seed: Callable[[int, int], int] | None = None,
     examples: list[Client] | None = None,
     groups: Groups | None = None,
+    root: int | None = None,
     **task: Any,
 ) -> dict[str, np.ndarray]:
     """All rounds with all four clients of tests.support.simulation; the last version's parameters.
 
     `key` is the bundle's publisher's. `seed`: a round's number and a client's -> what its device draws from, in place
-    of its secret. `examples`: clients in place of those four. `groups`: takes who was in which secure group. `task`:
-    fields of the request in place of those here.
+    of its secret. `examples`: clients in place of those four. `groups`: takes who was in which secure group. `root`:
+    the client whose device the task trusts, for rule fltrust. `task`: fields of the request in place of those here.
     """
     pack(bundle.folder, folder / "model.bundle")
     processes = Processes(folder)
     try:
         federation = Federation(folder, processes, key.public_key().public_bytes_raw())
         given = clients() if examples is None else examples
-        return _run(federation, folder, bundle, rounds, seed, given, [] if groups is None else groups, task)
+        return _run(federation, folder, bundle, rounds, seed, given, [] if groups is None else groups, root, task)
     finally:
         processes.close()
+
+
+def _enrolled(ids: dict[str, int], client: int) -> str:
+    """The id of the client's device, once it has one."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = [device for device, index in list(ids.items()) if index == client]
+        if found:
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError(f"client {client} did not enrol")
 
 
 def _run(
@@ -64,6 +77,7 @@ def _run(
     seed: Callable[[int, int], int] | None,
     examples: list[Client],
     groups: Groups,
+    root: int | None,
     task_fields: dict[str, Any],
 ) -> dict[str, np.ndarray]:
     field = bundle.program("predict").inputs[0].name
@@ -88,6 +102,8 @@ def _run(
             stack.enter_context(patch.object(participation, "contribute", contribute_from))
         running = [pool.submit(device, index) for index in range(len(examples))]
         info = operator.bundles.upload(folder / "model.bundle")
+        if root is not None:
+            task_fields = {**task_fields, "aggregation": Aggregation(rule="fltrust", root=_enrolled(ids, root))}
         task = operator.tasks.create(
             TaskRequest(
                 name="small", population=POPULATION, bundle=info.digest, rounds=rounds,

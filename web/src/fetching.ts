@@ -7,7 +7,7 @@ const PATIENCE_MS = 120_000;
 const PAUSE_MS = 1000;
 
 const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
-// What a worker puts in the place of this one calls it (worker/entry.ts).
+// What a worker puts in the place of this one calls it (worker/serving.ts).
 const once = globalThis.fetch.bind(globalThis);
 
 /**

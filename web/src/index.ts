@@ -25,7 +25,7 @@ export async function load(source: Source, options: LoadOptions): Promise<Runtim
   const core = { ...rest, trustedKeys: keyBytes(trustedKeys) };
   const file = await readSource(source);
   if (worker) return loadInWorker(file, core);
-  // A chunk of its own: a page that has a worker never fetches it.
-  const { loadCore } = await import("./core.js");
-  return loadCore(file, core);
+  // Chunks of their own: a page that has a worker never fetches them.
+  const [{ loadCore }, { BUILDS }] = await Promise.all([import("./core.js"), import("./runtime/builds.js")]);
+  return loadCore(file, core, BUILDS);
 }

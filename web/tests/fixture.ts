@@ -9,6 +9,7 @@ import type { NdArray } from "../src/arrays.js";
 import { readWeights } from "../src/bundle/weights.js";
 import { loadCore } from "../src/core.js";
 import type { LoadOptions } from "../src/index.js";
+import { BUILDS } from "../src/runtime/builds.js";
 import type { Randomness } from "../src/runtime/noise.js";
 import type { RuntimeCore } from "../src/runtime/runtime.js";
 import { keyBytes } from "../src/source.js";
@@ -72,7 +73,7 @@ export function fixture(name: FixtureName): Fixture {
     numbers,
     group,
     load: ({ trustedKeys = [numbers.publicKey], worker: _, ...options } = {}) =>
-      loadCore(bundle, { ...options, trustedKeys: keyBytes(trustedKeys) }),
+      loadCore(bundle, { ...options, trustedKeys: keyBytes(trustedKeys) }, BUILDS),
     fit: { x, epochs, batchSize: batch_size, seed, hyperparameters, broadcast: group("data/broadcast") },
   };
 }

@@ -7,6 +7,7 @@ import { NonFiniteLossError, RuntimeInputError, RuntimeLimitError } from "../src
 import type { EpochProgress, History, Progress } from "../src/index.js";
 import type { RuntimeCore } from "../src/runtime/runtime.js";
 import { loadCore } from "../src/core.js";
+import { BUILDS } from "../src/runtime/builds.js";
 import { keyBytes } from "../src/source.js";
 import { byteSource, examples, expectArrays, expectClose, type Fixture, fixture, type FixtureName } from "./fixture.js";
 import { withoutProgram } from "./forge.js";
@@ -153,7 +154,7 @@ test.each([
   const single = await withoutProgram(given.bundle, "several");
   const kept = [];
   for (const bundle of [given.bundle, single]) {
-    const rt = await loadCore(bundle, { trustedKeys: keyBytes([given.numbers.publicKey]), delegate: "wasm" });
+    const rt = await loadCore(bundle, { trustedKeys: keyBytes([given.numbers.publicKey]), delegate: "wasm" }, BUILDS);
     const options = { ...given.fit, x: { ...given.fit.x, input: bad } };
     const error: Error = await rt.fit(options).then(
       () => new Error("it went through"),
@@ -271,7 +272,7 @@ describe("an evaluation", () => {
     const given = fixture("features");
     const { x } = given.fit;
     const bare = await withoutProgram(given.bundle, "evaluate");
-    const without = await loadCore(bare, { trustedKeys: keyBytes([given.numbers.publicKey]), delegate: "wasm" });
+    const without = await loadCore(bare, { trustedKeys: keyBytes([given.numbers.publicKey]), delegate: "wasm" }, BUILDS);
     const begun: number[] = [];
     const onStep = ({ step }: { step: number }): void => void begun.push(step);
     await expect(without.fit({ ...given.fit, validation: { x }, onStep })).rejects.toThrow(/no evaluate program/);

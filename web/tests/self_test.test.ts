@@ -6,6 +6,7 @@ import type { NdArray } from "../src/arrays.js";
 import { openBundle } from "../src/bundle/reader.js";
 import { readWeights, writeWeights } from "../src/bundle/weights.js";
 import { loadCore } from "../src/core.js";
+import { BUILDS } from "../src/runtime/builds.js";
 import { SelfTestError, TensorLayoutError } from "../src/errors.js";
 import type { Runtime } from "../src/index.js";
 import { selfTest } from "../src/runtime/self_test.js";
@@ -17,7 +18,7 @@ const given = fixture("mlp");
 const KEYS = keyBytes([given.numbers.publicKey]);
 
 async function outcome(file: Uint8Array): Promise<Error | null> {
-  const runtime = await loadCore(file, { trustedKeys: KEYS, delegate: "wasm" });
+  const runtime = await loadCore(file, { trustedKeys: KEYS, delegate: "wasm" }, BUILDS);
   const reference = (): Runtime => {
     throw new Error("a bundle with vectors needs no reference");
   };

@@ -47,7 +47,7 @@ let script: Promise<unknown>;
 beforeAll(() => {
   // ONNX Runtime gives Node a Worker of its own when it is loaded; this one is to stay.
   Object.defineProperty(scope, "Worker", { get: () => PortWorker, set: () => undefined, configurable: true });
-  script = import("../src/worker/entry.js");
+  script = import("../src/worker/wasm.js");
 });
 
 const given = fixture("cnn");

@@ -64,6 +64,8 @@ def task() -> None:
 @click.option("--tolerated", type=click.IntRange(0), help="How many updates the rule lets be arbitrary.")
 @click.option("--secure-groups", type=click.IntRange(0), help="Over the sums of how many secure groups the rule goes.")
 @click.option("--mixing", help="What is done to updates before the rule: nnm or bucketing.")
+@click.option("--root", metavar="DEVICE", help="For rule fltrust: the id of the device that you trust, with "
+              "whose update the others are compared.")  # fmt: skip
 @request_key("task")
 @as_json
 @remote
@@ -76,6 +78,7 @@ def create(
     tolerated: int | None,
     mixing: str | None,
     secure_groups: int | None,
+    root: str | None,
     key: str | None,
     as_json: bool,
 ) -> None:
@@ -86,8 +89,9 @@ def create(
     archipel task create --from federation.toml --bundle digits.bundle
     archipel task create task.toml --bundle digits.bundle --aggregation trimmed-mean --tolerated 2
     archipel task create task.toml --bundle digits.bundle --aggregation median --tolerated 1 --secure-groups 3
+    archipel task create task.toml --bundle digits.bundle --aggregation fltrust --root DEVICE
     """
-    given = {"rule": aggregation, "tolerated": tolerated, "mixing": mixing}
+    given = {"rule": aggregation, "tolerated": tolerated, "mixing": mixing, "root": root}
     rule = {name: value for name, value in given.items() if value is not None}
     if (file is None) == (federation is None):
         raise CommandError("give FILE, a task's, or --from FEDERATION.toml, one of them")
@@ -125,12 +129,14 @@ def _read_federation(
 ) -> tuple[TaskRequest, Path]:
     from archipel.simulation.federation import load_federation
 
-    settings = [f"aggregation.{name}={value}" for name, value in rule.items()]
+    # A simulation of the file has examples of its own in the place of the device.
+    settings = [f"{'task' if name == 'root' else 'aggregation'}.{name}={value}" for name, value in rule.items()]
     federation = load_federation(file, settings + ([] if groups is None else [f"secure_groups={groups}"]))
-    named = federation.settings.model.bundle
+    request, model = federation.task_request("0" * 64), federation.settings.model
+    named = None if model is None else model.bundle
     if bundle is None and named is None:
         raise CommandError(f"{file}: its model is no bundle; make one with `archipel convert`, and give it as --bundle")
-    return federation.task_request("0" * 64), bundle if bundle is not None else file.parent / str(named)
+    return request, bundle if bundle is not None else file.parent / str(named)
 
 
 @task.command("list")

@@ -15,6 +15,8 @@ RULE_NAMES = (
     "centered-clipping", "fltrust", "geometric-median", "krum", "median", "multi-krum", "norm-bounding", "trimmed-mean",
 )  # fmt: skip
 MIXER_NAMES = ("bucketing", "nnm")
+ROOTED = "fltrust"
+"""The rule that compares updates with one of examples that the operator trusts."""
 
 
 class AggregationError(PolicyError, ValueError):
@@ -29,6 +31,8 @@ class Aggregation(Message, frozen=True, kw_only=True, omit_defaults=False):
         tolerated: f, how many updates (or groups) may be arbitrary.
         mixing: "", or one of MIXER_NAMES: what is done to the updates before the rule.
         most_bytes: the most memory that the single updates of a round may take, 2 GiB by default.
+        root: of a task with rule "fltrust": the id of the device whose update the others are compared with; the
+            operator runs it on examples that the operator trusts. A simulation has examples of the server's own.
 
     Raises AggregationError for a name that there is not, and for settings that say nothing.
     """
@@ -37,6 +41,7 @@ class Aggregation(Message, frozen=True, kw_only=True, omit_defaults=False):
     tolerated: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
     mixing: str = ""
     most_bytes: Annotated[int, Meta(ge=1, le=1 << 50)] = 2 << 30
+    root: Annotated[str, Meta(max_length=32, pattern="^([0-9a-f]{32})?$")] = ""
 
     def __post_init__(self) -> None:
         if self.rule != MEAN and self.rule not in RULE_NAMES:
@@ -47,6 +52,8 @@ class Aggregation(Message, frozen=True, kw_only=True, omit_defaults=False):
             raise AggregationError(f"tolerated: {self.tolerated} is not 0 or more")
         if self.rule == MEAN and (self.tolerated or self.mixing):
             raise AggregationError("tolerated, mixing: the mean tolerates no arbitrary update; name a rule")
+        if self.root and self.rule != ROOTED:
+            raise AggregationError(f"root: rule {self.rule!r} takes no update as a root; {ROOTED!r} does")
 
     @property
     def robust(self) -> bool:

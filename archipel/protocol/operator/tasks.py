@@ -113,9 +113,10 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     and deadlines are those of the training. Each is a query, and the next round waits for it.
 
     `aggregation` of a training is how the updates of a round become one: a robust rule needs privacy plain,
-    or secure groups (docs/robust.md). `secure_groups` g of a secure, semi-synchronous training divides the cohort of
-    each round into g groups (0: none). Each is a secure round of its own, of at least `min_cohort` devices and with its
-    own `threshold`, and the rule goes over the groups' means.
+    or secure groups (docs/robust.md). Rule `fltrust` needs privacy plain and a device of the population as its `root`,
+    which is in each round beside the cohort. `secure_groups` g of a secure, semi-synchronous training divides the
+    cohort of each round into g groups (0: none). Each is a secure round of its own, of at least `min_cohort` devices
+    and with its own `threshold`, and the rule goes over the groups' means.
 
     `differential_privacy` of a secure training: the noise that the server adds to each round's sum, and what the model
     may cost a device in all its tasks (docs/privacy.md). Its metrics, which have no noise, are then kept back.
@@ -251,7 +252,8 @@ class FaultInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """`participants` are the devices that got their plan in this round, `survivors` those whose updates are in the sum.
+    """`participants` are the devices that got their plan in this round, `survivors` those whose updates are in the sum,
+    which that of a `root` device never is.
     In an asynchronous and plain task these may have got their plan in another round. `weight_sum` is the sum of their
     weights.
 

@@ -171,7 +171,7 @@ class Task(Base):
     than `created_by` approves it; both are names of the audit log. `evaluates` is the training's round whose
     version this evaluation is of (rounds.evaluating), else null. `plan_serial` is that of the last plan. A paused
     task finishes its round and opens no other. With a `salt` it takes only `percent` of the devices
-    (devices.targeting).
+    (devices.targeting). `root` is the device whose update its rule compares others with (devices.root_devices).
     """
 
     __tablename__ = "tasks"
@@ -193,6 +193,7 @@ class Task(Base):
     eligibility: Mapped[str] = mapped_column(String(1024), server_default="")
     salt: Mapped[str | None] = mapped_column(String(128))
     percent: Mapped[float | None] = mapped_column(Float)
+    root: Mapped[str | None] = mapped_column(Id)
     request_digest: Mapped[str | None] = mapped_column(Digest)
     created_by: Mapped[str] = mapped_column(String(64), server_default="")
     approved_by: Mapped[str | None] = mapped_column(String(64))

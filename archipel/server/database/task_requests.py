@@ -27,10 +27,6 @@ def audited(task: Task) -> dict[str, str | int | float | None]:
     request = request_of(task)
     noise = request.differential_privacy
     private = {"mechanism": noise.mechanism, "noise_multiplier": noise.noise_multiplier, "epsilon": noise.epsilon}
-    more = {
-        **(private if noise.is_central else {}),
-        "aggregation": request.aggregation.rule,
-        "percent": task.percent,
-        "state": task.state,
-    }
+    rule = {"aggregation": request.aggregation.rule, "root": task.root}
+    more = {**(private if noise.is_central else {}), **rule, "percent": task.percent, "state": task.state}
     return {**{name: getattr(request, name) for name in names}, **more}

@@ -19,6 +19,7 @@ from archipel.server.database.task_requests import request_of
 from archipel.server.devices.faults import note_fault, set_aside, set_aside_now
 from archipel.server.devices.queries import is_query
 from archipel.server.devices.rests import resting
+from archipel.server.devices.root_devices import roots_of_trainings
 from archipel.server.devices.suspicion import PATIENCE, Draw, Score, accused, bet, draw
 from archipel.server.settings import Settings
 
@@ -68,7 +69,9 @@ def waiting_needed(session: Session, task: Task, now: float) -> int:
     if not searches and rests is None:
         return task.cohort
     able = _members(task).where(
-        Device.device_id.not_in(set_aside_now(task.population, now)), Device.device_id.not_in(at_rest)
+        Device.device_id.not_in(set_aside_now(task.population, now)),
+        Device.device_id.not_in(at_rest),
+        Device.device_id.not_in(roots_of_trainings(task)),
     )
     members = session.scalar(able) or 0
     return max(task.cohort, min(2 * task.cohort, members)) if searches else min(task.cohort, members)

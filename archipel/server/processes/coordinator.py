@@ -34,12 +34,13 @@ from archipel.server.devices import queries
 from archipel.server.devices import spoiler_search as search
 from archipel.server.devices.faults import note_fault, set_aside_faulty
 from archipel.server.devices.rests import forget_rests
+from archipel.server.devices.root_devices import revoked_root
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
 from archipel.server.rounds import buffers, evaluating, folding, grouping, ledger, opening, robust
 from archipel.server.rounds.aggregation import aggregate
-from archipel.server.rounds.candidates import fewest
+from archipel.server.rounds.candidates import fewest, root_waits
 from archipel.server.rounds.checks import layout_of
 from archipel.server.rounds.committing import record_result
 from archipel.server.rounds.machine import (
@@ -271,7 +272,7 @@ class Coordinator:
         services, settings = self._services, self._services.settings
         # Outside of any transaction, because it may take long. After a kill it is done again, with the same result.
         outcome, spoiled = None, None
-        reason = self._charge(round_id)
+        reason = ledger.charge(services, self._write, round_id)
         try:
             outcome = None if reason else aggregate(services, round_id)
             if outcome is not None and outcome.reason:
@@ -288,6 +289,8 @@ class Coordinator:
                 return False
             if not task.live:
                 reason = f"the task is {task.state}"
+            # No version is made by the update of a device that is trusted no more.
+            reason = reason or revoked_root(session, task)
             # Faults first: `fail_round` does not hold a failure against the task that some device is known to cause.
             for device_id, fault in ({} if outcome is None else outcome.faults).items():
                 note_fault(session, device_id=device_id, round_id=round_id, reason=fault, now=now)
@@ -309,15 +312,6 @@ class Coordinator:
         self._report(done)
         return True
 
-    def _charge(self, round_id: str) -> str:
-        """Pay for the round's noise, before anything is made of its sum. Returns why that is not possible."""
-        with self._services.database.read() as session:
-            task = session.get_one(Task, session.get_one(Round, round_id).task_id)
-            if not request_of(task).differential_privacy.is_central:
-                return ""
-        with self._write() as session:
-            return ledger.charge(session, round_id, now=self._services.clock())
-
     def _start(self, task: Task) -> bool:
         """Make the task's first version, or open a round if enough devices wait. Returns whether it did."""
         services, now = self._services, self._services.clock()
@@ -332,20 +326,21 @@ class Coordinator:
         with services.database.read() as session:
             if is_evaluated(session, task):
                 return False
+            window, lost = services.settings.check_in_window, revoked_root(session, task)
             spent = ledger.lacks_room(session, task)
-        if spent:
-            with self._write() as session:
-                stored = session.get_one(Task, task.task_id, with_for_update=True)
-                if stored.state == "running":
-                    ledger.end_spent(session, stored, spent, now=now)
-            return True
-        with services.database.read() as session:
-            waiting = count_seatable(session, task, now=now, window=services.settings.check_in_window)
+            waiting = count_seatable(session, task, now=now, window=window)
+            enough = waiting >= fewest(task) and root_waits(session, task, now=now, window=window)
             if queries.is_query(task) and waiting and not queries.budget(session, task, now=now).left:
                 return False
             # A buffer may begin with a single device, or for updates that are still to come from earlier rounds.
             needs_buffer = task.buffered and (waiting or buffers.at_work(session, task, now))
-        if not (needs_buffer if task.buffered else waiting >= fewest(task)):
+        if lost:
+            self._fail_task(task.task_id, lost)
+            return True
+        if spent:
+            ledger.end_spent(self._write, task.task_id, spent, now=now)
+            return True
+        if not (needs_buffer if task.buffered else enough):
             return False
         try:
             opened = opening.open_round(services, self._write, task, now)

@@ -6,13 +6,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from archipel.server.database.fault_tables import Rest
-from archipel.server.database.tables import UPDATE_PHASES, Answer, CheckInRow, Device, Task
+from archipel.server.database.tables import CheckInRow, Device, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices.faults import set_aside_now
 from archipel.server.devices.rests import resting
 from archipel.server.devices.smallest_answer import hides
 from archipel.server.devices.targeting import Target
-from archipel.server.rounds.candidates import fewest
+from archipel.server.rounds.candidates import fewest, in_sum
 
 MOST = 10_000
 """How many devices are looked at, at most. Of a larger population nothing is said."""
@@ -40,8 +40,7 @@ def too_few(session: Session, task: Task, *, by: float, smallest: int) -> str:
         )
     )
     if request.devices_of is not None:
-        counted = select(Answer.device_id).where(Answer.round_id == request.devices_of, Answer.phase.in_(UPDATE_PHASES))
-        query = query.where(Device.device_id.in_(counted))
+        query = query.where(Device.device_id.in_(in_sum(request.devices_of)))
     part = Target("", task.salt, task.percent)
     whole = Target(task.eligibility, task.salt, task.percent)
     able = seen = 0

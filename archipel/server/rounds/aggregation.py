@@ -202,7 +202,8 @@ def _collect(session: Session, round_id: str) -> Collected:
         plan=plan,
         request=request_of(task),
         manifest=decode_manifest(bundle.manifest),
-        updates=folding.folded(session, round_id) + len(waiting),
+        # That of a root device is not in the sum.
+        updates=folding.folded(session, round_id) + sum(each.device_id != task.root for each in waiting),
         pending=waiting,
         # Other rounds of an asynchronous task may have made versions meanwhile. The sum is one of changes, so it is
         # added to the newest.

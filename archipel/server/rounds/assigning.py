@@ -17,7 +17,8 @@ from archipel.server.rounds.candidates import candidates
 def assign(session: Session, current: Round, task: Task, needed: int, *, now: float, window: float) -> None:
     """Choose the devices of a round that begins, at least `needed` of those that wait, and give them their seats.
 
-    `current` is the first of a round's groups, where it has groups; the devices are dealt out to all of them.
+    `current` is the first of a round's groups, where it has groups; the devices are dealt out to all of them. The root
+    device of the task, where it has one, gets a seat besides.
     """
     waiting = candidates(session, task, now=now, window=window)
     if queries.is_query(task):
@@ -26,6 +27,8 @@ def assign(session: Session, current: Round, task: Task, needed: int, *, now: fl
     groups = [current, *grouping.other_groups(session, current)]
     for group, devices in zip(groups, [chosen] if len(groups) == 1 else grouping.deal(chosen, len(groups))):
         seat(session, group.round_id, devices)
+    if task.root is not None:
+        seat(session, current.round_id, [task.root])
 
 
 def seat(session: Session, round_id: str, chosen: Sequence[str], *, ends: float | None = None) -> None:

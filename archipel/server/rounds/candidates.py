@@ -6,7 +6,7 @@ for nothing else.
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Select, func, select
+from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from archipel.server.database.fault_tables import Rest
@@ -14,6 +14,7 @@ from archipel.server.database.tables import UPDATE_PHASES, Answer, CheckInRow, D
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices.faults import set_aside_now
 from archipel.server.devices.rests import resting
+from archipel.server.devices.root_devices import roots_of_trainings
 from archipel.server.devices.targeting import Target
 
 LATELY = 600.0
@@ -43,6 +44,22 @@ def count_candidates(session: Session, task: Task, *, now: float, window: float)
     return sum(target.takes(row.device_id, row.attributes) for row in rows)
 
 
+def root_waits(session: Session, task: Task, *, now: float, window: float) -> bool:
+    """Whether the task's root device may be given its seat now; a task without one needs none.
+
+    What limits how often the task takes other devices, and which, does not hold for the one that the operator named.
+    """
+    if task.root is None:
+        return True
+    query = select(CheckInRow.device_id).where(
+        CheckInRow.device_id == task.root,
+        *is_waiting(now, window),
+        CheckInRow.device_id.not_in(set_aside_now(task.population, now)),
+        CheckInRow.device_id.not_in(resting(task.bundle, task.kind, now, Rest.soonest)),
+    )
+    return session.scalar(query) is not None
+
+
 def is_waiting(now: float, window: float) -> list[ColumnElement[bool]]:
     """Conditions on a check-in: its device is in no round, and is due at most `window` seconds before or after now."""
     return [
@@ -63,6 +80,13 @@ def have_given(task: Task) -> Select[str]:
         .group_by(Answer.device_id)
         .having(func.count() >= request_of(task).max_contributions)
     )
+
+
+def in_sum(round_id: str) -> Select[str]:
+    """Ids of the devices whose updates are in the sum of a round."""
+    counted = select(Answer.device_id).where(Answer.round_id == round_id, Answer.phase.in_(UPDATE_PHASES))
+    of_task = counted.join(Round, Round.round_id == Answer.round_id).join(Task, Task.task_id == Round.task_id)
+    return of_task.where(or_(Task.root.is_(None), Task.root != Answer.device_id))
 
 
 def target_of(task: Task) -> Target:
@@ -128,11 +152,10 @@ def _able(task: Task, now: float, ends: InstrumentedAttribute[float]) -> list[Co
     where: list[ColumnElement[bool]] = [
         CheckInRow.device_id.not_in(set_aside_now(task.population, now)),
         CheckInRow.device_id.not_in(resting(task.bundle, task.kind, now, ends)),
+        CheckInRow.device_id.not_in(roots_of_trainings(task)),
     ]
     if request.max_contributions is not None:
         where.append(CheckInRow.device_id.not_in(have_given(task)))
     if request.devices_of is not None:
-        # The devices whose updates are in the sum of that round, and no others.
-        counted = select(Answer.device_id).where(Answer.round_id == request.devices_of, Answer.phase.in_(UPDATE_PHASES))
-        where.append(CheckInRow.device_id.in_(counted))
+        where.append(CheckInRow.device_id.in_(in_sum(request.devices_of)))
     return where

@@ -19,6 +19,7 @@ from archipel.protocol.eligibility import parse_eligibility
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.messages.distributions import Bins
 from archipel.protocol.narrow import masked_size
+from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan, colluders_of
@@ -244,10 +245,15 @@ def _check_aggregation(request: TaskRequest, manifest: Manifest, layout: Layout,
             "secure_groups: a group that fails is left out, so its round waits for no number of updates; leave goal "
             "away, and take mode semi-synchronous"
         )
-    if rule.rule == "fltrust":
+    if rule.rule == ROOTED and not rule.root:
         raise ServerError(
-            "aggregation 'fltrust': compares updates with one of the server's own examples, and a server has no data; "
-            "take another rule, or simulate this one"
+            f"aggregation {ROOTED!r}: compares updates with that of a device that you trust, and a server has no data "
+            "of its own; give the device's id as aggregation.root"
+        )
+    if rule.root and request.secure_groups:
+        raise ServerError(
+            f"aggregation {ROOTED!r}: the update of its root device stands alone, and secure groups show sums only; "
+            "set privacy to 'plain', or take another rule"
         )
     check_composition(
         msgspec.structs.replace(rule, most_bytes=min(rule.most_bytes, robust_bytes)),

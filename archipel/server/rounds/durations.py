@@ -32,7 +32,9 @@ LAST = 8
 """So many rounds count, the newest ones."""
 
 
-def note_duration(session: Session, current: Round, *, expected: int, needed: int, began: float) -> None:
+def note_duration(
+    session: Session, current: Round, *, expected: int, needed: int, began: float, root: str | None = None
+) -> None:
     """Note in the round what its phase took, before the phase changes.
 
     Arguments:
@@ -41,11 +43,18 @@ def note_duration(session: Session, current: Round, *, expected: int, needed: in
         expected: How many devices the phase waited for.
         needed: With how many answers it ends well.
         began: When the phase began (Unix seconds).
+        root: The device without which the round fails, beside those that are expected: its time counts as well.
     """
-    query = select(Answer.received).where(Answer.round_id == current.round_id, Answer.phase == current.phase)
-    took = [received - began for received in session.scalars(query)]
+    query = select(Answer.device_id, Answer.received).where(
+        Answer.round_id == current.round_id, Answer.phase == current.phase
+    )
+    took = {row.device_id: row.received - began for row in session.execute(query)}
+    roots = took.pop(root, None) if root is not None else 0.0
+    noted = quantile(list(took.values()), expected, needed)
+    if noted is not None:
+        noted = None if roots is None else max(noted, roots)
     # A new object: the database does not see what changes within the old one.
-    current.timings = {**(current.timings or {}), current.phase: quantile(took, expected, needed)}
+    current.timings = {**(current.timings or {}), current.phase: noted}
 
 
 def quantile(took: Sequence[float], expected: int, needed: int) -> float | None:

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.database.tables import Round
-from archipel.strategies.robust import RULES
+from archipel.strategies.robust.composing import least_parts
 
 
 def group_size(request: TaskRequest) -> int:
@@ -27,8 +27,7 @@ def group_size(request: TaskRequest) -> int:
 
 def groups_needed(request: TaskRequest) -> int:
     """With how few groups a round ends well."""
-    rule = request.aggregation
-    return max(RULES[rule.rule].least(rule.tolerated), 1) if rule.robust else 1
+    return least_parts(request.aggregation)
 
 
 def other_groups(session: Session, current: Round) -> list[Round]:

@@ -7,7 +7,10 @@ again: its first attempt may have left a noisy model on the disk.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import msgspec
 from sqlalchemy import func, select
@@ -25,6 +28,11 @@ from archipel.server.database.tables import BundleRow, Round, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.rounds.assigning import let_go
 
+if TYPE_CHECKING:
+    from archipel.server.services import Services
+
+Write = Callable[[], AbstractContextManager[Session]]
+"""A writing transaction that only commits while the lease is this coordinator's."""
 ACCOUNTANT = "rdp"
 """It holds for discrete noise, see archipel.privacy.accounting."""
 UNIT = "a device: everything that it ever contributes, with zeros in its place in every round"
@@ -58,36 +66,43 @@ def lacks_room(session: Session, task: Task) -> str:
     return _lacking(noise, _counts(session, task.population, _model(session, task)))
 
 
-def charge(session: Session, round_id: str, *, now: float) -> str:
-    """Pay for looking at the round's sum, in the caller's transaction, which must commit before the sum is computed.
+def charge(services: Services, write: Write, round_id: str) -> str:
+    """Pay for looking at the round's sum, durably when this returns, so before anything is made of the sum.
 
     Returns why it cannot be paid for, "" where it was, or where the round has ended or costs nothing.
     """
-    current = session.get_one(Round, round_id, with_for_update=True)
-    task = session.get_one(Task, current.task_id, with_for_update=True)
-    noise = request_of(task).differential_privacy
-    if not noise.is_central or current.phase != "aggregating":
+    with services.database.read() as session:
+        noise = request_of(session.get_one(Task, session.get_one(Round, round_id).task_id)).differential_privacy
+    if not noise.is_central:
         return ""
-    if why := lacks_room(session, task):
-        return why
-    session.add(
-        PrivacyEvent(
-            population=task.population,
-            model=_model(session, task),
-            task_id=task.task_id,
-            round_id=round_id,
-            event=write_events([event_of(noise)]),
-            charged=now,
+    with write() as session:
+        current = session.get_one(Round, round_id, with_for_update=True)
+        task = session.get_one(Task, current.task_id, with_for_update=True)
+        why = lacks_room(session, task)
+        if why or current.phase != "aggregating":
+            return why
+        session.add(
+            PrivacyEvent(
+                population=task.population,
+                model=_model(session, task),
+                task_id=task.task_id,
+                round_id=round_id,
+                event=write_events([event_of(noise)]),
+                charged=services.clock(),
+            )
         )
-    )
     return ""
 
 
-def end_spent(session: Session, task: Task, why: str, *, now: float) -> None:
-    """End a live task whose account has no room for another round: its versions stay."""
-    task.state, task.reason, task.ended = "completed" if task.rounds_committed else "failed", why, now
-    audit.append(session, now, "coordinator", "task.budget-spent", task.task_id, reason=why)
-    let_go(session, task)
+def end_spent(write: Write, task_id: str, why: str, *, now: float) -> None:
+    """End a running task whose account has no room for another round: its versions stay."""
+    with write() as session:
+        task = session.get_one(Task, task_id, with_for_update=True)
+        if task.state != "running":
+            return
+        task.state, task.reason, task.ended = "completed" if task.rounds_committed else "failed", why, now
+        audit.append(session, now, "coordinator", "task.budget-spent", task.task_id, reason=why)
+        let_go(session, task)
 
 
 def spent_by(session: Session, task: Task, round_id: str | None = None) -> PrivacySpent | None:

@@ -29,11 +29,12 @@ from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
 from archipel.server.devices.faults import has_faults
 from archipel.server.devices.rests import end_rests
+from archipel.server.devices.root_devices import NO_ROOT, RootStanding, beside_root, waiting_root
 from archipel.server.devices.smallest_answer import reads_attributes
 from archipel.server.devices.spoiler_search import waiting_needed
 from archipel.server.rounds import complaining, grouping
 from archipel.server.rounds.assigning import assign, let_go
-from archipel.server.rounds.candidates import candidates, count_candidates, fewest
+from archipel.server.rounds.candidates import candidates, count_candidates, fewest, root_waits
 from archipel.server.rounds.durations import note_duration
 from archipel.server.rounds.refusals import told_reasons
 
@@ -95,7 +96,7 @@ class Counts:
     """Numbers of devices: `expected` must answer, `answered` have answered, `minimum` are enough at the deadline.
 
     `left` must not answer any more, because they said that they leave. A phase that collects updates ends early with
-    `goal` answers (None: only when all expected ones are there).
+    `goal` answers (None: only when all expected ones are there). A `root` device is in none of these numbers.
     """
 
     expected: int
@@ -103,6 +104,7 @@ class Counts:
     minimum: int
     goal: int | None = None
     left: int = 0
+    root: RootStanding = NO_ROOT
 
 
 @dataclass(frozen=True)
@@ -131,12 +133,12 @@ def decide(rule: PhaseRule, counts: Counts, *, now: float, phase_ends: float) ->
     complete = counts.answered >= counts.expected
     if rule.collects and counts.goal is not None:
         complete = complete or counts.answered >= counts.goal
-    if rule.waits_for == "answers" and counts.expected < counts.minimum:
+    if counts.root.gone or (rule.waits_for == "answers" and counts.expected < counts.minimum):
         return Verdict.FAIL
-    if not (complete or late):
+    if not ((complete and counts.root.here) or late):
         return Verdict.STAY
     # Also before the deadline: all expected devices have answered, and still they may be fewer than `minimum`.
-    return Verdict.ADVANCE if counts.answered >= counts.minimum else Verdict.FAIL
+    return Verdict.ADVANCE if counts.answered >= counts.minimum and counts.root.here else Verdict.FAIL
 
 
 def first_phase(task: Task) -> Phase:
@@ -175,14 +177,16 @@ def count(session: Session, current: Round, task: Task, *, now: float, window: f
     if rule.waits_for == "check-ins":
         waiting = count_seatable(session, task, now=now, window=window)
         minimum = required(task, rule)
-        return Counts(max(waiting_needed(session, task, now), minimum), waiting, minimum)
+        root = waiting_root(session, task, waits=root_waits(session, task, now=now, window=window))
+        return Counts(max(waiting_needed(session, task, now), minimum), waiting, minimum, root=root)
     if rule.waits_for == "folded":
         folded = session.scalar(_FOLDED, {"in_round": current.round_id}) or 0
         return Counts(task.cohort, folded, required(task, rule))
     here = {"in_round": current.round_id, "in_phase": rule.name, "before": rule.previous}
     expected, left = session.execute(_FIRST if rule.previous == "assigning" else _LATER, here).one()
     answered = session.scalar(_ANSWERS, here) or 0
-    return Counts(expected or 0, answered, required(task, rule), goal=request_of(task).goal, left=left or 0)
+    counts = Counts(expected or 0, answered, required(task, rule), goal=request_of(task).goal, left=left or 0)
+    return counts if task.root is None else beside_root(session, current, task, counts)
 
 
 def count_seatable(session: Session, task: Task, *, now: float, window: float) -> int:
@@ -226,7 +230,7 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
         # Others than the `goal` first ones were not waited for.
         expected = counts.expected if not rule.collects or counts.goal is None else min(counts.expected, counts.goal)
         began = current.phase_ends - deadline(task, current.phase, current)
-        note_duration(session, current, expected=expected, needed=counts.minimum, began=began)
+        note_duration(session, current, expected=expected, needed=counts.minimum, began=began, root=task.root)
     if verdict is Verdict.FAIL:
         reason = rule.lacking
         if rule.waits_for != "work":
@@ -237,6 +241,7 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
             if hopeless:
                 of = counts.expected + counts.left
                 reason = f"{counts.left} of {of} devices left the round in phase {rule.name}, {counts.minimum} needed"
+            reason = counts.root.lack(enough=counts.answered >= counts.minimum) or reason
         return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
     if rule.collects and queries.is_query(task) and (why := queries.conflict(session, current, task, now=now)):
         # Checked before devices see the survivors: each device remembers a set that it was shown, even of a round that

@@ -81,6 +81,7 @@ def new_task(
         eligibility=checked.eligibility,
         percent=None if part is None else part.percent,
         salt=None if part is None else part.salt,
+        root=checked.aggregation.root or None,
         request_digest=request_digest,
         created_by=created_by,
         approved_by=None,

@@ -39,28 +39,41 @@ def combine_updates(
     # Not in the order in which they came: what the rule makes in the last digits is no device's to choose.
     chosen = sorted(updates, key=lambda update: update.device_id)
     parts = []
+    root: Part | None = None
     for update in chosen:
         data = spool.read(update.origin, update.device_id, update.digest)
         arrays = decode_plain(data, layout)
-        parts.append(Part(DecodedSum.of({port: arrays[port.name] for port in layout.updates}), 1))
-    return combine_parts(parts, layout, request, state, [update.digest for update in chosen])
+        part = Part(DecodedSum.of({port: arrays[port.name] for port in layout.updates}), 1)
+        if update.device_id == request.aggregation.root:
+            root = part
+        else:
+            parts.append(part)
+    if request.aggregation.root and root is None:
+        raise ServerError("the update of the task's root device is not there")
+    return combine_parts(parts, layout, request, state, [update.digest for update in chosen], root)
 
 
 def combine_parts(
-    parts: Sequence[Part], layout: Layout, request: TaskRequest, state: Tensors, digests: Sequence[str]
+    parts: Sequence[Part],
+    layout: Layout,
+    request: TaskRequest,
+    state: Tensors,
+    digests: Sequence[str],
+    root: Part | None = None,
 ) -> tuple[DecodedSum, Tensors]:
-    """The rule over the parts of a round, with the digest of each part's bytes. Raises PolicyError, BoundError."""
+    """The rule over the parts of a round, with the digest of each part's bytes, and the update of its root device,
+    which is none of the parts. Raises PolicyError, BoundError."""
     if not parts:
         raise ServerError("no update is there")
     try:
-        made, after = aggregate_parts(parts, layout, request.aggregation, state, _order(digests), None)
+        made, after = aggregate_parts(parts, layout, request.aggregation, state, _order(digests, len(parts)), root)
     except PolicyError as error:
         raise ServerError(f"aggregation: {error}") from None
     layout.check_sum(made, sum(part.devices for part in parts))
     return made, after
 
 
-def _order(digests: Sequence[str]) -> np.ndarray:
+def _order(digests: Sequence[str], parts: int) -> np.ndarray:
     """Of buckets: the same after a kill, and nobody knows it who does not know all updates."""
     seed = hashlib.sha256("".join(sorted(digests)).encode()).digest()[:4]
-    return permutation(len(digests), int.from_bytes(seed, "big"), _BUCKETS, 0)
+    return permutation(parts, int.from_bytes(seed, "big"), _BUCKETS, 0)

@@ -15,7 +15,7 @@ from archipel.server.devices import queries
 from archipel.server.devices.faults import set_aside_now
 from archipel.server.devices.smallest_answer import hides, round_down
 from archipel.server.rounds import buffers
-from archipel.server.rounds.candidates import fewest, have_given, is_waiting, rest_ends, target_of
+from archipel.server.rounds.candidates import fewest, have_given, is_waiting, rest_ends, root_waits, target_of
 from archipel.server.rounds.machine import RULES, count, count_seatable
 from archipel.server.rounds.refusals import told_reasons
 
@@ -61,7 +61,10 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
         # Enough devices wait, so only a query can still lack some: those that may be in one sum.
         shown = round_down(candidates, smallest) if hides(task.eligibility, smallest) else candidates
         seatable = count_seatable(session, task, now=now, window=window) if queries.is_query(task) else candidates
-        return "" if seatable >= needed else _NOT_TOGETHER.format(shown)
+        if seatable < needed:
+            return _NOT_TOGETHER.format(shown)
+        root_is_here = root_waits(session, task, now=now, window=window)
+        return "" if root_is_here else f"its root device {task.root} does not wait for a round"
     enrolled = select(Device.device_id).where(Device.population == task.population, Device.revoked.is_(None))
     # At most `needed` rows are counted: more than that is not worth telling, and a population may be large.
     known = session.scalar(select(func.count()).select_from(enrolled.limit(needed).subquery())) or 0
@@ -95,6 +98,7 @@ def under_way(session: Session, task: Task, *, now: float, window: float, smalle
     numbers = f"{counts.answered} of {_number(counts.expected, 'device')} {what}"
     if rule.waits_for == "check-ins" and hides(task.eligibility, smallest):
         numbers = "waits for devices"
+    numbers += "" if counts.root.here else f", without its root device {task.root}"
     left = f", {counts.left} left" if counts.left else ""
     return f"round {current.number}: {rule.name}, {numbers}{left}, until {moment(current.phase_ends)}{more}"
 

@@ -25,13 +25,13 @@ SECURE_PHASES: tuple[DeadlinePhase, ...] = (
 class Costs:
     """What a device's part in a round costs.
 
-    `weights`: bytes of what it fetches; `update`: bytes of what it uploads; `steps`: training steps of a client;
-    `seats`: devices that a secure round has at most, 0 in plain ones.
+    `weights`: bytes of what it fetches; `update`: bytes of what it uploads; `steps`: training steps of a client,
+    in steps of the first model; `seats`: devices that a secure round has at most, 0 in plain ones.
     """
 
     weights: int
     update: int
-    steps: Callable[[int], int]
+    steps: Callable[[int], float]
     seats: int = 0
 
     def work(self, client: int) -> list[Stretch]:
@@ -64,9 +64,22 @@ class _Phase:
 
 
 def run_round(
-    fleet: Fleet, traveller: Traveller, pacing: Pacing, costs: Costs, number: int, start: float, drawn: Sequence[int]
+    fleet: Fleet,
+    traveller: Traveller,
+    pacing: Pacing,
+    costs: Costs,
+    number: int,
+    start: float,
+    drawn: Sequence[int],
+    *,
+    root: float = 0.0,
+    until: float = math.inf,
 ) -> Outcome:
-    """The round of these devices, which are all there at its `start`."""
+    """The round of these devices, which are all there at its `start`.
+
+    `root`: when the update of a root device comes, before which phase updating does not end but at its deadline.
+    `until`: when the round is over whatever its devices do, because the groups beside it failed.
+    """
     outcome = Outcome(start)
     leaves = {client: fleet.departure(client, start) for client in drawn}
     phase = _Phase("updating", list(drawn))
@@ -80,13 +93,21 @@ def run_round(
             for client in phase.alive
         ]
         collects = name in ("masking", "updating")
-        outcome.end = _ends(trips, began + pacing.deadlines.get(name, math.inf), pacing.goal if collects else None)
+        deadline, goal = began + pacing.deadlines.get(name, math.inf), pacing.goal if collects else None
+        outcome.end = _ends(trips, deadline, goal)
+        if name == "updating" and min(root, deadline) > outcome.end:
+            # Updates that come while the round waits for the root's are in it as well.
+            outcome.end, goal = min(root, deadline), None
+        if outcome.end > until:
+            outcome.end, outcome.counted, outcome.failed = until, [], "too few groups were left"
+            _note(outcome, trips, {trip.client for trip in trips if trip.end <= until}, outcome.failed)
+            break
         in_time = sorted((trip for trip in trips if trip.arrived and trip.end <= outcome.end), key=_order)
-        if collects and pacing.goal is not None:
-            in_time = in_time[: pacing.goal]
-        _note(outcome, trips, {trip.client for trip in in_time}, name)
+        if goal is not None:
+            in_time = in_time[:goal]
+        _note(outcome, trips, {trip.client for trip in in_time}, f"late in phase {name}")
         phase.alive = [trip.client for trip in in_time]
-        needed = required(pacing, len(drawn), name, bool(costs.seats))
+        needed = required(pacing, costs.seats or len(drawn), name, bool(costs.seats))
         if name == "sharing":
             phase.sharers = len(phase.alive)
         if collects:
@@ -129,12 +150,12 @@ def _ends(trips: Sequence[Trip], deadline: float, goal: int | None) -> float:
     return deadline
 
 
-def _note(outcome: Outcome, trips: Sequence[Trip], in_time: set[int], name: str) -> None:
+def _note(outcome: Outcome, trips: Sequence[Trip], in_time: set[int], why: str) -> None:
     for trip in trips:
         down, up = trip.moved(outcome.end)
         outcome.down, outcome.up = outcome.down + down, outcome.up + up
         if trip.client not in in_time:
-            outcome.left.setdefault(trip.client, trip.left or f"late in phase {name}")
+            outcome.left.setdefault(trip.client, trip.left or why)
             if trip.end > outcome.end:
                 outcome.busy[trip.client] = trip.end
 

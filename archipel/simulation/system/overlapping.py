@@ -16,6 +16,7 @@ from archipel.bundle import Bundle
 from archipel.errors import SimulationError
 from archipel.simulation.clients import Clients
 from archipel.simulation.rounds import RoundRow, Rounds, RoundSettings, Standing
+from archipel.simulation.several import SeveralModels
 from archipel.simulation.system.clock import Outcome, run_round
 from archipel.simulation.system.round_clock import Flight, RoundClock
 from archipel.simulation.system.traffic import Traffic
@@ -57,8 +58,9 @@ class OverlappingRounds(Rounds):
         settings: RoundSettings,
         standing: Standing | None,
         clients: Clients | None = None,
+        models: SeveralModels | None = None,
     ) -> None:
-        super().__init__(bundle, population, settings, standing, clients)
+        super().__init__(bundle, population, settings, standing, clients, models)
         if carried(self._bundle.manifest):
             raise SimulationError(
                 "mode: devices of an asynchronous task begin with different versions, and each version rotates updates "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,11 +18,15 @@ from archipel.protocol.uploads import upload_layout
 from archipel.simulation.clients import Clients
 from archipel.simulation.system.clock import Costs, Outcome, required, run_round
 from archipel.simulation.system.devices import Fleet
-from archipel.simulation.system.trips import Traveller
+from archipel.simulation.system.group_clock import run_groups
+from archipel.simulation.system.traffic import Traffic
+from archipel.simulation.system.trips import Stretch, Traveller, Trip
+from archipel.strategies.robust.composing import least_parts
 from archipel.strategies.update_compression import carried
 
 if TYPE_CHECKING:
     from archipel.simulation.rounds import RoundSettings
+    from archipel.simulation.several import SeveralModels
 
 _CHUNK = 1024
 _PERIODS = 3
@@ -93,33 +98,97 @@ class RoundClock:
 
     Arguments:
         bundle: says how many steps and bytes a round takes.
-        clients: how many examples each device has.
+        clients: how many examples each device has; the last one has the server's own, where there are such.
         settings: with a system.
         broadcast: bytes that devices fetch beside the parameters.
+        divide: (number of the round, devices) -> the secure group of each, from 0 on.
+        models: where devices have different ones.
+
+    Raises SimulationError for a pacing that does not fit the cohort or its groups.
     """
 
-    def __init__(self, bundle: Bundle, clients: Clients, settings: RoundSettings, broadcast: int) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        clients: Clients,
+        settings: RoundSettings,
+        broadcast: int,
+        divide: Callable[[int, list[int]], Mapping[int, int]],
+        models: SeveralModels | None = None,
+    ) -> None:
         system = settings.system
         assert system is not None
-        self.settings, self.pacing = settings, settings.pacing
+        if settings.secure_groups:
+            settings.pacing.check_groups(settings.cohort, settings.secure_groups)
+        else:
+            settings.pacing.check(settings.cohort, settings.privacy == "secure")
+        self.settings, self.pacing, self._divide = settings, settings.pacing, divide
+        if settings.secure_groups:
+            # A group of fewer devices gives no sum.
+            least = max(settings.pacing.min_cohort, bundle.manifest.privacy.min_cohort)
+            self.pacing = msgspec.structs.replace(settings.pacing, min_cohort=least)
         self.fleet = Fleet(system, settings.seed)
         self.traveller = Traveller(self.fleet, system, settings.seed, settings.dropout)
-        self.costs = costs_of(bundle, clients, settings, broadcast)
-        self.seating = Seating(self.fleet, len(clients), settings.seed, system.period)
+        self.costs = costs_of(bundle, clients, settings, broadcast, models)
+        # The server's own examples are on a device beside the others, which is always there and never vanishes.
+        population = len(clients) - settings.root
+        self._root = population if settings.root else None
+        self._steady = Traveller(self.fleet, msgspec.structs.replace(system, dropouts={}), settings.seed, 0.0)
+        self._root_bytes = plain_size(upload_layout(bundle.manifest, "training"))
+        self.seating = Seating(self.fleet, population, settings.seed, system.period)
         self._period = system.period
 
     def run(self, number: int, state: ClockState) -> tuple[list[int], Outcome]:
         """Time the round, and take the clock to its end. Returns who was drawn, ascending, and what came of it."""
         drawn = self._draw(number, state)
-        outcome = run_round(self.fleet, self.traveller, self.pacing, self.costs, number, state.time, drawn)
+        outcome = self._time(number, state.time, drawn)
         busy = {**state.busy, **outcome.busy}
         state.time = outcome.end
         state.busy = {client: until for client, until in sorted(busy.items()) if until > outcome.end}
         return drawn, outcome
 
+    def _time(self, number: int, start: float, drawn: list[int]) -> Outcome:
+        root = None if self._root is None else self._trip_of_root(self._root, number, start)
+
+        def time_devices(devices: Sequence[int], until: float = math.inf) -> Outcome:
+            return run_round(
+                self.fleet, self.traveller, self.pacing, self.costs, number, start, devices,
+                root=0.0 if root is None else root.end, until=until,
+            )  # fmt: skip
+
+        if self.settings.secure_groups:
+            group_of = self._divide(number, drawn)
+            groups = [
+                [client for client in drawn if group_of[client] == group] for group in sorted(set(group_of.values()))
+            ]
+            outcome = run_groups(time_devices, groups, least_parts(self.settings.aggregation))
+        else:
+            outcome = time_devices(drawn)
+        if root is not None:
+            self._wait_for_root(outcome, root)
+        return outcome
+
+    def _trip_of_root(self, root: int, number: int, start: float) -> Trip:
+        stretches = [*self.costs.work(root), Stretch("uploading", Traffic(up=self._root_bytes))]
+        return self._steady.travel(root, number, start, stretches, math.inf)
+
+    def _wait_for_root(self, outcome: Outcome, root: Trip) -> None:
+        """The round ends with the root's update, at the earliest; at the deadline of phase updating it fails."""
+        latest = root.start + self.pacing.deadlines.get("updating", math.inf)
+        if not outcome.failed:
+            outcome.end = max(outcome.end, min(root.end, latest))
+            if root.end > outcome.end:
+                outcome.counted, outcome.failed = [], "the root's update was late in phase updating"
+        down, up = root.moved(outcome.end)
+        outcome.down, outcome.up = outcome.down + down, outcome.up + up
+        if root.end > outcome.end:
+            outcome.busy[root.client] = root.end
+
     def _draw(self, number: int, state: ClockState) -> list[int]:
-        cohort = self.settings.cohort
-        needed = required(self.pacing, cohort, "updating", bool(self.costs.seats))
+        cohort, groups = self.settings.cohort, self.settings.secure_groups
+        needed = required(self.pacing, self.costs.seats or cohort, "updating", bool(self.costs.seats)) * max(groups, 1)
+        if self._root is not None:
+            state.time = max(state.time, state.busy.get(self._root, 0.0))
         latest = state.time + _PERIODS * self._period + max(state.busy.values(), default=0.0)
         while True:
             busy = {client for client, until in state.busy.items() if until > state.time}
@@ -134,26 +203,36 @@ class RoundClock:
                 )
 
 
-def costs_of(bundle: Bundle, clients: Clients, settings: RoundSettings, broadcast: int) -> Costs:
-    """What a device's part costs; `broadcast` is the size in bytes of what is fetched beside the parameters."""
+def costs_of(
+    bundle: Bundle, clients: Clients, settings: RoundSettings, broadcast: int, models: SeveralModels | None = None
+) -> Costs:
+    """What a device's part costs; `broadcast` is the size in bytes of what is fetched beside the parameters.
+
+    Raises SimulationError for `model_steps` that are not of these models.
+    """
     manifest = bundle.manifest
     layout = upload_layout(manifest, "training")
     secure = settings.privacy == "secure"
-    bits = layout.modulus_bits(settings.cohort) if secure else 0
-    update = (
-        masked_size(layout, settings.cohort, bits, narrow=bool(carried(manifest))) if secure else plain_size(layout)
-    )
+    # Of one sum: of a group, or of the cohort.
+    seats = -(-settings.cohort // max(settings.secure_groups, 1))
+    bits = layout.modulus_bits(seats) if secure else 0
+    update = masked_size(layout, seats, bits, narrow=bool(carried(manifest))) if secure else plain_size(layout)
+    bundles = (bundle,) if models is None else models.bundles
+    assert settings.system is not None
+    factors = settings.system.model_steps or (1.0,) * len(bundles)
+    if len(factors) != len(bundles):
+        raise SimulationError(f"system: model_steps: {len(factors)} given, for {len(bundles)} models")
 
-    def steps(client: int) -> int:
-        count = clients.count(client)
-        return sum(
+    def steps(client: int) -> float:
+        count, model = clients.count(client), 0 if models is None else models.of[client]
+        return factors[model] * sum(
             phase.steps or 0 if phase.epochs is None else phase.epochs * -(-count // phase.batch_size)
-            for phase in manifest.schedule
+            for phase in bundles[model].manifest.schedule
         )
 
     return Costs(
         weights=len(write_weights(bundle.parameters())) + broadcast,
         update=update,
         steps=steps,
-        seats=settings.cohort if secure else 0,
+        seats=seats if secure else 0,
     )

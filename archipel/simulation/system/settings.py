@@ -95,6 +95,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         period: seconds.
         devices: a trace in place of all that: devices, or the name of a file (see `read_devices`). Device i of the run
             is device i of the trace, which begins again at its end.
+        model_steps: where devices have different models, how long a step of each takes, in steps of the first; none:
+            as long, as in a trace of what each device was measured to take with its own model.
 
     Example:
         System(seconds_per_step=Spread(best=0.02, alpha=1.2), up=Spread(median=2.5e5, sigma=1.0))
@@ -108,6 +110,7 @@ class System(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     available: float = 1.0
     period: float = 86400.0
     devices: str | tuple[Device, ...] = ()
+    model_steps: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("seconds_per_step", "down", "up", "latency", "period"):
@@ -117,6 +120,9 @@ class System(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise SimulationError(
                     f"system: {name}: {value!r} is not a number {'of 0 or more' if not least else 'above 0'}"
                 )
+        for factor in self.model_steps:
+            if not 0 < factor < math.inf:
+                raise SimulationError(f"system: model_steps: {factor!r} is not a number above 0")
         _check_shares(self.dropouts)
         if not 0 < self.available <= 1:
             raise SimulationError(f"system: available: {self.available!r} is not above 0 and at most 1")
@@ -190,6 +196,20 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 )
         elif self.goal is not None and not needed <= self.goal <= cohort:
             raise SimulationError(f"goal: {self.goal} is not from {needed} to {cohort}, the cohort")
+
+    def check_groups(self, cohort: int, groups: int) -> None:
+        """The same for a cohort in so many secure groups, of which each has the task's minimum and threshold."""
+        if self.mode == "synchronous" or self.goal is not None:
+            raise SimulationError(
+                "secure_groups: a group that fails is left out, so its round waits for no number of updates; leave "
+                "goal away, and take mode semi-synchronous"
+            )
+        needed = max(self.min_cohort, self.secret_threshold(-(-cohort // groups)))
+        if cohort // groups < needed:
+            raise SimulationError(
+                f"secure_groups: {groups} groups of a cohort of {cohort} have {cohort // groups} devices, below "
+                f"min_cohort or threshold, {needed}"
+            )
 
     def secret_threshold(self, cohort: int) -> int:
         return cohort // 2 + 1 if self.threshold is None else self.threshold

@@ -20,7 +20,7 @@ class Stretch:
 
     leg: Leg
     traffic: Traffic = _NOTHING
-    steps: int = 0
+    steps: float = 0
 
 
 @dataclass(frozen=True)

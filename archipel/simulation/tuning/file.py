@@ -61,9 +61,9 @@ class FederationRuns:
             raise SimulationError(
                 f"{self._file}: tune: nothing measures the model; give data.hold_out = 0.1, data.test or [evaluation]"
             )
-        names = ["loss"]
-        if isinstance(prepared.model, Bundle):
-            names = list(measures(upload_program(prepared.model.manifest, "evaluation")))
+        names, first = ["loss"], prepared.model[0] if isinstance(prepared.model, list) else prepared.model
+        if isinstance(first, Bundle):
+            names = list(measures(upload_program(first.manifest, "evaluation")))
         name = next((each for each in ("accuracy", "loss") if each in names), names[0])
         return f"test {name}" if prepared.test is not None else f"{name} mean over devices"
 
@@ -88,12 +88,16 @@ class FederationRuns:
         key = repr({name: getattr(settings, name) for name in Settings.__struct_fields__ if name not in _EACH_RUN})
         if self._prepared is None or self._prepared[0] != key:
             prepared = federation.prepare()
-            if isinstance(prepared.model, Model):
-                assert prepared.training is not None
+            training = prepared.training
+            if training is not None:
                 if self._bundles is not None and self._prepared is not None:
                     # No other trial needs what was made for the one before.
                     shutil.rmtree(self._bundles, ignore_errors=True)
-                bundle = as_bundle(prepared.model, prepared.training, self._bundles)
-                prepared = replace(prepared, model=bundle, training=None)
+                given = prepared.model if isinstance(prepared.model, list) else [prepared.model]
+                made: list[Model | Bundle] = [
+                    as_bundle(each, training, self._bundles) if isinstance(each, Model) else each for each in given
+                ]
+                model = made if isinstance(prepared.model, list) else made[0]
+                prepared = replace(prepared, model=model, training=None)
             self._prepared = key, prepared
         return self._prepared[1]

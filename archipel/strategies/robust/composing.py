@@ -6,7 +6,7 @@ from archipel import strategies
 from archipel.bundle import Manifest
 from archipel.bundle.roles import Largest, Noise
 from archipel.errors import PolicyError
-from archipel.protocol.operator.aggregation import Aggregation
+from archipel.protocol.operator.aggregation import ROOTED, Aggregation
 from archipel.protocol.vector import Layout
 from archipel.strategies.robust.parts import check_memory
 from archipel.strategies.robust.registry import RULES
@@ -49,7 +49,12 @@ def check_composition(
     if settings.robust:
         _check_rule(settings, groups, manifest, layout, privacy, fewest)
     if settings.robust or groups:
-        check_memory(settings, groups or cohort, layout)
+        check_memory(settings, (groups or cohort) + (settings.rule == ROOTED), layout)
+
+
+def least_parts(settings: Aggregation) -> int:
+    """With how few updates, or secure groups, a round of this rule ends well."""
+    return max(RULES[settings.rule].least(settings.tolerated), 1) if settings.robust else 1
 
 
 def _check_rule(

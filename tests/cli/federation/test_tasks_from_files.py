@@ -110,6 +110,39 @@ def test_a_robust_rule_goes_with_the_file_and_with_the_task(
     assert "needs single updates, which secure rounds hide" in err
 
 
+def test_the_root_device_of_fltrust_goes_with_both_files(
+    federation: Federation,
+    bundle_maker: Callable[..., Path],
+    archipel: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server says that it knows no such device, so the id has come as far as that."""
+    monkeypatch.setenv("ARCHIPEL_TOKEN", federation.operator_token)
+    bundle, server = bundle_maker(federation.publisher_key, modes=("secure", "plain")), ("--server", federation.url)
+    file, task, device = tmp_path / "federation.toml", tmp_path / "task.toml", "0" * 31 + "1"
+    rule = 'privacy = "plain"\naggregation = { rule = "fltrust" }\n'
+    text = rule + FILE.replace(", threshold = 3", "").format(bundle=bundle)
+    common = "name='a'\npopulation='pupils'\nrounds=1\nmin_cohort=3\ncohort=4\nprivacy='plain'\n"
+    given = ("--bundle", str(bundle))
+    for name, written, options in (
+        ("--from", text.replace("min_cohort = 3", f"min_cohort = 3, root = '{device}'"), ()),
+        ("--from", text, ("--root", device)),
+        ("", common + f"aggregation = {{ rule = 'fltrust', root = '{device}' }}", given),
+        ("", common, (*given, "--aggregation", "fltrust", "--root", device)),
+    ):
+        (file if name else task).write_text(written)
+        where = (name, str(file)) if name else (str(task),)
+        _, err = archipel("task", "create", *where, *options, *server, code=1)
+        assert f"aggregation.root: no device {device} in population 'pupils'" in err
+    file.write_text(text)
+    _, err = archipel("task", "create", "--from", str(file), *server, code=1)
+    assert err.startswith(f"archipel: {file}: as a task: task.root: is missing; a server has no examples of its own")
+    file.write_text(text.replace('"fltrust"', f'"fltrust", root = "{device}"'))
+    _, err = archipel("task", "create", "--from", str(file), *server, code=1)
+    assert err == f"archipel: {file}: aggregation.root: is a device of a server; write it into [task], as `root`\n"
+
+
 def test_what_is_missing_is_told(archipel: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ARCHIPEL_SERVER", "ARCHIPEL_TOKEN"):
         monkeypatch.delenv(name, raising=False)

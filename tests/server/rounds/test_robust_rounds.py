@@ -115,7 +115,6 @@ def test_what_a_rule_keeps_is_there_in_the_next_round_and_after_a_crash(world: W
             {"aggregation": {"rule": "median", "tolerated": 2}},
             "3 updates a round are too few to tolerate 2",
         ),
-        ({"aggregation": {"rule": "fltrust"}}, "a server has no data"),
         ({"aggregation": {"rule": "median", "most_bytes": 1000}}, "more than most_bytes, 1,000"),
         ({"kind": "evaluation", "metrics": {"loss": 8.0}}, "aggregation: belongs to tasks of kind training"),
     ],

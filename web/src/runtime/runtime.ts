@@ -51,6 +51,7 @@ export class RuntimeCore implements Runtime {
   private published = true;
   private predictor: Promise<Predictor> | null = null;
   private closed = false;
+  private reason: string | null = null;
 
   constructor(
     private readonly bundle: Bundle,
@@ -70,7 +71,13 @@ export class RuntimeCore implements Runtime {
 
   get delegateReason(): string {
     const others = Array.from(this.sessions.fallenBack, ([name, why]) => `${name} runs on wasm: ${why}`);
-    return [this.engine.reason, ...others].join("; ");
+    return [this.reason ?? this.engine.reason, ...others].join("; ");
+  }
+
+  /** The same runtime, with what was found out about its delegate. */
+  because(reason: string): this {
+    this.reason = reason;
+    return this;
   }
 
   // --- use -----------------------------------------------------------------------------------------------------------

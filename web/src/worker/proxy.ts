@@ -5,7 +5,7 @@ import type { NdArray } from "../arrays.js";
 import type { Manifest } from "../bundle/manifest.js";
 import type { CoreOptions } from "../core.js";
 import { errorOf } from "../errors.js";
-import type { Delegate } from "../runtime/delegates.js";
+import { checkChoice, type Delegate, webGpuObstacle } from "../runtime/delegates.js";
 import { type Arrays, isArray } from "../runtime/fields.js";
 import type { EpochProgress, History, LocalUpdate, Progress } from "../runtime/results.js";
 import type { FromWorker, Loaded, Request, Signal, ToWorker } from "./messages.js";
@@ -21,9 +21,11 @@ interface Pending extends Watchers {
   readonly reject: (error: Error) => void;
 }
 
-/** Load in the page's worker, which is started if there is none. */
+/** Load in the page's worker, which is started if there is none: the one with WebGPU where the page can have that. */
 export async function loadInWorker(file: Uint8Array, options: CoreOptions): Promise<Runtime> {
-  const link = WorkerLink.shared();
+  const choice = checkChoice(options.delegate);
+  const gpu = choice !== "wasm" && (await webGpuObstacle(choice)) === null;
+  const link = WorkerLink.shared(gpu ? "webgpu" : "wasm");
   const core = link.enter();
   try {
     const loaded = await link.call<Loaded>(core, { method: "load", file, options });
@@ -35,20 +37,25 @@ export async function loadInWorker(file: Uint8Array, options: CoreOptions): Prom
 }
 
 class WorkerLink {
-  private static present: WorkerLink | null = null;
+  private static readonly present = new Map<Delegate, WorkerLink>();
   private readonly worker: Worker;
   private readonly pending = new Map<number, Pending>();
   private readonly cores = new Set<number>();
   private readonly reasons = new Map<number, string>();
   private next = 0;
 
-  static shared(): WorkerLink {
-    WorkerLink.present ??= new WorkerLink();
-    return WorkerLink.present;
+  static shared(build: Delegate): WorkerLink {
+    const link = WorkerLink.present.get(build) ?? new WorkerLink(build);
+    WorkerLink.present.set(build, link);
+    return link;
   }
 
-  private constructor() {
-    this.worker = new Worker(new URL("./entry.ts", import.meta.url), { type: "module", name: "archipel" });
+  private constructor(private readonly build: Delegate) {
+    // Bundlers look for these very words.
+    this.worker =
+      build === "wasm"
+        ? new Worker(new URL("./wasm.js", import.meta.url), { type: "module", name: "archipel" })
+        : new Worker(new URL("./webgpu.js", import.meta.url), { type: "module", name: "archipel" });
     this.worker.onmessage = ({ data }: MessageEvent<FromWorker>) => this.receive(data);
     this.worker.onerror = (event) => this.fail(`the worker stopped: ${event.message || "its script cannot be loaded"}`);
   }
@@ -133,7 +140,7 @@ class WorkerLink {
 
   private end(): void {
     this.worker.terminate();
-    if (WorkerLink.present === this) WorkerLink.present = null;
+    if (WorkerLink.present.get(this.build) === this) WorkerLink.present.delete(this.build);
   }
 }
 

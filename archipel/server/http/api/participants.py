@@ -73,7 +73,7 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Sett
                 bytes_uploaded=sizes.get((round_id, device_id), 0),
             )
         )
-        if reached & set(UPDATE_PHASES) and not task.buffered:
+        if reached & set(UPDATE_PHASES) and not task.buffered and device_id != task.root:
             survivors.setdefault(round_id, []).append(device_id)
     refused = refusals_of_rounds(session, shown)
     faults: dict[str, list[FaultInfo]] = {}

@@ -19,6 +19,7 @@ from archipel.server.audit import log as audit
 from archipel.server.callers import Identity
 from archipel.server.database.tables import Round, Task
 from archipel.server.database.task_requests import audited, request_of
+from archipel.server.devices.root_devices import check_root_device
 from archipel.server.devices.smallest_answer import check_enough, hides, round_down
 from archipel.server.devices.spoiler_search import describe
 from archipel.server.http.idempotency import keyed
@@ -57,6 +58,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
                 "training of this bundle made, or none for the bundle's own",
             )
         _check_devices_of(session, call.body)
+        _check_root(session, call.body, now)
     if bundle is None:
         raise refuse(422, f"no bundle {call.body.bundle}; upload it first")
     # Outside of the writing transaction, which on SQLite keeps all other writers waiting.
@@ -129,6 +131,13 @@ def _check_devices_of(session: Session, request: TaskRequest) -> None:
         raise refuse(422, f"devices_of: no round {request.devices_of} in population {request.population!r}")
     if earlier.phase != "committed":
         raise refuse(422, f"devices_of: round {request.devices_of} is {earlier.phase}, not committed")
+
+
+def _check_root(session: Session, request: TaskRequest, now: float) -> None:
+    try:
+        check_root_device(session, request, now=now)
+    except ArchipelError as error:
+        raise refuse(422, f"the task is not possible: {error}") from None
 
 
 def list_tasks(call: Call[None]) -> TaskPage:

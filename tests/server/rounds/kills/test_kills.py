@@ -24,6 +24,7 @@ from tests.attacks.faults_world import upload_noise
 from tests.server.rounds.noisy import equal_weights, give_equal, model_of
 from tests.server.rounds.test_plain_rounds import mean, update
 from tests.server.rounds.test_robust_rounds import clipped, rows
+from tests.server.rounds.test_root_devices import alike, fltrust
 from tests.server.rounds.test_secure_groups import give, group_means
 from tests.server.rounds.test_secure_round import expected_parameters, give_updates
 from tests.support.devices import ANSWERED, Device
@@ -145,6 +146,18 @@ def robust(through: Through) -> None:
     check(through, task, expected, versions=2)
 
 
+def rooted(through: Through) -> None:
+    """The first device's update is what the others are compared with."""
+    rule = {"rule": "fltrust", "root": through.devices[0].id}
+    task = through.create(privacy="plain", aggregation=rule)
+    through.join()
+    updates = [alike(index, 1.0 + index) for index in range(4)]
+    for device, values in zip(through.devices, updates, strict=True):
+        device.updating(**values)
+        through.settle()
+    check(through, task, fltrust(updates[1:], updates[0]))
+
+
 def grouped(through: Through) -> None:
     """Three groups; one of them never sends its updates and is left out."""
     asked = {"rule": "trimmed-mean", "tolerated": 0}
@@ -234,7 +247,8 @@ def left(through: Through) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Through], None]] = {
-    "secure": secure, "noisy": noisy, "plain": plain, "robust": robust, "grouped": grouped, "buffered": buffered,
+    "secure": secure, "noisy": noisy, "plain": plain, "robust": robust, "rooted": rooted, "grouped": grouped,
+    "buffered": buffered,
     "evaluated": evaluated, "spoiled": spoiled, "left": left,
 }  # fmt: skip
 
@@ -262,7 +276,9 @@ def check(
 
 
 def run(world: World, scenario: str, kill: int) -> Server:
-    through = Through(world, kill, {"buffered": 6, "grouped": 9}.get(scenario, 3), equal=scenario == "noisy")
+    through = Through(
+        world, kill, {"buffered": 6, "grouped": 9, "rooted": 4}.get(scenario, 3), equal=scenario == "noisy"
+    )
     try:
         SCENARIOS[scenario](through)
     except BaseException:
@@ -276,6 +292,7 @@ POINTS = {
     "noisy": 330,
     "plain": 125,
     "robust": 200,
+    "rooted": 140,
     "grouped": 320,
     "buffered": 250,
     "evaluated": 115,
@@ -291,7 +308,7 @@ def test_the_points_are_fewer_than_counted_for(world: World, scenario: str) -> N
     assert 0.8 * POINTS[scenario] < server.points < POINTS[scenario], (scenario, server.points)
 
 
-@pytest.mark.sampled(every=41)
+@pytest.mark.sampled(every=61)
 @pytest.mark.parametrize(("scenario", "kill"), [(name, kill) for name in SCENARIOS for kill in range(1, POINTS[name])])
 def test_killed_at_any_point_it_loses_and_doubles_nothing(world: World, scenario: str, kill: int) -> None:
     server = run(world, scenario, kill)

@@ -1,36 +1,42 @@
-/** The worker: holds the runtimes of a page and does what the page asks. */
+/** What runs in a worker: it holds runtimes of a page and does what the page asks. */
 
 import type { FitOptions } from "../api.js";
 import { loadCore } from "../core.js";
 import { RuntimeInputError } from "../errors.js";
 import { fetchPatiently } from "../fetching.js";
+import type { Builds } from "../runtime/delegates.js";
 import type { RuntimeCore } from "../runtime/runtime.js";
 import { buffersOf, type FromWorker, type Loaded, type Request, type ToWorker } from "./messages.js";
 
 interface Scope {
+  readonly name?: string;
   onmessage: ((event: MessageEvent<ToWorker>) => void) | null;
   postMessage(message: FromWorker, transfer?: Transferable[]): void;
 }
 
-// ONNX Runtime fetches its WebAssembly by itself, and gives up at the first refusal.
-globalThis.fetch = fetchPatiently;
-
 const scope = globalThis as unknown as Scope;
 const cores = new Map<number, RuntimeCore>();
 
-scope.onmessage = ({ data }) => {
-  if (data.type === "call") {
-    void answer(data.call, data.core, data.request);
-    return;
-  }
-  const core = cores.get(data.core);
-  core?.[data.signal]();
-  if (data.signal === "close") cores.delete(data.core);
-};
+/** Answer the page with the builds of ONNX Runtime that this worker's script has. */
+export function serve(builds: Builds): void {
+  // Where a bundler makes one file of a worker, ONNX Runtime starts its threads with that file too.
+  if (scope.name?.startsWith("em-pthread")) return;
+  // ONNX Runtime fetches its WebAssembly by itself, and gives up at the first refusal.
+  globalThis.fetch = fetchPatiently;
+  scope.onmessage = ({ data }) => {
+    if (data.type === "call") {
+      void answer(data.call, data.core, data.request, builds);
+      return;
+    }
+    const core = cores.get(data.core);
+    core?.[data.signal]();
+    if (data.signal === "close") cores.delete(data.core);
+  };
+}
 
-async function answer(call: number, id: number, request: Request): Promise<void> {
+async function answer(call: number, id: number, request: Request, builds: Builds): Promise<void> {
   try {
-    const result = await run(call, id, request);
+    const result = await run(call, id, request, builds);
     // A manifest has no buffers; arrays are handed over, not copied.
     const delegateReason = cores.get(id)?.delegateReason ?? "";
     scope.postMessage({ type: "result", call, result, delegateReason }, [...buffersOf(result)]);
@@ -40,9 +46,9 @@ async function answer(call: number, id: number, request: Request): Promise<void>
   }
 }
 
-async function run(call: number, id: number, request: Request): Promise<unknown> {
+async function run(call: number, id: number, request: Request, builds: Builds): Promise<unknown> {
   if (request.method === "load") {
-    const core = await loadCore(request.file, request.options);
+    const core = await loadCore(request.file, request.options, builds);
     cores.set(id, core);
     const { manifest, digest, delegate } = core;
     return { manifest, digest, delegate } satisfies Loaded;
