@@ -8,7 +8,7 @@ long as there are both. Their lines come as they are printed, each after the nam
 Measuring coverage doubles the time of rooms that are busy in Python, so the short suite goes without. A room is a
 folder in tests/ with test files of its own, as tests/graph and tests/graph/passes; a room that is named on the command
 line brings those below it along. A room has 75 seconds; one that takes longer is named, so that it gets split or sped
-up.
+up. In the short suite the rooms of a folder in SHARED run in one process, which is named after the folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -52,6 +52,12 @@ WAITING = {
     "web",
     "web_library",
 }
+SHARED = ("attacks", "bundle", "converter", "datasets", "lite_runtime")
+"""The rooms of each run in one process; those of a folder below it that is here too in another one.
+
+A process has computed for six seconds when it has imported PyTorch and exported its first model, and many of these
+rooms take no longer than that. In the long suite each has its own, so that one that kills it takes no other along.
+"""
 SYNCING = {"attacks", "client", "operator", "server"}
 """What a round of a server and its devices takes is mostly waiting for the disk to sync, so these have their folders in
 memory. Others stay on the disk: they confine processes, install packages, or cut the power."""
@@ -72,22 +78,24 @@ class Ended:
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a room. `trouble`: what went wrong beside tests that failed."""
+    """What became of a room, or of several in one process. `trouble`: what went wrong beside tests that failed."""
 
     room: str
     seconds: float
     passed: bool
     recorded: Recorded = field(default_factory=Recorded)
     trouble: str = ""
+    rooms: int = 1
 
 
 class Rooms:
     """The rooms that are run, and the rows of those that are over.
 
-    `slow`: with the long suites; `memory`: a folder there, if there is enough of it.
+    `rooms`: those of each process, by its name; `slow`: with the long suites; `memory`: a folder there, if there is
+    enough of it.
     """
 
-    def __init__(self, rooms: Sequence[str], slow: bool, folder: Path, memory: Path | None) -> None:
+    def __init__(self, rooms: Mapping[str, Sequence[str]], slow: bool, folder: Path, memory: Path | None) -> None:
         self.slow = slow
         self.rows: list[Row] = []
         self.coverage: Sequence[str] = ()
@@ -146,7 +154,8 @@ class Rooms:
         """The table, and after it every failure with the command that runs it alone."""
         print("\nseconds per room, three at a time, and of processors")
         for row in sorted(self.rows, key=lambda row: (row.room == "mutants", row.room)):
-            late = f"  over its {BUDGET_SECONDS} s" if not self.slow and row.seconds > BUDGET_SECONDS else ""
+            budget = BUDGET_SECONDS * row.rooms
+            late = f"  over its {budget} s" if not self.slow and row.seconds > budget else ""
             computed = row.recorded.computed
             print(f"  {row.room:<28}{row.seconds:7.1f}{computed:8.1f}{'' if row.passed else '  FAILED'}{late}")
         print(f"  {'all rooms':<28}{time.monotonic() - self._started:7.1f}{self._computed():8.1f}\n")
@@ -161,11 +170,12 @@ class Rooms:
         )  # fmt: skip
 
     def _run_room(self, room: str) -> None:
+        files = [path for each in self._rooms[room] for path in (ROOT / "tests" / each).glob("test_*.py")]
         record = self._folder / f"{room.replace(os.sep, '-')}.jsonl"
         command = [
             sys.executable, "-u", str(ROOT / "scripts" / "recorder.py"), str(record),
             "--verbosity=0", "--no-header",  # a line for each file
-            *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / room).glob("test_*.py")),
+            *sorted(str(path.relative_to(ROOT)) for path in files),
             *self._place(room),
             *(["-p", "pytest_cov", "--cov", "--cov-report=", "-m", ""] if self.slow else ["-m", "not slow"]),
         ]  # fmt: skip
@@ -179,7 +189,9 @@ class Rooms:
             trouble = f"pytest ended with {ended.code}{where}: see above"
         with SHOWING:
             remember(ROOT, recorded, only_new=self.slow)
-            self.rows.append(Row(room, ended.seconds, passed and not trouble, recorded, trouble))
+            self.rows.append(
+                Row(room, ended.seconds, passed and not trouble, recorded, trouble, len(self._rooms[room]))
+            )
             self.write_report()
 
     def _place(self, room: str) -> list[str]:
@@ -192,6 +204,8 @@ class Rooms:
     def _run_process(self, name: str, command: Sequence[str], limit: float | None = None) -> Ended:
         """Run it, and show each line as it comes, after the name."""
         environment = {**os.environ, "COVERAGE_FILE": str(ROOT / f".coverage.{name.replace(os.sep, '-')}")}
+        # Set in many a container, where every process would compile the package and rewrite the tests anew.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         started = time.monotonic()
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, text=True, encoding="utf-8", errors="replace",
@@ -239,16 +253,17 @@ def main() -> int:
         memory = None
         if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= ENOUGH_BYTES:
             memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="archipel-rooms-", dir=MEMORY)))
-        run = Rooms(rooms, options.all, folder, memory)
+        processes = {room: [room] for room in rooms} if options.all else share(rooms)
+        run = Rooms(processes, options.all, folder, memory)
         run.run()
-        if options.all and len(run.rows) == len(rooms):
+        if options.all and len(run.rows) == len(processes):
             run.measure_coverage()
             run.try_mutants()
     run.write_report()
     run.show()
     passed = run.count("passed")
     print(f"{passed} passed, {run.count('failed', 'error')} failed, {run.count('skipped')} skipped")
-    return 0 if passed and len(run.rows) >= len(rooms) and all(row.passed for row in run.rows) else 1
+    return 0 if passed and len(run.rows) >= len(processes) and all(row.passed for row in run.rows) else 1
 
 
 def find_rooms() -> list[str]:
@@ -267,6 +282,15 @@ def choose(asked: Sequence[str], rooms: Sequence[str]) -> tuple[list[str], list[
             near += [room for room in rooms if name in room.split("/") and room not in near]
             wrong.append(f"there is no room {name}; " + (f"near it: {', '.join(near)}" if near else known))
     return (sorted(chosen) if asked else list(rooms)), wrong
+
+
+def share(rooms: Sequence[str]) -> dict[str, list[str]]:
+    """The rooms of each process, by its name: the folder's of several rooms, otherwise the room's."""
+    together: dict[str, list[str]] = {}
+    for room in rooms:
+        inside = [folder for folder in SHARED if f"{room}/".startswith(f"{folder}/")]
+        together.setdefault(max(inside, key=len, default=room), []).append(room)
+    return {name if len(inside) > 1 else inside[0]: inside for name, inside in together.items()}
 
 
 def mutation_lists() -> Iterator[Path]:

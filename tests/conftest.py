@@ -53,7 +53,10 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _user_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _user_folders(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base: Path = tmp_path_factory.getbasetemp()
     monkeypatch.setenv("XDG_CACHE_HOME", str(base / "user-cache"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(base / "user-config"))
+    # A development key that one file's tests make is not that of another file's.
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(base / "user-config" / request.module.__name__))

@@ -49,6 +49,14 @@ def test_it():
         time.sleep(0.01)
 """
 
+WRITES = """import os
+
+
+def test_it():
+    with open("processes", "a") as file:
+        print("ROOM", os.getpid(), file=file)
+"""
+
 
 def build(root: Path, tree: dict[str, str], limit: float = 600) -> None:
     """The tree with the scripts. After `limit` seconds a room counts as hanging."""
@@ -159,6 +167,28 @@ def test_lines_come_while_the_room_runs(tmp_path: Path) -> None:
         assert process.stdout.read().endswith("2 passed, 0 failed, 0 skipped\n")
     assert seen.startswith("talk    | tests/talk/test_a.py .")
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "processes"),
+    [
+        (["bundle", "datasets/a"], {"bundle": ["bundle", "bundle/a", "bundle/b"], "datasets/a": ["datasets/a"]}),
+        (["--all", "bundle"], {room: [room] for room in ("bundle", "bundle/a", "bundle/b")}),
+    ],
+)
+def test_short_rooms_of_a_folder_share_a_process(
+    asked: list[str], processes: dict[str, list[str]], tmp_path: Path
+) -> None:
+    rooms = ("bundle", "bundle/a", "bundle/b", "datasets", "datasets/a")
+    tree = {f"tests/{room}/test_of_{room.replace('/', '_')}.py": WRITES.replace("ROOM", room) for room in rooms}
+    build(tmp_path, {**tree, "archipel/__init__.py": "", "pyproject.toml": TREE["pyproject.toml"]})
+    code, table, _, _ = run(tmp_path, *asked)
+    assert (code, table) == (0, [*processes, "all rooms"])
+    found: dict[str, list[str]] = {}
+    for line in sorted((tmp_path / "processes").read_text().splitlines()):
+        room, process = line.split()
+        found.setdefault(process, []).append(room)
+    assert sorted(found.values()) == sorted(processes.values())
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,10 @@ from archipel.simulation.tuning import Trial, read_tuning, write_best
 from archipel.simulation.tuning.file import FederationRuns
 from archipel.simulation.tuning.study import Study
 from archipel.training import losses, optimizers
-from tests.simulation.test_federation_file import DATA, Write, write  # noqa: F401  (fixture)
+from tests.strategies.test_feddistill import wide
+from tests.support.fixtures.federation_files import *  # noqa: F403
+from tests.support.fixtures.federation_files import DATA, FILE, Write
+from tests.support.simulation import imported
 
 ROUNDS = 9
 X = np.tile(np.float32([[2.0], [-2.0]]), (4, 1))
@@ -166,7 +169,7 @@ def test_rounds_are_the_budget_and_rates_that_diverge_are_ended(run: Any) -> Non
 
 
 def test_a_file_says_what_is_tuned_and_the_best_is_a_file_that_runs(
-    write: Write,  # noqa: F811
+    write: Write,
     tmp_path: Path,
 ) -> None:
     file = write(
@@ -193,6 +196,24 @@ def test_a_file_says_what_is_tuned_and_the_best_is_a_file_that_runs(
         write_best(found, file, file)
 
 
+def test_a_file_with_several_models_is_tuned(write: Write, tmp_path: Path) -> None:
+    """By what the first of them reaches on the test data, and the best is written with all of them."""
+    imported(wide).save(tmp_path / "wide.onnx")
+    more = (
+        'strategy = "feddistill"\n[[models]]\nonnx = "network.onnx"\n[[models]]\nonnx = "wide.onnx"\nclients = [2]\n'
+        "[tune]\ntrials = 2\nlr = [0.1, 0.2]\n"
+    )
+    file = write(DATA + more, FILE.replace('model = {{ onnx = "network.onnx" }}\n', ""))
+    found = tune(file, folder=tmp_path / "tuning")
+    assert (found.metric, len(found.trials)) == ("test accuracy", 2)
+    write_best(found, file, tmp_path / "best.toml")
+    best = load_federation(tmp_path / "best.toml")
+    assert [(each.onnx, each.clients) for each in best.settings.models] == [
+        ("network.onnx", None), ("wide.onnx", (2,)),
+    ]  # fmt: skip
+    assert best.run().history[-1].tested["accuracy"] == found.best.value
+
+
 @pytest.mark.parametrize(
     ("table", "text"),
     [
@@ -215,7 +236,7 @@ def test_mistakes_name_the_setting(table: dict[str, Any], text: str) -> None:
     assert text in str(told.value)
 
 
-def test_what_cannot_be_tuned_is_told(run: Any, write: Write) -> None:  # noqa: F811
+def test_what_cannot_be_tuned_is_told(run: Any, write: Write) -> None:
     with pytest.raises(SimulationError, match=r"tune\.metric: no 'test f1'; there are test loss"):
         tune(run, asked(metric="test f1"), rounds=ROUNDS)
     with pytest.raises(SimulationError, match="tune: is missing; give a table"):

@@ -133,18 +133,18 @@ def test_a_model_that_has_diverged_is_not_chosen(make: Make) -> None:
 
 
 def test_devices_find_their_cluster(make: Make) -> None:
-    """16 devices of two kinds, whose classes are numbered differently: one model cannot serve both."""
+    """Eight devices of two kinds, whose classes are numbered differently: one model cannot serve both."""
     rng, data = np.random.default_rng(0), []
-    for number in range(16):
+    for number in range(8):
         x = rng.standard_normal((40, 6)).astype(np.float32)
         y = x[:, :CLASSES].argmax(1)
         data.append((x, (y if number % 2 else (y + 1) % CLASSES).astype(np.int64)))
     accuracy = {}
     for name in ("fedavg", "ifca"):
-        bundle = make(name, strategy_options={"models": 2, "spread": 1.0} if name == "ifca" else {}, batch_size=20)
-        found = archipel.simulate(bundle, data, rounds=8, client_axis="off", hyperparameters={"lr": 0.3}).parameters
+        bundle = make(name, strategy_options={"models": 2, "spread": 1.0} if name == "ifca" else {}, batch_size=8)
+        found = archipel.simulate(bundle, data, rounds=3, client_axis="off", hyperparameters={"lr": 0.5}).parameters
         if name == "ifca":
-            lanes = archipel.simulate(bundle, data, rounds=8, client_axis="on", hyperparameters={"lr": 0.3}).parameters
+            lanes = archipel.simulate(bundle, data, rounds=3, client_axis="on", hyperparameters={"lr": 0.5}).parameters
             for tensor, array in found.items():
                 np.testing.assert_allclose(lanes[tensor], array, rtol=1e-4, atol=1e-5)
         hits = []

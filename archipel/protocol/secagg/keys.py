@@ -38,13 +38,19 @@ def is_small_order(public: bytes) -> bool:
     return public[:-1] + bytes([public[-1] & 127]) in _SMALL_ORDER
 
 
-def agree(private: bytes, peer: bytes) -> bytes:
+def private_key(private: bytes) -> X25519PrivateKey:
+    """The key of 32 raw bytes. Making it takes as long as an agreement, so for many agreements make it once."""
+    return X25519PrivateKey.from_private_bytes(private)
+
+
+def agree(private: bytes | X25519PrivateKey, peer: bytes) -> bytes:
     """The X25519 shared secret [32 bytes] (RFC 7748, section 6.1).
 
     Raises SecureAggregationError for a public key of small order, with which every private key agrees on zero.
     """
+    own = private_key(private) if isinstance(private, bytes) else private
     try:
-        return X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(peer))
+        return own.exchange(X25519PublicKey.from_public_bytes(peer))
     except ValueError:
         raise SecureAggregationError(f"round key {peer.hex()[:16]}... is not a usable X25519 public key") from None
 

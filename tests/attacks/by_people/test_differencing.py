@@ -1,6 +1,6 @@
 """Somebody with a token asks a population the same question again and again, each time without one of the devices.
 
-The differences of the sums are what single devices sent: with six devices and every five of them that is all six
+The differences of the sums are what single devices sent: with four devices and every three of them that is all four
 histograms, exactly. Stopped at several places, each tested by itself: operators may not ask questions at all; the
 publisher's policy asks for twenty devices by default; the server takes only devices whose sums tell of enough of them
 together with all sums before; and a device itself refuses to confirm a set that differs by a few from an earlier one.
@@ -27,14 +27,14 @@ from tests.support.fixtures.federation import bundle_maker as bundle_maker
 from tests.support.fixtures.federation import federation as federation
 from tests.support.fixtures.federation import server_host as server_host
 
-DEVICES = 6
+DEVICES = 4
 ASK: dict[str, Any] = {"kind": "analytics", "threshold": None, "min_cohort": DEVICES - 1, "cohort": DEVICES - 1}
-SMALL = {"min_cohort": 2, "min_contributors": 5, "queries": 256}
+SMALL = {"min_cohort": 2, "min_contributors": DEVICES - 1, "queries": 256}
 
 
 @pytest.fixture
 def fleet(federation: Federation, bundle_maker: Callable[..., Path]) -> Federation:
-    """A federation whose publisher allows sums of five devices, so that five of six can be asked at all."""
+    """A federation whose publisher allows sums of three devices, so that three of four can be asked at all."""
     federation.bundle_file = bundle_maker(federation.publisher_key, **SMALL)
     for number in range(DEVICES):
         federation.agent(number, attributes={"number": float(number)})
@@ -125,8 +125,8 @@ def test_by_default_twenty_devices_must_be_in_a_sum(fleet: Federation, bundle_ma
     with pytest.raises(RefusedError, match="below the plan's min_contributors 20"):
         fleet.task(**ASK)
     # Whoever asks may ask for more, not for less.
-    with pytest.raises(RefusedError, match="min_contributors 5 is below the policy's 20"):
-        fleet.task(**ASK, min_contributors=5)
+    with pytest.raises(RefusedError, match="min_contributors 3 is below the policy's 20"):
+        fleet.task(**ASK, min_contributors=3)
 
 
 def test_an_operator_may_not_ask(fleet: Federation) -> None:
@@ -143,8 +143,8 @@ def test_an_operator_may_not_ask(fleet: Federation) -> None:
 
 
 def test_nothing_is_released_of_too_few_contributors(fleet: Federation) -> None:
-    """Six devices are in the sum, but only four have examples: what is released would tell of these."""
-    agents = fleet.agents[:4] + [
+    """Four devices are in the sum, but only two have examples: what is released would tell of these."""
+    agents = fleet.agents[:2] + [
         fleet.agent(number, examples=lambda: {"x": np.zeros((0, 3), np.float32), "y": np.zeros(0, np.float32)})
         for number in (20, 21)
     ]
@@ -153,7 +153,7 @@ def test_nothing_is_released_of_too_few_contributors(fleet: Federation) -> None:
     fleet.operator.tasks.cancel(task.task_id)
     info = next(info for info in fleet.rounds(task) if info.phase == "failed")
     assert info.reason == (
-        "aggregation: fewer than 5 of the devices had examples (min_contributors); nothing of their sum was kept"
+        "aggregation: fewer than 3 of the devices had examples (min_contributors); nothing of their sum was kept"
     )
     assert (info.result, info.weight_sum) == (None, None)
     spool = fleet.folder / "server" / "blobs" / "spool" / info.round_id
@@ -167,7 +167,7 @@ def test_a_population_is_asked_so_many_times(
     fleet: Federation, bundle_maker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet.bundle_file = bundle_maker(fleet.publisher_key, **{**SMALL, "queries": 2})
-    agents = fleet.agents[:5]
+    agents = fleet.agents[: DEVICES - 1]
     with pytest.raises(RefusedError, match="rounds: 3; bundle 'linear' allows 2 queries in 30 days"):
         fleet.task(**ASK, rounds=3)
     first = fleet.task(**ASK, rounds=2)

@@ -24,7 +24,7 @@ def status(archipel: Command, device: Device) -> dict[str, Any]:
     return json.loads(archipel("device", "status", str(device.config), "--json")[0])
 
 
-@pytest.mark.parametrize("isolated", ["false", "true"])
+@pytest.mark.parametrize("isolated", [pytest.param("false", marks=pytest.mark.slow), "true"])
 def test_from_enrolment_to_erasing(
     archipel: Command,
     federation: Federation,

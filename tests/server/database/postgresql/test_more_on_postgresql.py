@@ -17,6 +17,7 @@ from tests.server.rounds.test_candidates import *  # noqa: F403
 from tests.server.rounds.test_durations import *  # noqa: F403
 from tests.server.rounds.test_messages_of_a_round import *  # noqa: F403
 from tests.server.rounds.test_robust_rounds import *  # noqa: F403
+from tests.server.rounds.test_root_devices import *  # noqa: F403
 from tests.server.rounds.test_secure_groups import *  # noqa: F403
 
 pytestmark = pytest.mark.sampled(every=16)

@@ -1,0 +1,349 @@
+"""The device's side of a secure round over neighbours: six steps or seven, each once and in order.
+
+Bell et al. 2020, with neighbours that each device draws itself (drawing.py). Every neighbour holds a share of both
+secrets of a device and shows one of the two, so that both stay out of reach together (sizes.py). Where the server may
+be malicious there is a step more: before a device shows anything it has the signatures of `threshold` neighbours that
+they take it as present. So whoever helps to unmask the vectors of others is itself no longer one whose masks can be
+taken off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from archipel.errors import CertificateError, ConsistencyError, SecureAggregationError, ShareError, ThresholdError
+from archipel.protocol.identity import verify_chain
+from archipel.protocol.messages import Chain
+from archipel.protocol.revocations import NOBODY, Revoked
+from archipel.protocol.sealed import public_bytes
+from archipel.protocol.secagg import keys
+from archipel.protocol.secagg.masks import apply_mask, reduce
+from archipel.protocol.secagg_plus import shares
+from archipel.protocol.secagg_plus.drawing import draw_neighbours
+from archipel.protocol.secagg_plus.envelope import Pair, bind, commit_pair, envelope_key, seal, unseal
+from archipel.protocol.secagg_plus.inclusion import check_inclusion, inclusion
+from archipel.protocol.secagg_plus.member import Distinct, RoundKeys, Session, read_member, seed_digest, sign_member
+from archipel.protocol.secagg_plus.messages import (
+    NOBODY_SAYS,
+    Answer,
+    Confirmed,
+    Dealing,
+    Dealt,
+    Drawn,
+    Inbox,
+    Inclusions,
+    Invitation,
+    Neighbours,
+    Partners,
+    Question,
+    Refused,
+)
+from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes, check_sizes
+from archipel.protocol.secagg_plus.tree import check_members, hash_member
+from archipel.protocol.vector import Vector, check_vector
+
+_STEPS = ("advertise", "draw", "deal", "receive", "mask", "confirm", "answer", "done")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all members of a round agree on.
+
+    Attributes:
+        session: the round and the digest of its plan.
+        sizes: how many neighbours each draws, how many shares give a secret, with how many it shares masks.
+        assumed: what the device insists on that the sizes withstand.
+        min_cohort, max_cohort: bounds of the cohort's size.
+        modulus_bits: masked entries are modulo 2^modulus_bits.
+    """
+
+    session: Session
+    sizes: Sizes
+    assumed: Assumptions
+    min_cohort: int
+    max_cohort: int
+    modulus_bits: int
+
+
+class Participant:
+    """One device in one secure round.
+
+    A step that fails ends the participation: the secrets are dropped, and every later call raises
+    SecureAggregationError. A step out of order raises it, too, and changes nothing.
+
+    Arguments:
+        terms: those of the plan, which the caller has verified.
+        identity: the device's identity key.
+        chain: the certificates from the enrolment key to `identity`.
+        enrolment_key: the raw 32-byte public key at the start of every member's chain.
+        randomness: `randomness(n)` gives n bytes from a cryptographic generator (`secrets.token_bytes`).
+        revoked: nobody of these is taken as a neighbour.
+
+    Raises CertificateError when chain and identity do not belong together.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        identity: Ed25519PrivateKey,
+        chain: Chain,
+        enrolment_key: bytes,
+        randomness: Callable[[int], bytes],
+        revoked: Revoked = NOBODY,
+    ) -> None:
+        self._own = verify_chain(chain, enrolment_key)
+        if public_bytes(identity) != self._own.device_key:
+            raise CertificateError(f"device {self._own.device_id}: its chain is for another identity key")
+        self._terms, self._identity, self._chain = terms, identity, chain
+        self._enrolment_key, self._randomness, self._revoked = enrolment_key, randomness, revoked
+        self._salt = terms.session.salt
+        self._next = "advertise"
+        # Secrets of this round: two X25519 private keys, the seed, and by dealer the shares that this device holds.
+        self._cipher_secret = self._mask_secret = self._seed = b""
+        self._held: dict[int, Pair] = {}
+        # Public: its own keys and member, where it is in which cohort, whom it drew, and their mask keys by place.
+        self._public = RoundKeys(b"", b"", b"")
+        self._member = self._bound = b""
+        self._invitation = Invitation(size=3, root=bytes(32), place=0)
+        self._neighbours: list[int] = []
+        self._mask_keys: dict[int, bytes] = {}
+        self._device_keys: dict[int, bytes] = {}
+        self._question: Question | None = None
+
+    def __repr__(self) -> str:
+        return f"<Participant {self._own.device_id} in round {self._terms.session.round_id}, next: {self._next}>"
+
+    @property
+    def device_id(self) -> str:
+        return self._own.device_id
+
+    def advertise(self) -> bytes:
+        """Step 0: makes the round's secrets; returns this device as a member, with the public keys, signed."""
+        with self._step("advertise"):
+            self._cipher_secret, self._mask_secret = self._draw(keys.KEY_BYTES), self._draw(keys.KEY_BYTES)
+            self._seed = self._draw(keys.KEY_BYTES)
+            self._public = RoundKeys(
+                keys.public_key(self._cipher_secret),
+                keys.public_key(self._mask_secret),
+                seed_digest(self._seed, self._terms.session),
+            )
+            self._member = sign_member(self._terms.session, self._public, self._chain, self._identity)
+            return self._member
+
+    def draw(self, invitation: Invitation) -> Drawn:
+        """Step 1: draws neighbours among the cohort, which is fixed by its root. Raises PolicyError or ThresholdError.
+
+        PolicyError: the plan's sizes do not withstand what this device assumes, with a cohort of this size.
+        """
+        with self._step("draw"):
+            terms, size = self._terms, invitation.size
+            if not terms.min_cohort <= size <= terms.max_cohort or invitation.place >= size:
+                raise ThresholdError(
+                    f"cohort: place {invitation.place} of {size} devices, the plan has {terms.min_cohort} to "
+                    f"{terms.max_cohort}"
+                )
+            check_sizes(terms.sizes, size, terms.assumed)
+            self._invitation = invitation
+            self._bound = bind(terms.session, invitation.root)
+            self._neighbours = draw_neighbours(size, invitation.place, terms.sizes.neighbours, self._draw)
+            return Drawn(places=self._neighbours)
+
+    def deal(self, neighbours: Neighbours) -> Dealt:
+        """Step 2: verifies the neighbours; returns shares of the mask key and of the seed, sealed for each.
+
+        Raises CertificateError, MessageError, SecureAggregationError or ConsistencyError.
+        """
+        with self._step("deal"):
+            public = self._check_neighbours(neighbours)
+            self._mask_keys = {
+                place: public[place].mask_key for place in self._neighbours[: self._terms.sizes.partners]
+            }
+            # Every check is done: only now are secrets split and leave the device.
+            count = len(self._neighbours)
+            pairs = zip(
+                shares.split(self._mask_secret, self._terms.sizes.threshold, count, self._draw),
+                shares.split(self._seed, self._terms.sizes.threshold, count, self._draw),
+                strict=True,
+            )
+            own, private, dealt = self._invitation.place, keys.private_key(self._cipher_secret), []
+            for position, (place, pair) in enumerate(zip(self._neighbours, pairs, strict=True), start=1):
+                theirs = public[place].cipher_key
+                key = envelope_key(private, theirs, self._salt, self._public.cipher_key, theirs)
+                dealt += [
+                    seal(key, self._bound, own, place, pair, self._draw),
+                    commit_pair(self._bound, own, position, pair),
+                ]
+            return Dealt(dealt=b"".join(dealt))
+
+    def receive(self, inbox: Inbox) -> Refused:
+        """Step 3: opens the envelopes that others sealed for this device; returns whose it cannot accept.
+
+        Nobody is blamed for one: the server, the dealer or this device may have garbled it. Who dealt it loses a holder
+        of its shares. Raises ShareError for an inbox that no honest server makes.
+        """
+        with self._step("receive"):
+            refused, own, private = [], self._invitation.place, keys.private_key(self._cipher_secret)
+            for dealing in inbox.dealings:
+                # A second envelope would replace the first, and a share of the one be shown for the other.
+                if dealing.dealer in self._held or dealing.dealer in refused:
+                    raise ShareError(f"inbox: shares from place {dealing.dealer} twice")
+                if dealing.dealer == own or dealing.dealer >= self._invitation.size:
+                    raise ShareError(f"inbox: shares from place {dealing.dealer}, which is nobody else's in the cohort")
+                try:
+                    self._held[dealing.dealer] = self._open(private, dealing)
+                except (ShareError, SecureAggregationError):
+                    refused.append(dealing.dealer)
+            # What leaks from the device later opens no envelope.
+            self._cipher_secret = b""
+            return Refused(dealers=sorted(refused))
+
+    def mask(self, vector: Vector, partners: Partners) -> Vector:
+        """Step 4: masks `vector` (uint32 [length], entries below 2^modulus_bits) and returns the result.
+
+        The masks are the self mask and one for each partner: those that this device drew and that are not gone, and
+        those that drew it. Raises ConsistencyError, ThresholdError (too many are gone to hide this device) or
+        ProtocolError.
+        """
+        with self._step("mask"):
+            check_vector("update", vector, self._terms.modulus_bits)
+            masked = vector.copy()
+            own_key, private = self._public.mask_key, keys.private_key(self._mask_secret)
+            for place, public in self._remaining(partners).items():
+                key = keys.pairwise_mask_key(keys.agree(private, public), self._salt, own_key, public)
+                # The one at the higher place adds the pair's mask, the other subtracts it.
+                apply_mask(masked, key, 1 if self._invitation.place > place else -1)
+            # Should this device seem to have left, its mask key is reconstructed. If its vector comes after all, this
+            # mask alone still hides it.
+            apply_mask(masked, keys.self_mask_key(self._seed, self._salt, own_key), 1)
+            reduce(masked, self._terms.modulus_bits)
+            self._mask_secret = self._seed = b""
+            return masked
+
+    def confirm(self, question: Question) -> Confirmed:
+        """Step 5, with a malicious server: signs for each present dealer whose shares it holds that it is present.
+
+        Raises ConsistencyError for a question that no honest server asks.
+        """
+        with self._step("confirm"):
+            self._check_question(question)
+            self._question = question
+            own = self._invitation.place
+            signatures = [self._identity.sign(inclusion(self._bound, dealer, own)) for dealer in question.present]
+            return Confirmed(signatures=b"".join(signatures))
+
+    def answer(self, question: Question, inclusions: Inclusions = NOBODY_SAYS) -> Answer:
+        """Step 6: shows one share of each dealer asked for: of the seed of those present, of the mask key of the rest.
+
+        With a malicious server the question must be the one of step 5, and `inclusions` signatures of at least
+        `threshold` neighbours that this device is present. Raises ConsistencyError, CertificateError or ThresholdError.
+        """
+        with self._step("answer"):
+            self._check_question(question)
+            if self._terms.assumed.server == "malicious":
+                if question != self._question:
+                    raise ConsistencyError("question: it is not the one that this device has confirmed")
+                self._check_inclusions(inclusions)
+            return Answer(
+                seeds=b"".join(self._held[place][1] for place in question.present),
+                mask_keys=b"".join(self._held[place][0] for place in question.left),
+            )
+
+    def _check_neighbours(self, neighbours: Neighbours) -> dict[int, RoundKeys]:
+        places = [*self._neighbours, self._invitation.place]
+        if len(neighbours.members) != len(places):
+            raise ConsistencyError(f"neighbours: expected {len(places)} members, got {len(neighbours.members)}")
+        leaves = {place: hash_member(member) for place, member in zip(places, neighbours.members, strict=True)}
+        check_members(self._invitation.root, self._invitation.size, leaves, neighbours.proof)
+        # With other keys than its own, which an earlier attempt may have signed, nobody could open anything.
+        if neighbours.members[-1] != self._member:
+            raise ConsistencyError("cohort: this device is not at its place with the keys that it advertised")
+        distinct, public = Distinct(), {}
+        for place, member in zip(places, neighbours.members, strict=True):
+            device, round_keys = read_member(
+                member, self._terms.session, self._enrolment_key, self._own.population, self._revoked
+            )
+            if device.kind != self._own.kind:
+                raise ConsistencyError(f"cohort: {device.device_id} is a {device.kind}, this participant another kind")
+            distinct.add(device, round_keys)
+            public[place], self._device_keys[place] = round_keys, device.device_key
+        del self._device_keys[self._invitation.place]
+        return public
+
+    def _check_question(self, question: Question) -> None:
+        asked = [*question.present, *question.left]
+        if len(set(asked)) != len(asked):
+            raise ConsistencyError("question: a dealer is asked for twice; both of its shares would unmask it")
+        foreign = sorted(set(asked) - set(self._held))
+        if foreign:
+            raise ConsistencyError(f"question: this device holds no shares of places {foreign[:3]}")
+
+    def _check_inclusions(self, inclusions: Inclusions) -> None:
+        own, confirmed = self._invitation.place, set()
+        for item in inclusions.inclusions:
+            if item.neighbour not in self._device_keys or item.neighbour in confirmed:
+                raise ConsistencyError(f"inclusions: place {item.neighbour} is no neighbour of this device, or twice")
+            check_inclusion(self._device_keys[item.neighbour], item.signature, self._bound, own, item.neighbour)
+            confirmed.add(item.neighbour)
+        if len(confirmed) < self._terms.sizes.threshold:
+            raise ThresholdError(
+                f"inclusions: {len(confirmed)} neighbours take this device as present, the threshold is "
+                f"{self._terms.sizes.threshold}; nothing is shown"
+            )
+
+    def _open(self, private: X25519PrivateKey, dealing: Dealing) -> Pair:
+        theirs = dealing.cipher_key
+        key = envelope_key(private, theirs, self._salt, theirs, self._public.cipher_key)
+        return unseal(key, self._bound, dealing.dealer, self._invitation.place, dealing.position, dealing.dealt)
+
+    def _remaining(self, partners: Partners) -> dict[int, bytes]:
+        """The mask keys of everybody that this device shares a mask with, by place."""
+        gone = set(partners.gone)
+        if not gone <= set(self._mask_keys):
+            raise ConsistencyError("partners: the server says that somebody left whom this device did not draw")
+        own = {place: key for place, key in self._mask_keys.items() if place not in gone}
+        # Of those that hide this device, `sizes` counts on so many at this point.
+        needed = self._terms.sizes.threshold if self._terms.assumed.server == "malicious" else 1
+        if len(own) < min(needed, len(self._mask_keys)):
+            raise ThresholdError(
+                f"partners: {len(own)} of {len(self._mask_keys)} are still there, {needed} are needed to hide a vector"
+            )
+        others = {partner.place: partner.mask_key for partner in partners.others}
+        if self._invitation.place in others or len(others) != len(partners.others):
+            raise ConsistencyError("partners: this device itself, or somebody twice")
+        # A pair that drew each other shares one mask, with the key that this device has verified.
+        return {**others, **own}
+
+    def _draw(self, count: int) -> bytes:
+        drawn = self._randomness(count)
+        # Too short a draw would still make keys, which somebody could guess.
+        if len(drawn) != count:
+            raise SecureAggregationError(f"randomness: asked for {count} bytes, got {len(drawn)}")
+        return drawn
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[None]:
+        if self._next != name:
+            raise SecureAggregationError(
+                f"step {name!r} in round {self._terms.session.round_id}: expected {self._next!r}"
+            )
+        # Before the step: an interrupted step cannot be repeated, such as `answer` to another question.
+        self._next = "nothing, the device left the round"
+        try:
+            yield
+        except BaseException:
+            self._forget()
+            raise
+        self._next = _STEPS[_STEPS.index(name) + 1]
+        if self._next == "confirm" and self._terms.assumed.server == "semi-honest":
+            self._next = "answer"
+        if name == "answer":
+            self._forget()
+
+    def _forget(self) -> None:
+        self._cipher_secret = self._mask_secret = self._seed = b""
+        self._held.clear()

@@ -1,0 +1,157 @@
+"""The server's last step: it takes the masks off the sum of the survivors' vectors.
+
+All secrets of a round are reconstructed at once, in NumPy. The digests that dealers committed to say whether a secret
+is right; only where one is not, the commitments to single shares say who lied, however few answered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from archipel.errors import ShareError, ThresholdError
+from archipel.protocol.secagg import keys
+from archipel.protocol.secagg.masks import apply_mask, reduce
+from archipel.protocol.secagg_plus.envelope import COMMITMENTS_BYTES, DEALT_BYTES, ENVELOPE_BYTES, bind
+from archipel.protocol.secagg_plus.member import Session, seed_digest
+from archipel.protocol.secagg_plus.messages import Answer, Question
+from archipel.protocol.secagg_plus.roster import Roster
+from archipel.protocol.secagg_plus.shares import COMMITMENT_BYTES, ELEMENTS, commit, reconstruct
+from archipel.protocol.vector import Vector, check_vector
+
+
+def unmask_sum(
+    total: Vector,
+    *,
+    session: Session,
+    roster: Roster,
+    sharers: Collection[int],
+    survivors: Collection[int],
+    questions: Mapping[int, Question],
+    answers: Mapping[int, Answer],
+    modulus_bits: int,
+    threads: int | None = None,
+) -> Vector:
+    """The plain sum of the survivors' vectors.
+
+    Arguments:
+        total: the sum of their masked vectors, uint32 [length], below 2^modulus_bits; it is not changed.
+        roster: who drew whom, and who holds which shares.
+        sharers: the places of U2, see `Roster.settle`.
+        survivors: those of U3, within U2.
+        questions, answers: what each device was asked and what it answered, by place; `check_answer` has passed.
+        threads: that expand masks; all cores by default.
+
+    Returns:
+        uint32 [length], modulo 2^modulus_bits.
+
+    Raises:
+        ThresholdError: too few answered.
+        ShareError: shares that are wrong. It has the devices' places, as text, to blame: leave their answers out and
+            try again; where the place is a survivor's own, it dealt wrong shares, and its vector cannot be unmasked.
+    """
+    check_vector("sum", total, modulus_bits)
+    present, left = sorted(survivors), sorted(set(sharers) - set(survivors))
+    shares = _Shares(roster, questions, answers)
+    bound = bind(session, roster.root)
+    seeds = shares.recover(present, "seed", bound, lambda place, seed: _is_seed(roster, session, place, seed))
+    recovered = shares.recover(left, "mask key", bound, lambda place, key: _is_mask_key(roster, place, key))
+    mask_keys = {place: keys.private_key(private) for place, private in recovered.items()}
+    salt = session.salt
+
+    def self_mask(place: int) -> tuple[bytes, int]:
+        return keys.self_mask_key(seeds[place], salt, roster.keys[place].mask_key), -1
+
+    def pair_mask(pair: tuple[int, int]) -> tuple[bytes, int]:
+        gone, here = pair
+        one, other = roster.keys[gone].mask_key, roster.keys[here].mask_key
+        # The survivor at the higher place added the mask, so it is taken off, and the other way round.
+        return keys.pairwise_mask_key(keys.agree(mask_keys[gone], other), salt, one, other), -1 if here > gone else 1
+
+    work = [(self_mask, place) for place in present] + [(pair_mask, pair) for pair in roster.pairs(sharers, left)]
+
+    def take_off(part: Sequence[tuple[object, object]]) -> Vector:
+        found = np.zeros_like(total)
+        for make, whose in part:
+            key, sign = make(whose)  # type: ignore[operator]
+            apply_mask(found, key, sign)
+        return found
+
+    count = threads or len(os.sched_getaffinity(0))
+    result = total.copy()
+    with ThreadPoolExecutor(count) as pool:
+        for found in pool.map(take_off, [work[index::count] for index in range(count)]):
+            result += found
+    reduce(result, modulus_bits)
+    return result
+
+
+class _Shares:
+    """The shares in all answers, as one array that (dealer, position) points into."""
+
+    def __init__(self, roster: Roster, questions: Mapping[int, Question], answers: Mapping[int, Answer]) -> None:
+        self._roster = roster
+        self._where: NDArray[np.int64] = np.full(roster.drawn.shape, -1)
+        parts, start = [], 0
+        for holder in sorted(answers):
+            question, answer = questions[holder], answers[holder]
+            asked = [*question.present, *question.left]
+            dealers = np.array(asked, np.int64)
+            position = (roster.drawn[dealers] == holder).argmax(axis=1) if asked else dealers
+            self._where[dealers, position] = np.arange(start, start + len(asked))
+            parts += [answer.seeds, answer.mask_keys]
+            start += len(asked)
+        self._values = np.frombuffer(b"".join(parts), "<u4").reshape(-1, ELEMENTS)
+
+    def recover(self, dealers: Sequence[int], kind: str, bound: bytes, is_right) -> dict[int, bytes]:  # type: ignore[no-untyped-def]
+        """The secrets of `dealers`, by place. Raises ThresholdError or ShareError."""
+        if not dealers:
+            return {}
+        threshold = self._roster.sizes.threshold
+        where = self._where[list(dealers)]
+        shown = where >= 0
+        few = np.flatnonzero(shown.sum(axis=1) < threshold)
+        if few.size:
+            raise ThresholdError(
+                f"{few.size} secrets cannot be recovered: of place {dealers[few[0]]} {shown[few[0]].sum()} shares were "
+                f"shown, the threshold is {threshold}"
+            )
+        # The first `threshold` positions that were shown, in each row.
+        positions = np.argsort(~shown, axis=1, kind="stable")[:, :threshold]
+        shares = self._values[np.take_along_axis(where, positions, axis=1)]
+        secrets = reconstruct(positions + 1, shares)
+        found, blamed = {}, set()
+        for index, (dealer, secret) in enumerate(zip(dealers, secrets, strict=True)):
+            if secret is not None and is_right(dealer, secret):
+                found[dealer] = secret
+            else:
+                blamed |= self._liars(dealer, positions[index], shares[index], kind, bound)
+        if blamed:
+            names = [str(place) for place in sorted(blamed)]
+            raise ShareError(f"shares of a {kind}: places {names[:3]} showed or dealt wrong ones", names)
+        return found
+
+    def _liars(
+        self, dealer: int, positions: NDArray[np.int64], shares: NDArray[np.uint32], kind: str, bound: bytes
+    ) -> set[int]:
+        """Who showed another share than the dealer committed to; the dealer itself where nobody did."""
+        liars = set()
+        for position, share in zip(positions.tolist(), shares):
+            start = DEALT_BYTES * position + ENVELOPE_BYTES
+            pair = self._roster.dealt[dealer][start : start + COMMITMENTS_BYTES]
+            committed = pair[:COMMITMENT_BYTES] if kind == "mask key" else pair[COMMITMENT_BYTES:]
+            if commit(dealer, position + 1, share.astype("<u4").tobytes(), bound + kind.encode()) != committed:
+                liars.add(int(self._roster.drawn[dealer, position]))
+        return liars or {dealer}
+
+
+def _is_seed(roster: Roster, session: Session, place: int, seed: bytes) -> bool:
+    return seed_digest(seed, session) == roster.keys[place].seed_digest
+
+
+def _is_mask_key(roster: Roster, place: int, private: bytes) -> bool:
+    return keys.public_key(private) == roster.keys[place].mask_key

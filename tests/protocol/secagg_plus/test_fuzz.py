@@ -1,0 +1,94 @@
+"""Bytes from outside: messages and members are read or refused, and nothing else happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from archipel.errors import ArchipelError, MessageError
+from archipel.protocol import public_bytes
+from archipel.protocol.secagg_plus import messages
+from archipel.protocol.secagg_plus.member import read_member
+from archipel.protocol.secagg_plus.messages import Packed, pack, unpack
+from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes
+from tests.support.neighbour_rounds import ENROLMENT, SESSION, NeighbourRound, make_terms
+
+CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "neighbours").glob("*.bin"))
+KINDS = [
+    kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, Packed) and kind != Packed
+]
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[Packed]:
+    """One message of each kind, from a real round."""
+    assumed = Assumptions(0, 0.2, security=1, correctness=1)
+    run = NeighbourRound(5, make_terms(Sizes(3, 3, 3), assumed, 5))
+    run.open()
+    run.deal(range(1, 5))
+    device = run.devices[0]
+    found: list[Packed] = [run.roster.invite(0), device.draw(run.roster.invite(0))]
+    found.append(run.roster.introduce(0, found[-1]))  # type: ignore[arg-type]
+    found.append(device.deal(found[-1]))  # type: ignore[arg-type]
+    run.roster.take(0, found[-1])  # type: ignore[arg-type]
+    inbox = run.roster.inbox(0)
+    found += [inbox, *inbox.dealings[:1], device.receive(inbox)]
+    partners = run.roster.pair(0, range(5))
+    question = run.roster.ask(0, [0, 1, 2, 3])
+    confirmed = device_confirms(run, question)
+    return [*found, partners, *partners.others[:1], question, *confirmed]
+
+
+def device_confirms(run: NeighbourRound, question: messages.Question) -> list[Packed]:
+    """What follows a question, made by hand: signatures and shares of the right lengths."""
+    inclusion = messages.Inclusion(neighbour=1, signature=bytes(64))
+    return [
+        messages.Confirmed(signatures=bytes(64 * len(question.present))), inclusion,
+        messages.Inclusions(inclusions=[inclusion]), messages.Answer(seeds=bytes(36), mask_keys=b""),
+    ]  # fmt: skip
+
+
+def test_there_is_a_sample_of_every_message(samples: list[Packed]) -> None:
+    assert {type(sample) for sample in samples} == set(KINDS)
+
+
+def test_cut_and_changed_messages_are_read_or_refused(samples: list[Packed]) -> None:
+    refused = 0
+    for sample in samples:
+        data = pack(sample)
+        assert unpack(data, type(sample)) == sample
+        ends = range(0, len(data), max(1, len(data) // 40))
+        changed = [data[:end] for end in ends] + [
+            data[:end] + bytes([data[end] ^ 0xFF]) + data[end + 1 :] for end in ends
+        ]
+        for mutated in changed:
+            for kind in (type(sample), *KINDS[:3]):
+                try:
+                    unpack(mutated, kind)
+                except MessageError:
+                    refused += 1
+    assert refused > 500
+
+
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_corpus(path: Path) -> None:
+    for kind in KINDS:
+        with pytest.raises(MessageError):
+            unpack(path.read_bytes(), kind)
+    with pytest.raises(MessageError):
+        read_member(path.read_bytes(), SESSION, public_bytes(ENROLMENT), "plants")
+
+
+@settings(max_examples=60)
+@given(st.binary(max_size=200))
+def test_any_bytes(data: bytes) -> None:
+    for kind in KINDS:
+        try:
+            unpack(data, kind)
+        except MessageError:
+            continue
+    with pytest.raises(ArchipelError):
+        read_member(data, SESSION, public_bytes(ENROLMENT), "plants")
