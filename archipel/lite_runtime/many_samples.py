@@ -66,8 +66,8 @@ def _laplace(scale: int, count: int, randomness: Randomness) -> Whole:
         raise OverflowError("discrete Gaussian: a proposal of more than 127 scales, which comes once in e^127")
     size = place + scale * block
     # -0 is rejected, or 0 would come twice as often.
-    signed: Whole = np.where(negative, -size, size)
-    return signed[~(negative & (size == 0))]
+    signed: Whole = np.where(negative, -size, size)[~(negative & (size == 0))]
+    return signed
 
 
 def _bernoulli_exp(numerator: Whole, denominator: Whole, randomness: Randomness) -> NDArray[np.bool_]:
