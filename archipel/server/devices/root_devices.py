@@ -25,7 +25,8 @@ class RootStanding:
     """Where a round's root device stands. A round of a training without one lacks nothing.
 
     `here`: it waits for its seat, or has sent its update. `late` says, as the reason of a round that fails, what it has
-    not done by the deadline; `gone` why it never will.
+    not done by the deadline; `gone` why it never will. They do not name the device: a round's reason is told to its
+    devices, and none of them has to know whom to imitate or to take over.
     """
 
     here: bool = True
@@ -83,12 +84,12 @@ def revoked_root(session: Session, task: Task) -> str:
     """Why the training cannot go on, if its root device was revoked; else empty."""
     if task.root is None or session.get_one(Device, task.root).revoked is None:
         return ""
-    return f"its root device {task.root} was revoked"
+    return "the task's root device was revoked"
 
 
 def waiting_root(session: Session, task: Task, *, waits: bool) -> RootStanding:
     """Where the root device stands before its round begins; `waits`: it may be given its seat now."""
-    late = f"its root device {task.root} does not wait for a round, at the deadline of phase assigning"
+    late = "the task's root device does not wait for a round, at the deadline of phase assigning"
     return RootStanding(waits, late, revoked_root(session, task))
 
 
@@ -100,8 +101,8 @@ def beside_root(session: Session, current: Round, task: Task, counts: C) -> C:
     left = seat.left is not None and not here
     root = RootStanding(
         here,
-        f"its root device {task.root} has sent no update, at the deadline of phase {current.phase}",
-        revoked_root(session, task) or (f"its root device {task.root} left the round" if left else ""),
+        f"the task's root device has sent no update, at the deadline of phase {current.phase}",
+        revoked_root(session, task) or ("the task's root device left the round" if left else ""),
     )
     return replace(
         counts,  # type: ignore[type-var]

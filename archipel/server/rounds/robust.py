@@ -49,7 +49,7 @@ def combine_updates(
         else:
             parts.append(part)
     if request.aggregation.root and root is None:
-        raise ServerError(f"the update of root device {request.aggregation.root} is not there")
+        raise ServerError("the update of the task's root device is not there")
     return combine_parts(parts, layout, request, state, [update.digest for update in chosen], root)
 
 

@@ -221,7 +221,7 @@ def costs_of(
     assert settings.system is not None
     factors = settings.system.model_steps or (1.0,) * len(bundles)
     if len(factors) != len(bundles):
-        raise SimulationError(f"system: model_steps: has {len(factors)} numbers, and models there are {len(bundles)}")
+        raise SimulationError(f"system: model_steps: {len(factors)} given, for {len(bundles)} models")
 
     def steps(client: int) -> float:
         count, model = clients.count(client), 0 if models is None else models.of[client]

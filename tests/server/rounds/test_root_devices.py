@@ -161,7 +161,7 @@ def test_a_round_without_the_root_update_fails_with_the_reason_and_is_repeated(w
     world.settle()
     [shown] = world.rounds(task["task_id"])
     assert (shown["phase"], shown["weights_out"]) == ("failed", None)
-    assert shown["reason"] == f"its root device {root.id} has sent no update, at the deadline of phase updating"
+    assert shown["reason"] == "the task's root device has sent no update, at the deadline of phase updating"
     assert world.stored("updates") == {}
     world.start_round([root, *devices])
     trusted, updates = alike(0), [alike(index) for index in range(1, 4)]
@@ -175,7 +175,7 @@ def test_a_round_that_the_root_device_leaves_fails_at_once(world: World) -> None
     leave(root)
     world.settle()
     [shown] = world.rounds(task["task_id"])
-    assert (shown["phase"], shown["reason"]) == ("failed", f"its root device {root.id} left the round")
+    assert (shown["phase"], shown["reason"]) == ("failed", "the task's root device left the round")
 
 
 def test_a_root_device_that_is_gone_when_the_round_begins_fails_it_at_the_deadline(world: World) -> None:
@@ -190,7 +190,7 @@ def test_a_root_device_that_is_gone_when_the_round_begins_fails_it_at_the_deadli
         session.get_one(CheckInRow, root.id).due = 0.0
     world.settle()
     shown = world.rounds(task["task_id"])[0]
-    assert shown["reason"] == f"its root device {root.id} does not wait for a round, at the deadline of phase assigning"
+    assert shown["reason"] == "the task's root device does not wait for a round, at the deadline of phase assigning"
 
 
 def test_deadlines_leave_a_slow_root_device_its_time(world: World) -> None:
@@ -222,9 +222,9 @@ def test_a_root_device_that_is_revoked_ends_the_round_and_its_task(world: World,
     world.settle()
     [shown] = world.rounds(task["task_id"])
     assert (shown["phase"], shown["weights_out"]) == ("failed", None)
-    assert shown["reason"] == f"its root device {root.id} was revoked"
+    assert shown["reason"] == "the task's root device was revoked"
     ended = world.task(task["task_id"])
-    assert (ended["state"], ended["reason"]) == ("failed", f"its root device {root.id} was revoked")
+    assert (ended["state"], ended["reason"]) == ("failed", "the task's root device was revoked")
 
 
 def test_no_version_is_made_by_a_root_that_was_revoked_while_the_server_computed(world: World) -> None:
@@ -237,7 +237,7 @@ def test_no_version_is_made_by_a_root_that_was_revoked_while_the_server_computed
     revoke(world, root)
     world.settle()
     [shown] = world.rounds(task["task_id"])
-    assert (shown["phase"], shown["reason"]) == ("failed", f"its root device {root.id} was revoked")
+    assert (shown["phase"], shown["reason"]) == ("failed", "the task's root device was revoked")
     assert world.task(task["task_id"])["state"] == "failed"
 
 

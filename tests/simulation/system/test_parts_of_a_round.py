@@ -199,7 +199,7 @@ def test_a_device_makes_the_steps_of_its_own_model(make: Make, factors: tuple[fl
         ({"secure_groups": 2, "mode": Pacing(goal=2)}, "secure_groups: a group that fails is left out"),
         ({"secure_groups": 2, "mode": "synchronous"}, "secure_groups: a group that fails is left out"),
         ({"secure_groups": 2, "mode": Pacing(min_cohort=3)}, "have 2 devices, below min_cohort or threshold, 3"),
-        ({"system": System(model_steps=(1.0, 2.0))}, "model_steps: has 2 numbers, and models there are 1"),
+        ({"system": System(model_steps=(1.0, 2.0))}, "model_steps: 2 given, for 1 models"),
     ],
 )
 def test_what_does_not_go_together_is_named(make: Make, more: dict[str, Any], message: str) -> None:
