@@ -14,9 +14,10 @@ from archipel.protocol.messages import Chain
 from archipel.protocol.secagg.masks import add_masked
 from archipel.protocol.secagg_plus.member import Session, read_member
 from archipel.protocol.secagg_plus.messages import Answer, Confirmed, Packed, Question, Refused, pack, unpack
-from archipel.protocol.secagg_plus.participant import Participant, Terms
+from archipel.protocol.secagg_plus.participant import Participant
 from archipel.protocol.secagg_plus.roster import Roster, check_answer
 from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes
+from archipel.protocol.secagg_plus.terms import Terms
 from archipel.protocol.secagg_plus.unmask import unmask_sum
 from archipel.protocol.vector import Vector
 from tests.support.rounds import fixed, signing_key, stream

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from archipel.errors import CertificateError
+from archipel.errors import CertificateError, ConsistencyError, ThresholdError
+from archipel.protocol.secagg_plus.messages import Inclusions
 
 
 def inclusion(bound: bytes, dealer: int, holder: int) -> bytes:
@@ -13,9 +16,26 @@ def inclusion(bound: bytes, dealer: int, holder: int) -> bytes:
     return b"archipel/v2/included\0" + bound + dealer.to_bytes(4, "big") + holder.to_bytes(4, "big")
 
 
-def check_inclusion(device_key: bytes, signature: bytes, bound: bytes, dealer: int, holder: int) -> None:
-    """Raises CertificateError unless the holder, whose raw 32-byte key is `device_key`, has signed it."""
-    try:
-        Ed25519PublicKey.from_public_bytes(device_key).verify(signature, inclusion(bound, dealer, holder))
-    except (InvalidSignature, ValueError):
-        raise CertificateError(f"inclusion: not signed by the device at place {holder}") from None
+def require_inclusions(
+    inclusions: Inclusions, device_keys: Mapping[int, bytes], bound: bytes, dealer: int, threshold: int
+) -> None:
+    """Raises unless at least `threshold` of a dealer's neighbours signed that it is present.
+
+    `device_keys` are the neighbours' raw 32-byte keys, by place. Raises ConsistencyError for others or one twice,
+    CertificateError for a wrong signature, ThresholdError for too few.
+    """
+    confirmed = set()
+    for item in inclusions.inclusions:
+        if item.neighbour not in device_keys or item.neighbour in confirmed:
+            raise ConsistencyError(f"inclusions: place {item.neighbour} is no neighbour of this device, or twice")
+        try:
+            key = Ed25519PublicKey.from_public_bytes(device_keys[item.neighbour])
+            key.verify(item.signature, inclusion(bound, dealer, item.neighbour))
+        except (InvalidSignature, ValueError):
+            raise CertificateError(f"inclusion: not signed by the device at place {item.neighbour}") from None
+        confirmed.add(item.neighbour)
+    if len(confirmed) < threshold:
+        raise ThresholdError(
+            f"inclusions: {len(confirmed)} neighbours take this device as present, the threshold is {threshold}; "
+            "nothing is shown"
+        )

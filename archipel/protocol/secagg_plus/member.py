@@ -94,7 +94,7 @@ def read_member(
 
 def read_keys(encoded: bytes) -> RoundKeys:
     """The keys of a member that was verified when it advertised."""
-    return _split(_DECODER.decode(encoded).keys)
+    return split_keys(_DECODER.decode(encoded).keys)
 
 
 def seed_digest(seed: bytes, session: Session) -> bytes:
@@ -121,7 +121,7 @@ class Distinct:
 
 
 def _read_keys(encoded: bytes, name: str) -> RoundKeys:
-    public = _split(encoded)
+    public = split_keys(encoded)
     # When a device leaves, the server reconstructs its mask key. Were that its cipher key too, the server could open
     # the envelopes to it.
     if public.cipher_key == public.mask_key:
@@ -132,7 +132,8 @@ def _read_keys(encoded: bytes, name: str) -> RoundKeys:
     return public
 
 
-def _split(encoded: bytes) -> RoundKeys:
+def split_keys(encoded: bytes) -> RoundKeys:
+    """The keys from their 96 bytes."""
     size = keys.KEY_BYTES
     return RoundKeys(encoded[:size], encoded[size : 2 * size], encoded[2 * size :])
 

@@ -21,7 +21,7 @@ from archipel.errors import (
 )
 from archipel.protocol import public_bytes
 from archipel.protocol.revocations import Revoked
-from archipel.protocol.secagg_plus.member import Session, read_member, sign_member
+from archipel.protocol.secagg_plus.member import Session, read_member, sign_member, split_keys
 from archipel.protocol.secagg_plus.messages import (
     Inbox,
     Inclusion,
@@ -260,7 +260,7 @@ def test_keys_that_give_no_secret() -> None:
     identity, chain = enrolled(0)
     good = Participant(make_terms(SIZES, ASSUMED, COUNT), identity, chain, public_bytes(ENROLMENT), stream("keys"))
     good.advertise()
-    public = good._public
+    public = split_keys(good._state.keys)
     for changed, match in (
         ({"mask_key": public.cipher_key}, "must differ"),
         ({"mask_key": bytes(32)}, "small order"),

@@ -1,0 +1,28 @@
+"""What all members of a round over neighbours agree on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from archipel.protocol.secagg_plus.member import Session
+from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Those of a plan.
+
+    Attributes:
+        session: the round and the digest of its plan.
+        sizes: how many neighbours each draws, how many shares give a secret, with how many it shares masks.
+        assumed: what the device insists on that the sizes withstand.
+        min_cohort, max_cohort: bounds of the cohort's size.
+        modulus_bits: masked entries are modulo 2^modulus_bits.
+    """
+
+    session: Session
+    sizes: Sizes
+    assumed: Assumptions
+    min_cohort: int
+    max_cohort: int
+    modulus_bits: int
