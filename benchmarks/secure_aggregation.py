@@ -4,7 +4,7 @@
 |---|---|
 | server 100 x 10^6 | all that the server computes in a round of 100 clients with vectors of 10^6 entries of 16 bits |
 | client 100 x 10^6 | all that one of its clients computes, from its first message to its last |
-| expansion 2^10 x 2^20 | bytes that a client sends and receives, against its vector of 2^20 entries of 16 bits (2 MiB) |
+| expansion 2^10 x 2^20 | bytes that a client sends and receives, for each byte of 2^20 entries of 16 bits |
 
 A tenth of the clients leaves after dealing, where it costs most: their masks have to be reconstructed. Packing and
 unpacking messages is included; for entries of a masked vector that is whole bytes, in "expansion" as many bits as the
@@ -100,11 +100,15 @@ def main() -> None:
 
 def parsed() -> argparse.Namespace:
     parser = arguments(__doc__)
-    parser.add_argument("--only", choices=[*dict.fromkeys(case.name for case in CASES), EXPANSION], help="rows of these")
+    parser.add_argument(
+        "--only", choices=[*dict.fromkeys(case.name for case in CASES), EXPANSION], help="rows of these"
+    )
     parser.add_argument("--server", choices=(SEMI_HONEST, MALICIOUS), help="rows with this one")
     parser.add_argument("--runs", type=int, help="of each side (3 up to 100 clients, else 1)")
     parser.add_argument("--without-peer", action="store_true", help="measure archipel alone")
-    parser.add_argument("--profile", default="", metavar="FILE", help="where the server's time goes, once for each case")
+    parser.add_argument(
+        "--profile", default="", metavar="FILE", help="where the server's time goes, once for each case"
+    )
     parser.add_argument(
         "--processor-time", action="store_true", help="of all threads of a side, for a machine that others use too"
     )
@@ -152,12 +156,13 @@ def flower(case: Case, options: argparse.Namespace) -> Callable[[], dict[str, fl
     given = {"entries": case.entries, "shares": sizes.neighbours // 2 * 2 + 1, "threshold": sizes.threshold}
 
     def run() -> dict[str, float]:
-        client = run_side(command, "run_flower.py", {"do": "client", **given}, clean_environment()) if case.client else {}
+        def ask(do: str, **more: int) -> dict[str, Any]:
+            return run_side(command, "run_flower.py", {"do": do, **given, **more}, clean_environment())
+
+        client = ask("client") if case.client else {}
         if case.clients <= MOST_IN_FULL:
-            given_all = {"do": "round", "clients": case.clients, **given}
-            return client | run_side(command, "run_flower.py", given_all, clean_environment())
-        shown = given["shares"] * 9 // 10
-        parts = run_side(command, "run_flower.py", {"do": "parts", "shown": shown, **given}, clean_environment())
+            return client | ask("round", clients=case.clients)
+        parts = ask("parts", shown=given["shares"] * 9 // 10)
         return client | {
             f"server{ending}": add_parts({name: part[clock] for name, part in parts.items()}, case, given["shares"])
             for ending, clock in (("", "seconds"), ("_processor", "processor"))
@@ -167,7 +172,7 @@ def flower(case: Case, options: argparse.Namespace) -> Callable[[], dict[str, fl
 
 
 def add_parts(parts: dict[str, float], case: Case, shares: int) -> float:
-    """Of Flower's workflow: a secret of every client, a mask of those that stay, and of those that left every pair's."""
+    """Of Flower's workflow: a secret of each client, a mask of each that stays, and every pair's of those that left."""
     leaving = -(-case.clients // 10)
     staying = case.clients - leaving
     own = parts["seed"] + parts["mask"] + parts["vector"]
@@ -197,8 +202,10 @@ def run_archipel(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         given["profile"] = f"{options.profile}-{case.clients}-{case.server}"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     found = run_side([sys.executable], "run_archipel.py", given, environment)
-    steps = ", ".join(f"{step} {seconds:.3f}" for step, seconds in found["steps"].items())
-    print(f"{case.title('server')}: {found['sizes']}; {steps} s", file=sys.stderr)
+    steps = ", ".join(
+        f"{step} {seconds:.3f} ({found['steps_processor'][step]:.3f})" for step, seconds in found["steps"].items()
+    )
+    print(f"{case.title('server')}: {found['sizes']}; {steps} s (of the processor)", file=sys.stderr)
     return found
 
 

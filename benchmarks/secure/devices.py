@@ -51,7 +51,10 @@ class Roles:
 
 
 class Devices:
-    """So many devices in `workers` processes. Use as a context manager."""
+    """So many devices in `workers` processes. Use as a context manager.
+
+    A method raises EOFError where a device fails; its worker says on standard error why.
+    """
 
     def __init__(self, count: int, entries: int, terms: Terms, every_mask: bool, workers: int) -> None:
         self._enrolment = Ed25519PrivateKey.generate()
@@ -92,7 +95,7 @@ class Devices:
         for place in sorted(set(messages) & self._roles.timed):
             connection = self._connections[self._worker(place)]
             connection.send((step, {place: messages[place]}))
-            found |= _reply(connection)
+            found |= connection.recv()
         parts: list[Messages] = [{} for _ in self._connections]
         for place in messages.keys() - self._roles.timed:
             parts[self._worker(place)][place] = messages[place]
@@ -107,7 +110,7 @@ class Devices:
         sums = []
         for connection in self._connections:
             connection.send(("sum", None))
-            sums.append(_reply(connection))
+            sums.append(connection.recv())
         return sum(sums[1:], start=sums[0])
 
     def _worker(self, place: int) -> int:
@@ -117,14 +120,7 @@ class Devices:
         asked = [(c, part) for c, part in zip(self._connections, parts) if part != {}]
         for connection, part in asked:
             connection.send((step, part))
-        return functools.reduce(dict.__or__, [_reply(connection) for connection, _ in asked], {})
-
-
-def _reply(connection: Connection) -> Any:
-    reply = connection.recv()
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
+        return functools.reduce(dict.__or__, [connection.recv() for connection, _ in asked], {})
 
 
 class _Device(Participant):
@@ -233,8 +229,4 @@ def _work(connection: Connection, *given: Any) -> None:
             step, message = connection.recv()
         except EOFError:
             return
-        try:
-            reply = worker.do(step, message)
-        except Exception as error:  # noqa: BLE001: the server's process raises it
-            reply = error
-        connection.send(reply)
+        connection.send(worker.do(step, message))

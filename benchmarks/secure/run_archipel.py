@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -27,7 +28,17 @@ from devices import POPULATION, VALUE_BITS, Devices, Messages, Roles, divide, jo
 
 from archipel.protocol.secagg.masks import add_masked
 from archipel.protocol.secagg_plus.member import Distinct, Session, read_member
-from archipel.protocol.secagg_plus.messages import Answer, Confirmed, Dealt, Drawn, Packed, Refused, pack, unpack
+from archipel.protocol.secagg_plus.messages import (
+    Answer,
+    Confirmed,
+    Dealt,
+    Drawn,
+    Neighbours,
+    Packed,
+    Refused,
+    pack,
+    unpack,
+)
 from archipel.protocol.secagg_plus.participant import Terms
 from archipel.protocol.secagg_plus.roster import Roster, check_answer
 from archipel.protocol.secagg_plus.sizes import Assumptions, choose_sizes
@@ -56,7 +67,7 @@ class Clock:
 
     def __init__(self, profile: bool) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        self.processor = 0.0
+        self.processor: dict[str, float] = defaultdict(float)
         self._profile = cProfile.Profile() if profile else None
 
     @contextmanager
@@ -70,7 +81,7 @@ class Clock:
             if self._profile:
                 self._profile.disable()
             self.seconds[step] += time.perf_counter() - began[0]
-            self.processor += time.process_time() - began[1]
+            self.processor[step] += time.process_time() - began[1]
 
     def write_profile(self, path: str) -> None:
         if self._profile:
@@ -107,10 +118,13 @@ class Server:
     def deal(self) -> None:
         for places in batches(range(self._case.clients), BATCH):
             drawn = self._ask("draw", places, self._roster.invite, Drawn)
-            dealt = self._ask("deal", places, lambda place: self._roster.introduce(place, drawn[place]), Dealt)
+            dealt = self._ask("deal", places, partial(self._introduce, drawn), Dealt)
             with self._clock.running("deal"):
                 for place, message in dealt.items():
                     self._roster.take(place, message)
+
+    def _introduce(self, drawn: dict[int, Drawn], place: int) -> Neighbours:
+        return self._roster.introduce(place, drawn[place])
 
     def receive(self) -> None:
         refused: dict[int, Refused] = {}
@@ -220,7 +234,8 @@ def main() -> None:
         clients = devices.seconds()
     clock.write_profile(case.profile)
     found = {
-        "server": sum(clock.seconds.values()), "server_processor": clock.processor, "steps": clock.seconds,
+        "server": sum(clock.seconds.values()), "server_processor": sum(clock.processor.values()),
+        "steps": clock.seconds, "steps_processor": clock.processor,
         "client": statistics.median(seconds for seconds, _ in clients),
         "client_processor": statistics.median(processor for _, processor in clients),
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,

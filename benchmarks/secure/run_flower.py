@@ -1,7 +1,7 @@
 """Flower's SecAgg+ in one process: `python run_flower.py '{"do": "round", "clients": 100, ...}'`. Runs where flwr is.
 
-`round` runs its real workflow, `SecAggPlusWorkflow`, over its real `secaggplus_mod` for each client; the server's time is
-that of the workflow less what the clients took. `client` runs one real client: its neighbours advertise with the mod,
+`round` runs its real workflow, `SecAggPlusWorkflow`, over its real `secaggplus_mod` for each client; the server's time
+is that of the workflow less what the clients took. `client` runs one real client: its neighbours advertise with the mod,
 and what they send it is encrypted with their keys, but of random shares. `parts` times what the workflow's last two
 stages do for one vector, one secret and one mask with its own functions, for rounds in which it would do so for hours.
 Nothing is serialized for the network in any of them.
@@ -106,7 +106,9 @@ class Grid:
             return Message(Error(code=1, reason="left"), reply_to=message)
         # The mod takes the stage out of its message, and the setup's content is the same for all.
         content = RecordDict(dict(message.content))
-        content.config_records[RECORD_KEY_CONFIGS] = ConfigRecord(dict(message.content.config_records[RECORD_KEY_CONFIGS]))
+        content.config_records[RECORD_KEY_CONFIGS] = ConfigRecord(
+            dict(message.content.config_records[RECORD_KEY_CONFIGS])
+        )
         told = Message(content, metadata=message.metadata)
         with_masks = stage == Stage.COLLECT_MASKED_VECTORS
         if stage == Stage.SHARE_KEYS:
@@ -201,9 +203,7 @@ def run_client(entries: int, shares: int, threshold: int) -> dict[str, float]:
     )
     gone = [*nodes[1::10]]
     there = [node for node in nodes if node not in gone]
-    first.handle(
-        _message(1, {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: there, Key.DEAD_NODE_ID_LIST: gone})
-    )
+    first.handle(_message(1, {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: there, Key.DEAD_NODE_ID_LIST: gone}))
     return {"client": first.seconds, "client_processor": first.processor}
 
 
