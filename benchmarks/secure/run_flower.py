@@ -1,7 +1,7 @@
 """Flower's SecAgg+ in one process: `python run_flower.py '{"do": "round", "clients": 100, ...}'`. Runs where flwr is.
 
 `round` runs its real workflow, `SecAggPlusWorkflow`, over its real `secaggplus_mod` for each client; the server's time
-is that of the workflow less what the clients took. `client` runs one real client: its neighbours advertise with the mod,
+is that of the workflow less what the clients took. `client` runs one real client: neighbours advertise with the mod,
 and what they send it is encrypted with their keys, but of random shares. `parts` times what the workflow's last two
 stages do for one vector, one secret and one mask with its own functions, for rounds in which it would do so for hours.
 Nothing is serialized for the network in any of them.
