@@ -7,15 +7,14 @@ They send what real participants send, with three short cuts that the server can
   cancel as before, and its vector is still under a mask of its own;
 - vectors are drawn from a seed when they are sent, and forgotten.
 
-Devices whose time is taken make none of them, alone on the machine while the others wait. Of masks, those that they
-share with others are made by both.
+Devices whose time is taken take no short cut, and compute while all others wait. Whoever shares a mask with one of them
+makes it, too.
 """
 
 from __future__ import annotations
 
 import functools
 import multiprocessing
-import os
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -148,7 +147,6 @@ class _Worker:
         self._sum = np.zeros(entries, np.uint32)
         self._checks = participant.read_member, participant.check_sizes
         self._cached = functools.cache(participant.read_member), functools.cache(participant.check_sizes)
-        os.environ["OMP_NUM_THREADS"] = "1"
 
     def do(self, step: str, given: Any) -> Any:
         match step:
