@@ -176,18 +176,27 @@ class Layout:
 
         Raises ProtocolError when an entry is beyond what that many devices can sum to: then it is not their sum.
         """
+        signed = self.signed_sum(total, cohort=cohort, modulus_bits=modulus_bits)
+        sums: dict[Update, NDArray[np.float64]] = {}
+        start = 0
+        for port in self.updates:
+            stop = start + entries(port)
+            sums[port] = np.multiply(signed[start:stop], step(port), dtype=np.float64).reshape(_shape(port))
+            start = stop
+        return DecodedSum.of(sums)
+
+    def signed_sum(self, total: Vector, *, cohort: int, modulus_bits: int) -> NDArray[np.int64]:
+        """The sum in whole steps, `[length]`, from the arguments of `decode_sum`. Raises ProtocolError as that does."""
         self._check_modulus(modulus_bits, cohort)
         check_vector("sum", total, modulus_bits, self.length)
         # Two's complement of b bits: residues from 2^(b-1) on stand for negative sums. `_check_modulus` has shown that
         # no true sum of the cohort reaches that far.
         signed = total.astype(np.int64)
         signed[signed >= 1 << (modulus_bits - 1)] -= 1 << modulus_bits
-        sums: dict[Update, NDArray[np.float64]] = {}
         start = 0
         for port in self.updates:
-            stop = start + entries(port)
-            part = signed[start:stop]
-            start = stop
+            part = signed[start : start + entries(port)]
+            start += entries(port)
             limit = cohort * largest(port)
             # A mask that is left makes entries uniform modulo 2^b, most of them beyond the limit where b leaves room.
             if part.size and max(int(part.max()), -int(part.min())) > limit:
@@ -195,8 +204,7 @@ class Layout:
                     f"sum: an entry of {port.tensor!r} is beyond ±{limit}, the most that {cohort} devices can sum to; "
                     "a mask is left in it or a device sent something else than its update"
                 )
-            sums[port] = np.multiply(part, step(port), dtype=np.float64).reshape(_shape(port))
-        return DecodedSum.of(sums)
+        return signed
 
     def fits(self, modulus_bits: int, cohort: int) -> bool:
         """Whether sums of `cohort` devices cannot overflow modulo 2^modulus_bits."""

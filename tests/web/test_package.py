@@ -117,12 +117,14 @@ def test_a_page_that_a_bundler_builds(
         assert len(workers) == 3  # the next runtime's, and its thread
         assert said == []
         opened.evaluate("() => window.readme().then(() => undefined)")
+        assert opened.evaluate("() => window.slots()") == ["mlp: mine"]
     # Chromium itself says so where "auto" asks whether there is a GPU.
     said = [line for line in said if line != "warning: No available adapters."]
     assert said == ["log: wasm: 20 steps, answers of shape 60,4"]
     assert site.missing == []
     arrays = load_file(MODEL.with_suffix(".safetensors"))
     for each in (found, threaded):
+        assert each["loaded"] == MODEL.stat().st_size
         np.testing.assert_allclose(each["losses"], expected["losses"], rtol=1e-4)
         np.testing.assert_allclose(np.reshape(each["before"], (60, 4)), arrays["before/output"], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(np.reshape(each["after"], (60, 4)), arrays["after/output"], rtol=1e-3, atol=1e-4)

@@ -4,6 +4,8 @@ import type { NdArray } from "./arrays.js";
 import type { Manifest } from "./bundle/manifest.js";
 import type { Delegate, DelegateChoice } from "./runtime/delegates.js";
 import type { Arrays } from "./runtime/fields.js";
+import type { Carry, Restored } from "./runtime/restoring.js";
+import type { DownloadProgress } from "./source.js";
 import type { EpochProgress, History, LocalUpdate, Progress } from "./runtime/results.js";
 
 export interface LoadOptions {
@@ -19,8 +21,21 @@ export interface LoadOptions {
   readonly threads?: number | undefined;
   /** Run beside the page's own thread. Default: on pages, not in Node or in a worker. */
   readonly worker?: boolean | undefined;
-  /** Take what `save` kept under this name for the same bundle, if there is something. */
+  /**
+   * Take what `save` kept under this name for the same bundle; if there is nothing, what it kept for the newest earlier
+   * version of the model (`carry`). Where the browser keeps nothing, the model is as published: see `storageProblem`.
+   */
   readonly slot?: string | undefined;
+  /**
+   * What goes on with a new version of a model, which is a bundle of the same name, signed by one of `trustedKeys`:
+   * "all" (the default) that fits it, as `restored` tells; "personal" leaves the parameters to the new version and takes
+   * personal tensors and the device's state, as devices in federations do; or "nothing".
+   */
+  readonly carry?: Carry | undefined;
+  /** Ends loading; `load` then rejects with the signal's reason. */
+  readonly signal?: AbortSignal | undefined;
+  /** Called as parts of the bundle come from an address or a Response. */
+  readonly onProgress?: ((progress: DownloadProgress) => unknown) | undefined;
 }
 
 export interface FitOptions {
@@ -53,6 +68,10 @@ export interface FitOptions {
   readonly moves?: readonly string[] | undefined;
   readonly program?: string | undefined;
   readonly broadcast?: Arrays | undefined;
+  /** A label that counts for nothing, though it is no class: the `ignore_index` of the bundle's loss. */
+  readonly ignoreLabel?: number | undefined;
+  /** Ends training: `fit` then rejects with the signal's reason, and the runtime is as before. */
+  readonly signal?: AbortSignal | undefined;
 }
 
 export interface EvaluateOptions {
@@ -60,6 +79,8 @@ export interface EvaluateOptions {
   readonly x: NdArray | Arrays;
   readonly y?: NdArray | null | undefined;
   readonly batchSize?: number | undefined;
+  /** As for `fit`. */
+  readonly ignoreLabel?: number | undefined;
 }
 
 export interface RoundOptions {
@@ -71,6 +92,9 @@ export interface RoundOptions {
   /** All parameters to start from; default: the present ones. */
   readonly parameters?: Arrays | undefined;
   readonly onStep?: ((progress: Progress) => unknown) | undefined;
+  /** As for `fit`. */
+  readonly ignoreLabel?: number | undefined;
+  readonly signal?: AbortSignal | undefined;
 }
 
 /** A bundle that predicts, evaluates and keeps learning in this browser. */
@@ -82,14 +106,18 @@ export interface Runtime {
   readonly delegate: Delegate;
   /** Why that one, and which programs it could not run. */
   readonly delegateReason: string;
+  /** What `slot` has brought; null where nothing was saved, or no slot was asked for. */
+  readonly restored: Restored | null;
+  /** Why the browser lets this page keep nothing, as far as `slot` has asked; null otherwise. */
+  readonly storageProblem: string | null;
   /** Array in, array out for a program with one example field and one output; record in, record out by output name. */
   predict(x: NdArray): Promise<NdArray>;
   predict(x: Arrays): Promise<Record<string, NdArray>>;
   /**
    * Learn from local data with the bundle's train program; nothing leaves the device.
    *
-   * Rejects with RuntimeInputError, CheckpointError, or NonFiniteLossError after keeping the last weights whose loss was
-   * finite; any other error leaves the runtime as it was.
+   * Rejects with RuntimeInputError, CheckpointError, what a callback raises, or NonFiniteLossError after keeping the last
+   * weights whose loss was finite; any other error leaves the runtime as it was.
    */
   fit(options: FitOptions): Promise<History>;
   /**
@@ -106,7 +134,10 @@ export interface Runtime {
   setParameters(parameters: Arrays): Promise<void>;
   /** Forget the personal tensors, the device's state, or go back to the bundle's own parameters. */
   reset(what: "personal" | "state" | "parameters"): Promise<void>;
-  /** Keep what was learned in IndexedDB, under this name for this bundle; durable when it resolves. */
+  /**
+   * Keep what was learned in IndexedDB, under this name for this bundle; durable when it resolves. The first one asks the
+   * browser not to clear this site's storage by itself (`persistStorage`). Rejects with StorageError.
+   */
   save(slot: string): Promise<void>;
   /** Hold training between two steps; a fit with a checkpoint writes it first. */
   pause(): void;

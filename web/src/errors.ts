@@ -19,6 +19,7 @@
  * ├── SelfTestError                 a model does not answer as its bundle says it must
  * ├── NonFiniteLossError            training diverged: the loss or a weight is infinite or not a number
  * └── StorageError                  the browser's storage cannot be used, or holds something else
+ *     └── NoStorageError            the browser lets this page keep nothing
  */
 
 /** Root of everything raised on purpose. Its text says what was expected, what came, and what to do. */
@@ -94,6 +95,10 @@ export class StorageError extends ArchipelError {
   override name = "StorageError";
 }
 
+export class NoStorageError extends StorageError {
+  override name = "NoStorageError";
+}
+
 const CLASSES: readonly (new (message: string) => ArchipelError)[] = [
   ArchipelError,
   BundleError,
@@ -113,6 +118,7 @@ const CLASSES: readonly (new (message: string) => ArchipelError)[] = [
   SelfTestError,
   NonFiniteLossError,
   StorageError,
+  NoStorageError,
 ];
 
 /** The error of that class name, as it was on the other side of a worker; a plain Error for names that are not ours. */

@@ -6,13 +6,12 @@ const PATIENCE_MS = 120_000;
 /** For a server that does not say when. */
 const PAUSE_MS = 1000;
 
-const sleep = (ms: number): Promise<void> => new Promise((resolve) => setTimeout(resolve, ms));
 // What a worker puts in the place of this one calls it (worker/serving.ts).
 const once = globalThis.fetch.bind(globalThis);
 
 /**
  * `fetch` of something that may be read twice, which waits while the server is busy. Gives the last refusal where that
- * takes longer than two minutes; raises what `fetch` raises.
+ * takes longer than two minutes; raises what `fetch` raises, also while it waits.
  */
 export async function fetchPatiently(input: RequestInfo | URL, init?: RequestInit): Promise<Response> {
   for (const begun = Date.now(); ; ) {
@@ -22,7 +21,7 @@ export async function fetchPatiently(input: RequestInfo | URL, init?: RequestIni
     const pause = pauseOf(response.headers.get("retry-after")) * (1 + Math.random() / 2);
     if (Date.now() - begun + pause > PATIENCE_MS) return response;
     await response.body?.cancel();
-    await sleep(pause);
+    await sleep(pause, init?.signal ?? undefined);
   }
 }
 
@@ -32,4 +31,34 @@ export function pauseOf(header: string | null): number {
   if (/^\s*\d+\s*$/.test(header)) return 1000 * Number(header);
   const left = Date.parse(header) - Date.now();
   return Number.isNaN(left) ? PAUSE_MS : Math.max(0, left);
+}
+
+/** What `work` gives, or the signal's reason if that comes first; `stop` is called then. */
+export async function abortable<T>(work: Promise<T>, signal: AbortSignal | undefined, stop?: () => void): Promise<T> {
+  if (signal === undefined) return work;
+  let listener: () => void = () => undefined;
+  const aborted = new Promise<never>((_, reject) => {
+    listener = () => {
+      reject(signal.reason);
+      stop?.();
+    };
+    if (signal.aborted) listener();
+    else signal.addEventListener("abort", listener);
+  });
+  try {
+    return await Promise.race([work, aborted]);
+  } finally {
+    signal.removeEventListener("abort", listener);
+    // Whichever of the two comes last, nobody waits for it.
+    work.catch(() => undefined);
+    aborted.catch(() => undefined);
+  }
+}
+
+function sleep(ms: number, signal: AbortSignal | undefined): Promise<void> {
+  let timer: ReturnType<typeof setTimeout>;
+  const slept = new Promise<void>((resolve) => {
+    timer = setTimeout(resolve, ms);
+  });
+  return abortable(slept, signal, () => clearTimeout(timer));
 }

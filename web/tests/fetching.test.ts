@@ -6,7 +6,8 @@ import type { AddressInfo } from "node:net";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 
 import { fetchPatiently, pauseOf } from "../src/fetching.js";
-import { readSource } from "../src/source.js";
+import { ArchiveError } from "../src/errors.js";
+import { type DownloadProgress, readSource } from "../src/source.js";
 
 let server: Server;
 let address: string;
@@ -51,6 +52,48 @@ test("a refused file is asked for again when the server says so, and not before"
 test("a bundle is read so", async () => {
   refusals = [{ status: 429, after: "0" }];
   expect(new TextDecoder().decode(await readSource(address))).toBe("the file");
+});
+
+describe("a bundle that is downloaded", () => {
+  const text = (bytes: Uint8Array): string => new TextDecoder().decode(bytes);
+
+  test("may be a URL or a Response, and its progress is told", async () => {
+    const seen: DownloadProgress[] = [];
+    const onProgress = (progress: DownloadProgress): void => void seen.push(progress);
+    expect(text(await readSource(new URL(address), { onProgress }))).toBe("the file");
+    expect(seen.at(-1)).toEqual({ loaded: 8, total: 8 });
+    const response = await fetch(address);
+    expect(text(await readSource(response, { onProgress }))).toBe("the file");
+    await expect(readSource(response)).rejects.toThrow(/has been read already/);
+    expect(text(await readSource(new Response("the file"), { onProgress }))).toBe("the file");
+    expect(seen.at(-1)).toEqual({ loaded: 8, total: null });
+    refusals = [{ status: 404, after: null }];
+    await expect(readSource(await fetch(address))).rejects.toThrow(ArchiveError);
+  });
+
+  test("ends with what the callback raises", async () => {
+    const onProgress = (): never => {
+      throw new TypeError("no such bar");
+    };
+    await expect(readSource(address, { onProgress })).rejects.toThrow(new TypeError("no such bar"));
+  });
+
+  test("can be aborted: before, while the server is busy, while it sends", async () => {
+    await expect(readSource(address, { signal: AbortSignal.abort() })).rejects.toThrow(/aborted/);
+    expect(came).toEqual([]);
+    refusals = [{ status: 503, after: "60" }];
+    await expect(readSource(address, { signal: AbortSignal.timeout(50) })).rejects.toThrow(/timeout/);
+    const endless = new Response(new ReadableStream({ start: (out) => out.enqueue(new Uint8Array(4)) }));
+    await expect(readSource(endless, { signal: AbortSignal.timeout(50) })).rejects.toThrow(/timeout/);
+  });
+
+  test("is not there, or breaks off", async () => {
+    server.close();
+    server.closeAllConnections();
+    await expect(readSource(address)).rejects.toThrow(/cannot be fetched/);
+    const broken = new Response(new ReadableStream({ pull: (out) => out.error(new TypeError("network error")) }));
+    await expect(readSource(broken)).rejects.toThrow(/broke off after 0 bytes \(network error\)/);
+  });
 });
 
 test("a server that is busy for too long, and other refusals, are told", async () => {

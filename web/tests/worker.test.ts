@@ -145,6 +145,33 @@ test("pause, resume and cancel", async () => {
   rt.close();
 });
 
+test("a callback that raises an error, and an AbortSignal, end a fit as if it had not been", async () => {
+  const rt = await open();
+  const { input } = given.fit.x as { input: NdArray };
+  const options = { ...given.fit, epochs: 100 };
+  let calls = 0;
+  const onStep = (): never => {
+    calls++;
+    throw new RangeError("the chart is gone");
+  };
+  await expect(rt.fit({ ...options, onStep })).rejects.toThrow(new RangeError("the chart is gone"));
+  expect(calls).toBe(1);
+  await expect(rt.fit({ ...options, onStep: async () => onStep() })).rejects.toThrow(RangeError);
+  const controller = new AbortController();
+  const stop = ({ step }: { step: number }): void => void (step === 3 && controller.abort(new Error("enough")));
+  await expect(rt.fit({ ...options, signal: controller.signal, onStep: stop })).rejects.toThrow("enough");
+  await expect(rt.fit({ ...options, signal: controller.signal })).rejects.toThrow("enough");
+  await expect(rt.fit({ ...options, onstep: stop } as never)).rejects.toThrow("did you mean 'onStep'?");
+  expectArrays({ output: await rt.predict(input) }, given.group("before"), 1e-4, 1e-5);
+  // Others are not ended along with it.
+  expectClose((await rt.fit({ ...given.fit })).losses, given.numbers.losses);
+  rt.close();
+  const early = new AbortController();
+  const loading = open({ signal: early.signal });
+  setTimeout(() => early.abort(new Error("gone")), 5);
+  await expect(loading).rejects.toThrow("gone");
+});
+
 test("one worker serves all runtimes, and ends with the last", async () => {
   const [from, to] = [started, ended];
   const [first, second] = await Promise.all([open(), open()]);

@@ -26,12 +26,13 @@ from archipel.protocol import messages
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.settings import load_settings
 from tests.support.devices import Device
+from tests.support.patience import stretched
 from tests.support.serving import SERVE, Server
 from tests.support.world import DataFolder
 
 
 def wait_until(what: Callable[[], object], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + stretched(seconds)
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
@@ -117,7 +118,7 @@ def test_two_rounds_over_tcp_while_processes_are_killed(
     os.kill(before["coordinator"], signal.SIGKILL)
     os.kill(before["worker"], signal.SIGKILL)
     seen = []
-    done = operator.tasks.wait(task.task_id, timeout=20, poll=0.05, on_change=seen.append)
+    done = operator.tasks.wait(task.task_id, timeout=stretched(20), poll=0.05, on_change=seen.append)
     for thread in threads:
         thread.join()
     assert (done.state, done.rounds_committed) == ("completed", 2)

@@ -26,6 +26,7 @@ from tests.server.processes.test_processes import (  # noqa: F401 - its fixtures
 )
 from tests.support.devices import Device
 from tests.support.moto_process import TestBucket
+from tests.support.patience import stretched
 from tests.support.world import DataFolder
 
 
@@ -57,7 +58,7 @@ def test_a_secure_round_while_a_web_process_and_the_coordinator_are_killed(
     children = server.children()
     for name in ("coordinator", "worker"):
         os.kill(children[name], signal.SIGKILL)
-    done = operator.tasks.wait(task.task_id, timeout=30, poll=0.05)
+    done = operator.tasks.wait(task.task_id, timeout=stretched(30), poll=0.05)
     for thread in threads:
         thread.join()
     assert (done.state, done.rounds_committed) == ("completed", 2)

@@ -17,6 +17,8 @@ export class Bundle {
     private readonly files: ReadonlyMap<string, Uint8Array>,
     /** Every tensor of weights.safetensors: views of its bytes, not to be written to. */
     readonly tensors: ReadonlyMap<string, NdArray>,
+    /** The public key that signed the manifest, in hexadecimal digits. */
+    readonly publisher: string,
   ) {}
 
   tensor(name: string): NdArray {
@@ -67,7 +69,7 @@ export async function openBundle(
   const members = new Map(Array.from(unpack(file), ([name, data]) => [name, data.slice()]));
   const manifestBytes = members.get(MANIFEST_FILE) ?? new Uint8Array();
   const signature = members.get(SIGNATURE_FILE) ?? new Uint8Array();
-  await verifySignature(manifestBytes, signature, trustedKeys, allowDevelopment);
+  const publisher = await verifySignature(manifestBytes, signature, trustedKeys, allowDevelopment);
   const manifest = decodeManifest(manifestBytes);
   for (const name of members.keys()) {
     if (name !== MANIFEST_FILE && name !== SIGNATURE_FILE && manifest.files[name] === undefined) {
@@ -84,7 +86,7 @@ export async function openBundle(
   }
   const weights = members.get(WEIGHTS_FILE);
   const tensors = weights === undefined ? new Map<string, NdArray>() : readWeights(weights);
-  const bundle = new Bundle(manifest, await sha256(manifestBytes), members, tensors);
+  const bundle = new Bundle(manifest, await sha256(manifestBytes), members, tensors, publisher);
   await checkParameters(bundle);
   const files = new Map(Object.entries(manifest.programs).map(([name, program]) => [program.file, name]));
   for (const [file, name] of files) {
@@ -93,13 +95,13 @@ export async function openBundle(
   return bundle;
 }
 
-/** Raises SignatureError unless one of the keys signed these bytes, and it is no development key or these are allowed. */
+/** The key, in hexadecimal digits, that signed these bytes. Raises SignatureError unless one did and is no development key, or these are allowed. */
 export async function verifySignature(
   manifest: Uint8Array,
   signature: Uint8Array,
   trustedKeys: readonly Uint8Array[],
   allowDevelopment = false,
-): Promise<void> {
+): Promise<string> {
   if (!trustedKeys.length) throw new SignatureError("bundle: no trusted keys given, so nothing can be verified");
   const subtle = webCrypto();
   for (const key of trustedKeys) {
@@ -121,7 +123,7 @@ export async function verifySignature(
     if (!allowDevelopment && (await sha256(key)).startsWith("0000")) {
       throw new SignatureError("bundle: signed with a development key; sign it with a real one, or allowDevelopment");
     }
-    return;
+    return hex(key);
   }
   throw new SignatureError(`bundle: none of the ${trustedKeys.length} trusted keys signed this manifest`);
 }

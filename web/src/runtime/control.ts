@@ -41,12 +41,20 @@ export class Control {
 /** One training, as its control sees it. */
 export class Run {
   cancelled = false;
+  aborted: { readonly reason: unknown } | null = null;
   wake: () => void = () => undefined;
   private breathed = performance.now();
 
   constructor(private readonly control: Control) {}
 
-  /** Called by the one that trains: false if it shall end. */
+  /** End it as if it had never begun: the work raises `reason`. */
+  abort(reason: unknown): void {
+    this.aborted = { reason };
+    this.cancelled = true;
+    this.wake();
+  }
+
+  /** Called by the one that trains: false if it shall end. Raises the reason of `abort`. */
   async betweenSteps(onPause: () => Promise<void>): Promise<boolean> {
     if (performance.now() - this.breathed >= SLICE) {
       await breathe();
@@ -60,6 +68,7 @@ export class Run {
         });
       }
     }
+    if (this.aborted !== null) throw this.aborted.reason;
     return !this.cancelled;
   }
 

@@ -6,19 +6,23 @@ import type { Manifest, Phase } from "../bundle/manifest.js";
 import type { Bundle } from "../bundle/reader.js";
 import type { Parameter } from "../bundle/roles.js";
 import { NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError } from "../errors.js";
+import { checkOptions } from "../options.js";
 import { Checkpoint, fingerprint } from "../storage/checkpoints.js";
-import { readSlot, writeSlot } from "../storage/slots.js";
+import { persistStorage } from "../storage/persistence.js";
+import { writeSlot } from "../storage/slots.js";
 import { Control, type Run } from "./control.js";
 import type { Delegate, Engine } from "./delegates.js";
-import { type DeviceState, joinNames, splitNames } from "./device_state.js";
+import { type DeviceState, joinNames } from "./device_state.js";
 import { collectData, findProgram, finish, needProgram, runBegin, runOnce, runPhases, Training } from "./driver.js";
 import { evaluate, evaluationFields } from "./evaluation.js";
 import { DEFAULT_FEATURE_BUDGET } from "./features.js";
 import { type Arrays, checkArray, collect } from "./fields.js";
+import { checkLabels } from "./labels.js";
 import { runFit } from "./fitting.js";
 import type { Randomness } from "./noise.js";
 import { Predictor } from "./predictor.js";
 import type { History, LocalUpdate } from "./results.js";
+import { type Carry, findLearned, type Found, type Restored, storageProblem } from "./restoring.js";
 import { Sessions } from "./sessions.js";
 import { Turns } from "./turn.js";
 import { checkNoise, Values } from "./values.js";
@@ -43,6 +47,8 @@ export function checkBundle(bundle: Bundle, memoryLimit: number | undefined): vo
 export class RuntimeCore implements Runtime {
   readonly manifest: Manifest;
   readonly digest: string;
+  restored: Restored | null = null;
+  storageProblem: string | null = null;
   private readonly device: DeviceState = { personal: new Map(), state: new Map() };
   private readonly control = new Control();
   private readonly turns = new Turns();
@@ -89,9 +95,12 @@ export class RuntimeCore implements Runtime {
     return (await this.presentPredictor()).predict(x);
   }
 
-  evaluate(options: EvaluateOptions): Promise<Record<string, number>> {
+  async evaluate(options: EvaluateOptions): Promise<Record<string, number>> {
+    checkOptions("evaluate", options);
     return this.exclusive(async () => {
       const name = needProgram(this.bundle, "evaluate", "evaluate");
+      const fields = collect("evaluate", evaluationFields(this.bundle), options.x, options.y);
+      checkLabels("evaluate", this.bundle, fields, options.ignoreLabel);
       const batchSize = options.batchSize ?? VALIDATION_BATCH;
       const predictor = await this.presentPredictor();
       return evaluate(this.sessions, name, predictor, this.values(), options.x, options.y, batchSize);
@@ -130,16 +139,26 @@ export class RuntimeCore implements Runtime {
         [...this.present].filter(([name, array]) => !sameBytes(array, original.get(name) as NdArray)),
       );
       const learned = joinNames({ parameter: moved, personal: this.device.personal, state: this.device.state });
-      await writeSlot(this.digest, slot, learned);
+      void persistStorage();
+      await writeSlot(this.digest, slot, { bundle: this.manifest.name, publisher: this.bundle.publisher }, learned);
     });
   }
 
-  /** Take what `save` kept under this name, if there is something. Raises StorageError, TensorLayoutError. */
-  restore(slot: string): Promise<void> {
+  /**
+   * Take what `save` kept under this name, or for an earlier version of the model that one of the keys (hexadecimal)
+   * signed, if there is something. Raises StorageError, TensorLayoutError.
+   */
+  restore(slot: string, carry: Carry = "all", publishers: readonly string[] = []): Promise<void> {
     return this.exclusive(async () => {
-      const learned = await readSlot(this.digest, slot);
-      if (learned === null) return;
-      const groups = splitNames(learned, ["parameter", "personal", "state"]);
+      let found: Found | null = null;
+      try {
+        found = await findLearned(this.bundle, slot, carry, publishers);
+      } catch (error) {
+        this.storageProblem = storageProblem(error);
+      }
+      if (found === null) return;
+      const { groups, restored } = found;
+      this.restored = restored;
       this.adopt(this.checked(Object.fromEntries(groups.parameter)));
       for (const [name, array] of groups.personal) this.device.personal.set(name, array);
       for (const [name, array] of groups.state) this.device.state.set(name, array);
@@ -170,8 +189,9 @@ export class RuntimeCore implements Runtime {
 
   // --- learning ------------------------------------------------------------------------------------------------------
 
-  fit(options: FitOptions): Promise<History> {
-    return this.training(async (run) => {
+  async fit(options: FitOptions): Promise<History> {
+    checkOptions("fit", options);
+    return this.training(options.signal, async (run) => {
       const { epochs = 1, batchSize = 32, shuffle = true, seed = 0, checkpointEvery = CHECKPOINT_EVERY } = options;
       const name = options.program ?? needProgram(this.bundle, "train", "learn");
       if (!(Number.isInteger(epochs) && epochs >= 1 && Number.isInteger(batchSize) && batchSize >= 1)) {
@@ -183,10 +203,14 @@ export class RuntimeCore implements Runtime {
       const moves = this.movable(name, options.moves);
       const phase: Phase = { program: name, batch_size: batchSize, epochs, steps: null, moves };
       const fields = collectData(this.bundle, [phase], options.x, options.y);
+      checkLabels("fit", this.bundle, fields, options.ignoreLabel);
       const { broadcast, hyperparameters, validation } = options;
       const values = this.values({ broadcast, hyperparameters, seed, examples: fields.count });
       // An error in the validation's data comes now, and not after the first epoch.
-      if (validation !== undefined) collect("validation", evaluationFields(this.bundle), validation.x, validation.y);
+      if (validation !== undefined) {
+        const asked = collect("validation", evaluationFields(this.bundle), validation.x, validation.y);
+        checkLabels("validation", this.bundle, asked, options.ignoreLabel);
+      }
       const validate =
         validation === undefined
           ? null
@@ -235,13 +259,15 @@ export class RuntimeCore implements Runtime {
   }
 
   /** `randomness` is where `noise` comes from; default: the browser's cryptographic generator. */
-  localRound(options: RoundOptions, randomness?: Randomness): Promise<LocalUpdate> {
-    return this.training(async (run) => {
+  async localRound(options: RoundOptions, randomness?: Randomness): Promise<LocalUpdate> {
+    checkOptions("localRound", options);
+    return this.training(options.signal, async (run) => {
       const { schedule, name } = this.manifest;
       needProgram(this.bundle, "finish", "take part in a round");
       if (!schedule.length) throw new RuntimeProgramError(`bundle ${name} has no schedule, so no local round`);
       const start = options.parameters === undefined ? this.present : this.complete(options.parameters);
       const fields = collectData(this.bundle, schedule, options.x, options.y);
+      checkLabels("localRound", this.bundle, fields, options.ignoreLabel);
       const { broadcast, hyperparameters, seed, onStep } = options;
       const examples = fields.count;
       const inputs = { broadcast, hyperparameters, seed, examples, randomness };
@@ -284,8 +310,13 @@ export class RuntimeCore implements Runtime {
     });
   }
 
-  private training<T>(work: (run: Run) => Promise<T>): Promise<T> {
-    return this.control.during((run) => this.exclusive(() => work(run)));
+  private async training<T>(signal: AbortSignal | undefined, work: (run: Run) => Promise<T>): Promise<T> {
+    signal?.throwIfAborted();
+    return this.control.during((run) => {
+      const aborting = (): void => run.abort(signal?.reason);
+      signal?.addEventListener("abort", aborting, { once: true });
+      return this.exclusive(() => work(run)).finally(() => signal?.removeEventListener("abort", aborting));
+    });
   }
 
   private values(inputs: ConstructorParameters<typeof Values>[3] = {}): Values {

@@ -245,7 +245,8 @@ export function fixedShape(port: Port, first = 0): number[] {
   });
 }
 
-function fits(port: Port, value: NdArray): boolean {
+/** Whether the array has exactly this dtype and shape. */
+export function fits(port: { readonly dtype: string; readonly shape: Port["shape"] }, value: NdArray): boolean {
   return value.dtype === port.dtype && sameDims(value.dims, port.shape);
 }
 

@@ -5,17 +5,20 @@ import type { Manifest } from "../bundle/manifest.js";
 import type { CoreOptions } from "../core.js";
 import type { Delegate } from "../runtime/delegates.js";
 import type { Arrays } from "../runtime/fields.js";
+import type { Restored } from "../runtime/restoring.js";
 import type { EpochProgress, Progress } from "../runtime/results.js";
 import type { EvaluateOptions, FitOptions, RoundOptions } from "../api.js";
 
 /** Functions stay on the page; the worker is told whether there are any. */
-export type FitRequest = Omit<FitOptions, "onStep" | "onEpoch"> & { readonly watched: boolean };
-export type RoundRequest = Omit<RoundOptions, "onStep"> & { readonly watched: boolean };
+export type FitRequest = Omit<FitOptions, "onStep" | "onEpoch" | "signal"> & { readonly watched: boolean };
+export type RoundRequest = Omit<RoundOptions, "onStep" | "signal"> & { readonly watched: boolean };
 
 export interface Loaded {
   readonly manifest: Manifest;
   readonly digest: string;
   readonly delegate: Delegate;
+  readonly restored: Restored | null;
+  readonly storageProblem: string | null;
 }
 
 /** What can be asked of runtime `core`. */
@@ -34,6 +37,8 @@ export type Signal = "pause" | "resume" | "cancel" | "close";
 
 export type ToWorker =
   | { readonly type: "call"; readonly call: number; readonly core: number; readonly request: Request }
+  /** Ends a call as if it had not been made. */
+  | { readonly type: "abort"; readonly call: number }
   | { readonly type: "signal"; readonly core: number; readonly signal: Signal };
 
 export type FromWorker =

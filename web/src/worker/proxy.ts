@@ -8,27 +8,41 @@ import { errorOf } from "../errors.js";
 import { checkChoice, type Delegate, webGpuObstacle } from "../runtime/delegates.js";
 import { type Arrays, isArray } from "../runtime/fields.js";
 import type { EpochProgress, History, LocalUpdate, Progress } from "../runtime/results.js";
+import { checkOptions } from "../options.js";
+import { abortable } from "../fetching.js";
+import type { Restored } from "../runtime/restoring.js";
+import { persistStorage } from "../storage/persistence.js";
 import type { FromWorker, Loaded, Request, Signal, ToWorker } from "./messages.js";
 
 interface Watchers {
+  readonly signal?: AbortSignal | undefined;
   readonly onStep?: ((progress: Progress) => unknown) | undefined;
   readonly onEpoch?: ((progress: EpochProgress) => unknown) | undefined;
 }
 
 interface Pending extends Watchers {
   readonly core: number;
+  /** What the call rejects with, whatever the worker makes of it. */
+  aborted: { readonly reason: unknown } | null;
+  /** The page's functions that are at work. */
+  watching: Promise<unknown>;
   readonly resolve: (result: never) => void;
-  readonly reject: (error: Error) => void;
+  readonly reject: (error: unknown) => void;
 }
 
 /** Load in the page's worker, which is started if there is none: the one with WebGPU where the page can have that. */
-export async function loadInWorker(file: Uint8Array, options: CoreOptions): Promise<Runtime> {
+export async function loadInWorker(
+  file: Uint8Array,
+  options: CoreOptions,
+  signal: AbortSignal | undefined,
+): Promise<Runtime> {
   const choice = checkChoice(options.delegate);
   const gpu = choice !== "wasm" && (await webGpuObstacle(choice)) === null;
   const link = WorkerLink.shared(gpu ? "webgpu" : "wasm");
   const core = link.enter();
   try {
-    const loaded = await link.call<Loaded>(core, { method: "load", file, options });
+    const loading = link.call<Loaded>(core, { method: "load", file, options });
+    const loaded = await abortable(loading, signal, () => link.leave(core));
     return new RuntimeProxy(link, core, loaded);
   } catch (error) {
     link.leave(core);
@@ -37,12 +51,13 @@ export async function loadInWorker(file: Uint8Array, options: CoreOptions): Prom
 }
 
 class WorkerLink {
+  /** No number is given twice in a page, so that what is closed stays closed. */
+  private static next = 0;
   private static readonly present = new Map<Delegate, WorkerLink>();
   private readonly worker: Worker;
   private readonly pending = new Map<number, Pending>();
   private readonly cores = new Set<number>();
   private readonly reasons = new Map<number, string>();
-  private next = 0;
 
   static shared(build: Delegate): WorkerLink {
     const link = WorkerLink.present.get(build) ?? new WorkerLink(build);
@@ -62,7 +77,7 @@ class WorkerLink {
 
   /** A number for one more runtime. */
   enter(): number {
-    const core = this.next++;
+    const core = WorkerLink.next++;
     this.cores.add(core);
     return core;
   }
@@ -80,13 +95,17 @@ class WorkerLink {
     if (!this.cores.size) this.end();
   }
 
-  call<T>(core: number, request: Request, watchers: Watchers = {}): Promise<T> {
+  call<T>(core: number, request: Request, { signal, ...watchers }: Watchers = {}): Promise<T> {
+    if (signal?.aborted) return Promise.reject(signal.reason);
     if (!this.cores.has(core)) {
       return Promise.reject(errorOf("RuntimeInputError", "this runtime is closed; load the bundle again"));
     }
-    const call = this.next++;
+    const call = WorkerLink.next++;
+    const aborting = (): void => this.abort(call, signal?.reason);
+    signal?.addEventListener("abort", aborting, { once: true });
     return new Promise<T>((resolve, reject) => {
-      this.pending.set(call, { ...watchers, core, resolve: resolve as (result: never) => void, reject });
+      const given = { ...watchers, core, aborted: null, watching: Promise.resolve() };
+      this.pending.set(call, { ...given, resolve: resolve as (result: never) => void, reject });
       try {
         this.post({ type: "call", call, core, request });
       } catch (error) {
@@ -94,7 +113,14 @@ class WorkerLink {
         this.pending.delete(call);
         reject(errorOf("RuntimeInputError", `${request.method}: cannot be sent to the worker: ${String(error)}`));
       }
-    });
+    }).finally(() => signal?.removeEventListener("abort", aborting));
+  }
+
+  private abort(call: number, reason: unknown): void {
+    const pending = this.pending.get(call);
+    if (pending === undefined) return;
+    pending.aborted ??= { reason };
+    this.post({ type: "abort", call });
   }
 
   /** Why runtime `core` runs where it does, as of its last answer. */
@@ -111,24 +137,39 @@ class WorkerLink {
   }
 
   private receive(message: FromWorker): void {
-    const pending = this.pending.get(message.call);
+    const { call } = message;
+    const pending = this.pending.get(call);
     if (pending === undefined) return;
     switch (message.type) {
       case "step":
-        if (pending.onStep?.(message.progress) === true) this.signal(pending.core, "cancel");
+        this.watch(call, pending, async () => {
+          if ((await pending.onStep?.(message.progress)) === true) this.signal(pending.core, "cancel");
+        });
         break;
       case "epoch":
-        pending.onEpoch?.(message.progress);
+        this.watch(call, pending, async () => pending.onEpoch?.(message.progress));
         break;
       case "result":
-        this.pending.delete(message.call);
         this.reasons.set(pending.core, message.delegateReason);
-        pending.resolve(message.result as never);
+        void this.settle(call, pending, () => pending.resolve(message.result as never));
         break;
       case "error":
-        this.pending.delete(message.call);
-        pending.reject(errorOf(message.name, message.message));
+        void this.settle(call, pending, () => pending.reject(errorOf(message.name, message.message)));
     }
+  }
+
+  /** Call the page's function; one that raises an error ends the call with it, and is not called again. */
+  private watch(call: number, pending: Pending, work: () => Promise<unknown>): void {
+    if (pending.aborted !== null) return;
+    const done = work().catch((error: unknown) => this.abort(call, error));
+    pending.watching = Promise.all([pending.watching, done]);
+  }
+
+  private async settle(call: number, pending: Pending, settled: () => void): Promise<void> {
+    await pending.watching;
+    if (!this.pending.delete(call)) return;
+    if (pending.aborted === null) settled();
+    else pending.reject(pending.aborted.reason);
   }
 
   private fail(what: string): void {
@@ -148,6 +189,8 @@ class RuntimeProxy implements Runtime {
   readonly manifest: Manifest;
   readonly digest: string;
   readonly delegate: Delegate;
+  readonly restored: Restored | null;
+  readonly storageProblem: string | null;
 
   constructor(
     private readonly link: WorkerLink,
@@ -157,6 +200,8 @@ class RuntimeProxy implements Runtime {
     this.manifest = loaded.manifest;
     this.digest = loaded.digest;
     this.delegate = loaded.delegate;
+    this.restored = loaded.restored;
+    this.storageProblem = loaded.storageProblem;
   }
 
   get delegateReason(): string {
@@ -169,7 +214,9 @@ class RuntimeProxy implements Runtime {
     return this.link.call(this.core, { method: "predict", x: compact(x) });
   }
 
-  fit({ onStep, onEpoch, ...options }: FitOptions): Promise<History> {
+  async fit(given: FitOptions): Promise<History> {
+    checkOptions("fit", given);
+    const { onStep, onEpoch, signal, ...options } = given;
     const watched = onStep !== undefined || onEpoch !== undefined;
     const { validation } = options;
     const request = {
@@ -177,16 +224,19 @@ class RuntimeProxy implements Runtime {
       ...(validation === undefined ? {} : { validation: compactData(validation) }),
       watched,
     };
-    return this.link.call(this.core, { method: "fit", options: request }, { onStep, onEpoch });
+    return this.link.call(this.core, { method: "fit", options: request }, { onStep, onEpoch, signal });
   }
 
-  evaluate(options: EvaluateOptions): Promise<Record<string, number>> {
+  async evaluate(options: EvaluateOptions): Promise<Record<string, number>> {
+    checkOptions("evaluate", options);
     return this.link.call(this.core, { method: "evaluate", options: compactData(options) });
   }
 
-  localRound({ onStep, ...options }: RoundOptions): Promise<LocalUpdate> {
+  async localRound(given: RoundOptions): Promise<LocalUpdate> {
+    checkOptions("localRound", given);
+    const { onStep, signal, ...options } = given;
     const request = { ...compactData(options), watched: onStep !== undefined };
-    return this.link.call(this.core, { method: "localRound", options: request }, { onStep });
+    return this.link.call(this.core, { method: "localRound", options: request }, { onStep, signal });
   }
 
   parameters(): Promise<Record<string, NdArray>> {
@@ -202,6 +252,7 @@ class RuntimeProxy implements Runtime {
   }
 
   save(slot: string): Promise<void> {
+    void persistStorage();
     return this.link.call(this.core, { method: "save", slot });
   }
 

@@ -16,6 +16,10 @@ interface Scope {
 
 const scope = globalThis as unknown as Scope;
 const cores = new Map<number, RuntimeCore>();
+/** Of the calls that are being answered. */
+const aborting = new Map<number, AbortController>();
+/** Closed, perhaps before they were loaded. */
+const closed = new Set<number>();
 
 /** Answer the page with the builds of ONNX Runtime that this worker's script has. */
 export function serve(builds: Builds): void {
@@ -28,9 +32,15 @@ export function serve(builds: Builds): void {
       void answer(data.call, data.core, data.request, builds);
       return;
     }
+    if (data.type === "abort") {
+      aborting.get(data.call)?.abort();
+      return;
+    }
     const core = cores.get(data.core);
     core?.[data.signal]();
-    if (data.signal === "close") cores.delete(data.core);
+    if (data.signal !== "close") return;
+    cores.delete(data.core);
+    closed.add(data.core);
   };
 }
 
@@ -43,18 +53,27 @@ async function answer(call: number, id: number, request: Request, builds: Builds
   } catch (error) {
     const { name, message } = error instanceof Error ? error : new Error(String(error));
     scope.postMessage({ type: "error", call, name, message });
+  } finally {
+    aborting.delete(call);
   }
 }
 
 async function run(call: number, id: number, request: Request, builds: Builds): Promise<unknown> {
   if (request.method === "load") {
     const core = await loadCore(request.file, request.options, builds);
+    if (closed.has(id)) {
+      core.close();
+      throw new RuntimeInputError("this runtime was closed while it was loaded");
+    }
     cores.set(id, core);
-    const { manifest, digest, delegate } = core;
-    return { manifest, digest, delegate } satisfies Loaded;
+    const { manifest, digest, delegate, restored, storageProblem } = core;
+    return { manifest, digest, delegate, restored, storageProblem } satisfies Loaded;
   }
   const core = cores.get(id);
   if (core === undefined) throw new RuntimeInputError("this runtime is closed; load the bundle again");
+  const controller = new AbortController();
+  aborting.set(call, controller);
+  const { signal } = controller;
   switch (request.method) {
     case "predict":
       return core.predict(request.x as never);
@@ -62,11 +81,11 @@ async function run(call: number, id: number, request: Request, builds: Builds): 
       return core.evaluate(request.options);
     case "fit": {
       const { watched, ...options } = request.options;
-      return core.fit({ ...options, ...(watched ? watchers(call) : {}) });
+      return core.fit({ ...options, signal, ...(watched ? watchers(call) : {}) });
     }
     case "localRound": {
       const { watched, ...options } = request.options;
-      return core.localRound({ ...options, ...(watched ? { onStep: watchers(call).onStep } : {}) });
+      return core.localRound({ ...options, signal, ...(watched ? { onStep: watchers(call).onStep } : {}) });
     }
     case "parameters":
       return core.parameters();
