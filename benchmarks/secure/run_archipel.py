@@ -110,6 +110,7 @@ class Server:
         # Which places leave makes no difference: places are in the order of hashes.
         self._leaving = frozenset(range(0, count, 10))
         self._staying = [place for place in range(count) if place not in self._leaving]
+        self._survivors = frozenset(self._staying)
         numbers = {place: number for place, (_, number, _) in enumerate(named)}
         self._devices.set_roles(Roles(self._leaving, frozenset(self._staying[: self._case.timed]), numbers))
         for place, (_, _, member) in enumerate(named):
@@ -152,7 +153,7 @@ class Server:
         confirmed: dict[int, Confirmed] = {}
         for places in batches(self._staying, BATCH):
             with self._clock.running("ask"):
-                asked = {place: self._roster.ask(place, self._staying) for place in places}
+                asked = {place: self._roster.ask(place, self._survivors) for place in places}
                 packed = {place: pack(question) for place, question in asked.items()}
             self._questions |= asked
             if self._terms.assumed.server == "malicious":
@@ -176,7 +177,7 @@ class Server:
         with self._clock.running("unmask"):
             total = unmask_sum(
                 self._total, session=self._terms.session, roster=self._roster, sharers=self._sharers,
-                survivors=self._staying, questions=self._questions, answers=self._answers,
+                survivors=self._survivors, questions=self._questions, answers=self._answers,
                 modulus_bits=self._terms.modulus_bits,
             )  # fmt: skip
         plain = self._devices.plain_sum() & np.uint32(2**self._terms.modulus_bits - 1)
