@@ -5,7 +5,7 @@ these events both cost the same.
 
 "rdp" adds up Renyi differential privacy (Mironov 2017; for samples Mironov, Talwar and Zhang 2019) and converts the
 sum by Canonne, Kamath and Steinke 2020. It holds for the discrete Gaussian noise that archipel draws, too, whose Renyi
-divergences are at most those of continuous noise (the same paper, theorem 4 and section 2.3).
+divergences are at most those of continuous noise (the same paper, theorems 4 and 14).
 
 "pld" adds up privacy loss distributions (Doroshenko et al. 2022), pessimistically rounded, which gives lower figures.
 It is for continuous noise: the privacy loss of several discrete samples together is not that of one continuous one.

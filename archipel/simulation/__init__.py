@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from archipel.protocol.messages.distributions import Bins
+from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.simulation.attacks import Attack
 from archipel.simulation.clients import Clients, DrawnClients, ListedClients, SplitClients
 from archipel.simulation.evaluation import Evaluation
@@ -22,6 +23,7 @@ __all__ = [
     "ClientRow",
     "Clients",
     "Device",
+    "DifferentialPrivacy",
     "DrawnClients",
     "Evaluation",
     "Federation",

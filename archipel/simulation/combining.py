@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from archipel.bundle import Manifest
 from archipel.errors import SimulationError
 from archipel.permutations import permutation
+from archipel.privacy.central import check_composition as check_noise
 from archipel.protocol.bounds import groups as bound_groups
 from archipel.protocol.vector import DecodedSum, Layout
 from archipel.simulation.attacks import ATTACKS, draw_attackers
 from archipel.simulation.draws import drawn_generator
 from archipel.simulation.kept import GroupSums, KeptUpdates, divide
-from archipel.simulation.sums import Arrays, Sum
+from archipel.simulation.sums import Arrays, SecureSum, Sum
 from archipel.simulation.work import Work
 from archipel.strategies.robust.composing import check_composition
 from archipel.strategies.robust.parts import (
@@ -109,6 +110,11 @@ class Combining:
             for client, arrays in sorted(total.updates.items()):
                 counted.add(arrays, client)
             total = counted
+        multiplier = settings.differential_privacy.noise_multiplier
+        if multiplier is not None:
+            if not isinstance(total, SecureSum):
+                raise TypeError(f"a {type(total).__name__} has no whole numbers to add noise to")
+            return Combined(total.released(devices, multiplier), devices, {})
         if not settings.aggregation.robust and not isinstance(total, GroupSums):
             return Combined(total.decoded(devices), devices, {})
         parts, root = self._parts(work, total)
@@ -197,6 +203,10 @@ class Combining:
         )  # fmt: skip
         if settings.attack.over_updates:
             check_memory(rule, settings.cohort, layout)
+        check_noise(
+            settings.differential_privacy, manifest, layout, privacy=settings.privacy, mode=settings.pacing.mode,
+            aggregation=rule, secure_groups=groups, hyperparameters=settings.hyperparameters,
+        )  # fmt: skip
 
 
 def _upload(layout: Layout, own: Arrays, ports: list[Any], row: NDArray[np.float64]) -> Arrays:

@@ -17,6 +17,7 @@ from archipel.graph import Model
 from archipel.models.source import ModelSource
 from archipel.protocol import written
 from archipel.protocol.operator.aggregation import ROOTED
+from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
 from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Meta(ge=1)]
 
-_ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation", "secure_groups")
+_ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation", "secure_groups",
+         "differential_privacy")  # fmt: skip
 """What a task has, too, and the file outside of [task]."""
 _ROOT = "root"
 """In [task]: the device that a server takes for the examples of `[root]`; a task has it in its aggregation."""
@@ -89,6 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     aggregation: Aggregation = Aggregation()
     secure_groups: Annotated[int, Meta(ge=0)] = 0
     attack: Attack = Attack()
+    differential_privacy: DifferentialPrivacy = DifferentialPrivacy()
     partition: dict[str, Any] | None = None
     evaluation: Evaluation | None = None
     run: RunPart = RunPart()
@@ -178,7 +181,8 @@ class Federation:
                 workers=run.workers, client_axis=run.client_axis, threads=run.threads, engine=run.engine,
                 cluster=run.cluster, masks=run.masks, folder=self.folder, on_round=on_round,
                 aggregation=settings.aggregation, secure_groups=settings.secure_groups, attack=settings.attack,
-                evaluation=settings.evaluation, root=prepared.root, model_of=prepared.model_of, **self._clock(),
+                evaluation=settings.evaluation, root=prepared.root, model_of=prepared.model_of,
+                differential_privacy=settings.differential_privacy, **self._clock(),
             )  # fmt: skip
         except (SimulationError, PolicyError) as error:
             raise _named(self.file, error) from None

@@ -43,6 +43,7 @@ class Result:
         parameters: the federated model's parameters by name.
         bundle: the bundle whose programs ran; `runtime.set_parameters(result.parameters)` gives the model to use.
         engine: how the local rounds were run, and why so.
+        ended: why the run ended before its last round, "" where it did not: the privacy budget is spent.
         clients: what each client that was drawn, or measured the model, did, by its number.
     """
 
@@ -50,6 +51,7 @@ class Result:
     parameters: Mapping[str, NDArray[Any]] = field(repr=False)
     bundle: Bundle = field(repr=False)
     engine: str = ""
+    ended: str = ""
     clients: dict[int, ClientRow] = field(default_factory=dict, repr=False)
 
     def add(self, reports: list[Report]) -> None:
@@ -86,6 +88,8 @@ class Result:
             columns["bytes down"] = np.array([row.bytes_down for row in self.history], np.int64)
             columns["bytes up"] = np.array([row.bytes_up for row in self.history], np.int64)
             columns["stale"] = np.array([row.stale for row in self.history], np.float64)
+        if any(row.epsilon is not None for row in self.history):
+            columns["epsilon"] = np.array([np.nan if row.epsilon is None else row.epsilon for row in self.history])
         for name in names:
             columns[name] = np.array([row.metrics.get(name, np.nan) for row in self.history])
         for name in tested:

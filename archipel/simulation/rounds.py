@@ -11,7 +11,10 @@ from archipel import strategies
 from archipel.bundle import Bundle, write_weights
 from archipel.bundle.roles import Largest
 from archipel.errors import ArchipelError, SimulationError
+from archipel.privacy import Event, Repeated, spent_epsilon
+from archipel.privacy.central import event_of
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.results import Distribution, RoundResult
 from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.protocol.training_result import split_metrics
@@ -45,6 +48,7 @@ class RoundRow(msgspec.Struct, kw_only=True):
     the parameters. `tested`: metrics of the model after the round on the test examples, where they were measured.
     `spread`: the same metrics over the devices, each on examples of its own, where they were measured so; `binned`: as
     a server would learn these, from counts of devices in bins.
+    `releases`: how many sums with the server's noise there were up to this round; `epsilon`: what they cost together.
     `failed`: why the round changed nothing, "" where it did. `seconds`: how long the simulation took for it.
 
     With a system: `time`, seconds by the virtual clock from the run's beginning to the round's end; `bytes_down` and
@@ -62,6 +66,8 @@ class RoundRow(msgspec.Struct, kw_only=True):
     tested: dict[str, float] = {}
     spread: dict[str, Distribution] = {}
     binned: dict[str, Distribution] = {}
+    releases: int = 0
+    epsilon: float | None = None
     failed: str = ""
     seconds: float = 0.0
     time: float = 0.0
@@ -78,7 +84,8 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     devices' programs and of the server's half, as of a task. `pacing`: when rounds take their updates; what differs
     from its defaults needs a `system`, whose clock times the rounds. `aggregation` is the rule of plain rounds, or over
     the sums of `secure_groups` groups of the cohort, drawn for each round (0: one sum of all). `attack`: what some
-    devices send. `root`: the last client has the server's own examples, for a rule that takes an update of them.
+    devices send. `differential_privacy`: the noise on each sum, with its multiplier settled. `root`: the last client
+    has the server's own examples, for a rule that takes an update of them.
     """
 
     cohort: int
@@ -91,6 +98,7 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     aggregation: Aggregation = Aggregation()
     secure_groups: int = 0
     attack: Attack = Attack()
+    differential_privacy: DifferentialPrivacy = DifferentialPrivacy()
     root: bool = False
 
 
@@ -165,7 +173,9 @@ class Rounds:
     def run(self, engine: Engine, saved: int = 0) -> tuple[RoundRow, list[Report]]:
         """One round. Returns its row, which is the last of `standing.rows`, and what each device did."""
         number = len(self.standing.rows) + 1
-        row = RoundRow(number=number, drawn=0, devices=0)
+        row = RoundRow(number=number, drawn=0, devices=0, releases=self._releases)
+        if row.releases:
+            row.epsilon = self.standing.rows[-1].epsilon
         drawn, present, left = self._draw(number) if self._clock is None else self._time(row, self._clock)
         row.drawn = len(drawn)
         gone = tuple(client for client in drawn if client not in present)
@@ -189,6 +199,8 @@ class Rounds:
             if not row.devices:
                 raise SimulationError("no device's update came")
             work = work or self._work(row.number, 0)
+            # Before the sum is looked at: a round that fails from here on has been paid for.
+            self._charge(row)
             made = self._combining.combine(work, partial.total, row.devices, self.standing.rule_state)
             row.devices = made.devices
             self._move(row, made.total, work, began)
@@ -197,6 +209,31 @@ class Rounds:
             # As on the server: a round that fails leaves the model as it was, and the next one begins.
             row.failed = str(error)
         self.standing.rows.append(row)
+
+    @property
+    def spent(self) -> str:
+        """Why no further round may begin: it would cost more than the settings allow. "" where it may."""
+        noise = self._settings.differential_privacy
+        if not noise.is_central or noise.epsilon is None:
+            return ""
+        cost = self._cost(self._releases + 1)
+        if cost <= noise.epsilon:
+            return ""
+        return f"another round would cost epsilon {cost:.4g} in all, and {noise.epsilon:g} is allowed"
+
+    @property
+    def _releases(self) -> int:
+        return self.standing.rows[-1].releases if self.standing.rows else 0
+
+    def _charge(self, row: RoundRow) -> None:
+        if self._settings.differential_privacy.is_central:
+            row.releases += 1
+            row.epsilon = self._cost(row.releases)
+
+    def _cost(self, releases: int) -> float:
+        noise = self._settings.differential_privacy
+        events: list[Event] = [Repeated(event=event_of(noise), count=releases)] if releases else []
+        return spent_epsilon(events, noise.delta)
 
     def first_work(self) -> Work:
         """What devices get in the first round."""

@@ -159,6 +159,9 @@ def run(
             device_tests = DeviceTests(models or bundle, *evaluated, settings.seed, options.threads)
         saved, last_save = len(standing.rows), -math.inf
         while len(standing.rows) < rounds:
+            if course.spent:
+                result.ended = course.spent
+                break
             started = time.perf_counter()
             row, reports = course.run(engine, saved)
             row.seconds = time.perf_counter() - started

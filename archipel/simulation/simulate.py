@@ -17,6 +17,8 @@ from archipel.durable import write_durably
 from archipel.errors import SignatureError, SimulationError
 from archipel.graph import Model
 from archipel.lite_runtime.training.driver import data_ports
+from archipel.privacy.central import settle
+from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.tasks import Mode
 from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
@@ -66,6 +68,7 @@ def simulate(
     root: Any = None,
     attack: str | Attack = "",
     attackers: float | Sequence[int] = 0.0,
+    differential_privacy: DifferentialPrivacy | None = None,
     dropout: float = 0.0,
     mode: Mode | Pacing = "semi-synchronous",
     system: System | None = None,
@@ -115,6 +118,8 @@ def simulate(
         attack: what attackers do, a name or an Attack: over updates, "sign-flip", "ipm", "alie", "mimic", "gaussian",
             "best-ipm" or "best-alie"; over their examples, "label-flip" or "backdoor".
         attackers: the share of the clients that attack, or these by number, for an attack given by name.
+        differential_privacy: noise that the server adds to each sum, and what it may cost (docs/privacy.md): the run
+            ends before the round that would cost more.
         dropout: the share of drawn devices, 0 to below 1, that leave before their update counts.
         mode: when a round takes its updates, as a task's; a Pacing has goal, deadlines and the like as well. It needs
             a `system`.
@@ -176,6 +181,7 @@ def simulate(
         hyperparameters=dict(hyperparameters or {}), pacing=pacing,
         system=None if system is None else with_devices(system), aggregation=_aggregation(aggregation, tolerated),
         secure_groups=secure_groups, attack=_attack(attack, attackers), root=root is not None,
+        differential_privacy=settle(differential_privacy or DifferentialPrivacy(), rounds),
     )  # fmt: skip
     models = None
     if len(bundles) > 1:

@@ -54,8 +54,8 @@ PUBLIC = {
     "write_events",
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
     "load_settings restore run_coordinator supervise",
-    "archipel.simulation": "Aggregation Attack Bins ClientRow Clients Device DrawnClients Evaluation Federation "
-    "ListedClients Pacing Range Result RoundRow SplitClients Spread System TuneSettings Tuning "
+    "archipel.simulation": "Aggregation Attack Bins ClientRow Clients Device DifferentialPrivacy DrawnClients "
+    "Evaluation Federation ListedClients Pacing Range Result RoundRow SplitClients Spread System TuneSettings Tuning "
     "load_federation read_devices simulate split_clients tune",
     "archipel.strategies": "STRATEGIES Strategy get",
     "archipel.training": "StepRunner evaluate_graph losses mixed optimizers per_example recompute run_steps schedules "

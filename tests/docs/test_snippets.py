@@ -57,6 +57,7 @@ TASKS = "docs/operations.md"
 CARDS = "docs/models.md"
 """The page whose TOML is of model cards."""
 FEDERATIONS = "docs/simulation.md"
+NOISE = "docs/privacy.md"
 UPDATES = "docs/update-compression.md"
 """The page whose TOML is of federations."""
 TRAININGS = "docs/cloud.md"
@@ -105,6 +106,9 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
         elif page == FEDERATIONS:
             (tmp_path / "federation.toml").write_text(text)
             assert load_federation(tmp_path / "federation.toml").settings.rounds
+        elif page == NOISE:
+            (tmp_path / "federation.toml").write_text(text + '[model]\nzoo = "mlp"\n[data]\ntrain = "x.npz"\n')
+            assert load_federation(tmp_path / "federation.toml").settings.differential_privacy.is_central
         elif page == UPDATES:
             options = tomllib.loads(text)["strategy"]
             strategy = strategies.get(options.pop("name"))

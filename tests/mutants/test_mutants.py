@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = {
     "attacks", "autodiff", "bundle", "cli", "client", "compression", "converter", "datasets", "durable", "frontend",
-    "graph", "lite_runtime", "models", "operator", "permutations", "preprocessing", "protocol", "server", "simulation",
-    "strategies", "training",
+    "graph", "lite_runtime", "models", "operator", "permutations", "preprocessing", "privacy", "protocol", "server",
+    "simulation", "strategies", "training",
 }  # fmt: skip
 LEAST = 120
 

@@ -37,6 +37,7 @@ def make_bundle(
     *,
     name: str = "tiny",
     strategy: str = "fedavg",
+    weighting: str = "examples",
     min_cohort: int = 3,
     lineage: Lineage | None = None,
     policy: dict[str, Any] | None = None,
@@ -47,7 +48,11 @@ def make_bundle(
     tensors = {"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)}
     w: dict[str, Any] = {"dtype": "float32", "shape": (3, 2)}
     b: dict[str, Any] = {"dtype": "float32", "shape": (2,)}
-    update: dict[str, Any] = {"kind": "delta", "weighting": "examples", "range": DELTA_RANGE, "bits": 16, "clip": 100.0}
+    update: dict[str, Any] = {"kind": "delta", "weighting": weighting, "range": DELTA_RANGE, "bits": 16, "clip": 100.0}
+    weight = Update(
+        name="weight", tensor="weight", dtype="float32", shape=(),
+        kind="weight", weighting="examples", range=WEIGHT_RANGE, bits=16, lowest=1 / 64,
+    )  # fmt: skip
     finish = Program(
         kind="finish",
         file="finish.onnx",
@@ -60,10 +65,7 @@ def make_bundle(
         outputs=(
             Update(name="w.update", tensor="w", **w, **update),
             Update(name="b.update", tensor="b", **b, **update),
-            Update(
-                name="weight", tensor="weight", dtype="float32", shape=(),
-                kind="weight", weighting="examples", range=WEIGHT_RANGE, bits=16, lowest=1 / 64,
-            ),
+            *([weight] if weighting == "examples" else []),
         ),
     )  # fmt: skip
     train = Program(

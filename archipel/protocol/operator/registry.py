@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from archipel.protocol.eligibility import MAX_CHARACTERS
 from archipel.protocol.messages import Digest, Message, Name, RoundId, VersionNumber
+from archipel.protocol.operator.differential_privacy import PrivacySpent
 from archipel.protocol.operator.results import Distribution, RoundResult
 from archipel.protocol.operator.tasks import MAX_PAGE, Count, Privacy, TaskState
 
@@ -118,9 +119,11 @@ class Evaluation(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class VersionDetail(VersionInfo, frozen=True, kw_only=True, omit_defaults=False):
-    """A version with its `evaluations` on devices of the model's population, newest first, at most 100."""
+    """A version with its `evaluations` on devices of the model's population, newest first, at most 100. Of a version
+    that rounds with the server's noise made, `privacy_spent` is what it and all versions before it cost a device."""
 
     evaluations: list[Evaluation]
+    privacy_spent: PrivacySpent | None
 
 
 class VersionPage(Message, frozen=True, kw_only=True, omit_defaults=False):

@@ -23,6 +23,7 @@ from archipel.protocol.messages import (
     Whole,
 )
 from archipel.protocol.operator.aggregation import Aggregation
+from archipel.protocol.operator.differential_privacy import DifferentialPrivacy, PrivacySpent
 from archipel.protocol.operator.results import RoundResult
 
 Count = Annotated[int, Meta(ge=1, le=MAX_COHORT)]
@@ -117,6 +118,9 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     cohort of each round into g groups (0: none). Each is a secure round of its own, of at least `min_cohort` devices
     and with its own `threshold`, and the rule goes over the groups' means.
 
+    `differential_privacy` of a secure training: the noise that the server adds to each round's sum, and what the model
+    may cost a device in all its tasks (docs/privacy.md). Its metrics, which have no noise, are then kept back.
+
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
     in. With `devices_of` only devices are taken whose updates are in the sum of that round, which is committed.
@@ -151,6 +155,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     hyperparameters: dict[str, float] = {}
     aggregation: Aggregation = Aggregation()
     secure_groups: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
+    differential_privacy: DifferentialPrivacy = DifferentialPrivacy()
     deadlines: dict[DeadlinePhase, Deadline] = {}
 
 
@@ -166,7 +171,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     about it (empty: nothing is wrong). Who asked for it is in `created_by`, such as "operator:ID", and who approved of
     it in `approved_by`: a query that is `proposed` waits for that. `refused`: how often devices took no part in a
     round, by reason (LeaveReason, or "untold"). `evaluates` is the training's round whose version this task evaluates,
-    where that training's `evaluate_every` made it."""
+    where that training's `evaluate_every` made it. `privacy_spent`, where the server adds noise: what the versions of
+    its model have cost each device so far, in all tasks of the population together."""
 
     task_id: RoundId
     name: Name
@@ -205,6 +211,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     hyperparameters: dict[str, float]
     aggregation: Aggregation
     secure_groups: int
+    differential_privacy: DifferentialPrivacy
+    privacy_spent: PrivacySpent | None
     deadlines: dict[str, float]
     model: Digest | None
     waiting: int | None

@@ -25,6 +25,8 @@ def audited(task: Task) -> dict[str, str | int | float | None]:
         "threshold", "eligibility", "max_contributions", "devices_of", "min_contributors", "program", "secure_groups",
     )  # fmt: skip
     request = request_of(task)
+    noise = request.differential_privacy
+    private = {"mechanism": noise.mechanism, "noise_multiplier": noise.noise_multiplier, "epsilon": noise.epsilon}
     rule = {"aggregation": request.aggregation.rule, "root": task.root}
-    more = {**rule, "percent": task.percent, "state": task.state}
+    more = {**(private if noise.is_central else {}), **rule, "percent": task.percent, "state": task.state}
     return {**{name: getattr(request, name) for name in names}, **more}

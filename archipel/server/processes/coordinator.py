@@ -38,7 +38,7 @@ from archipel.server.devices.root_devices import revoked_root
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
-from archipel.server.rounds import buffers, evaluating, folding, grouping, opening, robust
+from archipel.server.rounds import buffers, evaluating, folding, grouping, ledger, opening, robust
 from archipel.server.rounds.aggregation import aggregate
 from archipel.server.rounds.candidates import fewest, root_waits
 from archipel.server.rounds.checks import layout_of
@@ -271,10 +271,12 @@ class Coordinator:
     def _aggregate(self, round_id: str) -> bool:
         services, settings = self._services, self._services.settings
         # Outside of any transaction, because it may take long. After a kill it is done again, with the same result.
-        outcome, reason, spoiled = None, "", None
+        outcome, spoiled = None, None
+        reason = ledger.charge(services, self._write, round_id)
         try:
-            outcome = aggregate(services, round_id)
-            reason = f"aggregation: {outcome.reason}" if outcome.reason else ""
+            outcome = None if reason else aggregate(services, round_id)
+            if outcome is not None and outcome.reason:
+                reason = f"aggregation: {outcome.reason}"
         except SpoiledRoundError as error:
             spoiled, reason = error, f"aggregation: {error}"
         except ArchipelError as error:
@@ -325,6 +327,7 @@ class Coordinator:
             if is_evaluated(session, task):
                 return False
             window, lost = services.settings.check_in_window, revoked_root(session, task)
+            spent = ledger.lacks_room(session, task)
             waiting = count_seatable(session, task, now=now, window=window)
             enough = waiting >= fewest(task) and root_waits(session, task, now=now, window=window)
             if queries.is_query(task) and waiting and not queries.budget(session, task, now=now).left:
@@ -333,6 +336,9 @@ class Coordinator:
             needs_buffer = task.buffered and (waiting or buffers.at_work(session, task, now))
         if lost:
             self._fail_task(task.task_id, lost)
+            return True
+        if spent:
+            ledger.end_spent(self._write, task.task_id, spent, now=now)
             return True
         if not (needs_buffer if task.buffered else enough):
             return False

@@ -1,6 +1,7 @@
 """From a round's updates to its result: the next model version, metrics, or statistics.
 
-The same updates give the same result, so a crash here costs only time.
+The same updates give the same result, so a crash here costs only time; where the server adds noise, it costs privacy,
+too (server.rounds.ledger).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from sqlalchemy.orm import Session
 from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
+from archipel.privacy.central import release_sum
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
 from archipel.protocol.narrow import reduce_sum
 from archipel.protocol.operator.tasks import TaskRequest
@@ -152,6 +154,12 @@ def _sum(services: Services, collected: Collected, layout: Layout) -> tuple[Deco
         plain, faults = _unmask(collected, total.total)
         try:
             plain = reduce_sum(layout, plain, plan)
+            multiplier = collected.request.differential_privacy.noise_multiplier
+            if multiplier is not None:
+                # The coordinator has charged the account. Each attempt draws noise of its own.
+                return release_sum(
+                    plain, layout, cohort=collected.updates, modulus_bits=plan.modulus_bits, multiplier=multiplier
+                ), faults
             decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
             layout.check_sum(decoded, collected.updates)
         except ProtocolError as error:

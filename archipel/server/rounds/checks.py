@@ -13,6 +13,7 @@ from archipel import strategies
 from archipel.bundle import Manifest
 from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ServerError
+from archipel.privacy.central import check_composition as check_noise
 from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
 from archipel.protocol.messages import RoundPlan
@@ -186,6 +187,7 @@ def check_task(
         raise ServerError(f"one update has {size} bytes, the server's limit max_update_bytes is {max_update_bytes}")
     _check_hyperparameters(request, manifest)
     _check_aggregation(request, manifest, layout, robust_bytes)
+    _check_noise(request, manifest, layout)
     if request.kind == "training":
         # Raises PolicyError for a server_lr beyond the policy.
         strategies.get(manifest.strategy).step_bound(manifest, request.hyperparameters, request.cohort)
@@ -258,6 +260,19 @@ def _check_aggregation(request: TaskRequest, manifest: Manifest, layout: Layout,
         request.secure_groups, manifest, layout,
         privacy=request.privacy, asynchronous=request.mode == "asynchronous", cohort=request.cohort,
         fewest=(request.goal or request.cohort) if request.mode == "synchronous" else request.min_cohort,
+    )  # fmt: skip
+
+
+def _check_noise(request: TaskRequest, manifest: Manifest, layout: Layout) -> None:
+    if not request.differential_privacy.is_central:
+        return
+    if request.kind != "training":
+        raise ServerError(
+            f"differential_privacy: belongs to tasks of kind training, this one is of kind {request.kind}"
+        )
+    check_noise(
+        request.differential_privacy, manifest, layout, privacy=request.privacy, mode=request.mode,
+        aggregation=request.aggregation, secure_groups=request.secure_groups, hyperparameters=request.hyperparameters,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from alembic import context
 
 from archipel.server.database import (
     fault_tables,  # noqa: F401  (their tables are in Base.metadata once they are)
+    privacy_tables,  # noqa: F401  (their tables are in Base.metadata once they are)
     registry_tables,  # noqa: F401  (their tables are in Base.metadata once they are)
     server_tables,  # noqa: F401  (their tables are in Base.metadata once they are)
 )

@@ -27,6 +27,7 @@ from archipel.protocol.operator.registry import (
 )
 from archipel.server.audit import log as audit
 from archipel.server.database.registry_tables import Model, ModelVersion, Promotion
+from archipel.server.database.tables import Task
 from archipel.server.http.idempotency import Keyed, keyed
 from archipel.server.http.paging import page_by
 from archipel.server.http.problems import refuse
@@ -35,7 +36,7 @@ from archipel.server.registry import rollouts
 from archipel.server.registry import versions as registry
 from archipel.server.registry.versions import find_model, find_version, subject
 from archipel.server.registry.views import describe_models, describe_versions, evaluations_of
-from archipel.server.rounds import weights_log
+from archipel.server.rounds import ledger, weights_log
 
 
 def create_model(call: Call[ModelRequest]) -> tuple[ModelInfo, int]:
@@ -102,7 +103,10 @@ def show_version(call: Call[None], name: str, number: str) -> VersionDetail:
         version = find_version(session, model, int(number))
         [info] = _versions(call, session, model, [version])
         evaluations = evaluations_of(session, model, version)
-    return VersionDetail(**{each: getattr(info, each) for each in info.__struct_fields__}, evaluations=evaluations)
+        task = None if info.round_id is None else session.get_one(Task, info.task_id)
+        spent = None if task is None else ledger.spent_by(session, task, info.round_id)
+    shown = {each: getattr(info, each) for each in info.__struct_fields__}
+    return VersionDetail(**shown, evaluations=evaluations, privacy_spent=spent)
 
 
 def promote_version(call: Call[PromotionRequest], name: str) -> ModelInfo:

@@ -27,7 +27,7 @@ from archipel.server.http.paging import page
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import ANALYST, OPERATOR, READ, Call, Route
 from archipel.server.registry import rollouts
-from archipel.server.rounds import reach
+from archipel.server.rounds import ledger, reach
 from archipel.server.rounds.assigning import let_go
 from archipel.server.rounds.candidates import count_candidates
 from archipel.server.rounds.checks import check_task
@@ -74,6 +74,8 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
             robust_bytes=services.settings.robust_bytes,
         )
         check_evaluations(checked, manifest, max_update_bytes=services.settings.max_update_bytes)
+        with services.database.read() as session:
+            checked = ledger.settle_noise(session, checked, manifest)
     except ArchipelError as error:
         raise refuse(422, f"the task is not possible: {error}") from None
     proposed = checked.kind != "training" and services.settings.query_approval
@@ -252,6 +254,8 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         hyperparameters=request.hyperparameters,
         aggregation=request.aggregation,
         secure_groups=request.secure_groups,
+        differential_privacy=request.differential_privacy,
+        privacy_spent=ledger.spent_by(session, task),
         deadlines=dict(request.deadlines.items()),
         model=task.model,
         waiting=waiting,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,8 +18,10 @@ from archipel.protocol.operator.access import AuditEntry
 from archipel.protocol.uploads import metric_arrays
 from archipel.server.audit.chain import verify
 from archipel.server.database.fault_tables import Rest, Search, Suspect
+from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import Round
 from tests.attacks.faults_world import upload_noise
+from tests.server.rounds.noisy import equal_weights, give_equal, model_of
 from tests.server.rounds.test_plain_rounds import mean, update
 from tests.server.rounds.test_robust_rounds import clipped, rows
 from tests.server.rounds.test_root_devices import alike, fltrust
@@ -31,8 +35,10 @@ from tests.support.world import World
 class Through:
     """A world whose server is another process; what is asked of it is asked again when that dies."""
 
-    def __init__(self, world: World, kill: int, devices: int) -> None:
+    def __init__(self, world: World, kill: int, devices: int, *, equal: bool = False) -> None:
         self.world = world
+        if equal:
+            equal_weights(world, Path(world.settings.folder).parent / "equal")
         world.publish()
         self.bundle = world.publish()
         self.devices = world.add_devices(devices)
@@ -88,6 +94,31 @@ def secure(through: Through) -> None:
             through.settle()
     w, b = expected_parameters(updates)
     check(through, task, {"w": w, "b": b})
+
+
+def noisy(through: Through) -> None:
+    """What is released is paid for once, or twice where a kill had the round aggregated again; never not at all."""
+    noise = {"mechanism": "central", "noise_multiplier": 1e-4}
+    task = through.create(threshold=3, differential_privacy=noise, rounds=2)
+    expected = np.zeros(8)
+    for seed in (1, 2):
+        through.join()
+        expected += give_equal(through.devices, seed) / 256 / 3
+        for phase in ANSWERED:
+            for device in through.devices:
+                device.answer(phase)
+                through.settle()
+    with through.world.coordinator._services.database.read() as session:
+        charged = Counter(row.round_id for row in session.query(PrivacyEvent))
+        committed = {row.round_id for row in session.query(Round).filter_by(phase="committed")}
+    assert set(charged) == committed
+    assert len(committed) == 2
+    assert sorted(charged.values()) in ([[1, 1]] if not through.server.died else [[1, 1], [1, 2]])
+    shown = through.world.task(task)["privacy_spent"]
+    assert shown["releases"] == sum(charged.values())
+    # The noise has a deviation of 3 steps of 1 / 256 in the sum, so of two means of three 0.0055.
+    np.testing.assert_allclose(model_of(through.world, task), expected, atol=8 * 0.0055)
+    check(through, task, None, versions=2)
 
 
 def plain(through: Through) -> None:
@@ -216,7 +247,8 @@ def left(through: Through) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Through], None]] = {
-    "secure": secure, "plain": plain, "robust": robust, "rooted": rooted, "grouped": grouped, "buffered": buffered,
+    "secure": secure, "noisy": noisy, "plain": plain, "robust": robust, "rooted": rooted, "grouped": grouped,
+    "buffered": buffered,
     "evaluated": evaluated, "spoiled": spoiled, "left": left,
 }  # fmt: skip
 
@@ -244,7 +276,9 @@ def check(
 
 
 def run(world: World, scenario: str, kill: int) -> Server:
-    through = Through(world, kill, {"buffered": 6, "grouped": 9, "rooted": 4}.get(scenario, 3))
+    through = Through(
+        world, kill, {"buffered": 6, "grouped": 9, "rooted": 4}.get(scenario, 3), equal=scenario == "noisy"
+    )
     try:
         SCENARIOS[scenario](through)
     except BaseException:
@@ -255,6 +289,7 @@ def run(world: World, scenario: str, kill: int) -> Server:
 
 POINTS = {
     "secure": 160,
+    "noisy": 330,
     "plain": 125,
     "robust": 200,
     "rooted": 140,

@@ -1,0 +1,191 @@
+"""Central differential privacy: Gaussian noise on a cohort's sum, added by the server before anybody sees it.
+
+The unit is a device. Its update is clipped in its own signed graph, and its own runtime checks that and rounds it to
+whole steps (protocol.vector), so it changes the sum of whole numbers by a vector of an L2 norm of at most
+
+    D = clip (1 + SLACK) / step + sqrt(n) / 2         (n elements, each rounded by half a step at most)
+
+whatever other devices do. The server adds discrete Gaussian noise of standard deviation `multiplier` D to each element,
+in whole numbers (Canonne, Kamath and Steinke 2020, theorems 4 and 14), and only then decodes. Neighbours
+are a round with the device's update, and the same round with zeros in its place, so the number of devices may be known.
+
+Noise can make the sum longer than any that devices can send. It is then shortened to the longest of those, which is
+post-processing and costs nothing, so all further checks of servers and devices (protocol.bounds,
+strategies.step_limits, the weights log) hold as without noise.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+
+import msgspec
+import numpy as np
+
+from archipel.bundle import Manifest
+from archipel.errors import PolicyError
+from archipel.privacy.calibration import least_multiplier
+from archipel.privacy.events import Event, Gaussian
+from archipel.protocol.bounds import SLACK, Group, entries, groups, joint_norm, step, sum_bound
+from archipel.protocol.operator.aggregation import Aggregation
+from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
+from archipel.protocol.training_metrics import CLAMPED, DEVICES, TRAINING, UPDATE_CLIP
+from archipel.protocol.uploads import clip_input, upload_program
+from archipel.protocol.vector import DecodedSum, Layout, Vector
+
+Randomness = Callable[[int], bytes]
+_METRICS = (TRAINING, CLAMPED, DEVICES)
+_BELOW = 1 - 1e-9
+"""A shortened sum stays below its bound in floating point, too."""
+
+
+def check_composition(
+    settings: DifferentialPrivacy,
+    manifest: Manifest,
+    layout: Layout,
+    *,
+    privacy: str,
+    mode: str,
+    aggregation: Aggregation,
+    secure_groups: int,
+    hyperparameters: Mapping[str, float],
+) -> None:
+    """Whether rounds of a training can have this noise. Raises PolicyError that names the setting and the remedy.
+
+    Arguments:
+        manifest: the bundle's.
+        layout: of its uploads.
+        hyperparameters: of the task.
+    """
+    if not settings.is_central:
+        return
+    name = "mechanism 'central'"
+    if privacy != "secure":
+        raise PolicyError(f"{name}: noise is added to whole numbers, which secure rounds sum; set privacy to 'secure'")
+    if mode == "asynchronous":
+        raise PolicyError(
+            f"{name}: a device may be in one version of an asynchronous task several times; set mode to "
+            "'semi-synchronous' or 'synchronous'"
+        )
+    if aggregation.robust or secure_groups:
+        raise PolicyError(
+            f"{name}: how much one device changes what a robust rule or several groups give is not known; leave "
+            "aggregation and secure_groups away"
+        )
+    if clip_input(upload_program(manifest, "training")) is not None and UPDATE_CLIP not in hyperparameters:
+        raise PolicyError(
+            f"{name}: the bundle's clip follows counts of devices, which have no noise; set hyperparameter "
+            f"{UPDATE_CLIP!r}, or make the bundle with the strategy option clip"
+        )
+    _noisy_group(layout, manifest.strategy)
+
+
+def settle(settings: DifferentialPrivacy, rounds: int, before: tuple[Event, ...] = ()) -> DifferentialPrivacy:
+    """The settings with a noise multiplier: their own, or the least with which so many rounds cost at most epsilon.
+
+    `before`: events that the target includes. Raises PolicyError where no noise is enough, MissingExtraError without
+    dp-accounting.
+    """
+    if not settings.is_central or settings.noise_multiplier is not None or settings.epsilon is None:
+        return settings
+    found = least_multiplier(settings.epsilon, settings.delta, rounds, before=before)
+    # Rounded up, so that what is stored and shown is what was added.
+    return msgspec.structs.replace(settings, noise_multiplier=math.ceil(found * 1e6) / 1e6)
+
+
+def event_of(settings: DifferentialPrivacy) -> Gaussian:
+    """What one round with settled settings costs: no sampling is assumed, since a round takes whoever checks in."""
+    if settings.noise_multiplier is None:
+        raise PolicyError("noise_multiplier: is not settled yet")
+    return Gaussian(noise_multiplier=settings.noise_multiplier)
+
+
+def release_sum(
+    total: Vector,
+    layout: Layout,
+    *,
+    cohort: int,
+    modulus_bits: int,
+    multiplier: float,
+    randomness: Randomness = secrets.token_bytes,
+) -> DecodedSum:
+    """The noisy sum of the cohort's changes; metrics and counts, which have no noise, are not in it.
+
+    Arguments:
+        total: uint32 [length], the sum of the unmasked vectors modulo 2^b.
+        layout: of the uploads, with the clip of the round's plan.
+        cohort: how many devices' vectors are in the sum.
+        modulus_bits: b.
+        multiplier: of the noise.
+        randomness: gives as many bytes from a cryptographic generator as it is asked for.
+
+    Raises PolicyError for a layout that `check_composition` refuses, ProtocolError and BoundError for a sum that no
+    devices can have sent.
+    """
+    group = _noisy_group(layout, "")
+    exact = layout.decode_sum(total, cohort=cohort, modulus_bits=modulus_bits)
+    layout.check_sum(exact, cohort)
+    whole = layout.signed_sum(total, cohort=cohort, modulus_bits=modulus_bits)
+    scale = noise_scale(group, multiplier)
+    deltas, start = {}, 0
+    for port in layout.updates:
+        stop = start + entries(port)
+        if port in group.ports:
+            noisy = whole[start:stop] + _sample(scale, stop - start, randomness)
+            deltas[port.tensor] = (noisy * step(port)).reshape([int(dim) for dim in port.shape])
+        start = stop
+    most = sum_bound(layout.updates, group, cohort, float(cohort)) * _BELOW
+    norm = joint_norm(deltas.values())
+    if norm > most:
+        deltas = {tensor: array * (most / norm) for tensor, array in deltas.items()}
+    return DecodedSum(deltas, {}, None)
+
+
+def sensitivity(group: Group) -> int:
+    """D, in steps: the most by which one device changes the sum, in the L2 norm."""
+    size = sum(entries(port) for port in group.ports)
+    smallest = min(step(port) for port in group.ports)
+    return math.ceil(group.bound * (1 + SLACK) / smallest + math.sqrt(size) / 2)
+
+
+def noise_scale(group: Group, multiplier: float) -> int:
+    """The standard deviation of the noise, in steps, rounded up to a whole number."""
+    return max(math.ceil(multiplier * sensitivity(group)), 1)
+
+
+def _noisy_group(layout: Layout, strategy: str) -> Group:
+    """The clipped changes, which alone get noise. Raises PolicyError where devices send anything else."""
+    name = f"mechanism 'central': strategy {strategy!r}" if strategy else "mechanism 'central'"
+    own = [port for port in layout.updates if not port.name.startswith(_METRICS)]
+    for port in own:
+        if port.kind == "weight" or port.weighting != "uniform":
+            raise PolicyError(
+                f"{name}: devices have weights of their own, such as their examples, which the sum would tell; make "
+                "the bundle with the strategy option weighting = 'uniform', or use a strategy that has it"
+            )
+        if port.carries is not None:
+            raise PolicyError(f"{name}: updates are packed; make the bundle without the strategy option compress")
+        if port.kind in ("mean", "variance"):
+            raise PolicyError(
+                f"{name}: devices send running statistics of BatchNormalization, which have no clip; use strategy "
+                "'fedbn', or another normalization"
+            )
+        if port.kind != "delta" or port.clip is None:
+            raise PolicyError(
+                f"{name}: devices send {port.tensor!r} beside their clipped changes, and noise covers these alone; "
+                "fedavg, fedprox, fedavgm, fedadam, dpsgd and others send nothing else"
+            )
+        if port.noise:
+            raise PolicyError(f"{name}: devices add noise to their updates already; leave mechanism away")
+    found = groups(own)
+    if len(found) != 1:
+        raise PolicyError(f"{name}: devices send {len(found)} groups of changes with clips of their own, expected one")
+    return found[0]
+
+
+def _sample(scale: int, count: int, randomness: Randomness) -> np.ndarray:
+    # Imported where noise is drawn: with it comes the device's runtime.
+    from archipel.lite_runtime.noise import DiscreteGaussian
+
+    return DiscreteGaussian(scale, randomness).sample(count)

@@ -1,0 +1,172 @@
+"""The account of what a population's devices have paid for the versions of a model, in all its tasks.
+
+A round with noise is paid for in a transaction of its own, before the coordinator looks at its sum. So whatever
+becomes of the round then, also a kill at any point, it has been paid for. A round that is aggregated again is paid for
+again: its first attempt may have left a noisy model on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from archipel.bundle import Manifest
+from archipel.errors import PolicyError
+from archipel.privacy import Event, Repeated, read_events, spent_epsilon, write_events
+from archipel.privacy.central import event_of, settle
+from archipel.protocol.operator.differential_privacy import DifferentialPrivacy, PrivacySpent
+from archipel.protocol.operator.tasks import TaskRequest
+from archipel.server.audit import log as audit
+from archipel.server.database.privacy_tables import PrivacyEvent
+from archipel.server.database.tables import BundleRow, Round, Task
+from archipel.server.database.task_requests import request_of
+from archipel.server.rounds.assigning import let_go
+
+if TYPE_CHECKING:
+    from archipel.server.services import Services
+
+Write = Callable[[], AbstractContextManager[Session]]
+"""A writing transaction that only commits while the lease is this coordinator's."""
+ACCOUNTANT = "rdp"
+"""It holds for discrete noise, see archipel.privacy.accounting."""
+UNIT = "a device: everything that it ever contributes, with zeros in its place in every round"
+SAMPLING = "none assumed: rounds take devices that check in, so each device is charged for every round"
+TRUST = "whoever reads the server's memory or disk during a round sees its sum without noise; devices see it with noise"
+COVERS = "the weights of all versions; not who took part, nor the results of evaluations and analyses, nor failures"
+
+Counts = tuple[tuple[bytes, int], ...]
+
+
+def settle_noise(session: Session, request: TaskRequest, manifest: Manifest) -> TaskRequest:
+    """The request with its noise multiplier, which leaves room for what the model has cost before.
+
+    Raises PolicyError where the account has no room for a single round.
+    """
+    noise = request.differential_privacy
+    if not noise.is_central:
+        return request
+    before = _counts(session, request.population, manifest.name)
+    settled = settle(noise, request.rounds, tuple(_events(before)))
+    if why := _lacking(settled, before):
+        raise PolicyError(f"differential_privacy: {why}")
+    return msgspec.structs.replace(request, differential_privacy=settled)
+
+
+def lacks_room(session: Session, task: Task) -> str:
+    """Why the task may begin no further round: the account would hold more than the task allows. "" where it may."""
+    noise = request_of(task).differential_privacy
+    if not noise.is_central or noise.epsilon is None:
+        return ""
+    return _lacking(noise, _counts(session, task.population, _model(session, task)))
+
+
+def charge(services: Services, write: Write, round_id: str) -> str:
+    """Pay for looking at the round's sum, durably when this returns, so before anything is made of the sum.
+
+    Returns why it cannot be paid for, "" where it was, or where the round has ended or costs nothing.
+    """
+    with services.database.read() as session:
+        noise = request_of(session.get_one(Task, session.get_one(Round, round_id).task_id)).differential_privacy
+    if not noise.is_central:
+        return ""
+    with write() as session:
+        current = session.get_one(Round, round_id, with_for_update=True)
+        task = session.get_one(Task, current.task_id, with_for_update=True)
+        why = lacks_room(session, task)
+        if why or current.phase != "aggregating":
+            return why
+        session.add(
+            PrivacyEvent(
+                population=task.population,
+                model=_model(session, task),
+                task_id=task.task_id,
+                round_id=round_id,
+                event=write_events([event_of(noise)]),
+                charged=services.clock(),
+            )
+        )
+    return ""
+
+
+def end_spent(write: Write, task_id: str, why: str, *, now: float) -> None:
+    """End a running task whose account has no room for another round: its versions stay."""
+    with write() as session:
+        task = session.get_one(Task, task_id, with_for_update=True)
+        if task.state != "running":
+            return
+        task.state, task.reason, task.ended = "completed" if task.rounds_committed else "failed", why, now
+        audit.append(session, now, "coordinator", "task.budget-spent", task.task_id, reason=why)
+        let_go(session, task)
+
+
+def spent_by(session: Session, task: Task, round_id: str | None = None) -> PrivacySpent | None:
+    """What the task's model has cost so far, or had cost after that round; None for a task without noise."""
+    noise = request_of(task).differential_privacy
+    if not noise.is_central:
+        return None
+    model = _model(session, task)
+    last = None
+    if round_id is not None:
+        last = session.scalar(select(func.max(PrivacyEvent.number)).where(PrivacyEvent.round_id == round_id)) or 0
+    counts = _counts(session, task.population, model, last)
+    return PrivacySpent(
+        population=task.population,
+        model=model,
+        epsilon=_epsilon(counts, noise.delta),
+        delta=noise.delta,
+        releases=sum(count for _, count in counts),
+        accountant=ACCOUNTANT,
+        unit=UNIT,
+        sampling=SAMPLING,
+        trust=TRUST,
+        covers=COVERS,
+    )
+
+
+def _lacking(noise: DifferentialPrivacy, before: Counts) -> str:
+    if noise.epsilon is None:
+        return ""
+    following = (*before, (write_events([event_of(noise)]), 1))
+    cost = _epsilon(following, noise.delta)
+    if cost <= noise.epsilon:
+        return ""
+    spent = _epsilon(before, noise.delta)
+    return (
+        f"the model has cost epsilon {spent:.4g} at delta {noise.delta:g} so far, another round would make it "
+        f"{cost:.4g}, and {noise.epsilon:g} is allowed"
+    )
+
+
+def _model(session: Session, task: Task) -> str:
+    return session.get_one(BundleRow, task.bundle).name
+
+
+def _counts(session: Session, population: str, model: str, last: int | None = None) -> Counts:
+    """The account: each event, and how often it was charged, up to the row of number `last`."""
+    query = select(PrivacyEvent.event, func.count()).where(
+        PrivacyEvent.population == population, PrivacyEvent.model == model
+    )
+    if last is not None:
+        query = query.where(PrivacyEvent.number <= last)
+    rows = session.execute(query.group_by(PrivacyEvent.event).order_by(PrivacyEvent.event))
+    return tuple((event, count) for event, count in rows)
+
+
+def _events(counts: Counts) -> list[Event]:
+    found: list[Event] = []
+    for data, count in counts:
+        for event in read_events(data):
+            one, times = (event.event, event.count) if isinstance(event, Repeated) else (event, 1)
+            found.append(Repeated(event=one, count=times * count))
+    return found
+
+
+@lru_cache(maxsize=256)
+def _epsilon(counts: Counts, delta: float) -> float:
+    return spent_epsilon(_events(counts), delta, "rdp")

@@ -1,0 +1,109 @@
+"""Somebody who reads all that is released, and knows what every other device sent, cannot tell what one device sent.
+
+The attacker knows the sum with the device's update and the sum with zeros in its place, and must say which of the two
+was released. Without noise that is a comparison. With noise z times what one device can change, no test can have a rate
+of true positives above that of false ones by more than 2 Phi(1 / (2 z)) - 1 (Dong, Roth and Su 2022, "Gaussian
+differential privacy", corollary 2.13, for noise that is Gaussian but for its grid).
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from random import Random
+from statistics import NormalDist
+
+import msgspec
+import numpy as np
+import pytest
+
+from archipel.bundle.roles import Update
+from archipel.privacy import Gaussian, spent_epsilon
+from archipel.privacy.central import release_sum
+from archipel.protocol.messages import WeightsStatement
+from archipel.protocol.sealed import Sealed
+from archipel.protocol.vector import DecodedSum, Layout
+from archipel.server.database.tables import WeightsEntry
+from archipel.server.rounds.weights_log import sum_digest
+from tests.server.rounds.noisy import central, equal_weights, model_of, run_round
+from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
+    bundle_file,
+    data_folder,
+    empty_database,
+    keys,
+    server_settings,
+    world,
+)
+from tests.support.world import World
+
+TRIALS, SIZE, COHORT, BITS = 4000, 16, 40, 12
+
+
+def layout() -> Layout:
+    port = Update(
+        name="w.update", tensor="w", dtype="float32", shape=(SIZE,), kind="delta", weighting="uniform", range=1.0,
+        bits=BITS, clip=1.0,
+    )  # fmt: skip
+    return Layout((port,))
+
+
+@pytest.mark.parametrize("multiplier", [0.5, 2.0])
+def test_the_best_test_is_no_better_than_the_noise_allows(multiplier: float) -> None:
+    of, modulus = layout(), 20
+    # The longest update that its runtime lets through, all in one direction: the easiest to see.
+    victim = of.encode({"w.update": np.full(SIZE, 1 / math.sqrt(SIZE), np.float32)}, modulus_bits=modulus, max_cohort=2)
+    others, generator = np.zeros(SIZE, np.uint32), Random(5)  # the same numbers in each run of the test
+
+    def seen(total: np.ndarray) -> float:
+        found = release_sum(
+            total, of, cohort=COHORT, modulus_bits=modulus, multiplier=multiplier, randomness=generator.randbytes
+        )
+        return float(found.deltas["w"] @ victim.astype(np.float64))
+
+    present = np.array([seen((others + victim) & np.uint32(2**modulus - 1)) for _ in range(TRIALS)])
+    absent = np.array([seen(others) for _ in range(TRIALS)])
+    # The likelihood ratio's test at its best threshold, half-way between the two means.
+    half = float(victim.astype(np.float64) @ victim) * (1.0 / (2 ** (BITS - 1) - 1)) / 2
+    advantage = (present > half).mean() - (absent > half).mean()
+    allowed = 2 * NormalDist().cdf(1 / (2 * multiplier)) - 1
+    assert advantage < allowed + 4 * math.sqrt(0.5 / TRIALS)
+    # The attack is a good one: with half of the noise it would break the bound.
+    assert advantage > 2 * NormalDist().cdf(1 / (2 * multiplier) * 0.8) - 1 - 4 * math.sqrt(0.5 / TRIALS)
+
+
+def test_nothing_else_that_is_released_has_the_exact_sum(world: World, tmp_path: Path) -> None:  # noqa: F811
+    """The weights log has the digest of a sum, the round a result and a sum of weights: all of the noisy one."""
+    noisy = equal_weights(world, tmp_path / "equal")
+    task = noisy.create_task(differential_privacy=central(0.01), cohort=3)
+    exact = run_round(noisy, noisy.add_devices(3))
+    released = model_of(noisy, task["task_id"])
+    assert np.abs(released * 3 * 256 - exact).max() > 1
+    [shown] = noisy.rounds(task["task_id"])
+    assert (shown["phase"], shown["result"], shown["weight_sum"]) == ("committed", None, None)
+
+    def digest(steps: np.ndarray) -> str:
+        arrays = steps.astype(np.float64) / 256
+        return sum_digest(DecodedSum({"w": arrays[:6].reshape(3, 2), "b": arrays[6:]}, {}, None))
+
+    with noisy.services.database.read() as session:
+        entries = [msgspec.json.decode(row.statement, type=Sealed).body for row in session.query(WeightsEntry)]
+    sums = {msgspec.json.decode(body, type=WeightsStatement).sum for body in entries}
+    assert digest(exact) not in sums
+    assert digest(np.rint(released * 3 * 256)) in sums
+
+
+def test_asking_again_costs_again(world: World, tmp_path: Path) -> None:  # noqa: F811
+    """Whoever trains the same model twice could average the noise away: the account refuses it, whatever the task."""
+    noisy = equal_weights(world, tmp_path / "equal")
+    once, twice = (spent_epsilon([Gaussian(noise_multiplier=3.0)] * count, 1e-5) for count in (1, 2))
+    settings = central(3.0, epsilon=(once + twice) / 2)
+    noisy.create_task(differential_privacy=settings, cohort=3)
+    run_round(noisy, noisy.add_devices(3))
+    for change in ({"name": "again"}, {"name": "other", "hyperparameters": {"lr": 0.3}}):
+        body = {
+            "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 3, "bundle": noisy.publish(),
+            "differential_privacy": settings, **change,
+        }  # fmt: skip
+        status, answer = noisy.operator("POST", "/v1/tasks", body)
+        assert status == 422
+        assert f"another round would make it {twice:.4g}" in str(answer)
