@@ -82,7 +82,7 @@ class NeighbourRound:
 
     def mask(self, vectors: dict[int, Vector]) -> None:
         """Step 4 of the devices in `vectors`."""
-        self.survivors = sorted(vectors)
+        self.survivors = set(vectors)
         self.total = np.zeros_like(next(iter(vectors.values())))
         for place, vector in vectors.items():
             masked = self.devices[place].mask(vector, sent(self.roster.pair(place, self.sharers)))

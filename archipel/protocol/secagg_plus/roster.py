@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,7 +95,7 @@ class Roster:
             dealings.append(Dealing(dealer=dealer, position=position + 1, cipher_key=cipher_key, dealt=dealt))
         return Inbox(dealings=dealings)
 
-    def settle(self, refused: Mapping[int, Refused]) -> list[int]:
+    def settle(self, refused: Mapping[int, Refused]) -> set[int]:
         """Takes out who got no acceptable shares; returns the places of U2, whose shares enough others hold.
 
         `refused` is what each device said of its inbox; who said nothing has left, and holds nothing. A dealer stays
@@ -109,15 +110,16 @@ class Roster:
         needed = self.sizes.threshold + (count - self.sizes.threshold) // 2
         stay = here & (self.holds.sum(axis=1) >= needed)
         self.holds[~stay] = False
-        return [int(place) for place in np.flatnonzero(stay)]
+        return set(np.flatnonzero(stay).tolist())
 
-    def pair(self, place: int, sharers: Collection[int]) -> Partners:
+    def pair(self, place: int, sharers: AbstractSet[int]) -> Partners:
         """With whom the device at `place`, one of U2 (`sharers`), shares masks."""
-        inside = self._mask(sharers)
         own = self.drawn[place, : self.sizes.partners].tolist()
-        others = [dealer for dealer, position in self._to(place) if position < self.sizes.partners and inside[dealer]]
+        others = [
+            dealer for dealer, position in self._to(place) if position < self.sizes.partners and dealer in sharers
+        ]
         return Partners(
-            gone=sorted(other for other in own if not inside[other]),
+            gone=sorted(other for other in own if other not in sharers),
             others=[Partner(place=other, mask_key=self.keys[other].mask_key) for other in others],
         )
 
@@ -133,7 +135,7 @@ class Roster:
         # Two that drew each other share one mask.
         return [(int(a), int(b)) for a, b in np.unique(both, axis=0)]
 
-    def ask(self, place: int, survivors: Collection[int]) -> Question:
+    def ask(self, place: int, survivors: AbstractSet[int]) -> Question:
         """What the device at `place` is asked: U3 (`survivors`) are present, the rest of its dealers left."""
         dealers, present = (
             [dealer for dealer, position in self._to(place) if self.holds[dealer, position]],

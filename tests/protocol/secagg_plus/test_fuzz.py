@@ -36,8 +36,8 @@ def samples() -> list[Packed]:
     run.roster.take(0, found[-1])  # type: ignore[arg-type]
     inbox = run.roster.inbox(0)
     found += [inbox, *inbox.dealings[:1], device.receive(inbox)]
-    partners = run.roster.pair(0, range(5))
-    question = run.roster.ask(0, [0, 1, 2, 3])
+    partners = run.roster.pair(0, set(range(5)))
+    question = run.roster.ask(0, {0, 1, 2, 3})
     confirmed = device_confirms(run, question)
     return [*found, partners, *partners.others[:1], question, *confirmed]
 

@@ -93,7 +93,7 @@ def test_a_device_killed_at_any_point_of_any_step_stays_in_its_round(step: str, 
     run.open()
     run.deal(range(COUNT))
     run.receive(range(COUNT))
-    assert run.sharers == list(range(COUNT))
+    assert run.sharers == set(range(COUNT))
     run.mask({p: np.full(5, 1 + p, np.uint32) for p in range(COUNT)})
     run.answer(range(COUNT))
     np.testing.assert_array_equal(run.unmask(), np.full(5, 21, np.uint32))
