@@ -1,5 +1,6 @@
 """The browser demo in a real Chromium: a mouse draws, the page learns, and what it learned is there after a reload."""
 
+# ruff: noqa: F401, F811 (fixtures are imported and then arguments)
 from __future__ import annotations
 
 import base64
@@ -8,80 +9,33 @@ import io
 import json
 import re
 import subprocess
-import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
-from werkzeug.serving import make_server
 
 from archipel import lite_runtime as lite
 from archipel.bundle import generate_key
-from archipel.server import init_data_folder, load_settings
-from archipel.server.http.app import create_app
 from archipel.server.http.pages import PAGE_FOLDER
-from archipel.server.services import Services
-from archipel.server.settings import Settings
-from tests.support.fixtures.chromium import chromium, needed  # noqa: F401
-
-WEB = Path(__file__).parents[2] / "web"
-READY = re.compile(r"^(Ready|Your model is back)")
-Shape = list[list[tuple[float, float]]]
-
-# Strokes in units of the pad.
-ZERO: Shape = [
-    [(0.5, 0.1), (0.25, 0.25), (0.2, 0.5), (0.25, 0.75), (0.5, 0.9), (0.75, 0.75), (0.8, 0.5), (0.75, 0.25), (0.5, 0.1)]
-]
-TWO: Shape = [[(0.25, 0.3), (0.4, 0.12), (0.65, 0.15), (0.7, 0.35), (0.5, 0.6), (0.2, 0.9), (0.8, 0.88)]]
-FOUR: Shape = [[(0.3, 0.1), (0.2, 0.55), (0.8, 0.55)], [(0.65, 0.1), (0.62, 0.95)]]
-# How many Europeans write a one; to a network from elsewhere it is a seven.
-ONE_LIKE_SEVEN: Shape = [[(0.2, 0.15), (0.8, 0.15), (0.4, 0.9)]]
-
-
-@pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    folder = tmp_path_factory.mktemp("server")
-    key = generate_key().public_key().public_bytes_raw()
-    init_data_folder(folder / "data", enrolment_key=key, publisher_keys=[key])
-    made = load_settings(folder / "data", demo=True)
-    services = Services.open(made)
-    services.prepare()
-    services.database.dispose()
-    return made
-
-
-@pytest.fixture(scope="module")
-def serve(settings: Settings) -> Iterator[Callable[[Path], str]]:
-    """Serve a built page with the federation server's own application; gives the page's address."""
-    started = []
-
-    def start(page: Path) -> str:
-        app = create_app(settings, demo_page=page)
-        server = make_server("127.0.0.1", 0, app, threaded=True)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        started.append((app, server, thread))
-        return f"http://127.0.0.1:{server.port}/demo/"
-
-    yield start
-    for app, server, thread in started:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        app.extensions["archipel"].database.dispose()
-
-
-@pytest.fixture(scope="module")
-def address(serve: Callable[[Path], str]) -> str:
-    if not (PAGE_FOLDER / "index.html").is_file():
-        needed("needs the demo page; `make web` builds it")
-    return serve(PAGE_FOLDER)
+from tests.support.fixtures.chromium import chromium
+from tests.support.fixtures.demo_page import (
+    FOUR,
+    ONE_LIKE_SEVEN,
+    READY,
+    TWO,
+    WEB,
+    ZERO,
+    Demo,
+    address,
+    demo,
+    serve,
+    settings,
+)
 
 
 @pytest.fixture(scope="module")
@@ -91,71 +45,6 @@ def driven(serve: Callable[[Path], str], address: str) -> str:
     build = ["node_modules/.bin/vite", "build", "--logLevel", "error", str(folder)]
     subprocess.run(build, cwd=WEB, check=True, timeout=120)
     return serve(folder / "dist")
-
-
-@dataclass
-class Demo:
-    """The page as its user handles it, and everything that it asked for and said."""
-
-    page: Page
-    address: str
-    requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda line: self.complaints.append(line.text) if line.type != "log" else None)
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-
-    def open(self) -> Demo:
-        self.page.goto(self.address)
-        self.expect("status", READY)
-        return self
-
-    def expect(self, element: str, text: str | re.Pattern[str]) -> None:
-        expect(self.page.locator(f"#{element}")).to_have_text(text, timeout=20_000)
-
-    def text(self, element: str) -> str:
-        return self.page.locator(f"#{element}").inner_text()
-
-    def draw(self, shape: Shape, moved: float = 0.0) -> None:
-        """Trace the strokes with the mouse, all of them moved to the right by a part of the pad's width."""
-        if self.page.locator("#clear").is_enabled():
-            self.page.locator("#clear").click()
-        self.page.locator("#pad").scroll_into_view_if_needed()
-        box = self.page.locator("#pad").bounding_box()
-        assert box is not None
-        mouse = self.page.mouse
-        for stroke in shape:
-            points = [(box["x"] + (x + moved) * box["width"], box["y"] + y * box["height"]) for x, y in stroke]
-            mouse.move(*points[0])
-            mouse.down()
-            for x, y in points[1:]:
-                mouse.move(x, y, steps=3)
-            mouse.up()
-
-    def expect_answer(self, digit: int) -> None:
-        self.expect("answer", re.compile(rf"\b{digit}$"))
-
-    def label(self, digit: int) -> None:
-        self.page.get_by_role("button", name=re.compile(rf"That’s an? {digit}$")).click()
-
-    def learned(self, digits: int) -> None:
-        self.expect("status", re.compile(rf"^Learned ({digits} digits|{'one digit' if digits == 1 else '-'}) of yours"))
-
-    @property
-    def steps(self) -> int:
-        found = re.search(r"after (\d+) step", self.text("curve"))
-        return int(found[1]) if found else 0
-
-    def share(self, element: str) -> float:
-        return float(self.text(element).removesuffix("%"))
-
-
-@pytest.fixture
-def demo(chromium: Browser, address: str) -> Iterator[Demo]:  # noqa: F811
-    with chromium.new_context() as context:
-        yield Demo(context.new_page(), address)
 
 
 def test_it_reads_digits_and_talks_to_nobody_else(demo: Demo) -> None:
@@ -357,7 +246,7 @@ def painted(page: Page, canvas: str) -> bool:
     return int(page.locator(canvas).evaluate(script)) > 3
 
 
-def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -> None:  # noqa: F811
+def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -> None:
     """Fifty steps of the same bundle, data and seed; so small that processors' different rounding does not grow."""
     model = PAGE_FOLDER / "model"
     records = np.frombuffer(gzip.decompress((model / "check.bin.gz").read_bytes()), np.uint8).reshape(-1, 785)[:200]
@@ -385,7 +274,7 @@ def test_same_losses_as_python(chromium: Browser, driven: str, tmp_path: Path) -
     np.testing.assert_allclose(np.reshape(found["logits"], (-1, 10)), runtime.predict(x), rtol=1e-3, atol=1e-3)
 
 
-def test_the_documentation_s_code_runs(chromium: Browser, driven: str) -> None:  # noqa: F811
+def test_the_documentation_s_code_runs(chromium: Browser, driven: str) -> None:
     with chromium.new_context() as context:
         page = context.new_page()
         lines: list[str] = []

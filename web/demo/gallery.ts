@@ -6,13 +6,23 @@ import { SIDE } from "./raster.js";
 export class Gallery {
   constructor(
     private readonly list: HTMLElement,
+    /** Gets the focus when the last digit is removed. */
+    private readonly title: HTMLElement,
     private readonly onRemove: (id: number) => void,
   ) {}
 
   /** `answers[i]` is what the model says about `digits[i]`. */
   show(digits: readonly OwnDigit[], answers: readonly number[]): void {
+    const before = [...this.list.querySelectorAll("button")];
+    const focused = before.findIndex((button) => button === document.activeElement);
+    const same = before[focused]?.dataset.id;
     const items = digits.map((digit, index) => this.item(digit, answers[index]));
     this.list.replaceChildren(...items.reverse());
+    if (focused < 0) return;
+    // The same digit's, or the one's that has taken the place of a digit that was removed.
+    const now = [...this.list.querySelectorAll("button")];
+    const next = now.find((button) => button.dataset.id === same) ?? now[Math.min(focused, now.length - 1)];
+    (next ?? this.title).focus({ preventScroll: true });
   }
 
   private item(digit: OwnDigit, answer: number | undefined): HTMLLIElement {
@@ -23,6 +33,7 @@ export class Gallery {
     words.classList.toggle("wrong", wrong);
     const remove = document.createElement("button");
     remove.type = "button";
+    remove.dataset.id = String(digit.id);
     remove.textContent = "×";
     remove.setAttribute("aria-label", `Remove this ${digit.label}`);
     remove.addEventListener("click", () => this.onRemove(digit.id));

@@ -4,6 +4,7 @@ import { CheckpointError } from "../src/index.js";
 import { Bars, highest } from "./bars.js";
 import { LossChart } from "./chart.js";
 import type { Digit } from "./digits.js";
+import { setDisabled } from "./focus.js";
 import { Gallery } from "./gallery.js";
 import { DigitModel, fetchFiles, type Files, publisherKey } from "./model.js";
 import { type OwnDigit, OwnDigits, type Training } from "./own_digits.js";
@@ -28,8 +29,9 @@ class Page {
   );
   private readonly bars = new Bars(element("bars"));
   private readonly chart = new LossChart(element("chart"), element("curve"));
-  private readonly gallery = new Gallery(element("own"), (id) => void this.remove(id));
+  private readonly gallery = new Gallery(element("own"), element("own-title"), (id) => void this.remove(id));
   private readonly automatic = element<HTMLInputElement>("automatic");
+  private readonly keys = element<HTMLInputElement>("keys");
   private readonly labels: HTMLButtonElement[];
 
   private own: OwnDigit[] = [];
@@ -53,6 +55,8 @@ class Page {
     button("pause").addEventListener("click", () => this.pauseOrResume());
     button("reset").addEventListener("click", () => void this.reset());
     button("forget").addEventListener("click", () => void this.forget());
+    this.keys.checked = kept("keys") !== "off";
+    this.keys.addEventListener("change", () => keep("keys", this.keys.checked ? "on" : "off"));
     document.addEventListener("keydown", (event) => this.key(event));
   }
 
@@ -61,7 +65,14 @@ class Page {
       throw new Error("this page needs an https address, or localhost: elsewhere browsers have no WebCrypto to verify with");
     }
     await onlyTab();
-    const files = await fetchFiles();
+    const progress = element<HTMLProgressElement>("progress");
+    const files = await fetchFiles(({ loaded, total }) => {
+      const size = `${Math.ceil(loaded / 1024)}${total === null ? "" : ` of ${Math.ceil(total / 1024)}`} KiB`;
+      element("status").textContent = `Loading the network: ${size}…`;
+      if (total !== null) progress.value = loaded / total;
+    });
+    element("status").textContent = "Loading what runs the network…";
+    progress.removeAttribute("value");
     const choice = new URLSearchParams(location.search).get("delegate");
     // For so small a network WebAssembly is faster than sending work to a GPU.
     const delegate = choice === "webgpu" || choice === "auto" ? choice : "wasm";
@@ -72,6 +83,7 @@ class Page {
     page.chart.show(page.losses);
     page.facts();
     await page.measure();
+    progress.value = 0;
     page.drawingChanged();
     page.say(page.losses.length > 0 ? "Your model is back." : "Ready.");
     const unfinished = await store.unfinished();
@@ -84,8 +96,9 @@ class Page {
     clearTimeout(this.timer);
     this.timer = window.setTimeout(() => void this.look(), DEBOUNCE_MS);
     const empty = this.pad.strokes.length === 0;
-    button("clear").disabled = empty;
-    element<HTMLFieldSetElement>("labels").disabled = empty;
+    const pad = element("pad");
+    setDisabled(button("clear"), empty, pad);
+    setDisabled(element<HTMLFieldSetElement>("labels"), empty, pad);
   }
 
   /** Show what the models say about the drawing; an answer that comes too late is dropped. */
@@ -134,7 +147,7 @@ class Page {
   }
 
   private key(event: KeyboardEvent): void {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || !this.keys.checked) return;
     if (event.key === "Escape") this.pad.clear();
     else if (/^[0-9]$/.test(event.key)) void this.answer(Number(event.key));
   }
@@ -245,10 +258,13 @@ class Page {
   }
 
   private buttons(): void {
-    button("train").disabled = this.training !== "no" || this.own.length === 0;
-    button("pause").disabled = this.training === "no";
-    button("reset").disabled = this.training !== "no" || this.losses.length === 0;
-    button("forget").disabled = this.training !== "no" || this.own.length === 0;
+    const [train, pause, busy] = [button("train"), button("pause"), this.training !== "no"];
+    // What is to get the focus comes first: it must not be disabled itself.
+    if (busy) pause.disabled = false;
+    setDisabled(train, busy || this.own.length === 0, busy ? pause : element("pad"));
+    setDisabled(pause, !busy, train);
+    setDisabled(button("reset"), busy || this.losses.length === 0, busy ? pause : train);
+    setDisabled(button("forget"), busy || this.own.length === 0, busy ? pause : element("own-title"));
   }
 
   // What was reached
@@ -315,8 +331,27 @@ function wordsOf(reason: unknown): string {
   return reason instanceof Error ? `${reason.name}: ${reason.message}` : String(reason);
 }
 
+/** A setting of the page; null where the browser keeps none. */
+function kept(name: string): string | null {
+  try {
+    return localStorage.getItem(`archipel-demo/${name}`);
+  } catch {
+    return null;
+  }
+}
+
+function keep(name: string, value: string): void {
+  try {
+    localStorage.setItem(`archipel-demo/${name}`, value);
+  } catch {
+    // It holds until the page is closed.
+  }
+}
+
 /** Two pages would overwrite each other's model: the second one waits until the first is closed. */
 async function onlyTab(): Promise<void> {
+  // Without locks nobody can be kept waiting: the last of two pages that saves wins.
+  if (navigator.locks === undefined) return;
   await new Promise<void>((resolve) => {
     const held = new Promise<never>(() => undefined);
     const waiting = window.setTimeout(() => {

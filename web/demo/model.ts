@@ -1,7 +1,8 @@
 /** The network twice: as it was published, and as it has become on this device. */
 
 import { fetchPatiently } from "../src/fetching.js";
-import { load, type Runtime } from "../src/index.js";
+import { type DownloadProgress, load, type Runtime } from "../src/index.js";
+import { readSource } from "../src/source.js";
 import { highest } from "./bars.js";
 import { decodeDigits, type Digit, images, labels } from "./digits.js";
 import { trainingSet } from "./training_set.js";
@@ -30,11 +31,12 @@ export interface Files {
   check: Digit[];
 }
 
-/** Fetch what the page comes with, from where the page comes from. */
-export async function fetchFiles(): Promise<Files> {
-  const [bundle, publisher, rehearsal, check] = await Promise.all(
-    ["digits.bundle", "publisher.json", "rehearsal.bin", "check.bin"].map(fetchFile),
-  );
+/** Fetch what the page comes with, from where the page comes from; `onProgress` is told about the bundle. */
+export async function fetchFiles(onProgress: (progress: DownloadProgress) => void): Promise<Files> {
+  const [bundle, publisher, rehearsal, check] = await Promise.all([
+    readSource("./model/digits.bundle", { onProgress }),
+    ...["publisher.json", "rehearsal.bin", "check.bin"].map(fetchFile),
+  ]);
   return {
     bundle: bundle!,
     publisher: JSON.parse(new TextDecoder().decode(publisher)) as Publisher,

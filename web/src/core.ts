@@ -1,7 +1,8 @@
 /** Loading a bundle on this thread: verify it, choose what runs it, bring back what was learned. */
 
 import type { LoadOptions } from "./api.js";
-import { type Bundle, hex, openBundle } from "./bundle/reader.js";
+import { hex } from "./bundle/digests.js";
+import { type Bundle, openBundle } from "./bundle/reader.js";
 import { RuntimeInputError } from "./errors.js";
 import { type Builds, checkChoice, type Engine, openEngine, withoutWebGpu } from "./runtime/delegates.js";
 import { comparePaces } from "./runtime/pace.js";

@@ -3,7 +3,8 @@
 import { describe, expect, test } from "vitest";
 
 import { MAX_MANIFEST_BYTES } from "../src/bundle/manifest.js";
-import { hex, openBundle, sha256, verifySignature } from "../src/bundle/reader.js";
+import { hex, sha256 } from "../src/bundle/digests.js";
+import { openBundle, verifySignature } from "../src/bundle/reader.js";
 import { readWeights, writeWeights } from "../src/bundle/weights.js";
 import * as errors from "../src/errors.js";
 import { load } from "../src/index.js";

@@ -5,6 +5,7 @@ import { bytesOf, sameDims } from "../arrays.js";
 import { BundleError, DigestError, SignatureError, TensorLayoutError, UnsafePathError } from "../errors.js";
 import { unpack } from "./archive.js";
 import { inspectGraph } from "./graphs/inspection.js";
+import { hex, sha256, webCrypto } from "./digests.js";
 import { decodeManifest, type Manifest, MANIFEST_FILE, SIGNATURE_FILE, WEIGHTS_FILE } from "./manifest.js";
 import type { Program } from "./roles.js";
 import { readWeights } from "./weights.js";
@@ -128,15 +129,6 @@ export async function verifySignature(
   throw new SignatureError(`bundle: none of the ${trustedKeys.length} trusted keys signed this manifest`);
 }
 
-/** SHA-256 in 64 hexadecimal digits. */
-export async function sha256(data: Uint8Array): Promise<string> {
-  return hex(new Uint8Array(await webCrypto().digest("SHA-256", data as Uint8Array<ArrayBuffer>)));
-}
-
-export function hex(bytes: Uint8Array): string {
-  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
-}
-
 async function checkParameters(bundle: Bundle): Promise<void> {
   for (const spec of bundle.manifest.parameters) {
     const array = bundle.tensor(spec.name);
@@ -150,14 +142,4 @@ async function checkParameters(bundle: Bundle): Promise<void> {
       throw new DigestError(`parameter ${spec.name}: its bytes differ from the manifest's SHA-256`);
     }
   }
-}
-
-function webCrypto(): SubtleCrypto {
-  const subtle = globalThis.crypto?.subtle;
-  if (subtle === undefined) {
-    throw new SignatureError(
-      "WebCrypto is missing, so nothing can be verified; serve the page over HTTPS or localhost",
-    );
-  }
-  return subtle;
 }

@@ -1,10 +1,9 @@
 /** A bundle that predicts, evaluates and keeps learning: the part that does the work, on whatever thread it is. */
 
-import { bytesOf, type NdArray } from "../arrays.js";
+import type { NdArray } from "../arrays.js";
 import type { EvaluateOptions, FitOptions, RoundOptions, Runtime } from "../api.js";
 import type { Manifest, Phase } from "../bundle/manifest.js";
 import type { Bundle } from "../bundle/reader.js";
-import type { Parameter } from "../bundle/roles.js";
 import { NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError } from "../errors.js";
 import { checkOptions } from "../options.js";
 import { Checkpoint, fingerprint } from "../storage/checkpoints.js";
@@ -16,10 +15,11 @@ import { type DeviceState, joinNames } from "./device_state.js";
 import { collectData, findProgram, finish, needProgram, runBegin, runOnce, runPhases, Training } from "./driver.js";
 import { evaluate, evaluationFields } from "./evaluation.js";
 import { DEFAULT_FEATURE_BUDGET } from "./features.js";
-import { type Arrays, checkArray, collect } from "./fields.js";
+import { type Arrays, collect } from "./fields.js";
 import { checkLabels } from "./labels.js";
 import { runFit } from "./fitting.js";
 import type { Randomness } from "./noise.js";
+import { checkedParameters, completeParameters, copied, sameBytes } from "./parameters.js";
 import { Predictor } from "./predictor.js";
 import type { History, LocalUpdate } from "./results.js";
 import { type Carry, findLearned, type Found, type Restored, storageProblem } from "./restoring.js";
@@ -113,7 +113,7 @@ export class RuntimeCore implements Runtime {
   }
 
   setParameters(parameters: Arrays): Promise<void> {
-    return this.exclusive(async () => this.adopt(this.checked(parameters)));
+    return this.exclusive(async () => this.adopt(checkedParameters(this.manifest, parameters)));
   }
 
   reset(what: "personal" | "state" | "parameters"): Promise<void> {
@@ -159,7 +159,7 @@ export class RuntimeCore implements Runtime {
       if (found === null) return;
       const { groups, restored } = found;
       this.restored = restored;
-      this.adopt(this.checked(Object.fromEntries(groups.parameter)));
+      this.adopt(checkedParameters(this.manifest, Object.fromEntries(groups.parameter)));
       for (const [name, array] of groups.personal) this.device.personal.set(name, array);
       for (const [name, array] of groups.state) this.device.state.set(name, array);
     });
@@ -265,7 +265,7 @@ export class RuntimeCore implements Runtime {
       const { schedule, name } = this.manifest;
       needProgram(this.bundle, "finish", "take part in a round");
       if (!schedule.length) throw new RuntimeProgramError(`bundle ${name} has no schedule, so no local round`);
-      const start = options.parameters === undefined ? this.present : this.complete(options.parameters);
+      const start = options.parameters === undefined ? this.present : completeParameters(this.manifest, options.parameters);
       const fields = collectData(this.bundle, schedule, options.x, options.y);
       checkLabels("localRound", this.bundle, fields, options.ignoreLabel);
       const { broadcast, hyperparameters, seed, onStep } = options;
@@ -400,42 +400,4 @@ export class RuntimeCore implements Runtime {
       ),
     );
   }
-
-  private checked(parameters: Arrays): Map<string, NdArray> {
-    const specs = new Map(this.manifest.parameters.map((spec) => [spec.name, spec]));
-    const checked = new Map<string, NdArray>();
-    for (const [name, array] of Object.entries(parameters)) {
-      const spec = specs.get(name);
-      if (spec === undefined) {
-        throw new RuntimeInputError(
-          `parameter '${name}' is not one of bundle ${this.manifest.name}: ${[...specs.keys()].join(", ")}`,
-        );
-      }
-      const port: Parameter = { role: "parameter", name, tensor: name, dtype: spec.dtype, shape: spec.shape };
-      checkArray("parameters", port, array);
-      checked.set(name, { dtype: array.dtype, dims: [...array.dims], data: array.data.slice() });
-    }
-    return checked;
-  }
-
-  private complete(parameters: Arrays): Map<string, NdArray> {
-    const missing = [...this.present.keys()].filter((name) => parameters[name] === undefined);
-    if (missing.length) {
-      throw new RuntimeInputError(`parameters: ${missing.join(", ")} missing; a round starts from all of them`);
-    }
-    return this.checked(parameters);
-  }
-}
-
-/** Copies, so that no caller can reach into the model. */
-function copied(arrays: ReadonlyMap<string, NdArray>): Record<string, NdArray> {
-  return Object.fromEntries(
-    Array.from(arrays, ([name, { dtype, dims, data }]) => [name, { dtype, dims: [...dims], data: data.slice() }]),
-  );
-}
-
-function sameBytes(first: NdArray, second: NdArray): boolean {
-  if (first === second) return true;
-  const [a, b] = [bytesOf(first), bytesOf(second)];
-  return a.length === b.length && a.every((byte, index) => byte === b[index]);
 }

@@ -21,7 +21,7 @@ import {
 } from "../bundle/decoders.js";
 import { JsonSyntaxError, parseJson } from "../bundle/json.js";
 import type { Bundle } from "../bundle/reader.js";
-import { sha256 } from "../bundle/reader.js";
+import { sha256 } from "../bundle/digests.js";
 import { readWeights, writeWeights } from "../bundle/weights.js";
 import { ArchipelError, CheckpointError } from "../errors.js";
 import { type Groups, joinNames } from "../runtime/device_state.js";

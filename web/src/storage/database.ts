@@ -1,6 +1,6 @@
 /** IndexedDB as promises, for two stores of records: saved models and checkpoints of fits. */
 
-import { sha256 } from "../bundle/reader.js";
+import { sha256 } from "../bundle/digests.js";
 import { NoStorageError, StorageError } from "../errors.js";
 
 const NAME = "archipel";
