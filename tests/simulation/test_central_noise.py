@@ -172,6 +172,9 @@ def test_in_the_file_of_a_federation(tmp_path: Path) -> None:
     )
     found = load_federation(tmp_path / "federation.toml").settings.differential_privacy
     assert found == DifferentialPrivacy(mechanism="central", epsilon=6.0, delta=1e-5)
+    task = ["task.name=digits", "task.population=pupils", "task.min_cohort=3", "cohort=4"]
+    request = load_federation(tmp_path / "federation.toml", task).task_request("0" * 64)
+    assert request.differential_privacy == found
     with pytest.raises(SimulationError, match=r"differential_privacy\.epsilon"):
         load_federation(tmp_path / "federation.toml", ["differential_privacy.epsilon=-1"])
     with pytest.raises(SimulationError, match="needs one of them"):

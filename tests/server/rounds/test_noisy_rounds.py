@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from archipel import strategies
+from archipel.bundle import Manifest, decode_manifest
 from archipel.privacy import Gaussian, Repeated, spent_epsilon
 from archipel.server.database.privacy_tables import PrivacyEvent
+from archipel.server.database.tables import BundleRow
 from archipel.server.rounds import aggregation
 from tests.server.rounds.noisy import CLIP, DELTA_STEP, ENTRIES, central, equal_weights, model_of, run_round
 from tests.support.world import World
@@ -57,6 +60,27 @@ def test_the_new_model_is_the_mean_with_noise_of_the_stated_size(noisy: World) -
     assert found.std() == pytest.approx(scale, rel=5 / math.sqrt(2 * found.size))
     assert abs(found.mean()) < 5 * scale / math.sqrt(found.size)
     assert noisy.task(task["task_id"])["state"] == "completed"
+
+
+def test_much_noise_moves_the_model_no_further_than_devices_accept(noisy: World) -> None:
+    """A device knows the manifest alone: it takes the largest step that any cohort's sum can make for granted."""
+    task = noisy.create_task(differential_privacy=central(50.0), rounds=2, cohort=3)
+    devices = noisy.add_devices(3)
+    manifest = open_manifest(noisy)
+    allowed = strategies.get("fedavg").step_bound(manifest, None, 3).parameters
+    before = np.zeros(ENTRIES)
+    for number in range(2):
+        run_round(noisy, devices, number)
+        after = model_of(noisy, task["task_id"])
+        # The noise is 50 times as long as an update, the step as long as the longest mean.
+        assert 0.9 * CLIP < np.linalg.norm(after - before) <= allowed
+        before = after
+    assert [row["phase"] for row in noisy.rounds(task["task_id"])] == ["committed"] * 2
+
+
+def open_manifest(world: World) -> Manifest:
+    with world.services.database.read() as session:
+        return decode_manifest(session.query(BundleRow).one().manifest)
 
 
 def test_the_account_is_of_all_tasks_of_a_model_in_a_population(noisy: World) -> None:
