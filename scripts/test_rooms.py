@@ -52,7 +52,7 @@ WAITING = {
     "web",
     "web_library",
 }
-SHARED = ("attacks", "bundle", "cli", "converter", "datasets", "graph", "lite_runtime")
+SHARED = ("attacks", "bundle", "cli", "converter", "datasets", "graph", "lite_runtime", "training/cloud")
 """The rooms of each run in one process; those of a folder below it that is here too in another one.
 
 A process has computed for six seconds when it has imported PyTorch and exported its first model, and many of these

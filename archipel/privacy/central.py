@@ -186,6 +186,6 @@ def _noisy_group(layout: Layout, strategy: str) -> Group:
 
 def _sample(scale: int, count: int, randomness: Randomness) -> np.ndarray:
     # Imported where noise is drawn: with it comes the device's runtime.
-    from archipel.lite_runtime.noise import DiscreteGaussian
+    from archipel.lite_runtime.many_samples import sample_gaussian
 
-    return DiscreteGaussian(scale, randomness).sample(count)
+    return sample_gaussian(scale, count, randomness)

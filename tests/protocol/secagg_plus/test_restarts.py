@@ -133,6 +133,7 @@ def same(index: int, name: str) -> bool:
 
 def test_no_second_vector_is_masked_after_a_restart() -> None:
     run, state = through("mask")
+    assert (read_state(state).mask_secret, read_state(state).seed) == (b"", b"")
     device = resumed(run, state)
     with pytest.raises(SecureAggregationError, match="expected 'confirm'"):
         device.mask(np.full(5, 9, np.uint32), run.roster.pair(0, run.sharers))
