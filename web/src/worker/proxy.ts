@@ -66,11 +66,11 @@ class WorkerLink {
   }
 
   private constructor(private readonly build: Delegate) {
-    // Bundlers look for these very words.
+    // Bundlers look for these very words; webpack makes one script of workers of the same name.
     this.worker =
       build === "wasm"
-        ? new Worker(new URL("./wasm.js", import.meta.url), { type: "module", name: "archipel" })
-        : new Worker(new URL("./webgpu.js", import.meta.url), { type: "module", name: "archipel" });
+        ? new Worker(new URL("./wasm.js", import.meta.url), { type: "module", name: "archipel-wasm" })
+        : new Worker(new URL("./webgpu.js", import.meta.url), { type: "module", name: "archipel-webgpu" });
     this.worker.onmessage = ({ data }: MessageEvent<FromWorker>) => this.receive(data);
     this.worker.onerror = (event) => this.fail(`the worker stopped: ${event.message || "its script cannot be loaded"}`);
   }
