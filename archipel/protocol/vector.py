@@ -248,10 +248,13 @@ def unpack(data: bytes, length: int, modulus_bits: int) -> Vector:
             f"vector: expected {length} entries of {width} bytes = {length * width} bytes, got {len(data)}"
         )
     # Words that overlap: each begins with an entry, and what follows of the next ones is masked. Copying single bytes
-    # apart takes six times as long.
-    words: NDArray[np.uint32] = np.ndarray(length, "<u4", data + bytes(4 - width), strides=(width,))
-    vector = words & np.uint32(256**width - 1)
-    if length and int(vector.max()) >> modulus_bits:
+    # apart takes six times as long. The last words would reach beyond the data, so they get zeros.
+    vector, mask = np.empty(length, np.uint32), np.uint32(256**width - 1)
+    inside = max((len(data) - 4) // width + 1, 0)
+    for part, raw in ((vector[:inside], data), (vector[inside:], data[inside * width :] + bytes(4))):
+        np.bitwise_and(np.ndarray(part.size, "<u4", raw, strides=(width,)), mask, out=part)
+    # Entries of whole bytes cannot be too large.
+    if modulus_bits % 8 and length and int(vector.max()) >> modulus_bits:
         raise MessageError(f"vector: entry {int(np.argmax(vector))} is not below 2^{modulus_bits}")
     return vector
 

@@ -14,8 +14,10 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from archipel.errors import ProtocolError
 from archipel.protocol.vector import Vector, check_vector
 
-# Entries at a time, so that the key stream stays in the processor's cache.
-_CHUNK = 1 << 15
+# Entries at a time. The key stream stays in the processor's cache with 2^15 as well, but threads then wait for the
+# interpreter more often: two took 1.0 ms for 10^6 entries, with 2^18 they take 0.54 ms.
+_CHUNK = 1 << 18
+_PART = 1 << 15
 _ZEROS = bytes(4 * _CHUNK)
 
 
@@ -41,8 +43,11 @@ def add_masked(total: Vector, vector: Vector, modulus_bits: int) -> None:
     check_vector("masked vector", vector, modulus_bits, total.size)
     if total.dtype != np.uint32 or total.ndim != 1:
         raise ProtocolError(f"running sum: expected a uint32 array with one axis, got {total.dtype}{list(total.shape)}")
-    np.add(total, vector, out=total)
-    reduce(total, modulus_bits)
+    # Part by part, which stays in the processor's cache between the two.
+    for start in range(0, total.size, _PART):
+        part = total[start : start + _PART]
+        np.add(part, vector[start : start + _PART], out=part)
+        reduce(part, modulus_bits)
 
 
 def pairwise_sign(own: str, peer: str) -> int:
