@@ -23,10 +23,10 @@ from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
 from archipel.simulation.clients import Clients, ListedClients
 from archipel.simulation.evaluation import Evaluation
-from archipel.simulation.federation_data import DataSource, Partition, divide, read_examples, read_partition
-from archipel.simulation.federation_model import as_model, field_names, open_network
-from archipel.simulation.federation_models import ModelOfSome, assign_models, check_models, renamed
-from archipel.simulation.federation_root import RootSource, take_root
+from archipel.simulation.federation_parts.data import DataSource, Partition, divide, read_examples, read_partition
+from archipel.simulation.federation_parts.model import as_model, field_names, open_network
+from archipel.simulation.federation_parts.models import ModelOfSome, assign_models, check_models, renamed
+from archipel.simulation.federation_parts.root import RootSource, take_root
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.running import Cluster, Test

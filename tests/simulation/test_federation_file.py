@@ -16,7 +16,7 @@ from archipel.bundle import Bundle, development_key
 from archipel.errors import ClientError, SimulationError
 from archipel.simulation import ListedClients, SplitClients
 from archipel.simulation.federation import Federation, load_federation
-from archipel.simulation.federation_example import EXAMPLE
+from archipel.simulation.federation_parts.example import EXAMPLE
 from archipel.training import losses, optimizers
 from tests.support.development import place_development_key
 from tests.support.fixtures.federation_files import *  # noqa: F403

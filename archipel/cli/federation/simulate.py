@@ -35,7 +35,7 @@ class _Command(click.Command):
     """Shows the example file as it is."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from archipel.simulation.federation_example import EXAMPLE
+        from archipel.simulation.federation_parts.example import EXAMPLE
 
         formatter.write_paragraph()
         formatter.write("A file with everything that is common:\n\n")

@@ -229,7 +229,7 @@ class Round(Base):
     tasks. `complaints` is the number of excluded participants. `deadlines` are the seconds that each phase of this
     round may take (null: those of the task), `timings` what its devices took (server.rounds.durations). Of a secure
     group: `part_of` is the id of the first group of the same round, `place` its number from 0 on, `group_sum` the
-    digest of its unmasked sum in the spool (server.rounds.grouping); of other rounds these are null.
+    digest of its unmasked sum in the spool (server.rounds.groups.grouping); of other rounds these are null.
     """
 
     __tablename__ = "rounds"

@@ -38,11 +38,12 @@ from archipel.server.devices.root_devices import revoked_root
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
-from archipel.server.rounds import buffers, evaluating, folding, grouping, ledger, opening, robust
+from archipel.server.rounds import buffers, evaluating, folding, ledger, opening, robust
 from archipel.server.rounds.aggregation import aggregate
 from archipel.server.rounds.candidates import fewest, root_waits
 from archipel.server.rounds.checks import layout_of
 from archipel.server.rounds.committing import record_result
+from archipel.server.rounds.groups import grouping
 from archipel.server.rounds.machine import (
     RULES,
     Transition,

@@ -30,8 +30,9 @@ from archipel.protocol.vector import DecodedSum, Layout, Vector
 from archipel.server.database.tables import Answer, BundleRow, Round, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices import queries
-from archipel.server.rounds import folding, group_sums, grouping, robust
+from archipel.server.rounds import folding, robust
 from archipel.server.rounds.frozen import read_cohort
+from archipel.server.rounds.groups import group_sums, grouping
 from archipel.server.rounds.history import read_history
 from archipel.server.rounds.machine import answered, read_plan, sharers
 from archipel.server.rounds.results import released

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 from archipel.server.database.tables import CheckInRow, Participant, Round, Task
 from archipel.server.devices import queries
 from archipel.server.devices.spoiler_search import draw_round
-from archipel.server.rounds import grouping
 from archipel.server.rounds.candidates import candidates
+from archipel.server.rounds.groups import grouping
 
 
 def assign(session: Session, current: Round, task: Task, needed: int, *, now: float, window: float) -> None:

@@ -25,7 +25,7 @@ from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan, colluders_of
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
-from archipel.server.rounds.grouping import group_size
+from archipel.server.rounds.groups.grouping import group_size
 from archipel.strategies.registry import misfit
 from archipel.strategies.robust.composing import check_composition
 from archipel.strategies.update_compression import carried

@@ -32,10 +32,11 @@ from archipel.server.devices.rests import end_rests
 from archipel.server.devices.root_devices import NO_ROOT, RootStanding, beside_root, waiting_root
 from archipel.server.devices.smallest_answer import reads_attributes
 from archipel.server.devices.spoiler_search import waiting_needed
-from archipel.server.rounds import complaining, grouping
+from archipel.server.rounds import complaining
 from archipel.server.rounds.assigning import assign, let_go
 from archipel.server.rounds.candidates import candidates, count_candidates, fewest, root_waits
 from archipel.server.rounds.durations import note_duration
+from archipel.server.rounds.groups import grouping
 from archipel.server.rounds.refusals import told_reasons
 
 MAX_REASON = 1024

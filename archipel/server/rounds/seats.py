@@ -13,7 +13,7 @@ from archipel.protocol.messages import Receipt
 from archipel.server.database.tables import LIVE, Answer, Device, Participant, Round, Task
 from archipel.server.database.task_requests import decode_request
 from archipel.server.devices.revocation import require_active
-from archipel.server.rounds.grouping import group_size
+from archipel.server.rounds.groups.grouping import group_size
 from archipel.server.rounds.machine import ORDER, RULES
 
 if TYPE_CHECKING:

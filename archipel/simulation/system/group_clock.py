@@ -1,7 +1,7 @@
 """A round in secure groups, on a virtual clock: each goes its own way, and the version waits for those that are left.
 
-So it is on a server (`archipel/server/rounds/grouping.py`). A group that fails is left out. Where fewer are left than
-the rule needs, all fail at that moment.
+So it is on a server (`archipel/server/rounds/groups/grouping.py`). A group that fails is left out. Where fewer are left
+than the rule needs, all fail at that moment.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from archipel.bundle import Bundle, open_bundle
 from archipel.errors import PolicyError, SecureAggregationError
 from archipel.protocol.policy import check_plan
 from archipel.protocol.uploads import plan_layout
-from archipel.server.rounds import grouping, machine
+from archipel.server.rounds import machine
+from archipel.server.rounds.groups import grouping
 from tests.attacks.faults_world import *  # noqa: F403
 from tests.support.world import World
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from archipel.server.database.tables import Round
-from archipel.server.rounds.grouping import deal
+from archipel.server.rounds.groups.grouping import deal
 from tests.attacks.faults_world import upload_noise
 from tests.server.rounds.test_plain_rounds import mean, parameters, same
 from tests.server.rounds.test_robust_rounds import rows

@@ -11,7 +11,7 @@ import numpy as np
 from archipel import datasets
 from archipel.datasets import open_file
 from archipel.errors import SimulationError
-from archipel.simulation.federation_data import Arrays, DataSource, Examples, arrays_of
+from archipel.simulation.federation_parts.data import Arrays, DataSource, Examples, arrays_of
 
 
 class RootSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

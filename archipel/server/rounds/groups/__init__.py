@@ -1,0 +1,1 @@
+"""Secure groups of a round: who is in which, and their sums."""

@@ -1,0 +1,1 @@
+"""What a federation.toml has in it, part by part."""
