@@ -219,6 +219,14 @@ def _device_lines(result: Result) -> list[str]:
     return [f"devices: {name} {describe_distribution(each)}" for name, each in sorted(spread.items())]
 
 
+def _privacy_lines(result: Result) -> list[str]:
+    last = result.history[-1]
+    lines = [f"ended early: {result.ended}"] if result.ended else []
+    if last.epsilon is not None:
+        lines.append(f"privacy: {last.releases} noisy sums cost epsilon {last.epsilon:.4g} for each device")
+    return lines
+
+
 def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> list[str]:
     from archipel.simulation.evaluation import has_own_tensors
 
@@ -232,6 +240,7 @@ def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> lis
             )
     return [
         *(devices or ["no test data: give data.test or data.hold_out to measure the model"]),
+        *_privacy_lines(result),
         f"ran {result.engine}",
         f"{len(result.history)} rounds, {seconds:.1f} s here",
         *(f"written to {file}" for file in files if file is not None),

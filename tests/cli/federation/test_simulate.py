@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -140,3 +141,28 @@ def test_what_cannot_be_written_is_told_before_the_rounds(
         assert "a.png: is a folder; give the name of a file" in refused(option, str(tmp_path / "a.png"))
     _, err = archipel("simulate", str(file), "--folder", str(tmp_path / "data.npz"), code=1)
     assert "data.npz: cannot be written (File exists); give another folder" in err
+
+
+def test_what_noise_costs_is_told_and_why_rounds_are_missing(archipel: Command, file: Path) -> None:
+    given = (
+        "dropout=0", "rounds=9", "hyperparameters.update_clip=1.0", "strategy.name=fedavg",
+        "strategy.weighting=uniform", "differential_privacy.mechanism=central", "differential_privacy.epsilon=4",
+        "differential_privacy.delta=0.001", "differential_privacy.noise_multiplier=2.0",
+    )  # fmt: skip
+    out, _ = archipel("simulate", str(file), *(word for setting in given for word in ("--set", setting)))
+    found = re.search(r"privacy: (\d+) noisy sums cost epsilon ([\d.]+) for each device", out)
+    assert found is not None
+    sums, epsilon = int(found[1]), float(found[2])
+    assert f"{sums} rounds, " in out
+    assert 1 < sums < 9
+    # So many Gaussian releases are one with a multiplier smaller by the root of their number, whose exact delta for
+    # this epsilon is Balle and Wang's (2018, theorem 8). The accountant is no lower, and stays within the budget.
+    mu = sums**0.5 / 2.0
+
+    def normal(value: float) -> float:
+        return 0.5 * (1 + math.erf(value / 2**0.5))
+
+    delta = normal(mu / 2 - epsilon / mu) - math.exp(epsilon) * normal(-mu / 2 - epsilon / mu)
+    assert delta <= 0.001
+    assert epsilon <= 4
+    assert re.search(r"ended early: another round would cost epsilon [\d.]+ in all, and 4 is allowed", out)
