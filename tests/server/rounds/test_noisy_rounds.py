@@ -72,8 +72,10 @@ def test_much_noise_moves_the_model_no_further_than_devices_accept(noisy: World)
     for number in range(2):
         run_round(noisy, devices, number)
         after = model_of(noisy, task["task_id"])
-        # The noise is 50 times as long as an update, the step as long as the longest mean.
-        assert 0.9 * CLIP < np.linalg.norm(after - before) <= allowed
+        # The noise is 50 times as long as an update, the step as long as the longest mean. The new model is stored in
+        # float32, which moves each parameter by 2^-24 of itself at most; devices allow for that, too.
+        rounding = 2.0**-24 * np.linalg.norm(after)
+        assert 0.9 * CLIP < np.linalg.norm(after - before) <= allowed + rounding
         before = after
     assert [row["phase"] for row in noisy.rounds(task["task_id"])] == ["committed"] * 2
 
