@@ -113,7 +113,8 @@ def events_of(settings: DifferentialPrivacy, first: int, count: int = 1) -> list
         raise PolicyError("noise_multiplier: is not settled yet")
     if settings.is_correlated:
         return rounds_event(settings, first, count)
-    return [Repeated(event=Gaussian(noise_multiplier=settings.noise_multiplier), count=count)] if count else []
+    one = Gaussian(noise_multiplier=settings.noise_multiplier)
+    return [Repeated(event=one, count=count)] if count > 1 else [one] * count
 
 
 def draw_noise(
