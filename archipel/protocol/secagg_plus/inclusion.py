@@ -1,4 +1,8 @@
-"""A holder's signed word that it takes a dealer as present, and so will never show a share of the dealer's mask key."""
+"""What devices sign of a round: that they take a dealer as present, and that they were in it themselves.
+
+Who has signed the first never shows a share of that dealer's mask key. The second proves to others that devices took
+part in the round (protocol.provenance).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,11 @@ from archipel.protocol.secagg_plus.messages import Inclusions
 def inclusion(bound: bytes, dealer: int, holder: int) -> bytes:
     """The bytes that the holder signs; `bound` names the session, the others are places in its cohort."""
     return b"archipel/v2/included\0" + bound + dealer.to_bytes(4, "big") + holder.to_bytes(4, "big")
+
+
+def presence(bound: bytes) -> bytes:
+    """The bytes that a device signs when it answers the last question of a round; `bound` as of `inclusion`."""
+    return b"archipel/v2/present\0" + bound
 
 
 def require_inclusions(

@@ -45,8 +45,10 @@ class Neighbours(Packed, frozen=True, kw_only=True):
 
 
 class Dealt(Packed, frozen=True, kw_only=True):
-    """A device's envelopes for its neighbours with their commitments, 132 bytes each, in the order that it drew."""
+    """The neighbours that a device drew, in this order, and its envelopes for them with their commitments, 132 bytes
+    each."""
 
+    places: Annotated[list[Place], Meta(max_length=MAX_DEVICES)]
     dealt: Annotated[bytes, Meta(max_length=DEALT_BYTES * MAX_DEVICES)]
 
 
@@ -116,10 +118,14 @@ NOBODY_SAYS = Inclusions(inclusions=[])
 
 
 class Answer(Packed, frozen=True, kw_only=True):
-    """Shares of 36 bytes in the order of the question: of the seeds of those present, of the mask keys of the rest."""
+    """Shares of 36 bytes in the order of the question: of the seeds of those present, of the mask keys of the rest.
+
+    `presence` is the device's signature that it was in the round (`inclusion.presence`), which proves to others that
+    the round took place."""
 
     seeds: Annotated[bytes, Meta(max_length=SHARE_BYTES * MAX_DEVICES)]
     mask_keys: Annotated[bytes, Meta(max_length=SHARE_BYTES * MAX_DEVICES)]
+    presence: Signature
 
     def __repr__(self) -> str:
         return f"Answer(seeds=<{len(self.seeds)} bytes>, mask_keys=<{len(self.mask_keys)} bytes>)"

@@ -28,7 +28,7 @@ from archipel.protocol.secagg.masks import apply_mask, reduce
 from archipel.protocol.secagg_plus import shares
 from archipel.protocol.secagg_plus.drawing import draw_neighbours
 from archipel.protocol.secagg_plus.envelope import Pair, bind, commit_pair, envelope_key, seal, unseal
-from archipel.protocol.secagg_plus.inclusion import inclusion, require_inclusions
+from archipel.protocol.secagg_plus.inclusion import inclusion, presence, require_inclusions
 from archipel.protocol.secagg_plus.member import (
     Distinct,
     RoundKeys,
@@ -195,7 +195,7 @@ class Participant:
                     seal(key, self._bound, own, place, pair, self._draw),
                     commit_pair(self._bound, own, position, pair),
                 ]
-            return Dealt(dealt=b"".join(dealt))
+            return Dealt(places=self._state.neighbours, dealt=b"".join(dealt))
 
         return self._once("deal", pack(neighbours), Dealt, act)
 
@@ -285,6 +285,7 @@ class Participant:
             return Answer(
                 seeds=b"".join(self._state.held[place][1] for place in question.present),
                 mask_keys=b"".join(self._state.held[place][0] for place in question.left),
+                presence=self._identity.sign(presence(self._bound)),
             )
 
         return self._once("answer", pack(question) + pack(inclusions), Answer, act)

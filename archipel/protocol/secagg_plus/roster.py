@@ -68,23 +68,30 @@ class Roster:
 
     def introduce(self, place: int, drawn: Drawn) -> Neighbours:
         """The members that the device at `place` drew. Raises MessageError for places that it cannot have drawn."""
-        chosen = drawn.places
+        self._check_drawn(place, drawn.places)
+        asked = [*drawn.places, place]
+        return Neighbours(members=[self.members[other] for other in asked], proof=self._tree.prove(asked))
+
+    def _check_drawn(self, place: int, chosen: Sequence[int]) -> None:
         if len(chosen) != self.drawn.shape[1] or len(set(chosen)) != len(chosen) or place in chosen:
             raise MessageError(f"drawn: expected {self.drawn.shape[1]} distinct others, got {len(chosen)} places")
         if max(chosen) >= len(self.members):
             raise MessageError(f"drawn: place {max(chosen)} of a cohort of {len(self.members)}")
-        self.drawn[place] = chosen
-        asked = [*chosen, place]
-        return Neighbours(members=[self.members[other] for other in asked], proof=self._tree.prove(asked))
 
     def take(self, place: int, dealt: Dealt) -> None:
-        """Keeps the envelopes of the device at `place`. Raises MessageError unless there is one for each neighbour."""
-        if self.drawn[place, 0] == _NOBODY or place in self.dealt:
-            raise MessageError(f"dealt: the device at place {place} has not drawn neighbours, or has dealt before")
-        divide("dealt", dealt.dealt, DEALT_BYTES, self.drawn.shape[1])
+        """Keeps whom the device at `place` drew, and its envelopes for them. Raises MessageError, see `check_dealt`."""
+        if place in self.dealt:
+            raise MessageError(f"dealt: the device at place {place} has dealt before")
+        self.check_dealt(place, dealt)
+        self.drawn[place] = dealt.places
         self.dealt[place] = dealt.dealt
         self.holds[place] = True
         self._by_holder = None
+
+    def check_dealt(self, place: int, dealt: Dealt) -> None:
+        """Raises MessageError unless the device at `place` can have drawn these, with one envelope for each."""
+        self._check_drawn(place, dealt.places)
+        divide("dealt", dealt.dealt, DEALT_BYTES, self.drawn.shape[1])
 
     def inbox(self, place: int) -> Inbox:
         """The envelopes for the device at `place`, by dealer."""

@@ -47,7 +47,8 @@ def device_confirms(run: NeighbourRound, question: messages.Question) -> list[Pa
     inclusion = messages.Inclusion(neighbour=1, signature=bytes(64))
     return [
         messages.Confirmed(signatures=bytes(64 * len(question.present))), inclusion,
-        messages.Inclusions(inclusions=[inclusion]), messages.Answer(seeds=bytes(36), mask_keys=b""),
+        messages.Inclusions(inclusions=[inclusion]),
+        messages.Answer(seeds=bytes(36), mask_keys=b"", presence=bytes(64)),
     ]  # fmt: skip
 
 
