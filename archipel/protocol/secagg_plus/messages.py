@@ -111,7 +111,8 @@ class Question(Packed, frozen=True, kw_only=True):
 
 
 class Confirmed(Packed, frozen=True, kw_only=True):
-    """For each present dealer of the question, in its order, the signature that it is present: 64 bytes each."""
+    """For each present dealer of the question, in its order, the signature that it is present: 64 bytes each. Empty
+    with a semi-honest server."""
 
     signatures: Signatures
 

@@ -1,9 +1,9 @@
-"""The device's side of a secure round over neighbours: six steps or seven, each once and in order.
+"""The device's side of a secure round over neighbours: seven steps, each once and in order.
 
 Bell et al. 2020, with neighbours that each device draws itself (drawing.py). Every neighbour holds a share of both
 secrets of a device and shows one of the two, so that both stay out of reach together (sizes.py). Where the server may
-be malicious there is a step more: before a device shows anything it has the signatures of `threshold` neighbours that
-they take it as present. So whoever helps to unmask the vectors of others is itself no longer one whose masks can be
+be malicious a device has, before it shows anything, the signatures of `threshold` neighbours that they take it as
+present. So whoever helps to unmask the vectors of others is itself no longer one whose masks can be
 taken off.
 """
 
@@ -265,16 +265,18 @@ class Participant:
         return self._state.done == "mask" and hmac.compare_digest(self._state.said, digest)
 
     def confirm(self, question: Question) -> Confirmed:
-        """Step 5, with a malicious server: signs for each present dealer whose shares it holds that it is present.
+        """Step 5: fixes what this device will answer.
 
-        Raises ConsistencyError for a question that no honest server asks.
+        With a malicious server it signs for each present dealer whose shares it holds that it is present. Raises
+        ConsistencyError for a question that no honest server asks.
         """
 
         def act() -> Confirmed:
             self._check_question(question)
             self._state.question = question
-            own = self._invitation.place
-            signatures = [self._identity.sign(inclusion(self._bound, dealer, own)) for dealer in question.present]
+            malicious, own = self._terms.assumed.server == "malicious", self._invitation.place
+            present = question.present if malicious else []
+            signatures = [self._identity.sign(inclusion(self._bound, dealer, own)) for dealer in present]
             return Confirmed(signatures=b"".join(signatures))
 
         return self._once("confirm", pack(question), Confirmed, act)
@@ -282,15 +284,15 @@ class Participant:
     def answer(self, question: Question, inclusions: Inclusions = NOBODY_SAYS) -> Answer:
         """Step 6: shows one share of each dealer asked for: of the seed of those present, of the mask key of the rest.
 
-        With a malicious server the question must be the one of step 5, and `inclusions` signatures of at least
+        The question must be the one of step 5. With a malicious server `inclusions` must have signatures of at least
         `threshold` neighbours that this device is present. Raises ConsistencyError, CertificateError or ThresholdError.
         """
 
         def act() -> Answer:
             self._check_question(question)
+            if question != self._state.question:
+                raise ConsistencyError("question: it is not the one that this device has confirmed")
             if self._terms.assumed.server == "malicious":
-                if question != self._state.question:
-                    raise ConsistencyError("question: it is not the one that this device has confirmed")
                 own, threshold = self._invitation.place, self._terms.sizes.threshold
                 require_inclusions(inclusions, self._state.device_keys, self._bound, own, threshold)
             return Answer(
@@ -394,7 +396,5 @@ class Participant:
             state.forget()
             raise
         state.done, state.next = name, _STEPS[_STEPS.index(name) + 1]
-        if state.next == "confirm" and self._terms.assumed.server == "semi-honest":
-            state.next = "answer"
         if name == "answer":
             state.forget()

@@ -112,6 +112,9 @@ class Roster:
         `refused` is what each device said of its inbox; who said nothing has left, and holds nothing. A dealer stays
         while half of the holders beyond the threshold do: the rest may leave later.
         """
+        # From what was dealt, and not from an earlier call: it may be asked again when more devices have spoken.
+        self.holds[:] = False
+        self.holds[self.has_dealt] = True
         for holder, message in refused.items():
             for dealer in message.dealers:
                 self.holds[dealer, self.drawn[dealer] == holder] = False
