@@ -34,6 +34,7 @@ from archipel.server.rounds import folding, robust
 from archipel.server.rounds.frozen import read_cohort
 from archipel.server.rounds.groups import group_sums, grouping
 from archipel.server.rounds.history import read_history
+from archipel.server.rounds.kept_noise import noise_of
 from archipel.server.rounds.machine import answered, read_plan, sharers
 from archipel.server.rounds.results import released
 from archipel.server.rounds.weights_log import endorsement, sum_digest
@@ -157,8 +158,9 @@ def _sum(services: Services, collected: Collected, layout: Layout) -> tuple[Deco
             plain = reduce_sum(layout, plain, plan)
             settings = collected.request.differential_privacy
             if settings.is_central:
-                # The coordinator has charged the account. Each attempt draws noise of its own.
-                noise = draw_noise(settings, layout)
+                # The coordinator has charged the account. Each attempt draws noise of its own, unless it is kept.
+                correlated = settings.is_correlated
+                noise = noise_of(services, plan.round_id) if correlated else draw_noise(settings, layout)
                 return release_sum(
                     plain, layout, cohort=collected.updates, modulus_bits=plan.modulus_bits, noise=noise
                 ), faults
