@@ -75,7 +75,7 @@ def test_the_best_test_is_no_better_than_the_noise_allows(multiplier: float) -> 
 def test_all_rounds_together_tell_no_more_than_correlated_noise_allows() -> None:
     """A device comes to the rounds 0 and 3 of five, each time with the longest update. The attacker reads all sums, and
     undoes the correlation: the best test there is for what C x + z shows."""
-    of, modulus, coefficients, multiplier, rounds, trials = layout(), 20, (4, 3, 2), 1.5, 5, 1500
+    of, modulus, coefficients, multiplier, rounds, trials = layout(), 20, (4, 3, 2), 1.5, 5, 600
     settings = DifferentialPrivacy(
         mechanism="correlated", noise_multiplier=multiplier, separation=3, coefficients=coefficients
     )
