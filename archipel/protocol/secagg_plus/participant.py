@@ -23,7 +23,7 @@ from archipel.protocol.messages import Chain
 from archipel.protocol.revocations import NOBODY, Revoked
 from archipel.protocol.sealed import public_bytes
 from archipel.protocol.secagg import keys
-from archipel.protocol.secagg.masks import apply_mask, reduce
+from archipel.protocol.secagg.masks import apply_masks, reduce
 from archipel.protocol.secagg_plus import shares
 from archipel.protocol.secagg_plus.drawing import draw_neighbours
 from archipel.protocol.secagg_plus.envelope import (
@@ -246,13 +246,18 @@ class Participant:
             check_vector("update", vector, self._terms.modulus_bits)
             masked = vector.copy()
             own_key, private = self._public.mask_key, keys.private_key(self._state.mask_secret)
-            for place, public in self._remaining(partners).items():
-                key = keys.pairwise_mask_key(keys.agree(private, public), self._salt, own_key, public)
-                # The one at the higher place adds the pair's mask, the other subtracts it.
-                apply_mask(masked, key, 1 if self._invitation.place > place else -1)
-            # Should this device seem to have left, its mask key is reconstructed. If its vector comes after all, this
-            # mask alone still hides it.
-            apply_mask(masked, keys.self_mask_key(self._state.seed, self._salt, own_key), 1)
+            # The one at the higher place adds the pair's mask, the other subtracts it.
+            masks = (
+                (
+                    keys.pairwise_mask_key(keys.agree(private, public), self._salt, own_key, public),
+                    1 if self._invitation.place > place else -1,
+                )
+                for place, public in self._remaining(partners).items()
+            )
+            # Should this device seem to have left, its mask key is reconstructed. If its vector comes after all, its
+            # own mask alone still hides it.
+            apply_masks(masked, [(keys.self_mask_key(self._state.seed, self._salt, own_key), 1)])
+            apply_masks(masked, masks)
             reduce(masked, self._terms.modulus_bits)
             # Without these no other vector can be masked, by whatever way the step is reached again.
             self._state.mask_secret = self._state.seed = b""
