@@ -158,7 +158,7 @@ class Roster:
         """The signatures that the neighbours of the device at `place` made for it."""
         neighbours, signatures = [], []
         for neighbour in self.drawn[place][self.holds[place]].tolist():
-            if neighbour not in confirmed:
+            if neighbour not in confirmed or not confirmed[neighbour].signatures:
                 continue
             present = questions[neighbour].present
             index = bisect_left(present, place)
