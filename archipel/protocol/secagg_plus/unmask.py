@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from archipel.errors import ShareError, ThresholdError
 from archipel.protocol.secagg import keys
-from archipel.protocol.secagg.masks import apply_mask, reduce
-from archipel.protocol.secagg_plus.envelope import COMMITMENTS_BYTES, DEALT_BYTES, ENVELOPE_BYTES, bind
+from archipel.protocol.secagg.masks import apply_masks, reduce
+from archipel.protocol.secagg_plus.envelope import ENVELOPE_BYTES, bind
 from archipel.protocol.secagg_plus.member import Session, seed_digest
 from archipel.protocol.secagg_plus.messages import Answer, Question
 from archipel.protocol.secagg_plus.roster import Roster
@@ -76,9 +76,7 @@ def unmask_sum(
 
     def take_off(part: Sequence[tuple[object, object]]) -> Vector:
         found = np.zeros_like(total)
-        for make, whose in part:
-            key, sign = make(whose)  # type: ignore[operator]
-            apply_mask(found, key, sign)
+        apply_masks(found, (make(whose) for make, whose in part))  # type: ignore[operator]
         return found
 
     count = threads or len(os.sched_getaffinity(0))
@@ -141,8 +139,7 @@ class _Shares:
         """Who showed another share than the dealer committed to; the dealer itself where nobody did."""
         liars = set()
         for position, share in zip(positions.tolist(), shares):
-            start = DEALT_BYTES * position + ENVELOPE_BYTES
-            pair = self._roster.dealt[dealer][start : start + COMMITMENTS_BYTES]
+            pair = self._roster.dealt[dealer, position, ENVELOPE_BYTES:].tobytes()
             committed = pair[:COMMITMENT_BYTES] if kind == "mask key" else pair[COMMITMENT_BYTES:]
             if commit(dealer, position + 1, share.astype("<u4").tobytes(), bound + kind.encode()) != committed:
                 liars.add(int(self._roster.drawn[dealer, position]))
