@@ -3,6 +3,7 @@
 # ruff: noqa: F401, F811 (fixtures are imported and then arguments)
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from archipel.protocol.sealed import encode, public_bytes
 from archipel.protocol.vector import Layout
 from tests.support.federation import Federation, round_seed
 from tests.support.fixtures.chromium import chromium
-from tests.support.fixtures.device_page import Pages, Tab, device_page, pages
+from tests.support.fixtures.device_page import WEB, Pages, device_page, pages
 from tests.support.linear_bundle import W0, local_data
 
 ROUND = [
@@ -195,6 +196,15 @@ def test_a_reload_after_the_update_was_stored(pages: Pages, fleet: Fleet) -> Non
     assert (entry["step"], entry["result"]) == ("closed", "dropped")
     assert len(sent) > 1
     assert set(sent) == {entry["masked"]}
+
+
+def test_the_vectors_of_a_round_in_chromium(pages: Pages) -> None:
+    """Its Ed25519, X25519, HKDF and AES give the bytes that Python's give; refusals are tested in Node."""
+    round_ = json.loads((WEB.parent / "vectors" / "protocol" / "round.json").read_text())
+    steps = ["plan", "advertise", "keys", "share", "complain", "mask", "confirm", "unmask"]
+    with pages.tab(9) as tab:
+        for index in range(5):
+            assert tab.page.evaluate("([round, index]) => replayed(round, index)", [round_, index]) == steps
 
 
 def test_one_device_per_profile(pages: Pages) -> None:
