@@ -23,68 +23,12 @@ from archipel.protocol.sealed import encode, public_bytes
 from archipel.protocol.vector import Layout
 from tests.support.federation import Federation, round_seed
 from tests.support.fixtures.chromium import chromium
-from tests.support.fixtures.device_page import WEB, Pages, device_page, pages
+from tests.support.fixtures.device_page import WEB, Fleet, Pages, device_page, eventually, fleet, pages
 from tests.support.linear_bundle import W0, local_data
 
 ROUND = [
     "assigned", "trained", "advertised", "shared", "masked", "uploaded", "confirmed", "unmasked", "committed",
 ]  # fmt: skip
-
-
-@dataclass
-class Fleet:
-    """Three agents, of which the last stands still while `hold` is set."""
-
-    federation: Federation
-    agents: list[Agent]
-    hold: threading.Event = field(default_factory=threading.Event)
-    hold_at: str = ""
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """The agents take part in rounds meanwhile."""
-        stop = threading.Event()
-        threads = [threading.Thread(target=agent.run_forever, args=(stop,)) for agent in self.agents]
-        for thread in threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self.hold.clear()
-            stop.set()
-            for thread in threads:
-                thread.join()
-
-    def await_end(self, task: TaskInfo, timeout: float = 30.0) -> TaskInfo:
-        info = self.federation.wait(task, timeout)
-        self.federation.end_rests()
-        return info
-
-
-@pytest.fixture(scope="module")
-def fleet(pages: Pages) -> Fleet:
-    made = Fleet(pages.federation, [])
-
-    def watch(event: Any) -> None:
-        if event.name == made.hold_at:
-            made.hold.set()
-
-    made.agents += [pages.federation.agent(number) for number in (0, 1)]
-    made.agents.append(
-        pages.federation.agent(2, on_event=watch, conditions=lambda: not made.hold.is_set(), resume_within=20.0)
-    )
-    return made
-
-
-def eventually(found: Callable[[], bool], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def finished(federation: Federation, task: TaskInfo) -> bool:
-    return federation.operator.tasks.get(task.task_id).state != "running"
 
 
 def expected(federation: Federation, task: TaskInfo, agents: list[tuple[Agent, int]], tabs: list[int]) -> np.ndarray:
