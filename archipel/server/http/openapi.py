@@ -10,7 +10,7 @@ import msgspec
 
 from archipel.protocol.messages import Problem
 from archipel.protocol.problems import KINDS
-from archipel.server.http.routes import CONVERTERS, Route
+from archipel.server.http.routes import CONVERTERS, Route, content_type
 
 VERSION = "3.1.0"
 _PARAMETER = re.compile(r"<(\w+):(\w+)>")
@@ -86,7 +86,7 @@ def _operation(resource: str, route: Route, known: Mapping[Any, Any], components
     if route.request is not None:
         made["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": known[route.request]}},
+            "content": {content_type(route.request): {"schema": known[route.request]}},
         }
     elif route.takes:
         made["requestBody"] = {"required": True, "content": {route.takes: {"schema": _BYTES}}}
@@ -124,7 +124,10 @@ def _in_headers(route: Route) -> list[dict[str, Any]]:
 
 def _answer(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
     if route.response is not None:
-        return {"description": route.summary, "content": {"application/json": {"schema": known[route.response]}}}
+        return {
+            "description": route.summary,
+            "content": {content_type(route.response): {"schema": known[route.response]}},
+        }
     return {"description": route.summary, "content": {route.gives: {"schema": _BYTES}} if route.gives else {}}
 
 

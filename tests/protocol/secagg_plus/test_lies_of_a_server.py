@@ -138,7 +138,7 @@ def test_devices_that_are_told_to_be_gone_elsewhere_show_nothing() -> None:
 def test_signatures_of_others_do_not_make_a_device_present() -> None:
     for forge, error in (
         (lambda own: [own[0]] * SIZES.threshold, ConsistencyError),
-        (lambda own: [msgspec.structs.replace(item, signature=own[0].signature) for item in own], CertificateError),
+        (lambda own: [msgspec.structs.replace(item, signature=own[0].signature) for item in own], ThresholdError),
         (lambda own: [Inclusion(neighbour=0, signature=bytes(64))], ConsistencyError),
         (lambda own: own[: SIZES.threshold - 1], ThresholdError),
     ):
