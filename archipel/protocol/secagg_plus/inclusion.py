@@ -12,9 +12,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from archipel.errors import ConsistencyError, ThresholdError
-from archipel.protocol.secagg_plus.messages import Inclusions
-
-SIGNATURE_BYTES = 64
+from archipel.protocol.secagg_plus.envelope import divide
+from archipel.protocol.secagg_plus.messages import SIGNATURE_BYTES, Inclusions
 
 
 def inclusion(bound: bytes, dealer: int, holder: int) -> bytes:
@@ -36,16 +35,17 @@ def require_inclusions(
     have sent it so. Raises ConsistencyError for others or one twice, ThresholdError for too few.
     """
     seen, confirmed = set(), 0
-    for item in inclusions.inclusions:
-        if item.neighbour not in device_keys or item.neighbour in seen:
-            raise ConsistencyError(f"inclusions: place {item.neighbour} is no neighbour of this device, or twice")
+    signatures = divide("inclusions", inclusions.signatures, SIGNATURE_BYTES, len(inclusions.neighbours))
+    for neighbour, signature in zip(inclusions.neighbours, signatures, strict=True):
+        if neighbour not in device_keys or neighbour in seen:
+            raise ConsistencyError(f"inclusions: place {neighbour} is no neighbour of this device, or twice")
         try:
-            key = Ed25519PublicKey.from_public_bytes(device_keys[item.neighbour])
-            key.verify(item.signature, inclusion(bound, dealer, item.neighbour))
+            key = Ed25519PublicKey.from_public_bytes(device_keys[neighbour])
+            key.verify(signature, inclusion(bound, dealer, neighbour))
             confirmed += 1
         except (InvalidSignature, ValueError):
             pass
-        seen.add(item.neighbour)
+        seen.add(neighbour)
     if confirmed < threshold:
         raise ThresholdError(
             f"inclusions: {confirmed} neighbours take this device as present, the threshold is {threshold}; "

@@ -16,10 +16,11 @@ from archipel.bundle import decode_manifest
 from archipel.errors import GoneError, SecureAggregationError
 from archipel.protocol.messages import Protocol, Receipt
 from archipel.protocol.secagg_plus.envelope import bind
-from archipel.protocol.secagg_plus.inclusion import SIGNATURE_BYTES, presence
+from archipel.protocol.secagg_plus.inclusion import presence
 from archipel.protocol.secagg_plus.member import Member, read_member
 from archipel.protocol.secagg_plus.member import Session as RoundSession
 from archipel.protocol.secagg_plus.messages import (
+    SIGNATURE_BYTES,
     Answer,
     Confirmed,
     Dealt,

@@ -17,8 +17,6 @@ from archipel.protocol.secagg_plus.roster import Roster
 from archipel.protocol.secagg_plus.sizes import Sizes
 from archipel.server.database.tables import Answer
 
-EMPTY = Refused(dealers=[])
-
 
 class FrozenRoster:
     """The cohort of one round. Callers ask only for what the round's phase says is settled.
@@ -46,7 +44,7 @@ class FrozenRoster:
             self.ids.append(device_id)
         self.places = {device_id: place for place, device_id in enumerate(self.ids)}
         self.roster = Roster([members[device_id] for device_id in self.ids], sizes)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._dealt = False
         self._sharers: frozenset[int] | None = None
         self._questions: tuple[frozenset[int], dict[int, Question]] | None = None
@@ -54,7 +52,7 @@ class FrozenRoster:
     @property
     def size(self) -> int:
         """Bytes of what it keeps."""
-        return sum(map(len, self.roster.members)) + sum(map(len, self.roster.dealt.values()))
+        return sum(len(member) for member in self.roster.members) + self.roster.dealt.nbytes
 
     def place(self, device_id: str) -> int:
         """Raises GoneError for a device that is not in the cohort."""
@@ -73,28 +71,30 @@ class FrozenRoster:
 
     def sharers(self, session: Session) -> frozenset[int]:
         """The places of U2, whose shares enough others hold. Settled from phase masking on; before that, as it is."""
-        roster = self.with_envelopes(session)
         told = {
             self.places[device_id]: unpack(body, Refused)
             for device_id, body in _bodies(session, self.round_id, "complaining").items()
         }
         with self._lock:
-            return frozenset(roster.settle(told))
+            return frozenset(self.with_envelopes(session).settle(told))
 
     def settled_sharers(self, session: Session) -> frozenset[int]:
         """The same, read once."""
-        if self._sharers is None:
-            self._sharers = self.sharers(session)
-        return self._sharers
+        # With the lock: a second thread would settle anew what the first already reads.
+        with self._lock:
+            if self._sharers is None:
+                self._sharers = self.sharers(session)
+            return self._sharers
 
     def questions(self, session: Session) -> tuple[frozenset[int], Mapping[int, Question]]:
         """The places of U3, and what each of them is asked; settled from phase confirming on."""
-        if self._questions is None:
-            self.settled_sharers(session)
-            query = select(Answer.device_id).where(Answer.round_id == self.round_id, Answer.phase == "masking")
-            present = frozenset(self.places[device_id] for device_id in session.scalars(query))
-            self._questions = present, {place: self.roster.ask(place, present) for place in sorted(present)}
-        return self._questions
+        with self._lock:
+            if self._questions is None:
+                self.settled_sharers(session)
+                query = select(Answer.device_id).where(Answer.round_id == self.round_id, Answer.phase == "masking")
+                present = frozenset(self.places[device_id] for device_id in session.scalars(query))
+                self._questions = present, {place: self.roster.ask(place, present) for place in sorted(present)}
+            return self._questions
 
     def confirmed(self, session: Session) -> dict[int, Confirmed]:
         """What devices confirmed, by place; settled from phase unmasking on."""
