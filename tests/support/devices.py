@@ -69,7 +69,7 @@ class Device:
         self.masked = b""
         self.attributes: dict[str, str | float | bool] = {}
         self.versions: dict[str, int] | None = None
-        self.protocols: tuple[messages.Protocol, ...] = ("complete",)
+        self.protocols = messages.CheckIn().protocols
         self.offers: list[messages.Offer] = []
 
     def call(
