@@ -238,6 +238,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """32 bytes, derived from the server key, for pseudonyms of devices. Raises as `private_key`."""
         return self._derived(b"archipel/v1/pseudonym-key")
 
+    @cached_property
+    def noise_key(self) -> bytes:
+        """32 bytes, derived from the server key, that seal kept noise. Raises as `private_key`."""
+        return self._derived(b"archipel/v1/noise-key")
+
     def _derived(self, label: bytes) -> bytes:
         # HKDF with a label for each purpose, so that no key tells anything about another one.
         secret = self.private_key.private_bytes_raw()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from archipel.errors import DealtSharesError, ShareError, ThresholdError
 from archipel.protocol.secagg import keys
-from archipel.protocol.secagg.masks import apply_mask, reduce
+from archipel.protocol.secagg.masks import apply_masks, reduce
 from archipel.protocol.secagg_plus.envelope import ENVELOPE_BYTES, bind
 from archipel.protocol.secagg_plus.member import Session, seed_digest
 from archipel.protocol.secagg_plus.messages import Answer, Question
@@ -77,9 +77,7 @@ def unmask_sum(
 
     def take_off(part: Sequence[tuple[object, object]]) -> Vector:
         found = np.zeros_like(total)
-        for make, whose in part:
-            key, sign = make(whose)  # type: ignore[operator]
-            apply_mask(found, key, sign)
+        apply_masks(found, (make(whose) for make, whose in part))  # type: ignore[operator]
         return found
 
     count = threads or len(os.sched_getaffinity(0))

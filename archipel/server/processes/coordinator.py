@@ -146,7 +146,7 @@ class Coordinator:
         self._services.spool.sweep(self._needed)
 
     def _needed(self) -> list[str]:
-        """Ids of the rounds whose updates are still needed."""
+        """Ids of the rounds whose updates, and of the tasks whose noise, are still needed."""
         now = self._services.clock()
         # A round of a live buffered task may have ended while devices still work for it, or before their updates were
         # folded into a later buffer.
@@ -159,7 +159,10 @@ class Coordinator:
         # A writing transaction, only because it checks the lease: while this coordinator has it, no folder that `sweep`
         # listed before can be of a round that another coordinator is just opening.
         with self._write() as session:
-            return list(session.scalars(needed))
+            live = session.scalars(select(Task).where(Task.state.in_(LIVE)))
+            # Files of noise that later rounds take back lie under their task's id.
+            tasks = [task.task_id for task in live if request_of(task).differential_privacy.is_correlated]
+            return [*session.scalars(needed), *tasks]
 
     def step(self) -> bool:
         """Make one pass over live rounds, idle tasks and rollouts.
@@ -376,6 +379,8 @@ class Coordinator:
             if not (task.buffered and task.live):
                 for round_id in {done.round_id, *others}:
                     self._services.spool.discard(round_id)
+            if not task.live and request_of(task).differential_privacy.is_correlated:
+                self._services.spool.discard(task.task_id)
 
     def _clean(self) -> None:
         now = self._services.clock()

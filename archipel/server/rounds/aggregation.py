@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
-from archipel.privacy.central import release_sum
+from archipel.privacy.central import draw_noise, release_sum
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
 from archipel.protocol.narrow import reduce_sum
 from archipel.protocol.operator.tasks import TaskRequest
@@ -34,6 +34,7 @@ from archipel.server.rounds import folding, robust
 from archipel.server.rounds.frozen import FrozenRounds, read_cohort
 from archipel.server.rounds.groups import group_sums, grouping
 from archipel.server.rounds.history import read_history
+from archipel.server.rounds.kept_noise import noise_of
 from archipel.server.rounds.machine import answered, sharers
 from archipel.server.rounds.neighbours.unmasking import (
     WRONG_SHARES_DEALT,
@@ -161,11 +162,13 @@ def _sum(services: Services, collected: Collected, layout: Layout) -> tuple[Deco
         plain, faults = _unmask(collected, total.total)
         try:
             plain = reduce_sum(layout, plain, plan)
-            multiplier = collected.request.differential_privacy.noise_multiplier
-            if multiplier is not None:
-                # The coordinator has charged the account. Each attempt draws noise of its own.
+            settings = collected.request.differential_privacy
+            if settings.is_central:
+                # The coordinator has charged the account. Each attempt draws noise of its own, unless it is kept.
+                correlated = settings.is_correlated
+                noise = noise_of(services, plan.round_id) if correlated else draw_noise(settings, layout)
                 return release_sum(
-                    plain, layout, cohort=collected.updates, modulus_bits=plan.modulus_bits, multiplier=multiplier
+                    plain, layout, cohort=collected.updates, modulus_bits=plan.modulus_bits, noise=noise
                 ), faults
             decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
             layout.check_sum(decoded, collected.updates)

@@ -11,6 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.database.fault_tables import Rest
+from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import UPDATE_PHASES, Answer, CheckInRow, Device, Participant, Round, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices.faults import set_aside_now
@@ -81,6 +82,17 @@ def have_given(task: Task) -> Select[str]:
         .group_by(Answer.device_id)
         .having(func.count() >= request_of(task).max_contributions)
     )
+
+
+def in_last_sums(task: Task) -> Select[str]:
+    """Ids of the devices that rest because they were in one of the last sums of a task with correlated noise.
+
+    The sums count in the order in which they were paid for, also those of rounds that failed afterwards.
+    """
+    separation = request_of(task).differential_privacy.separation or 1
+    paid = select(PrivacyEvent.round_id).where(PrivacyEvent.task_id == task.task_id)
+    last = paid.order_by(PrivacyEvent.number.desc()).limit(separation - 1)
+    return select(Answer.device_id).where(Answer.round_id.in_(last), Answer.phase.in_(UPDATE_PHASES))
 
 
 def in_sum(round_id: str) -> Select[str]:
@@ -166,6 +178,8 @@ def _able(task: Task, now: float, ends: InstrumentedAttribute[float]) -> list[Co
         where.append(CheckInRow.neighbours.is_(True))
     if request.max_contributions is not None:
         where.append(CheckInRow.device_id.not_in(have_given(task)))
+    if request.differential_privacy.is_correlated:
+        where.append(CheckInRow.device_id.not_in(in_last_sums(task)))
     if request.devices_of is not None:
         where.append(CheckInRow.device_id.in_(in_sum(request.devices_of)))
     return where
