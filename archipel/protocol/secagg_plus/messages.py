@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -15,7 +15,7 @@ from archipel.protocol.secagg_plus.shares import SHARE_BYTES
 from archipel.protocol.secagg_plus.sizes import MAX_DEVICES
 
 Place = Annotated[int, Meta(ge=0, lt=MAX_DEVICES)]
-T = TypeVar("T")
+M = TypeVar("M", bound="Packed")
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -132,6 +132,10 @@ class Answer(Packed, frozen=True, kw_only=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
+# All of them now: msgspec inspects a struct when its first decoder is made, and crashes when two threads do so at once.
+_DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(kind) for kind in Packed.__subclasses__()
+}
 
 
 def pack(message: Packed) -> bytes:
@@ -139,10 +143,10 @@ def pack(message: Packed) -> bytes:
     return _ENCODER.encode(message)
 
 
-def unpack(data: bytes, kind: type[T]) -> T:
+def unpack(data: bytes, kind: type[M]) -> M:
     """The message in `data`, decoded strictly. Raises MessageError."""
     try:
-        message: T = msgspec.msgpack.decode(data, type=kind)
+        message: M = _DECODERS[kind].decode(data)
         return message
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"{kind.__name__}: {error}") from None
