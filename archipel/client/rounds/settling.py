@@ -117,7 +117,7 @@ class Settling:
         return pending
 
     def abandon(self, journal: OpenRound, reason: str, wait: float) -> Outcome:
-        """Leave a round with keys sent whose secrets are gone. Raises RefusedError where the server cannot answer now."""
+        """Leave a round with keys sent whose secrets are gone. Raises RefusedError if the server cannot answer now."""
         stored = journal.masked()
         if stored is None:
             self.leave(journal.entry.round_id, "other")
