@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from archipel.bundle import Manifest
 from archipel.errors import SimulationError
 from archipel.permutations import permutation
+from archipel.privacy.central import Noise
 from archipel.privacy.central import check_composition as check_noise
 from archipel.protocol.bounds import groups as bound_groups
 from archipel.protocol.vector import DecodedSum, Layout
@@ -91,7 +92,9 @@ class Combining:
         order = permutation(len(drawn), self._settings.seed % _SEED, _GROUPS, number)
         return divide(np.array(drawn), self._settings.secure_groups, order)
 
-    def combine(self, work: Work, total: Sum, devices: int, state: Mapping[str, NDArray[Any]]) -> Combined:
+    def combine(
+        self, work: Work, total: Sum, devices: int, state: Mapping[str, NDArray[Any]], noise: Noise | None = None
+    ) -> Combined:
         """The round's sum.
 
         Arguments:
@@ -99,6 +102,7 @@ class Combining:
             total: what the engine returned.
             devices: how many updates are in it, without the server's own.
             state: what the rule keeps, {} in the first round.
+            noise: what the server adds to the sum.
 
         Raises ArchipelError where the round has no sum: too few groups, or a sum that no devices can have sent.
         """
@@ -110,11 +114,10 @@ class Combining:
             for client, arrays in sorted(total.updates.items()):
                 counted.add(arrays, client)
             total = counted
-        multiplier = settings.differential_privacy.noise_multiplier
-        if multiplier is not None:
+        if noise is not None:
             if not isinstance(total, SecureSum):
                 raise TypeError(f"a {type(total).__name__} has no whole numbers to add noise to")
-            return Combined(total.released(devices, multiplier), devices, {})
+            return Combined(total.released(devices, noise), devices, {})
         if not settings.aggregation.robust and not isinstance(total, GroupSums):
             return Combined(total.decoded(devices), devices, {})
         parts, root = self._parts(work, total)

@@ -91,8 +91,8 @@ class NeighbourRound:
     def answer(self, places: Collection[int]) -> None:
         """Steps 5 and 6."""
         self.questions = {place: sent(self.roster.ask(place, self.survivors)) for place in places}
+        confirmed: dict[int, Confirmed] = {p: sent(self.devices[p].confirm(self.questions[p])) for p in places}
         if self.terms.assumed.server == "malicious":
-            confirmed: dict[int, Confirmed] = {p: sent(self.devices[p].confirm(self.questions[p])) for p in places}
             includes = {p: sent(self.roster.include(p, self.questions, confirmed)) for p in places}
             answers = {p: self.devices[p].answer(self.questions[p], includes[p]) for p in places}
         else:

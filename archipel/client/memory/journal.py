@@ -185,7 +185,7 @@ class OpenRound:
         self.entry = entry
 
     def store_masked(self, masked: bytes, digest: str, between: Callable[[], object] = lambda: None) -> None:
-        """Store the masked bytes, call `between`, record step "masked". Raises ClientError if some are stored already."""
+        """Store the masked bytes, call `between`, record step "masked". Raises ClientError if there are others."""
         path = self._journal._path(self.entry.round_id, _MASKED)
         # Of a round that resumes, a kill may have left bytes that were never sent, which `kept` says.
         if (path.exists() and not self.entry.resumes) or self.entry.masked is not None:

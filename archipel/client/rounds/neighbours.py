@@ -65,7 +65,6 @@ class NeighbourRound(RoundExchange):
         masked bytes are lost, or ProtocolError for a message of the server that the device must not answer.
         """
         self._participant, self._layout, self._vector = participant, layout, vector
-        self._asked: Question | None = None
         steps: dict[str, Callable[[], None]] = {
             "advertise": self._advertise,
             "draw": self._draw,
@@ -75,8 +74,6 @@ class NeighbourRound(RoundExchange):
             "confirm": self._confirm,
             "answer": self._answer,
         }
-        if server == "semi-honest":
-            del steps["confirm"]
         self._server = server
         names = list(steps)
         try:
@@ -126,17 +123,15 @@ class NeighbourRound(RoundExchange):
         self._upload("masking", masked, digest)
 
     def _confirm(self) -> None:
-        self._asked = self._read("confirming", "question", Question)
-        self._say("confirm", pack(self._participant.confirm(self._asked)))
+        self._question = self._read("confirming", "question", Question)
+        self._say("confirm", pack(self._participant.confirm(self._question)))
         self._report("confirmed", {})
 
     def _answer(self) -> None:
-        # The participant knows whether it is the one that it has confirmed.
-        question = self._asked or self._read("unmasking", "question", Question)
         inclusions = NOBODY_SAYS
         if self._server == "malicious":
             inclusions = self._read("unmasking", "inclusions", Inclusions)
-        self._say("answer", pack(self._participant.answer(question, inclusions)))
+        self._say("answer", pack(self._participant.answer(self._question, inclusions)))
         self._report("unmasked", {})
 
     # --- after a restart ------------------------------------------------------------------------------------------
@@ -149,7 +144,11 @@ class NeighbourRound(RoundExchange):
             self._drawn, self._cohort = unpack(state.said, Drawn), state.invitation.size
         elif state.done == "mask":
             self._repeat_masked()
+        elif state.done not in _SENT_AFTER:
+            raise LostError("the stored secrets are those of no step")
         else:
+            if state.question is not None:
+                self._question = state.question
             self._deliver_said(state.done, state.member if state.done == "advertise" else state.said)
         return state.done
 

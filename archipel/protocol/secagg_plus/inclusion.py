@@ -12,7 +12,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from archipel.errors import CertificateError, ConsistencyError, ThresholdError
-from archipel.protocol.secagg_plus.messages import Inclusions
+from archipel.protocol.secagg_plus.envelope import divide
+from archipel.protocol.secagg_plus.messages import SIGNATURE_BYTES, Inclusions
 
 
 def inclusion(bound: bytes, dealer: int, holder: int) -> bytes:
@@ -34,15 +35,16 @@ def require_inclusions(
     CertificateError for a wrong signature, ThresholdError for too few.
     """
     confirmed = set()
-    for item in inclusions.inclusions:
-        if item.neighbour not in device_keys or item.neighbour in confirmed:
-            raise ConsistencyError(f"inclusions: place {item.neighbour} is no neighbour of this device, or twice")
+    signatures = divide("inclusions", inclusions.signatures, SIGNATURE_BYTES, len(inclusions.neighbours))
+    for neighbour, signature in zip(inclusions.neighbours, signatures, strict=True):
+        if neighbour not in device_keys or neighbour in confirmed:
+            raise ConsistencyError(f"inclusions: place {neighbour} is no neighbour of this device, or twice")
         try:
-            key = Ed25519PublicKey.from_public_bytes(device_keys[item.neighbour])
-            key.verify(item.signature, inclusion(bound, dealer, item.neighbour))
+            key = Ed25519PublicKey.from_public_bytes(device_keys[neighbour])
+            key.verify(signature, inclusion(bound, dealer, neighbour))
         except (InvalidSignature, ValueError):
-            raise CertificateError(f"inclusion: not signed by the device at place {item.neighbour}") from None
-        confirmed.add(item.neighbour)
+            raise CertificateError(f"inclusion: not signed by the device at place {neighbour}") from None
+        confirmed.add(neighbour)
     if len(confirmed) < threshold:
         raise ThresholdError(
             f"inclusions: {len(confirmed)} neighbours take this device as present, the threshold is {threshold}; "

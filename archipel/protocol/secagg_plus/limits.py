@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.secagg.keys import KEY_BYTES
 from archipel.protocol.secagg_plus.envelope import DEALT_BYTES
 from archipel.protocol.secagg_plus.member import MAX_MEMBER_BYTES
 from archipel.protocol.secagg_plus.messages import (
-    Dealing,
+    SIGNATURE_BYTES,
     Inbox,
-    Inclusion,
     Inclusions,
     Invitation,
     Neighbours,
     Packed,
-    Partner,
     Partners,
     Question,
 )
@@ -21,12 +20,7 @@ from archipel.protocol.secagg_plus.tree import HASH_BYTES
 
 # At most, in MessagePack: a number below 2^32, and what stands before bytes or a list.
 _NUMBER = _HEADER = 5
-_KEY = _HEADER + 32
-_OF_ONE: dict[type, int] = {
-    Dealing: _HEADER + 2 * _NUMBER + _KEY + _HEADER + DEALT_BYTES,
-    Partner: _HEADER + _NUMBER + _KEY,
-    Inclusion: _HEADER + _NUMBER + _HEADER + 64,
-}
+_MOST_FIELDS = 4
 
 
 def largest_message(kind: type[Packed], plan: RoundPlan) -> int:
@@ -34,11 +28,11 @@ def largest_message(kind: type[Packed], plan: RoundPlan) -> int:
     most, known = plan.max_cohort, plan.neighbours + 1
     depth = (most - 1).bit_length()
     sizes: dict[type[Packed], int] = {
-        Invitation: 2 * _NUMBER + _KEY,
-        Neighbours: known * (_HEADER + MAX_MEMBER_BYTES + depth * HASH_BYTES) + 2 * _HEADER,
-        Inbox: most * _OF_ONE[Dealing] + _HEADER,
-        Partners: plan.partners * _NUMBER + most * _OF_ONE[Partner] + 2 * _HEADER,
-        Question: most * _NUMBER + 2 * _HEADER,
-        Inclusions: plan.neighbours * _OF_ONE[Inclusion] + _HEADER,
+        Invitation: 2 * _NUMBER + KEY_BYTES,
+        Neighbours: known * (_HEADER + MAX_MEMBER_BYTES + depth * HASH_BYTES),
+        Inbox: most * (2 * _NUMBER + KEY_BYTES + DEALT_BYTES),
+        Partners: plan.partners * _NUMBER + most * (_NUMBER + KEY_BYTES),
+        Question: most * _NUMBER,
+        Inclusions: plan.neighbours * (_NUMBER + SIGNATURE_BYTES),
     }
-    return _HEADER + sizes[kind]
+    return (1 + _MOST_FIELDS) * _HEADER + sizes[kind]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from archipel.errors import ShareError, ThresholdError
 from archipel.protocol.secagg import keys
 from archipel.protocol.secagg.masks import apply_mask, reduce
-from archipel.protocol.secagg_plus.envelope import COMMITMENTS_BYTES, DEALT_BYTES, ENVELOPE_BYTES, bind
+from archipel.protocol.secagg_plus.envelope import ENVELOPE_BYTES, bind
 from archipel.protocol.secagg_plus.member import Session, seed_digest
 from archipel.protocol.secagg_plus.messages import Answer, Question
 from archipel.protocol.secagg_plus.roster import Roster
@@ -141,8 +141,7 @@ class _Shares:
         """Who showed another share than the dealer committed to; the dealer itself where nobody did."""
         liars = set()
         for position, share in zip(positions.tolist(), shares):
-            start = DEALT_BYTES * position + ENVELOPE_BYTES
-            pair = self._roster.dealt[dealer][start : start + COMMITMENTS_BYTES]
+            pair = self._roster.dealt[dealer, position, ENVELOPE_BYTES:].tobytes()
             committed = pair[:COMMITMENT_BYTES] if kind == "mask key" else pair[COMMITMENT_BYTES:]
             if commit(dealer, position + 1, share.astype("<u4").tobytes(), bound + kind.encode()) != committed:
                 liars.add(int(self._roster.drawn[dealer, position]))

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
-from archipel.privacy.central import release_sum
+from archipel.privacy.central import draw_noise, release_sum
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
 from archipel.protocol.narrow import reduce_sum
 from archipel.protocol.operator.tasks import TaskRequest
@@ -155,11 +155,12 @@ def _sum(services: Services, collected: Collected, layout: Layout) -> tuple[Deco
         plain, faults = _unmask(collected, total.total)
         try:
             plain = reduce_sum(layout, plain, plan)
-            multiplier = collected.request.differential_privacy.noise_multiplier
-            if multiplier is not None:
+            settings = collected.request.differential_privacy
+            if settings.is_central:
                 # The coordinator has charged the account. Each attempt draws noise of its own.
+                noise = draw_noise(settings, layout)
                 return release_sum(
-                    plain, layout, cohort=collected.updates, modulus_bits=plan.modulus_bits, multiplier=multiplier
+                    plain, layout, cohort=collected.updates, modulus_bits=plan.modulus_bits, noise=noise
                 ), faults
             decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
             layout.check_sum(decoded, collected.updates)

@@ -270,6 +270,8 @@ def _check_noise(request: TaskRequest, manifest: Manifest, layout: Layout) -> No
         raise ServerError(
             f"differential_privacy: belongs to tasks of kind training, this one is of kind {request.kind}"
         )
+    if request.differential_privacy.is_correlated:
+        raise ServerError("mechanism 'correlated': is for simulations so far; take 'central' on a server")
     check_noise(
         request.differential_privacy, manifest, layout, privacy=request.privacy, mode=request.mode,
         aggregation=request.aggregation, secure_groups=request.secure_groups, hyperparameters=request.hyperparameters,

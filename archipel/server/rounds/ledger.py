@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from archipel.bundle import Manifest
 from archipel.errors import PolicyError
 from archipel.privacy import Event, Repeated, read_events, spent_epsilon, write_events
-from archipel.privacy.central import event_of, settle
+from archipel.privacy.central import events_of, settle
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy, PrivacySpent
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.audit import log as audit
@@ -87,7 +87,7 @@ def charge(services: Services, write: Write, round_id: str) -> str:
                 model=_model(session, task),
                 task_id=task.task_id,
                 round_id=round_id,
-                event=write_events([event_of(noise)]),
+                event=write_events(events_of(noise, 0)),
                 charged=services.clock(),
             )
         )
@@ -132,7 +132,7 @@ def spent_by(session: Session, task: Task, round_id: str | None = None) -> Priva
 def _lacking(noise: DifferentialPrivacy, before: Counts) -> str:
     if noise.epsilon is None:
         return ""
-    following = (*before, (write_events([event_of(noise)]), 1))
+    following = (*before, (write_events(events_of(noise, 0)), 1))
     cost = _epsilon(following, noise.delta)
     if cost <= noise.epsilon:
         return ""

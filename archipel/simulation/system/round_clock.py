@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -138,9 +138,12 @@ class RoundClock:
         self.seating = Seating(self.fleet, population, settings.seed, system.period)
         self._period = system.period
 
-    def run(self, number: int, state: ClockState) -> tuple[list[int], Outcome]:
-        """Time the round, and take the clock to its end. Returns who was drawn, ascending, and what came of it."""
-        drawn = self._draw(number, state)
+    def run(self, number: int, state: ClockState, resting: Collection[int] = ()) -> tuple[list[int], Outcome]:
+        """Time the round, and take the clock to its end. Returns who was drawn, ascending, and what came of it.
+
+        `resting`: clients that may not be drawn.
+        """
+        drawn = self._draw(number, state, resting)
         outcome = self._time(number, state.time, drawn)
         busy = {**state.busy, **outcome.busy}
         state.time = outcome.end
@@ -184,18 +187,19 @@ class RoundClock:
         if root.end > outcome.end:
             outcome.busy[root.client] = root.end
 
-    def _draw(self, number: int, state: ClockState) -> list[int]:
+    def _draw(self, number: int, state: ClockState, resting: Collection[int]) -> list[int]:
         cohort, groups = self.settings.cohort, self.settings.secure_groups
         needed = required(self.pacing, self.costs.seats or cohort, "updating", bool(self.costs.seats)) * max(groups, 1)
         if self._root is not None:
             state.time = max(state.time, state.busy.get(self._root, 0.0))
         latest = state.time + _PERIODS * self._period + max(state.busy.values(), default=0.0)
         while True:
-            busy = {client for client, until in state.busy.items() if until > state.time}
+            busy = {*resting, *(client for client, until in state.busy.items() if until > state.time)}
             found = self.seating.choose(number, state.time, cohort, busy.__contains__)
             if len(found) >= needed:
                 return sorted(found)
-            state.time = self.seating.next_time(state.time, state.busy, needed - len(found))
+            missing = needed - len(found)
+            state.time = self.seating.next_time(state.time, state.busy, missing, resting.__contains__)
             if state.time > latest:
                 raise SimulationError(
                     f"system: round {number} needs {needed} devices, and never so many are there at once; lower the "

@@ -19,8 +19,9 @@ import pytest
 
 from archipel.bundle.roles import Update
 from archipel.privacy import Gaussian, spent_epsilon
-from archipel.privacy.central import release_sum
+from archipel.privacy.central import draw_noise, release_sum
 from archipel.protocol.messages import WeightsStatement
+from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.sealed import Sealed
 from archipel.protocol.vector import DecodedSum, Layout
 from archipel.server.database.tables import WeightsEntry
@@ -50,14 +51,14 @@ def layout() -> Layout:
 @pytest.mark.parametrize("multiplier", [0.5, 2.0])
 def test_the_best_test_is_no_better_than_the_noise_allows(multiplier: float) -> None:
     of, modulus = layout(), 20
+    settings = DifferentialPrivacy(mechanism="central", noise_multiplier=multiplier)
     # The longest update that its runtime lets through, all in one direction: the easiest to see.
     victim = of.encode({"w.update": np.full(SIZE, 1 / math.sqrt(SIZE), np.float32)}, modulus_bits=modulus, max_cohort=2)
     others, generator = np.zeros(SIZE, np.uint32), Random(5)  # the same numbers in each run of the test
 
     def seen(total: np.ndarray) -> float:
-        found = release_sum(
-            total, of, cohort=COHORT, modulus_bits=modulus, multiplier=multiplier, randomness=generator.randbytes
-        )
+        noise = draw_noise(settings, of, randomness=generator.randbytes)
+        found = release_sum(total, of, cohort=COHORT, modulus_bits=modulus, noise=noise)
         return float(found.deltas["w"] @ victim.astype(np.float64))
 
     present = np.array([seen((others + victim) & np.uint32(2**modulus - 1)) for _ in range(TRIALS)])

@@ -111,9 +111,7 @@ def test_commitments_to_other_shares_are_refused() -> None:
     run = make("deal")
     run.deal(range(COUNT))
     holder = int(run.roster.drawn[4, 0])
-    dealt = bytearray(run.roster.dealt[4])
-    dealt[DEALT_BYTES - 1] ^= 1
-    run.roster.dealt[4] = bytes(dealt)
+    run.roster.dealt[4, 0, -1] ^= 1
     assert run.devices[holder].receive(run.roster.inbox(holder)).dealers == [4]
 
 

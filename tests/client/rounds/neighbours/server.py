@@ -63,6 +63,10 @@ class NeighbourServer(Scripted):
         self.bundle, self.files["bundle"] = self.opened.digest, file.read_bytes()
         self.layout = Layout.of(self.opened.program("finish"))
         self.total: Vector | None = None
+        self.peers_chains = []
+        for _ in range(COHORT - 1):
+            key, token = b.generate_key(), self.token()
+            self.peers_chains.append((key, issue_identity(token.seed, token.certificate, public_bytes(key))))
 
     def begin(self, **changes: Any) -> str:
         values: dict[str, Any] = {
@@ -76,13 +80,9 @@ class NeighbourServer(Scripted):
         self.sealed = seal("plan", plan, self.key)
         self.terms = terms_of(plan, plan_digest(self.sealed), self.opened.manifest.privacy)
         self.phase, self.total, self.kept = "advertising", None, {}
-        others = {}
-        for _ in range(COHORT - 1):
-            key, token = b.generate_key(), self.token()
-            chain = issue_identity(token.seed, token.certificate, public_bytes(key))
-            peer = Participant(self.terms, key, chain, public_bytes(self.enrolment_key), secrets.token_bytes)
-            others[peer.device_id] = peer
-        self.others = others
+        enrolment = public_bytes(self.enrolment_key)
+        peers = [Participant(self.terms, *each, enrolment, secrets.token_bytes) for each in self.peers_chains]
+        self.others = {peer.device_id: peer for peer in peers}
         return plan.round_id
 
     # --- answers --------------------------------------------------------------------------------------------------
@@ -91,11 +91,9 @@ class NeighbourServer(Scripted):
         if step in SENT:
             return self._take(step, body, headers)
         if step in READ:
-            # With a semi-honest server the question is there in the next phase for the first time.
-            phase = "unmasking" if step == "question" and not self.malicious else READ[step]
             if self.phase in ("committed", "failed"):
                 return self._no(410)
-            if ORDER.index(self.phase) < ORDER.index(phase):
+            if ORDER.index(self.phase) < ORDER.index(READ[step]):
                 return self._no(409)
             if step == "neighbours":
                 assert headers["Content-Type"] == "application/msgpack"
@@ -115,8 +113,7 @@ class NeighbourServer(Scripted):
         assert headers["Content-Type"] == expected
         getattr(self, f"_take_{step}")(body)
         self.kept[step] = body
-        following = ORDER[ORDER.index(self.phase) + 1]
-        self.phase = "unmasking" if following == "confirming" and not self.malicious else following
+        self.phase = ORDER[ORDER.index(self.phase) + 1]
         return Reply(200, encode(m.Receipt()))
 
     @staticmethod
@@ -151,9 +148,9 @@ class NeighbourServer(Scripted):
         assert self.plan is not None
         add_masked(self.sum, unpack_masked(self.layout, body, self.plan), self.terms.modulus_bits)
         self.questions = {place: self.roster.ask(place, self.sharers) for place in range(COHORT)}
-        self.confirmed: dict[int, Confirmed] = {}
-        if self.malicious:
-            self.confirmed = {place: peer.confirm(self.questions[place]) for place, peer in self.peers_at.items()}
+        self.confirmed: dict[int, Confirmed] = {
+            place: peer.confirm(self.questions[place]) for place, peer in self.peers_at.items()
+        }
 
     def _take_included(self, body: bytes) -> None:
         self.confirmed[self.place] = unpack(body, Confirmed)
