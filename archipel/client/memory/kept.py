@@ -52,10 +52,11 @@ class Kept:
     def plan(self) -> bytes:
         return self._read(_PLAN)
 
-    def vector(self) -> Vector:
+    def vector(self, length: int) -> Vector:
+        """The vector, uint32 [length]."""
         data = self._read(_VECTOR)
-        if len(data) % 4:
-            raise ClientError(f"{self._place(_VECTOR)}: {len(data)} bytes, which are no vector")
+        if len(data) != 4 * length:
+            raise ClientError(f"{self._place(_VECTOR)}: {len(data)} bytes, expected 4 for each of {length} entries")
         return np.frombuffer(data, "<u4").astype(np.uint32)
 
     def secrets(self) -> Secrets:

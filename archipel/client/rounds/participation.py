@@ -216,7 +216,7 @@ class Participation:
         terms = terms_of(plan, self._digest, bundle.manifest.privacy)
         participant = self._wake(journal, terms, revoked)
         return NeighbourRound(plan, self._session, journal, device.config, self._owner()).run(
-            participant, terms.assumed.server, layout, lambda staleness: kept.vector(), resumed=True
+            participant, terms.assumed.server, layout, lambda staleness: kept.vector(layout.length), resumed=True
         )
 
     def _wake(self, journal: OpenRound, terms: Terms, revoked: Revoked) -> neighbours.Participant:
