@@ -105,6 +105,13 @@ def test_without_the_secrets_of_a_round_that_counts_its_result_is_waited_for(
     world.check_erased()
 
 
+def test_the_vector_is_erased_when_it_is_masked(world: NeighbourWorld) -> None:
+    world.killed_at("masked")
+    folder = world.agent.config.folder / "rounds"
+    assert {path.suffix for path in folder.iterdir()} >= {".masked", ".secrets", ".plan"}
+    assert not list(folder.glob("*.vector"))
+
+
 def test_secrets_from_before_the_masking_are_not_used_after_it(world: NeighbourWorld) -> None:
     """As a backup that was put back has them: with them another vector could be masked."""
     world.killed_at("shared")
