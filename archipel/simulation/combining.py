@@ -19,6 +19,7 @@ from archipel.protocol.vector import DecodedSum, Layout
 from archipel.simulation.attacks import ATTACKS, draw_attackers
 from archipel.simulation.draws import drawn_generator
 from archipel.simulation.kept import GroupSums, KeptUpdates, divide
+from archipel.simulation.secure.protocol import seats_of
 from archipel.simulation.sums import Arrays, SecureSum, Sum
 from archipel.simulation.work import Work
 from archipel.strategies.robust.composing import check_composition
@@ -135,7 +136,7 @@ class Combining:
     @property
     def _largest(self) -> int:
         """The most devices of one sum."""
-        return -(-self._settings.cohort // max(self._settings.secure_groups, 1))
+        return seats_of(self._settings)
 
     def _parts(self, work: Work, total: Sum) -> tuple[list[Part], Part | None]:
         if isinstance(total, GroupSums):

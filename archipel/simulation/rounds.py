@@ -13,7 +13,7 @@ from archipel.bundle.roles import Largest
 from archipel.errors import ArchipelError, SimulationError
 from archipel.privacy import spent_epsilon
 from archipel.privacy.central import Noise, draw_noise, events_of
-from archipel.protocol.messages import RoundPlan
+from archipel.protocol.messages import Protocol, RoundPlan
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.results import Distribution, RoundResult
 from archipel.protocol.training_metrics import UPDATE_CLIP
@@ -24,6 +24,7 @@ from archipel.simulation.attacks import Attack
 from archipel.simulation.clients import Clients
 from archipel.simulation.combining import Combining
 from archipel.simulation.draws import draw_cohort, drawn_uniform
+from archipel.simulation.secure.protocol import sizes_of_rounds
 from archipel.simulation.several import SeveralModels
 from archipel.simulation.system.round_clock import ClockState, RoundClock
 from archipel.simulation.system.settings import Pacing, System
@@ -83,9 +84,10 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `privacy`: "secure" adds up whole numbers as secure rounds do, "plain" floating point. `hyperparameters`: of the
     devices' programs and of the server's half, as of a task. `pacing`: when rounds take their updates; what differs
     from its defaults needs a `system`, whose clock times the rounds. `aggregation` is the rule of plain rounds, or over
-    the sums of `secure_groups` groups of the cohort, drawn for each round (0: one sum of all). `attack`: what some
-    devices send. `differential_privacy`: the noise on each sum, with its multiplier settled. `root`: the last client
-    has the server's own examples, for a rule that takes an update of them.
+    the sums of `secure_groups` groups of the cohort, drawn for each round (0: one sum of all). `protocol`: of secure
+    rounds (None: what a server would choose). `attack`: what some devices send. `differential_privacy`: the noise on
+    each sum, with its multiplier settled. `root`: the last client has the server's own examples, for a rule that takes
+    an update of them.
     """
 
     cohort: int
@@ -97,6 +99,7 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     system: System | None = None
     aggregation: Aggregation = Aggregation()
     secure_groups: int = 0
+    protocol: Protocol | None = None
     attack: Attack = Attack()
     differential_privacy: DifferentialPrivacy = DifferentialPrivacy()
     root: bool = False
@@ -162,6 +165,8 @@ class Rounds:
                 "privacy: 'secure' adds up vectors, and compress 'top_k' sends elements of each device's own choice; "
                 "set privacy to 'plain', or compress to 'random_k'"
             )
+        if settings.protocol is not None:
+            sizes_of_rounds(manifest, settings)
         self._combining = Combining(manifest, layout, population, settings)
         self._bits = self._combining.modulus_bits(layout)
         if standing is None:

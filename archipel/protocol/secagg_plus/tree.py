@@ -40,7 +40,7 @@ class MemberTree:
         """The hashes by which the members at `places` (distinct, in any order) lead to the root."""
         proof, known = [], set(places)
         for level in self._levels[:-1]:
-            proof += [level[place ^ 1] for place in sorted(known) if place ^ 1 not in known]
+            proof += [level[place] for place in sorted({place ^ 1 for place in known} - known)]
             known = {place >> 1 for place in known}
         return b"".join(proof)
 
