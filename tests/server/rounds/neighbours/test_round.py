@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from archipel.bundle import read_weights
 from archipel.server.database.tables import Answer
 from tests.support.devices import ANSWERED
 from tests.support.neighbour_devices import NeighbourDevice, add_devices, create_task
+from tests.support.tiny_bundle import make_bundle
 from tests.support.world import World
 
 DELTA_STEP = 1 / 256
@@ -96,14 +99,76 @@ def test_too_few_that_answer_end_the_round_and_say_so(world: World, tmp_path: Pa
 
 
 def test_devices_that_speak_the_other_protocol_only_are_not_taken(world: World, tmp_path: Path) -> None:
-    task, policy = create_task(world, tmp_path)
+    task, policy = create_task(world, tmp_path, min_cohort=10)
     devices = add_devices(world, 10, policy)
     devices[0].protocols = ("complete",)
     for device in devices:
         assert device.check_in() is None
     world.settle()
-    assert world.task(task["task_id"])["waiting"] == 9
+    shown = world.task(task["task_id"])
+    assert shown["waiting"] == 9
+    assert "1 waiting device cannot take part in rounds over neighbours" in shown["waiting_for"]
     devices[0].protocols = ("complete", "neighbours")
     assert devices[0].check_in() is None
     world.settle()
     assert all(device.join() for device in devices)
+
+
+def test_groups_over_neighbours(world: World, tmp_path: Path) -> None:
+    """Each group is a round over neighbours of its own; the rule goes over their means."""
+    task, policy = create_task(
+        world, tmp_path, "semi-honest", cohort=24, secure_groups=3, aggregation={"rule": "median", "tolerated": 1}
+    )
+    devices = add_devices(world, 24, policy)
+    world.start_round(devices)
+    groups: dict[str, list[NeighbourDevice]] = {}
+    for device in devices:
+        assert device.plan is not None
+        assert device.plan.max_cohort == 8
+        groups.setdefault(device.plan.round_id, []).append(device)
+    for phase in ANSWERED:
+        for device in devices:
+            device.answer(phase)
+        world.settle()
+    after = world.task(task["task_id"])
+    assert after["state"] == "completed", world.rounds(task["task_id"])
+    parameters = read_weights(world.operator("GET", f"/v1/blobs/{after['model']}")[1])
+    means = [mean_of(group) for group in groups.values()]
+    np.testing.assert_allclose(parameters["w"], np.median([w for w, _ in means], axis=0), rtol=1e-6)
+
+
+def test_an_asynchronous_task_over_neighbours(world: World, tmp_path: Path) -> None:
+    task, policy = create_task(world, tmp_path, "semi-honest", cohort=8, concurrency=16, mode="asynchronous", rounds=2)
+    devices = add_devices(world, 16, policy)
+    world.start_round(devices)
+    assert sorted(Counter(device.plan.round_id for device in devices if device.plan).values()) == [8, 8]
+    for phase in ANSWERED:
+        for device in devices:
+            device.answer(phase)
+        world.settle()
+    after = world.task(task["task_id"])
+    assert (after["state"], after["rounds_committed"]) == ("completed", 2), world.rounds(task["task_id"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"protocol": "neighbours", "threshold": 3}, "threshold: 3; over neighbours it follows"),
+        ({"protocol": "neighbours", "privacy": "plain"}, "of secure rounds"),
+        ({"protocol": "neighbours", "kind": "evaluation", "metrics": {"loss": 1.0}}, "for trainings"),
+        ({"protocol": "neighbours", "min_cohort": 2, "cohort": 2}, "from 3 to"),
+    ],
+)
+def test_tasks_that_cannot_be_over_neighbours(
+    world: World, tmp_path: Path, settings: dict[str, object], why: str
+) -> None:
+    create_task(world, tmp_path)
+    request = {"name": "digits", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 10, **settings}
+    status, answer = world.operator("POST", "/v1/tasks", {"bundle": world.publish(), **request})
+    assert status == 422, answer
+    assert re.search(why, answer["message"]), answer
+    # And a bundle whose policy does not allow them.
+    world.bundle_file = make_bundle(tmp_path, world.keys.publisher, name="other", policy={})
+    request |= {"protocol": "neighbours", "kind": "training", "privacy": "secure", "threshold": None, "metrics": {}}
+    status, answer = world.operator("POST", "/v1/tasks", {"bundle": world.publish(), **request})
+    assert (status, "allows ['complete']" in answer["message"]) == (422, True), answer
