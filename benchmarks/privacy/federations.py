@@ -29,7 +29,7 @@ from archipel.training import losses, optimizers
 DIGITS, SIDE, HIDDEN = 3, 14, 32
 """Of a device; of a picture, in pixels; of the network, in units."""
 EPSILON, DELTA = 8.0, 1e-6
-CLIP = 1.0
+CLIP = 2.0
 
 Tensors = Mapping[str, NDArray[Any]]
 Client = tuple[NDArray[np.float32], NDArray[np.int64]]
@@ -128,11 +128,13 @@ class Federations:
         fields = [{"input": pictures, "label": labels} for pictures, labels in devices.clients]
         self.lanes = Lanes(bundle, ListedClients(fields), MemoryStates())
 
-    def train(self, members: NDArray[np.int64], rounds: int, privacy: DifferentialPrivacy, seed: int = 0) -> Trained:
-        """Rounds in which all members take part. Raises RuntimeError where a round failed."""
+    def train(
+        self, members: NDArray[np.int64], cohort: int, rounds: int, privacy: DifferentialPrivacy, seed: int = 0
+    ) -> Trained:
+        """Rounds of so many members each, drawn for each round. Raises RuntimeError where one failed."""
         course = Rounds(
             self.bundle, len(members),
-            RoundSettings(cohort=len(members), seed=seed, differential_privacy=privacy), None,
+            RoundSettings(cohort=cohort, seed=seed, differential_privacy=privacy), None,
         )  # fmt: skip
         engine = Members(self.lanes, members)
         for _ in range(rounds):
