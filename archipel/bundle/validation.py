@@ -278,6 +278,11 @@ def validate_policy(policy: PrivacyPolicy) -> None:
         raise ManifestError("privacy: secure mode needs min_cohort >= 2 and threshold above 0.5 and at most 1")
     if not 0 <= policy.colluders < 1:
         raise ManifestError(f"privacy: colluders must be a share from 0 to below 1, is {policy.colluders}")
+    if not policy.protocols or not 0 <= policy.dropouts < 1:
+        raise ManifestError(
+            "privacy: protocols must name at least one of 'complete', 'neighbours', and dropouts be a share from 0 to "
+            f"below 1, is {policy.dropouts}"
+        )
     if policy.min_contributors < 1 or not 1 <= policy.queries <= MAX_QUERIES or not 1 <= policy.query_days <= 366:
         raise ManifestError(
             f"privacy: min_contributors must be at least 1, queries from 1 to {MAX_QUERIES}, query_days from 1 to 366"

@@ -16,7 +16,9 @@ from archipel.converter.options import BATCH_SIZE, Analysis, Compression, Signin
 from archipel.lite_runtime.agreement import MIN_AGREEMENT, MIN_SNR
 
 SUFFIX = ".bundle"
-DEFAULT_PRIVACY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.67, max_clip=1000.0, max_bits=24)
+DEFAULT_PRIVACY = PrivacyPolicy(
+    modes=("secure",), min_cohort=10, threshold=0.67, max_clip=1000.0, max_bits=24, protocols=("complete", "neighbours")
+)
 
 
 @dataclass(frozen=True, eq=False)  # comparing arrays gives arrays, not True or False

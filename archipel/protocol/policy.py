@@ -11,11 +11,14 @@ from archipel.bundle.roles import Largest
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import groups
 from archipel.protocol.distributions import LEAST_COUNTED
-from archipel.protocol.messages import RoundPlan
+from archipel.protocol.messages import Kind, Protocol, RoundPlan
 from archipel.protocol.moments import moment
 from archipel.protocol.sealed import Sealed
+from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes, check_sizes, choose_sizes
 from archipel.protocol.vector import Layout
 
+NEIGHBOURS_FROM = 256
+"""Devices of a cohort. In smaller ones nearly all others would be neighbours, where the server may be malicious."""
 _DENOMINATOR = 1_000_000
 
 
@@ -76,7 +79,9 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
     _check_floors(plan, policy)
     if plan.max_cohort < max(plan.min_cohort, plan.threshold):
         _refuse(f"max_cohort {plan.max_cohort} is below min_cohort {plan.min_cohort} or threshold {plan.threshold}")
-    if plan.privacy == "secure":
+    if plan.protocol != "complete":
+        _check_neighbours(plan, policy)
+    elif plan.privacy == "secure":
         _check_threshold(plan, policy)
     _check_updates(policy, layout)
     if plan.kind == "training":
@@ -117,6 +122,57 @@ def _check_threshold(plan: RoundPlan, policy: PrivacyPolicy) -> None:
             f"threshold {plan.threshold} is not more than half of max_cohort {plan.max_cohort} and {plan.colluders} "
             "colluders together; a server with so many could have two groups each unmask something else"
         )
+
+
+def _check_neighbours(plan: RoundPlan, policy: PrivacyPolicy) -> None:
+    if plan.privacy != "secure" or plan.protocol not in policy.protocols:
+        _refuse(f"protocol {plan.protocol!r} of a {plan.privacy} round; secure rounds may be {list(policy.protocols)}")
+    if plan.kind != "training":
+        # A device remembers the sets of queries that it was in, and here nobody proves to it who is in a sum.
+        _refuse(f"protocol {plan.protocol!r} is for trainings, this is a round of kind {plan.kind}")
+    # With the cohort as it comes a device checks this once more, before it shares a secret.
+    for cohort in (least_cohort(plan), plan.max_cohort):
+        check_sizes(sizes_of(plan), cohort, assumptions_of(policy))
+
+
+def choose_protocol(policy: PrivacyPolicy, kind: Kind, cohort: int) -> Protocol:
+    """That of secure rounds with so many devices, where nobody asks for another: over neighbours where they are cheaper
+    for devices, and the policy allows them."""
+    if kind != "training" or "neighbours" not in policy.protocols:
+        return "complete"
+    if "complete" in policy.protocols:
+        if cohort < NEIGHBOURS_FROM:
+            return "complete"
+        try:
+            choose_sizes(cohort, assumptions_of(policy))
+        except PolicyError:
+            return "complete"
+    return "neighbours"
+
+
+def sizes_of(plan: RoundPlan) -> Sizes:
+    """Those of a round over neighbours."""
+    return Sizes(plan.neighbours, plan.threshold, plan.partners)
+
+
+def least_cohort(plan: RoundPlan) -> int:
+    """With how few devices a round over neighbours can begin: each needs `threshold` others."""
+    return max(plan.min_cohort, plan.threshold + 1)
+
+
+def assumptions_of(policy: PrivacyPolicy) -> Assumptions:
+    """What a round over neighbours must withstand by the policy."""
+    # With the device's own, `min_cohort` vectors hide each other, whatever the server does.
+    return Assumptions(
+        corrupt=policy.colluders, dropped=policy.dropouts, server=policy.server, hidden=max(policy.min_cohort - 1, 2)
+    )
+
+
+def endorsers_needed(plan: RoundPlan) -> int:
+    """How many devices have to sign that they were in a secure round before others believe that it took place."""
+    # Of a complete graph more than half of all and of the colluders have to agree anyway. A threshold of neighbours may
+    # be lower than the number of colluders, who could sign for rounds that never were.
+    return plan.threshold if plan.protocol == "complete" else max(plan.threshold, plan.colluders + 1)
 
 
 def _check_updates(policy: PrivacyPolicy, layout: Layout) -> None:

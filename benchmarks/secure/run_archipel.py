@@ -27,7 +27,7 @@ import numpy as np
 from devices import POPULATION, VALUE_BITS, Devices, Messages, Roles, divide, join
 
 from archipel.protocol.secagg.masks import add_masked
-from archipel.protocol.secagg_plus.member import Distinct, Session, read_member
+from archipel.protocol.secagg_plus.member import Distinct, Session, read_members
 from archipel.protocol.secagg_plus.messages import (
     Answer,
     Confirmed,
@@ -99,8 +99,8 @@ class Server:
         members = self._devices.advertise()
         with self._clock.running("members"):
             distinct, named = Distinct(), []
-            for number, member in members.items():
-                device, keys = read_member(member, self._terms.session, self._devices.enrolment_key, POPULATION)
+            read = read_members([*members.values()], self._terms.session, self._devices.enrolment_key, POPULATION)
+            for (number, member), (device, keys) in zip(members.items(), read, strict=True):
                 distinct.add(device, keys)
                 named.append((device.device_id, number, member))
             named.sort()
@@ -156,8 +156,7 @@ class Server:
                 asked = {place: self._roster.ask(place, self._survivors) for place in places}
                 packed = {place: pack(question) for place, question in asked.items()}
             self._questions |= asked
-            if self._terms.assumed.server == "malicious":
-                confirmed |= self._send("confirm", packed, Confirmed)
+            confirmed |= self._send("confirm", packed, Confirmed)
             told |= packed
         for places in batches(self._staying, BATCH):
             includes = dict.fromkeys(places, b"")
@@ -199,8 +198,7 @@ class Server:
             self._bytes[place] += len(messages[place]) + len(reply)
             if step == "answer":
                 # Not what `join` adds, nor a question that has come before, to be confirmed.
-                again = self._terms.assumed.server == "malicious"
-                self._bytes[place] -= 4 + again * len(divide(messages[place])[0])
+                self._bytes[place] -= 4 + len(divide(messages[place])[0])
         with self._clock.running(step):
             return {place: unpack(reply, kind) for place, reply in replies.items()}
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from archipel.bundle.roles import Update
 from archipel.errors import BoundError, PolicyError, ProtocolError
 from archipel.privacy import Gaussian, spent_epsilon
-from archipel.privacy.central import noise_scale, release_sum, sensitivity, settle
+from archipel.privacy.central import draw_noise, noise_scale, release_sum, sensitivity, settle
 from archipel.protocol.bounds import SLACK, groups, step
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.training_metrics import count_entry
@@ -47,10 +47,10 @@ def byte_source(seed: str) -> Callable[[int], bytes]:
 
 
 def release(total: np.ndarray, of: Layout, cohort: int, multiplier: float, seed: str, bits: int = 16) -> DecodedSum:
-    return release_sum(
-        total.astype(np.int64).astype(np.uint32) & np.uint32(2**bits - 1), of, cohort=cohort, modulus_bits=bits,
-        multiplier=multiplier, randomness=byte_source(seed),
-    )  # fmt: skip
+    settings = DifferentialPrivacy(mechanism="central", noise_multiplier=multiplier)
+    noise = draw_noise(settings, of, randomness=byte_source(seed))
+    vector = total.astype(np.int64).astype(np.uint32) & np.uint32(2**bits - 1)
+    return release_sum(vector, of, cohort=cohort, modulus_bits=bits, noise=noise)
 
 
 def whole(found: DecodedSum, of: Layout) -> np.ndarray:

@@ -4,12 +4,14 @@ import hashlib
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from archipel.bundle.manifest import PrivacyPolicy
 from archipel.bundle.roles import Program, Update
 from archipel.errors import PolicyError
 from archipel.protocol import Layout, check_plan, plan_digest, seal
-from archipel.protocol.policy import colluders_of, splits
+from archipel.protocol.policy import choose_protocol, colluders_of, endorsers_needed, least_cohort, splits
+from archipel.protocol.secagg_plus.sizes import Assumptions, choose_sizes_between
 
 POLICY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.56, max_clip=2.0, max_bits=16, colluders=0.0)
 GOOD = {"privacy": "secure", "min_cohort": 10, "max_cohort": 25, "threshold": 14, "modulus_bits": 24}
@@ -174,3 +176,62 @@ def test_plain_rounds_share_no_secrets(make_plan):
 def test_the_digest_is_over_the_signed_bytes(make_plan, signing_key):
     sealed = seal("plan", make_plan(), signing_key("server"))
     assert plan_digest(sealed) == hashlib.sha256(sealed.body).hexdigest()
+
+
+@pytest.fixture
+def over_neighbours(make_plan):
+    """A plan of 90 devices over neighbours, and the policy that it keeps to."""
+    policy = replace(POLICY, protocols=("complete", "neighbours"), min_cohort=5, colluders=0.2)
+    sizes = choose_sizes_between(5, 90, Assumptions(0.2, 0.2, "malicious", hidden=4))
+    return policy, make_plan(
+        min_cohort=23, max_cohort=90, colluders=18, protocol="neighbours", neighbours=sizes.neighbours,
+        threshold=sizes.threshold, partners=sizes.partners, modulus_bits=32,
+    )  # fmt: skip
+
+
+def test_a_plan_over_neighbours(over_neighbours):
+    policy, plan = over_neighbours
+    check_plan(plan, policy, layout())
+    assert least_cohort(plan) == plan.threshold + 1
+    # More than the colluders have to sign that they were in it.
+    assert endorsers_needed(plan) == plan.threshold
+    assert endorsers_needed(replace(plan, colluders=70)) == 71
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"threshold": -1}, "threshold"),
+        ({"partners": -1}, "partners"),
+        ({"neighbours": -1}, "the threshold or the partners exceed|threshold|partners"),
+    ],
+)
+def test_sizes_below_what_the_policy_calls_for(over_neighbours, change, why):
+    policy, plan = over_neighbours
+    changed = {name: getattr(plan, name) + less for name, less in change.items()}
+    with pytest.raises(PolicyError, match=why):
+        check_plan(replace(plan, **changed), policy, layout())
+
+
+def test_plans_over_neighbours_outside_the_policy(over_neighbours):
+    policy, plan = over_neighbours
+    for other, changed, why in (
+        (replace(policy, protocols=("complete",)), plan, "protocol 'neighbours' of a secure round"),
+        (replace(policy, modes=("plain", "secure")), replace(plan, privacy="plain", colluders=0), "of a plain round"),
+        (policy, replace(plan, kind="evaluation", min_cohort=40, min_contributors=20), "for trainings"),
+        (replace(policy, min_cohort=40), replace(plan, min_cohort=60), "threshold"),
+        (replace(policy, colluders=0.3), replace(plan, colluders=27, min_cohort=60), "threshold"),
+    ):
+        with pytest.raises(PolicyError, match=why):
+            check_plan(changed, other, layout())
+
+
+def test_which_protocol_a_round_takes():
+    both = replace(POLICY, protocols=("complete", "neighbours"), colluders=0.2)
+    assert choose_protocol(both, "training", 255) == "complete"
+    assert choose_protocol(both, "training", 256) == "neighbours"
+    assert choose_protocol(both, "evaluation", 256) == "complete"
+    assert choose_protocol(POLICY, "training", 256) == "complete"
+    assert choose_protocol(replace(both, protocols=("neighbours",)), "training", 20) == "neighbours"
+    # With so many colluders not even all others are enough neighbours.
+    assert choose_protocol(replace(both, colluders=0.7), "training", 256) == "complete"

@@ -91,12 +91,9 @@ class NeighbourRound:
     def answer(self, places: Collection[int]) -> None:
         """Steps 5 and 6."""
         self.questions = {place: sent(self.roster.ask(place, self.survivors)) for place in places}
-        if self.terms.assumed.server == "malicious":
-            confirmed: dict[int, Confirmed] = {p: sent(self.devices[p].confirm(self.questions[p])) for p in places}
-            includes = {p: sent(self.roster.include(p, self.questions, confirmed)) for p in places}
-            answers = {p: self.devices[p].answer(self.questions[p], includes[p]) for p in places}
-        else:
-            answers = {p: self.devices[p].answer(self.questions[p]) for p in places}
+        confirmed: dict[int, Confirmed] = {p: sent(self.devices[p].confirm(self.questions[p])) for p in places}
+        includes = {p: sent(self.roster.include(p, self.questions, confirmed)) for p in places}
+        answers = {p: self.devices[p].answer(self.questions[p], includes[p]) for p in places}
         self.answers = {p: sent(answer) for p, answer in answers.items()}
         for place, answer in self.answers.items():
             check_answer(self.questions[place], answer, str(place))

@@ -54,6 +54,7 @@ from archipel.protocol.messages.rounds import LeaveReason as LeaveReason
 from archipel.protocol.messages.rounds import LeaveRequest as LeaveRequest
 from archipel.protocol.messages.rounds import Offer as Offer
 from archipel.protocol.messages.rounds import Phase as Phase
+from archipel.protocol.messages.rounds import Protocol as Protocol
 from archipel.protocol.messages.rounds import Revocations as Revocations
 from archipel.protocol.messages.rounds import RoundPlan as RoundPlan
 from archipel.protocol.messages.rounds import RoundStatus as RoundStatus

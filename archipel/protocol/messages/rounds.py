@@ -27,6 +27,9 @@ Phase = Literal[
     "aggregating", "committed", "failed",
 ]  # fmt: skip
 Kind = Literal["training", "evaluation", "analytics"]
+Protocol = Literal["complete", "neighbours"]
+"""Of secure rounds: over the complete graph of a cohort (protocol.secagg), or over few neighbours of each device
+(protocol.secagg_plus)."""
 
 
 class RoundPlan(Message, frozen=True, kw_only=True):
@@ -48,6 +51,8 @@ class RoundPlan(Message, frozen=True, kw_only=True):
 
     `serial` grows with every round of the task, and after `not_after` (Unix seconds) the plan is good no longer: a
     device takes part in a round once. `number` is that of the version that the round makes, and says nothing of that.
+    With protocol `neighbours` each device shares its secrets with so many others, of whose shares `threshold` give a
+    secret, and masks with the first `partners` of them.
     `revocations` is the digest of the list (a Sealed Revocations, as JSON) of those who must not be in the cohort, None
     where there is nobody.
     """
@@ -78,6 +83,9 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     serial: Whole = 0
     not_after: Whole = 0
     revocations: Digest | None = None
+    protocol: Protocol = "complete"
+    neighbours: Annotated[int, Meta(ge=0, lt=MAX_COHORT)] = 0
+    partners: Annotated[int, Meta(ge=0, lt=MAX_COHORT)] = 0
 
 
 class Revocations(Message, frozen=True, kw_only=True):
@@ -109,10 +117,11 @@ class LeaveRequest(Message, frozen=True, kw_only=True):
 class CheckIn(Message, frozen=True, kw_only=True):
     """`attributes` are those that the owner chose to report. `versions` are the models that the device was offered,
     each with the number of the version that it fetched last, whether it runs that or not. With `versions`, even empty
-    ones, the device asks for offers; with null it wants none."""
+    ones, the device asks for offers; with null it wants none. `protocols` are the secure rounds that it speaks."""
 
     attributes: dict[str, str | float | bool] = {}
     versions: Annotated[dict[Name, VersionNumber], Meta(max_length=MAX_MODELS)] | None = None
+    protocols: Annotated[tuple[Protocol, ...], Meta(min_length=1, max_length=2)] = ("complete",)
 
 
 class SetAside(Message, frozen=True, kw_only=True):

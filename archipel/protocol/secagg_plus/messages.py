@@ -1,21 +1,32 @@
-"""What devices and server tell each other in a round over neighbours, where size counts: MessagePack arrays."""
+"""What devices and server tell each other in a round over neighbours, where size counts: MessagePack arrays.
+
+What there is of each of many devices stands in columns: their places, and what is as long for each as one run of bytes.
+A server sends more than a million envelopes in a round of 10,000 devices, and an object for each would take longer than
+all else.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from collections.abc import Sized
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from archipel.errors import MessageError
 from archipel.protocol.messages import Key, Signature
+from archipel.protocol.secagg.keys import KEY_BYTES
 from archipel.protocol.secagg_plus.envelope import DEALT_BYTES
 from archipel.protocol.secagg_plus.member import MAX_MEMBER_BYTES
 from archipel.protocol.secagg_plus.shares import SHARE_BYTES
 from archipel.protocol.secagg_plus.sizes import MAX_DEVICES
 
+SIGNATURE_BYTES = 64
 Place = Annotated[int, Meta(ge=0, lt=MAX_DEVICES)]
-T = TypeVar("T")
+Places = Annotated[list[Place], Meta(max_length=MAX_DEVICES)]
+Keys = Annotated[bytes, Meta(max_length=KEY_BYTES * MAX_DEVICES)]
+Signatures = Annotated[bytes, Meta(max_length=SIGNATURE_BYTES * MAX_DEVICES)]
+M = TypeVar("M", bound="Packed")
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -33,7 +44,7 @@ class Invitation(Packed, frozen=True, kw_only=True):
 class Drawn(Packed, frozen=True, kw_only=True):
     """The places of the neighbours that a device drew; the first ones also share a mask with it."""
 
-    places: Annotated[list[Place], Meta(max_length=MAX_DEVICES)]
+    places: Places
 
 
 class Neighbours(Packed, frozen=True, kw_only=True):
@@ -45,87 +56,104 @@ class Neighbours(Packed, frozen=True, kw_only=True):
 
 
 class Dealt(Packed, frozen=True, kw_only=True):
-    """A device's envelopes for its neighbours with their commitments, 132 bytes each, in the order that it drew."""
+    """The neighbours that a device drew, in this order, and its envelopes for them with their commitments, 132 bytes
+    each."""
 
+    places: Places
     dealt: Annotated[bytes, Meta(max_length=DEALT_BYTES * MAX_DEVICES)]
 
 
-class Dealing(Packed, frozen=True, kw_only=True):
-    """What the dealer at `dealer` sealed for the reader, which is at `position` (from 1) of those that it drew."""
-
-    dealer: Place
-    position: Annotated[int, Meta(ge=1, le=MAX_DEVICES)]
-    cipher_key: Key
-    dealt: Annotated[bytes, Meta(min_length=DEALT_BYTES, max_length=DEALT_BYTES)]
-
-
 class Inbox(Packed, frozen=True, kw_only=True):
-    """All dealings for one device."""
+    """What `dealers` sealed for the reader, in columns of one length.
 
-    dealings: Annotated[list[Dealing], Meta(max_length=MAX_DEVICES)]
+    The reader is at `positions` (from 1) of those that they drew; `cipher_keys` are theirs, 32 bytes each, and `dealt`
+    the envelopes with their commitments, 132 bytes each. Raises ValueError for columns of different lengths, which
+    `unpack` turns into MessageError."""
+
+    dealers: Places
+    positions: Annotated[list[Annotated[int, Meta(ge=1, le=MAX_DEVICES)]], Meta(max_length=MAX_DEVICES)]
+    cipher_keys: Keys
+    dealt: Annotated[bytes, Meta(max_length=DEALT_BYTES * MAX_DEVICES)]
+
+    def __post_init__(self) -> None:
+        _require_columns(
+            len(self.dealers),
+            positions=(self.positions, 1),
+            cipher_keys=(self.cipher_keys, KEY_BYTES),
+            dealt=(self.dealt, DEALT_BYTES),
+        )
 
 
 class Refused(Packed, frozen=True, kw_only=True):
     """The dealers whose envelope does not open or holds other shares than its commitments say; mostly none."""
 
-    dealers: Annotated[list[Place], Meta(max_length=MAX_DEVICES)]
-
-
-class Partner(Packed, frozen=True, kw_only=True):
-    """Somebody who drew the reader as a partner for masks."""
-
-    place: Place
-    mask_key: Key
+    dealers: Places
 
 
 class Partners(Packed, frozen=True, kw_only=True):
-    """`gone`: those of the reader's own partners whose shares did not come, or were refused. `others`: who drew it."""
+    """`gone`: those of the reader's own partners whose shares did not come, or were refused. `others`: who drew it as a
+    partner for masks; `mask_keys` are theirs, 32 bytes each. Raises ValueError for another number of keys."""
 
-    gone: Annotated[list[Place], Meta(max_length=MAX_DEVICES)]
-    others: Annotated[list[Partner], Meta(max_length=MAX_DEVICES)]
+    gone: Places
+    others: Places
+    mask_keys: Keys
+
+    def __post_init__(self) -> None:
+        _require_columns(len(self.others), mask_keys=(self.mask_keys, KEY_BYTES))
 
 
 class Question(Packed, frozen=True, kw_only=True):
     """Of the dealers whose shares the reader holds: those whose vectors are in the sum, and those that left after
     dealing."""
 
-    present: Annotated[list[Place], Meta(max_length=MAX_DEVICES)]
-    left: Annotated[list[Place], Meta(max_length=MAX_DEVICES)]
+    present: Places
+    left: Places
 
 
 class Confirmed(Packed, frozen=True, kw_only=True):
-    """For each present dealer of the question, in its order, the signature that it is present: 64 bytes each."""
+    """For each present dealer of the question, in its order, the signature that it is present: 64 bytes each. Empty
+    with a semi-honest server."""
 
-    signatures: Annotated[bytes, Meta(max_length=64 * MAX_DEVICES)]
-
-
-class Inclusion(Packed, frozen=True, kw_only=True):
-    """The signature of a neighbour that it takes the reader as present."""
-
-    neighbour: Place
-    signature: Signature
+    signatures: Signatures
 
 
 class Inclusions(Packed, frozen=True, kw_only=True):
-    """Those of the reader's neighbours."""
+    """The signatures of the reader's `neighbours` that they take it as present, 64 bytes each. Raises ValueError for
+    another number of signatures."""
 
-    inclusions: Annotated[list[Inclusion], Meta(max_length=MAX_DEVICES)]
+    neighbours: Places
+    signatures: Signatures
 
-
-NOBODY_SAYS = Inclusions(inclusions=[])
+    def __post_init__(self) -> None:
+        _require_columns(len(self.neighbours), signatures=(self.signatures, SIGNATURE_BYTES))
 
 
 class Answer(Packed, frozen=True, kw_only=True):
-    """Shares of 36 bytes in the order of the question: of the seeds of those present, of the mask keys of the rest."""
+    """Shares of 36 bytes in the order of the question: of the seeds of those present, of the mask keys of the rest.
+
+    `presence` is the device's signature that it was in the round (`inclusion.presence`), which proves to others that
+    the round took place."""
 
     seeds: Annotated[bytes, Meta(max_length=SHARE_BYTES * MAX_DEVICES)]
     mask_keys: Annotated[bytes, Meta(max_length=SHARE_BYTES * MAX_DEVICES)]
+    presence: Signature
 
     def __repr__(self) -> str:
         return f"Answer(seeds=<{len(self.seeds)} bytes>, mask_keys=<{len(self.mask_keys)} bytes>)"
 
 
+def _require_columns(count: int, **columns: tuple[Sized, int]) -> None:
+    for name, (column, size) in columns.items():
+        if len(column) != size * count:
+            raise ValueError(f"{name}: expected {count} times {size}, got a length of {len(column)}")
+
+
+NOBODY_SAYS = Inclusions(neighbours=[], signatures=b"")
 _ENCODER = msgspec.msgpack.Encoder()
+# All of them now: msgspec inspects a struct when its first decoder is made, and crashes when two threads do so at once.
+_DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(kind) for kind in Packed.__subclasses__()
+}
 
 
 def pack(message: Packed) -> bytes:
@@ -133,10 +161,10 @@ def pack(message: Packed) -> bytes:
     return _ENCODER.encode(message)
 
 
-def unpack(data: bytes, kind: type[T]) -> T:
+def unpack(data: bytes, kind: type[M]) -> M:
     """The message in `data`, decoded strictly. Raises MessageError."""
     try:
-        message: T = msgspec.msgpack.decode(data, type=kind)
+        message: M = _DECODERS[kind].decode(data)
         return message
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"{kind.__name__}: {error}") from None

@@ -1,9 +1,9 @@
-"""The device's side of a secure round over neighbours: six steps or seven, each once and in order.
+"""The device's side of a secure round over neighbours: seven steps, each once and in order.
 
 Bell et al. 2020, with neighbours that each device draws itself (drawing.py). Every neighbour holds a share of both
 secrets of a device and shows one of the two, so that both stay out of reach together (sizes.py). Where the server may
-be malicious there is a step more: before a device shows anything it has the signatures of `threshold` neighbours that
-they take it as present. So whoever helps to unmask the vectors of others is itself no longer one whose masks can be
+be malicious a device has, before it shows anything, the signatures of `threshold` neighbours that they take it as
+present. So whoever helps to unmask the vectors of others is itself no longer one whose masks can be
 taken off.
 """
 
@@ -16,32 +16,23 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from archipel.errors import CertificateError, ConsistencyError, SecureAggregationError, ShareError, ThresholdError
-from archipel.protocol.identity import verify_chain
+from archipel.protocol.identity import VerifiedDevice, verify_chain
 from archipel.protocol.messages import Chain
 from archipel.protocol.revocations import NOBODY, Revoked
 from archipel.protocol.sealed import public_bytes
 from archipel.protocol.secagg import keys
-from archipel.protocol.secagg.masks import apply_mask, reduce
+from archipel.protocol.secagg.masks import apply_masks, reduce
 from archipel.protocol.secagg_plus import shares
 from archipel.protocol.secagg_plus.drawing import draw_neighbours
-from archipel.protocol.secagg_plus.envelope import Pair, bind, commit_pair, envelope_key, seal, unseal
-from archipel.protocol.secagg_plus.inclusion import inclusion, require_inclusions
-from archipel.protocol.secagg_plus.member import (
-    Distinct,
-    RoundKeys,
-    read_member,
-    seed_digest,
-    sign_member,
-    split_keys,
-)
+from archipel.protocol.secagg_plus.envelope import DEALT_BYTES, bind, commit_pair, divide, envelope_key, seal, unseal
+from archipel.protocol.secagg_plus.inclusion import inclusion, presence, require_inclusions
+from archipel.protocol.secagg_plus.member import Distinct, RoundKeys, read_member, seed_digest, sign_member, split_keys
 from archipel.protocol.secagg_plus.messages import (
     NOBODY_SAYS,
     Answer,
     Confirmed,
-    Dealing,
     Dealt,
     Drawn,
     Inbox,
@@ -195,7 +186,7 @@ class Participant:
                     seal(key, self._bound, own, place, pair, self._draw),
                     commit_pair(self._bound, own, position, pair),
                 ]
-            return Dealt(dealt=b"".join(dealt))
+            return Dealt(places=self._state.neighbours, dealt=b"".join(dealt))
 
         return self._once("deal", pack(neighbours), Dealt, act)
 
@@ -208,16 +199,21 @@ class Participant:
 
         def act() -> Refused:
             refused, own, private = [], self._invitation.place, keys.private_key(self._state.cipher_secret)
-            for dealing in inbox.dealings:
+            cipher_keys = divide("inbox", inbox.cipher_keys, keys.KEY_BYTES, len(inbox.dealers))
+            envelopes = divide("inbox", inbox.dealt, DEALT_BYTES, len(inbox.dealers))
+            for dealer, position, theirs, dealt in zip(
+                inbox.dealers, inbox.positions, cipher_keys, envelopes, strict=True
+            ):
                 # A second envelope would replace the first, and a share of the one be shown for the other.
-                if dealing.dealer in self._state.held or dealing.dealer in refused:
-                    raise ShareError(f"inbox: shares from place {dealing.dealer} twice")
-                if dealing.dealer == own or dealing.dealer >= self._invitation.size:
-                    raise ShareError(f"inbox: shares from place {dealing.dealer}, which is nobody else's in the cohort")
+                if dealer in self._state.held or dealer in refused:
+                    raise ShareError(f"inbox: shares from place {dealer} twice")
+                if dealer == own or dealer >= self._invitation.size:
+                    raise ShareError(f"inbox: shares from place {dealer}, which is nobody else's in the cohort")
                 try:
-                    self._state.held[dealing.dealer] = self._open(private, dealing)
+                    key = envelope_key(private, theirs, self._salt, theirs, self._public.cipher_key)
+                    self._state.held[dealer] = unseal(key, self._bound, dealer, own, position, dealt)
                 except (ShareError, SecureAggregationError):
-                    refused.append(dealing.dealer)
+                    refused.append(dealer)
             # What leaks from the device later opens no envelope.
             self._state.cipher_secret = b""
             return Refused(dealers=sorted(refused))
@@ -235,13 +231,14 @@ class Participant:
             check_vector("update", vector, self._terms.modulus_bits)
             masked = vector.copy()
             own_key, private = self._public.mask_key, keys.private_key(self._state.mask_secret)
+            # Should this device seem to have left, its mask key is reconstructed. If its vector comes after all, this
+            # mask alone still hides it.
+            masks = [(keys.self_mask_key(self._state.seed, self._salt, own_key), 1)]
             for place, public in self._remaining(partners).items():
                 key = keys.pairwise_mask_key(keys.agree(private, public), self._salt, own_key, public)
                 # The one at the higher place adds the pair's mask, the other subtracts it.
-                apply_mask(masked, key, 1 if self._invitation.place > place else -1)
-            # Should this device seem to have left, its mask key is reconstructed. If its vector comes after all, this
-            # mask alone still hides it.
-            apply_mask(masked, keys.self_mask_key(self._state.seed, self._salt, own_key), 1)
+                masks.append((key, 1 if self._invitation.place > place else -1))
+            apply_masks(masked, masks)
             reduce(masked, self._terms.modulus_bits)
             # Without these no other vector can be masked, by whatever way the step is reached again.
             self._state.mask_secret = self._state.seed = b""
@@ -254,16 +251,18 @@ class Participant:
         return self._state.done == "mask" and hmac.compare_digest(self._state.said, digest)
 
     def confirm(self, question: Question) -> Confirmed:
-        """Step 5, with a malicious server: signs for each present dealer whose shares it holds that it is present.
+        """Step 5: fixes what this device will answer.
 
-        Raises ConsistencyError for a question that no honest server asks.
+        With a malicious server it signs for each present dealer whose shares it holds that it is present. Raises
+        ConsistencyError for a question that no honest server asks.
         """
 
         def act() -> Confirmed:
             self._check_question(question)
             self._state.question = question
-            own = self._invitation.place
-            signatures = [self._identity.sign(inclusion(self._bound, dealer, own)) for dealer in question.present]
+            malicious, own = self._terms.assumed.server == "malicious", self._invitation.place
+            present = question.present if malicious else []
+            signatures = [self._identity.sign(inclusion(self._bound, dealer, own)) for dealer in present]
             return Confirmed(signatures=b"".join(signatures))
 
         return self._once("confirm", pack(question), Confirmed, act)
@@ -271,20 +270,21 @@ class Participant:
     def answer(self, question: Question, inclusions: Inclusions = NOBODY_SAYS) -> Answer:
         """Step 6: shows one share of each dealer asked for: of the seed of those present, of the mask key of the rest.
 
-        With a malicious server the question must be the one of step 5, and `inclusions` signatures of at least
-        `threshold` neighbours that this device is present. Raises ConsistencyError, CertificateError or ThresholdError.
+        The question must be the one of step 5. With a malicious server `inclusions` must have signatures of at least
+        `threshold` neighbours that this device is present. Raises ConsistencyError or ThresholdError.
         """
 
         def act() -> Answer:
             self._check_question(question)
+            if question != self._state.question:
+                raise ConsistencyError("question: it is not the one that this device has confirmed")
             if self._terms.assumed.server == "malicious":
-                if question != self._state.question:
-                    raise ConsistencyError("question: it is not the one that this device has confirmed")
                 own, threshold = self._invitation.place, self._terms.sizes.threshold
                 require_inclusions(inclusions, self._state.device_keys, self._bound, own, threshold)
             return Answer(
                 seeds=b"".join(self._state.held[place][1] for place in question.present),
                 mask_keys=b"".join(self._state.held[place][0] for place in question.left),
+                presence=self._identity.sign(presence(self._bound)),
             )
 
         return self._once("answer", pack(question) + pack(inclusions), Answer, act)
@@ -300,15 +300,16 @@ class Participant:
             raise ConsistencyError("cohort: this device is not at its place with the keys that it advertised")
         distinct, public = Distinct(), {}
         for place, member in zip(places, neighbours.members, strict=True):
-            device, round_keys = read_member(
-                member, self._terms.session, self._enrolment_key, self._own.population, self._revoked
-            )
+            device, round_keys = self._read(member)
             if device.kind != self._own.kind:
                 raise ConsistencyError(f"cohort: {device.device_id} is a {device.kind}, this participant another kind")
             distinct.add(device, round_keys)
             public[place], self._state.device_keys[place] = round_keys, device.device_key
         del self._state.device_keys[self._invitation.place]
         return public
+
+    def _read(self, member: bytes) -> tuple[VerifiedDevice, RoundKeys]:
+        return read_member(member, self._terms.session, self._enrolment_key, self._own.population, self._revoked)
 
     def _check_question(self, question: Question) -> None:
         asked = [*question.present, *question.left]
@@ -317,11 +318,6 @@ class Participant:
         foreign = sorted(set(asked) - set(self._state.held))
         if foreign:
             raise ConsistencyError(f"question: this device holds no shares of places {foreign[:3]}")
-
-    def _open(self, private: X25519PrivateKey, dealing: Dealing) -> Pair:
-        theirs = dealing.cipher_key
-        key = envelope_key(private, theirs, self._salt, theirs, self._public.cipher_key)
-        return unseal(key, self._bound, dealing.dealer, self._invitation.place, dealing.position, dealing.dealt)
 
     def _remaining(self, partners: Partners) -> dict[int, bytes]:
         """The mask keys of everybody that this device shares a mask with, by place."""
@@ -336,7 +332,8 @@ class Participant:
             raise ThresholdError(
                 f"partners: {len(own)} of {drawn} are still there, {needed} are needed to hide a vector"
             )
-        others = {partner.place: partner.mask_key for partner in partners.others}
+        mask_keys = divide("partners", partners.mask_keys, keys.KEY_BYTES, len(partners.others))
+        others = dict(zip(partners.others, mask_keys, strict=True))
         if self._invitation.place in others or len(others) != len(partners.others):
             raise ConsistencyError("partners: this device itself, or somebody twice")
         # A pair that drew each other shares one mask, with the key that this device has verified.
@@ -386,7 +383,5 @@ class Participant:
             state.forget()
             raise
         state.done, state.next = name, _STEPS[_STEPS.index(name) + 1]
-        if state.next == "confirm" and self._terms.assumed.server == "semi-honest":
-            state.next = "answer"
         if name == "answer":
             state.forget()

@@ -14,20 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.errors import MessageError, ShareError
+from archipel.protocol.secagg.keys import KEY_BYTES
 from archipel.protocol.secagg_plus.envelope import DEALT_BYTES, divide
 from archipel.protocol.secagg_plus.member import read_keys
 from archipel.protocol.secagg_plus.messages import (
+    SIGNATURE_BYTES,
     Answer,
     Confirmed,
-    Dealing,
     Dealt,
     Drawn,
     Inbox,
-    Inclusion,
     Inclusions,
     Invitation,
     Neighbours,
-    Partner,
     Partners,
     Question,
     Refused,
@@ -37,6 +36,7 @@ from archipel.protocol.secagg_plus.sizes import Sizes
 from archipel.protocol.secagg_plus.tree import MemberTree, hash_member
 
 _NOBODY = -1
+_Places = NDArray[np.int64]
 
 
 class Roster:
@@ -55,8 +55,12 @@ class Roster:
         # Whom each drew, by position; whether that holder has the shares; and the envelopes with their commitments.
         self.drawn: NDArray[np.int64] = np.full((len(members), neighbours), _NOBODY)
         self.holds = np.zeros(self.drawn.shape, bool)
-        self.dealt: dict[int, bytes] = {}
-        self._by_holder: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None = None
+        # Memory that nobody has written costs nothing: only the rows of those in `has_dealt` take any.
+        self.dealt = np.zeros((*self.drawn.shape, DEALT_BYTES), np.uint8)
+        self.has_dealt = np.zeros(len(members), bool)
+        self._cipher_keys = _stack(key.cipher_key for key in self.keys)
+        self._mask_keys = _stack(key.mask_key for key in self.keys)
+        self._by_holder: tuple[_Places, _Places, _Places] | None = None
 
     @property
     def root(self) -> bytes:
@@ -68,32 +72,43 @@ class Roster:
 
     def introduce(self, place: int, drawn: Drawn) -> Neighbours:
         """The members that the device at `place` drew. Raises MessageError for places that it cannot have drawn."""
-        chosen = drawn.places
+        self._check_drawn(place, drawn.places)
+        asked = [*drawn.places, place]
+        return Neighbours(members=[self.members[other] for other in asked], proof=self._tree.prove(asked))
+
+    def _check_drawn(self, place: int, chosen: Sequence[int]) -> None:
         if len(chosen) != self.drawn.shape[1] or len(set(chosen)) != len(chosen) or place in chosen:
             raise MessageError(f"drawn: expected {self.drawn.shape[1]} distinct others, got {len(chosen)} places")
         if max(chosen) >= len(self.members):
             raise MessageError(f"drawn: place {max(chosen)} of a cohort of {len(self.members)}")
-        self.drawn[place] = chosen
-        asked = [*chosen, place]
-        return Neighbours(members=[self.members[other] for other in asked], proof=self._tree.prove(asked))
 
     def take(self, place: int, dealt: Dealt) -> None:
-        """Keeps the envelopes of the device at `place`. Raises MessageError unless there is one for each neighbour."""
-        if self.drawn[place, 0] == _NOBODY or place in self.dealt:
-            raise MessageError(f"dealt: the device at place {place} has not drawn neighbours, or has dealt before")
-        divide("dealt", dealt.dealt, DEALT_BYTES, self.drawn.shape[1])
-        self.dealt[place] = dealt.dealt
+        """Keeps whom the device at `place` drew, and its envelopes for them. Raises MessageError, see `check_dealt`."""
+        if self.has_dealt[place]:
+            raise MessageError(f"dealt: the device at place {place} has dealt before")
+        self.check_dealt(place, dealt)
+        self.drawn[place] = dealt.places
+        self.dealt[place] = np.frombuffer(dealt.dealt, np.uint8).reshape(-1, DEALT_BYTES)
+        self.has_dealt[place] = True
         self.holds[place] = True
         self._by_holder = None
 
+    def check_dealt(self, place: int, dealt: Dealt) -> None:
+        """Raises MessageError unless the device at `place` can have drawn these, with one envelope for each."""
+        self._check_drawn(place, dealt.places)
+        divide("dealt", dealt.dealt, DEALT_BYTES, self.drawn.shape[1])
+
+    def dealers(self, place: int) -> list[int]:
+        """The places of everybody that dealt to the device at `place`."""
+        return list(self._to(place)[0].tolist())
+
     def inbox(self, place: int) -> Inbox:
         """The envelopes for the device at `place`, by dealer."""
-        dealings = []
-        for dealer, position in self._to(place):
-            start = DEALT_BYTES * position
-            dealt, cipher_key = self.dealt[dealer][start : start + DEALT_BYTES], self.keys[dealer].cipher_key
-            dealings.append(Dealing(dealer=dealer, position=position + 1, cipher_key=cipher_key, dealt=dealt))
-        return Inbox(dealings=dealings)
+        dealers, positions = self._to(place)
+        return Inbox(
+            dealers=dealers.tolist(), positions=(positions + 1).tolist(),
+            cipher_keys=self._cipher_keys[dealers].tobytes(), dealt=self.dealt[dealers, positions].tobytes(),
+        )  # fmt: skip
 
     def settle(self, refused: Mapping[int, Refused]) -> set[int]:
         """Takes out who got no acceptable shares; returns the places of U2, whose shares enough others hold.
@@ -101,6 +116,9 @@ class Roster:
         `refused` is what each device said of its inbox; who said nothing has left, and holds nothing. A dealer stays
         while half of the holders beyond the threshold do: the rest may leave later.
         """
+        # From what was dealt, and not from an earlier call: it may be asked again when more devices have spoken.
+        self.holds[:] = False
+        self.holds[self.has_dealt] = True
         for holder, message in refused.items():
             for dealer in message.dealers:
                 self.holds[dealer, self.drawn[dealer] == holder] = False
@@ -115,13 +133,12 @@ class Roster:
     def pair(self, place: int, sharers: AbstractSet[int]) -> Partners:
         """With whom the device at `place`, one of U2 (`sharers`), shares masks."""
         own = self.drawn[place, : self.sizes.partners].tolist()
-        others = [
-            dealer for dealer, position in self._to(place) if position < self.sizes.partners and dealer in sharers
-        ]
+        dealers, positions = self._to(place)
+        others = [dealer for dealer in dealers[positions < self.sizes.partners].tolist() if dealer in sharers]
         return Partners(
             gone=sorted(other for other in own if other not in sharers),
-            others=[Partner(place=other, mask_key=self.keys[other].mask_key) for other in others],
-        )
+            others=others, mask_keys=self._mask_keys[others].tobytes(),
+        )  # fmt: skip
 
     def pairs(self, sharers: Collection[int], left: Collection[int]) -> list[tuple[int, int]]:
         """(who left, who is present) for every mask between two of U2 that stays in the sum."""
@@ -137,42 +154,46 @@ class Roster:
 
     def ask(self, place: int, survivors: AbstractSet[int]) -> Question:
         """What the device at `place` is asked: U3 (`survivors`) are present, the rest of its dealers left."""
-        dealers, present = (
-            [dealer for dealer, position in self._to(place) if self.holds[dealer, position]],
-            set(survivors),
-        )
-        return Question(present=[d for d in dealers if d in present], left=[d for d in dealers if d not in present])
+        dealers, positions = self._to(place)
+        asked = dealers[self.holds[dealers, positions]].tolist()
+        return Question(present=[d for d in asked if d in survivors], left=[d for d in asked if d not in survivors])
 
     def include(self, place: int, questions: Mapping[int, Question], confirmed: Mapping[int, Confirmed]) -> Inclusions:
         """The signatures that the neighbours of the device at `place` made for it."""
-        found = []
+        neighbours, signatures = [], []
         for neighbour in self.drawn[place][self.holds[place]].tolist():
-            if neighbour not in confirmed:
+            if neighbour not in confirmed or not confirmed[neighbour].signatures:
                 continue
             present = questions[neighbour].present
             index = bisect_left(present, place)
             if index == len(present) or present[index] != place:
                 continue
-            signature = confirmed[neighbour].signatures[64 * index : 64 * (index + 1)]
-            found.append(Inclusion(neighbour=neighbour, signature=signature))
-        return Inclusions(inclusions=found)
+            start = SIGNATURE_BYTES * index
+            neighbours.append(neighbour)
+            signatures.append(confirmed[neighbour].signatures[start : start + SIGNATURE_BYTES])
+        return Inclusions(neighbours=neighbours, signatures=b"".join(signatures))
 
-    def _to(self, place: int) -> list[tuple[int, int]]:
-        """(dealer, position) of everybody that dealt to the device at `place`, by dealer."""
+    def _to(self, place: int) -> tuple[_Places, _Places]:
+        """Everybody that dealt to the device at `place`, in order, and its position in what each drew, from 0."""
         if self._by_holder is None:
-            dealers = np.array(sorted(self.dealt), np.int64)
+            dealers = np.flatnonzero(self.has_dealt)
             holders = self.drawn[dealers].ravel()
             order = np.argsort(holders, kind="stable")
             starts = np.searchsorted(holders[order], np.arange(len(self.members) + 1))
             self._by_holder = dealers[order // self.drawn.shape[1]], order % self.drawn.shape[1], starts
         dealers, positions, starts = self._by_holder
         part = slice(starts[place], starts[place + 1])
-        return list(zip(dealers[part].tolist(), positions[part].tolist(), strict=True))
+        return dealers[part], positions[part]
 
     def _mask(self, places: Iterable[int]) -> NDArray[np.bool_]:
         found = np.zeros(len(self.members), bool)
         found[list(places)] = True
         return found
+
+
+def _stack(keys: Iterable[bytes]) -> NDArray[np.uint8]:
+    """Keys of 32 bytes as an array [keys, 32]."""
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
 
 
 def check_answer(question: Question, answer: Answer, device: str) -> None:

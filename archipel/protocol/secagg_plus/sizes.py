@@ -101,6 +101,35 @@ def choose_sizes(cohort: int, assumed: Assumptions) -> Sizes:
     )
 
 
+@functools.lru_cache(maxsize=64)
+def choose_sizes_between(least: int, most: int, assumed: Assumptions) -> Sizes:
+    """As `choose_sizes` for `most` devices, but secure for any cohort from `least` devices on, if fewer come.
+
+    A cohort has at least one device more than the threshold, however small `least` is. Raises PolicyError.
+    """
+    sizes = choose_sizes(most, assumed)
+    for neighbours in range(sizes.neighbours, most):
+        threshold, partners = sizes.threshold, sizes.partners
+        for cohort in _worst(max(least, threshold + 1, 3), most, assumed):
+            drawn = min(neighbours, cohort - 1)
+            threshold = max(threshold, min(_thresholds(cohort, drawn, assumed)[0], drawn))
+            if not _hides(cohort, min(partners, drawn), assumed):
+                partners = max(partners, _partners(cohort, drawn, assumed) or 0)
+        if threshold <= _thresholds(most, neighbours, assumed)[1] and partners <= neighbours:
+            return Sizes(neighbours, threshold, neighbours if assumed.server == "malicious" else partners)
+    raise PolicyError(f"a cohort from {least} to {most}: no threshold is secure for all of these numbers of devices")
+
+
+def _worst(least: int, most: int, assumed: Assumptions) -> list[int]:
+    """Of all sizes of a cohort those with one corrupt or leaving device more than the size before: the others are
+    better off than the last of these."""
+    found = [least]
+    for cohort in range(least + 1, most + 1):
+        if any(_count(share, cohort) > _count(share, cohort - 1) for share in (assumed.corrupt, assumed.dropped)):
+            found.append(cohort)
+    return found
+
+
 def check_sizes(sizes: Sizes, cohort: int, assumed: Assumptions) -> None:
     """Raises PolicyError unless `sizes` keep the secrets of a cohort of this size under what is `assumed`.
 
@@ -158,17 +187,24 @@ def _partners(cohort: int, neighbours: int, assumed: Assumptions) -> int | None:
     honest = cohort - _count(assumed.corrupt, cohort) - _count(assumed.dropped, cohort)
     if honest <= assumed.hidden:
         return None
-    allowed = 2.0 ** -(assumed.security + 1)
     fewest, most = 1, neighbours
-    if _disconnected(cohort, honest, most) > allowed:
+    if not _hides(cohort, most, assumed):
         return None
     while fewest < most:
         middle = (fewest + most) // 2
-        if _disconnected(cohort, honest, middle) > allowed:
-            fewest = middle + 1
-        else:
+        if _hides(cohort, middle, assumed):
             most = middle
+        else:
+            fewest = middle + 1
     return fewest
+
+
+def _hides(cohort: int, partners: int, assumed: Assumptions) -> bool:
+    """Whether masks with so many partners connect the honest survivors, where the server is semi-honest."""
+    honest = cohort - _count(assumed.corrupt, cohort) - _count(assumed.dropped, cohort)
+    if assumed.server == "malicious":
+        return True
+    return honest > assumed.hidden and _disconnected(cohort, honest, partners) <= 2.0 ** -(assumed.security + 1)
 
 
 def _disconnected(cohort: int, honest: int, partners: int) -> float:

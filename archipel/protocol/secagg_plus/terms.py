@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from archipel.bundle.manifest import PrivacyPolicy
+from archipel.protocol.messages import RoundPlan
+from archipel.protocol.policy import assumptions_of, least_cohort, sizes_of
 from archipel.protocol.secagg_plus.member import Session
 from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes
 
@@ -26,3 +29,11 @@ class Terms:
     min_cohort: int
     max_cohort: int
     modulus_bits: int
+
+
+def terms_of(plan: RoundPlan, digest: str, policy: PrivacyPolicy) -> Terms:
+    """The terms of a plan that was checked against the policy. `digest`: `policy.plan_digest` of the plan's Sealed."""
+    return Terms(
+        Session(plan.round_id, digest), sizes_of(plan), assumptions_of(policy), least_cohort(plan), plan.max_cohort,
+        plan.modulus_bits,
+    )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,19 +36,19 @@ def samples() -> list[Packed]:
     found.append(device.deal(found[-1]))  # type: ignore[arg-type]
     run.roster.take(0, found[-1])  # type: ignore[arg-type]
     inbox = run.roster.inbox(0)
-    found += [inbox, *inbox.dealings[:1], device.receive(inbox)]
+    found += [inbox, device.receive(inbox)]
     partners = run.roster.pair(0, set(range(5)))
     question = run.roster.ask(0, {0, 1, 2, 3})
     confirmed = device_confirms(run, question)
-    return [*found, partners, *partners.others[:1], question, *confirmed]
+    return [*found, partners, question, *confirmed]
 
 
 def device_confirms(run: NeighbourRound, question: messages.Question) -> list[Packed]:
     """What follows a question, made by hand: signatures and shares of the right lengths."""
-    inclusion = messages.Inclusion(neighbour=1, signature=bytes(64))
     return [
-        messages.Confirmed(signatures=bytes(64 * len(question.present))), inclusion,
-        messages.Inclusions(inclusions=[inclusion]), messages.Answer(seeds=bytes(36), mask_keys=b""),
+        messages.Confirmed(signatures=bytes(64 * len(question.present))),
+        messages.Inclusions(neighbours=[1], signatures=bytes(64)),
+        messages.Answer(seeds=bytes(36), mask_keys=b"", presence=bytes(64)),
     ]  # fmt: skip
 
 
@@ -71,6 +72,23 @@ def test_cut_and_changed_messages_are_read_or_refused(samples: list[Packed]) -> 
                 except MessageError:
                     refused += 1
     assert refused > 500
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "match"),
+    [
+        (messages.Inbox, ([1, 2], [1], bytes(64), bytes(264)), "positions: expected 2 times 1"),
+        (messages.Inbox, ([1, 2], [1, 1], bytes(63), bytes(264)), "cipher_keys: expected 2 times 32"),
+        (messages.Inbox, ([1, 2], [1, 1], bytes(64), bytes(265)), "dealt: expected 2 times 132"),
+        (messages.Inbox, ([1], [0], bytes(32), bytes(132)), ">= 1"),
+        (messages.Inbox, ([1 << 16], [1], bytes(32), bytes(132)), "<= 65535"),
+        (messages.Partners, ([], [1, 2], bytes(32)), "mask_keys: expected 2 times 32"),
+        (messages.Inclusions, ([1], bytes(128)), "signatures: expected 1 times 64"),
+    ],
+)
+def test_columns_of_different_lengths(kind: type[Packed], fields: tuple[object, ...], match: str) -> None:
+    with pytest.raises(MessageError, match=match):
+        unpack(msgspec.msgpack.encode(fields), kind)
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)

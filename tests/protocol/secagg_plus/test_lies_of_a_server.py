@@ -24,11 +24,9 @@ from archipel.protocol.revocations import Revoked
 from archipel.protocol.secagg_plus.member import Session, read_member, sign_member, split_keys
 from archipel.protocol.secagg_plus.messages import (
     Inbox,
-    Inclusion,
     Inclusions,
     Invitation,
     Neighbours,
-    Partner,
     Partners,
     Question,
 )
@@ -130,24 +128,29 @@ def test_devices_that_are_told_to_be_gone_elsewhere_show_nothing() -> None:
         confirmed[place] = run.devices[place].confirm(questions[place])
     for place in sorted(neighbours):
         inclusions = run.roster.include(place, questions, confirmed)
-        assert inclusions.inclusions == []
+        assert inclusions.neighbours == []
         with pytest.raises(ThresholdError, match="0 neighbours take this device as present, the threshold is 6"):
             run.devices[place].answer(questions[place], inclusions)
 
 
 def test_signatures_of_others_do_not_make_a_device_present() -> None:
     for forge, error in (
-        (lambda own: [own[0]] * SIZES.threshold, ConsistencyError),
-        (lambda own: [msgspec.structs.replace(item, signature=own[0].signature) for item in own], CertificateError),
-        (lambda own: [Inclusion(neighbour=0, signature=bytes(64))], ConsistencyError),
+        (lambda own: own[:1] * SIZES.threshold, ConsistencyError),
+        (lambda own: [(neighbour, own[0][1]) for neighbour, _ in own], ThresholdError),
+        (lambda own: [(0, bytes(64))], ConsistencyError),
         (lambda own: own[: SIZES.threshold - 1], ThresholdError),
     ):
         run = make("answer")
         questions = {place: run.roster.ask(place, run.survivors) for place in range(COUNT)}
         confirmed = {place: run.devices[place].confirm(questions[place]) for place in range(COUNT)}
-        own = run.roster.include(0, questions, confirmed).inclusions
+        own = run.roster.include(0, questions, confirmed)
+        signatures = [own.signatures[start : start + 64] for start in range(0, len(own.signatures), 64)]
+        forged = forge(list(zip(own.neighbours, signatures, strict=True)))
         with pytest.raises(error):
-            run.devices[0].answer(questions[0], Inclusions(inclusions=forge(own)))
+            run.devices[0].answer(
+                questions[0],
+                Inclusions(neighbours=[place for place, _ in forged], signatures=b"".join(made for _, made in forged)),
+            )
         gone(run.devices[0])
 
 
@@ -194,13 +197,19 @@ def test_an_envelope_passed_off_as_another_dealer_s() -> None:
     # Otherwise the server could ask for the seed's share under the one name and for the mask key's under the other.
     run = make("receive")
     inbox = run.roster.inbox(0)
-    first, second = inbox.dealings[:2]
-    renamed = msgspec.structs.replace(first, dealer=second.dealer)
-    assert run.devices[0].receive(Inbox(dealings=[first, renamed])).dealers == [second.dealer]
-    for twice in ([first, first], [renamed, second], [msgspec.structs.replace(first, dealer=0)]):
+    first, second = inbox.dealers[:2]
+    position, key, dealt = inbox.positions[0], inbox.cipher_keys[:32], inbox.dealt[:132]
+
+    def passed_off(*names: int) -> Inbox:
+        """The first dealer's envelope under these names."""
+        count = len(names)
+        return Inbox(dealers=names, positions=[position] * count, cipher_keys=key * count, dealt=dealt * count)
+
+    assert run.devices[0].receive(passed_off(first, second)).dealers == [second]
+    for names in ((first, first), (second, second), (0,), (COUNT,)):
         run = make("receive")
         with pytest.raises(ShareError, match=r"twice|nobody else"):
-            run.devices[0].receive(Inbox(dealings=twice))
+            run.devices[0].receive(passed_off(*names))
 
 
 def test_partners_that_seem_to_be_gone() -> None:
@@ -208,17 +217,17 @@ def test_partners_that_seem_to_be_gone() -> None:
     own = run.roster.drawn[0].tolist()
     vector = np.zeros(3, np.uint32)
     with pytest.raises(ThresholdError, match="5 of 8 are still there, 6 are needed"):
-        run.devices[0].mask(vector, Partners(gone=sorted(own[:3]), others=[]))
+        run.devices[0].mask(vector, Partners(gone=sorted(own[:3]), others=[], mask_keys=b""))
     gone(run.devices[0])
     stranger = next(place for place in range(1, COUNT) if place not in own)
     run = make("mask")
     with pytest.raises(ConsistencyError, match="did not draw"):
-        run.devices[0].mask(vector, Partners(gone=[stranger], others=[]))
+        run.devices[0].mask(vector, Partners(gone=[stranger], others=[], mask_keys=b""))
     for others in ([0], [stranger, stranger]):
         run = make("mask")
         key = run.roster.keys[stranger].mask_key
         with pytest.raises(ConsistencyError, match="itself, or somebody twice"):
-            run.devices[0].mask(vector, Partners(gone=[], others=[Partner(place=p, mask_key=key) for p in others]))
+            run.devices[0].mask(vector, Partners(gone=[], others=others, mask_keys=key * len(others)))
 
 
 def test_a_mask_key_that_the_server_made_hides_no_less() -> None:
@@ -226,11 +235,11 @@ def test_a_mask_key_that_the_server_made_hides_no_less() -> None:
     run, honest = make("mask"), make("mask")
     vector = np.zeros(3, np.uint32)
     partners = run.roster.pair(0, run.sharers)
-    forged = [msgspec.structs.replace(other, mask_key=run.roster.keys[1].cipher_key) for other in partners.others]
-    masked = run.devices[0].mask(vector, Partners(gone=[], others=forged))
+    forged = msgspec.structs.replace(partners, mask_keys=run.roster.keys[1].cipher_key * len(partners.others))
+    masked = run.devices[0].mask(vector, forged)
     # Pairs that drew each other keep the key that the device has verified; of the others the server's counts.
     drew = set(run.roster.drawn[0].tolist())
-    one_sided = [other.place for other in partners.others if other.place not in drew]
+    one_sided = [other for other in partners.others if other not in drew]
     assert one_sided
     assert (masked != honest.devices[0].mask(vector, honest.roster.pair(0, honest.sharers))).any()
 

@@ -135,6 +135,8 @@ def test_messages_have_the_sizes_that_the_protocol_page_states() -> None:
     run.receive(range(5))
     run.mask(vectors([0, 1, 2, 3, 4]))
     run.answer(range(5))
-    assert {len(dealt) for dealt in run.roster.dealt.values()} == {3 * 132}
+    inboxes = [run.roster.inbox(place) for place in range(5)]
+    assert [len(inbox.dealt) for inbox in inboxes] == [132 * (run.roster.drawn == place).sum() for place in range(5)]
+    assert all(len(inbox.cipher_keys) == 32 * len(inbox.dealers) for inbox in inboxes)
     assert all(len(run.answers[p].seeds) == 36 * len(run.questions[p].present) for p in range(5))
     assert len(run.roster.root) == len(run.roster.keys[0].seed_digest) == 32

@@ -9,7 +9,14 @@ from math import comb
 import pytest
 
 from archipel.errors import PolicyError
-from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes, _disconnected, check_sizes, choose_sizes
+from archipel.protocol.secagg_plus.sizes import (
+    Assumptions,
+    Sizes,
+    _disconnected,
+    check_sizes,
+    choose_sizes,
+    choose_sizes_between,
+)
 
 
 def more_than(limit: int, population: int, marked: int, drawn: int) -> Fraction:
@@ -137,3 +144,15 @@ def test_a_device_refuses_sizes_that_do_not_withstand_what_it_assumes() -> None:
         check_sizes(Sizes(3, 4, 3), 100, assumed)
     # A cohort of fewer than they are for has the complete graph.
     check_sizes(choose_sizes(10, assumed), 8, assumed)
+
+
+@pytest.mark.parametrize("server", ["semi-honest", "malicious"])
+@pytest.mark.parametrize(("corrupt", "dropped"), [(1 / 3, 0.2), (0.13, 0.07)])
+def test_sizes_for_a_cohort_that_may_come_smaller(server: str, corrupt: float, dropped: float) -> None:
+    assumed = Assumptions(corrupt, dropped, server, hidden=4)  # type: ignore[arg-type]
+    most = 90
+    alone, sizes = choose_sizes(most, assumed), choose_sizes_between(5, most, assumed)
+    assert alone.neighbours <= sizes.neighbours <= alone.neighbours + 2
+    assert sizes.threshold >= alone.threshold
+    for cohort in range(sizes.threshold + 1, most + 1):
+        check_sizes(sizes, cohort, assumed)
