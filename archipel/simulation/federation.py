@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Meta(ge=1)]
 
-_ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation", "secure_groups",
+_ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation", "secure_groups", "protocol",
          "differential_privacy")  # fmt: skip
 """What a task has, too, and the file outside of [task]."""
 _ROOT = "root"

@@ -74,7 +74,7 @@ def test_too_few_devices_make_no_sum(make: Make) -> None:
         ({"colluders": 0.9}, {"protocol": "neighbours"}, PolicyError, "cannot be secure"),
         (
             {}, {"protocol": "neighbours", "system": System(), "mode": Pacing(threshold=20)}, SimulationError,
-            "threshold: over neighbours",
+            "threshold: 20; over neighbours",
         ),
     ],
 )  # fmt: skip

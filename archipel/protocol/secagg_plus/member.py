@@ -127,14 +127,21 @@ class Distinct:
     """Refuses a device, an enrolment token or a key that occurs twice, so that one device cannot count as many."""
 
     def __init__(self) -> None:
-        self._seen: set[tuple[str, object]] = set()
+        self._seen: set[tuple[str, str | bytes]] = set()
 
     def add(self, device: VerifiedDevice, public: RoundKeys) -> None:
         """Raises ConsistencyError, which names what occurs twice."""
-        for what, value in (
-            ("device", device.device_id), ("device key", device.device_key), ("enrolment token", device.token_key),
-            ("round key", public.cipher_key), ("round key", public.mask_key),
-        ):  # fmt: skip
+        self._add(
+            ("device", device.device_id), ("device key", device.device_key), ("enrolment token", device.token_key)
+        )
+        self.add_keys(public)
+
+    def add_keys(self, public: RoundKeys) -> None:
+        """The same of the keys alone, where others see to it that devices are distinct."""
+        self._add(("round key", public.cipher_key), ("round key", public.mask_key))
+
+    def _add(self, *named: tuple[str, str | bytes]) -> None:
+        for what, value in named:
             if (what, value) in self._seen:
                 shown = value.hex() if isinstance(value, bytes) else value
                 raise ConsistencyError(f"cohort: {what} {shown[:16]}... occurs twice")

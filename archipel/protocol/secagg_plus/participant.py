@@ -271,7 +271,7 @@ class Participant:
         """Step 6: shows one share of each dealer asked for: of the seed of those present, of the mask key of the rest.
 
         The question must be the one of step 5. With a malicious server `inclusions` must have signatures of at least
-        `threshold` neighbours that this device is present. Raises ConsistencyError, CertificateError or ThresholdError.
+        `threshold` neighbours that this device is present. Raises ConsistencyError or ThresholdError.
         """
 
         def act() -> Answer:

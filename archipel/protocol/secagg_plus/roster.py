@@ -98,6 +98,10 @@ class Roster:
         self._check_drawn(place, dealt.places)
         divide("dealt", dealt.dealt, DEALT_BYTES, self.drawn.shape[1])
 
+    def dealers(self, place: int) -> list[int]:
+        """The places of everybody that dealt to the device at `place`."""
+        return list(self._to(place)[0].tolist())
+
     def inbox(self, place: int) -> Inbox:
         """The envelopes for the device at `place`, by dealer."""
         dealers, positions = self._to(place)

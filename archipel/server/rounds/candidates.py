@@ -9,6 +9,7 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.database.fault_tables import Rest
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import UPDATE_PHASES, Answer, CheckInRow, Device, Participant, Round, Task
@@ -114,8 +115,14 @@ def fewest(task: Task) -> int:
     if request.mode == "asynchronous":
         # A secure asynchronous round is a group of exactly `cohort` devices (docs/design.md, "Asynchronous tasks").
         return 1 if task.buffered else request.cohort
-    # Below the threshold the sum could not be unmasked; below `min_cohort` it would hide too few devices.
-    return max(request.threshold or 1, request.min_cohort) * max(request.secure_groups, 1)
+    return least_devices(request) * max(request.secure_groups, 1)
+
+
+def least_devices(request: TaskRequest) -> int:
+    """How many updates a semi-synchronous round or group needs at least."""
+    # Below the threshold the sum could not be unmasked; below `min_cohort` it would hide too few devices. Over
+    # neighbours the threshold is one of the others.
+    return max((request.threshold or 1) + (request.protocol == "neighbours"), request.min_cohort)
 
 
 def rest_ends(session: Session, task: Task, now: float) -> InstrumentedAttribute[float]:
@@ -166,6 +173,9 @@ def _able(task: Task, now: float, ends: InstrumentedAttribute[float]) -> list[Co
         CheckInRow.device_id.not_in(resting(task.bundle, task.kind, now, ends)),
         CheckInRow.device_id.not_in(roots_of_trainings(task)),
     ]
+    if request.protocol == "neighbours":
+        # Others cannot read the plan, and would keep their seats until the deadline.
+        where.append(CheckInRow.neighbours.is_(True))
     if request.max_contributions is not None:
         where.append(CheckInRow.device_id.not_in(have_given(task)))
     if request.differential_privacy.is_correlated:

@@ -27,9 +27,8 @@ from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.uploads import plan_layout
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import UPDATE_PHASES, Answer, BundleRow, Round, Task
-from archipel.server.database.task_requests import request_of
+from archipel.server.database.task_requests import read_plan, request_of
 from archipel.server.rounds.candidates import in_last_sums
-from archipel.server.rounds.machine import read_plan
 from archipel.server.storage.spool import sum_name
 
 if TYPE_CHECKING:

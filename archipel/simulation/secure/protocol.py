@@ -25,14 +25,10 @@ def sizes_of_rounds(manifest: Manifest, settings: RoundSettings) -> Sizes | None
             raise SimulationError(f"protocol: {asked!r} is of secure rounds, these are plain; leave it out")
         return None
     chosen = asked or choose_protocol(policy, "training", seats_of(settings))
-    if settings.pacing.threshold is not None:
+    threshold = settings.pacing.threshold
+    if threshold is not None and asked is None and "complete" in policy.protocols:
         # A threshold that somebody states is one of the complete graph.
-        if asked is None and "complete" in policy.protocols:
-            chosen = "complete"
-        if chosen == "neighbours":
-            raise SimulationError(
-                "threshold: over neighbours it follows from the bundle's privacy policy; leave it out"
-            )
+        chosen = "complete"
     if chosen not in policy.protocols:
         raise SimulationError(
             f"protocol: bundle {manifest.name!r} allows {list(policy.protocols)}, not {chosen!r}; convert it with "
@@ -40,7 +36,13 @@ def sizes_of_rounds(manifest: Manifest, settings: RoundSettings) -> Sizes | None
         )
     if chosen == "complete":
         return None
-    return choose_sizes_between(policy.min_cohort, seats_of(settings), assumptions_of(policy))
+    sizes = choose_sizes_between(policy.min_cohort, seats_of(settings), assumptions_of(policy))
+    if threshold not in (None, sizes.threshold):
+        raise SimulationError(
+            f"threshold: {threshold}; over neighbours it follows from the bundle's privacy policy and is "
+            f"{sizes.threshold}; leave it out"
+        )
+    return sizes
 
 
 def seats_of(settings: RoundSettings) -> int:
