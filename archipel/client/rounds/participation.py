@@ -16,7 +16,7 @@ from archipel.client.device import Device
 from archipel.client.events import Outcome
 from archipel.client.memory.journal import OpenRound
 from archipel.client.memory.privacy import noise_of
-from archipel.client.rounds.exchange import LATER, Ended, LostError, Owner
+from archipel.client.rounds.exchange import LATER, Ended, LostError, Owner, SilentError
 from archipel.client.rounds.neighbours import NeighbourRound
 from archipel.client.rounds.plain import PlainRound
 from archipel.client.rounds.secure import SecureRound
@@ -122,8 +122,9 @@ class Participation:
             return self._settling.end(journal, kind, str(error), wait, _why(error))
         except _LEAVING as error:
             left = isinstance(error, RoundAbandonedError)
-            if left and journal.entry.resumes and journal.keys_sent and self._device.gate.stop.is_set():
-                # The round goes on when the agent does.
+            waits = isinstance(error, SilentError) or self._device.gate.stop.is_set()
+            if left and waits and journal.entry.resumes and journal.keys_sent:
+                # The round goes on when the agent does, or when the server answers again.
                 return self._pause(str(error))
             if left and journal.counted:
                 outcome = self._settling.settle(journal, wait)
