@@ -122,15 +122,13 @@ class Participation:
             return self._settling.end(journal, kind, str(error), wait, _why(error))
         except _LEAVING as error:
             left = isinstance(error, RoundAbandonedError)
-            waits = isinstance(error, SilentError) or self._device.gate.stop.is_set()
-            if left and waits and journal.entry.resumes and journal.keys_sent:
-                # The round goes on when the agent does, or when the server answers again.
-                return self._pause(str(error))
+            # Such a round goes on when the agent does, or when the server answers again.
+            interrupted = isinstance(error, SilentError) or (left and self._device.gate.stop.is_set())
             if left and journal.counted:
                 outcome = self._settling.settle(journal, wait)
                 if outcome is not None:
                     return outcome
-            elif journal.keys_sent or not left:
+            elif (journal.keys_sent or not left) and not (interrupted and journal.entry.resumes):
                 # Where the server does not go on with this device it knows; and while the owner's conditions do not
                 # hold, nothing is sent.
                 return self._settling.end(journal, "dropped", str(error), wait, _why(error), tell=not left)
