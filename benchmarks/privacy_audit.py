@@ -1,6 +1,6 @@
 """What attacks get out of federations, with differential privacy, secure sums and without: an audit of what is stated.
 
-    python benchmarks/privacy_audit.py                       everything, about a quarter of an hour on one core
+    python benchmarks/privacy_audit.py                       everything, about four minutes of one core
     python benchmarks/privacy_audit.py --quick               few federations, canaries and steps: no figures to quote
     python benchmarks/privacy_audit.py --only canaries       one of membership, canaries, inversion
 
