@@ -7,21 +7,19 @@ import { describe, expect, test } from "vitest";
 
 import type { Decoder } from "../src/bundle/decoders.js";
 import { hex } from "../src/bundle/digests.js";
-import { type Bytes, unhex, utf8 } from "../src/device/bytes.js";
-import { agree, agreementKey, publicKeyOf, signingKeyOf } from "../src/device/crypto.js";
+import { unhex, utf8 } from "../src/device/bytes.js";
+import { agree, agreementKey, publicKeyOf } from "../src/device/crypto.js";
 import { verifyChain } from "../src/device/identity.js";
-import { decode, encode } from "../src/device/messages/fields.js";
-import { chain, sealed } from "../src/device/messages/identity.js";
-import { roundPlan } from "../src/device/messages/rounds.js";
-import { cohort, complaints, confirmations, shares, survivors } from "../src/device/messages/secure.js";
-import { bodyDigest, unseal } from "../src/device/sealed.js";
+import { decode } from "../src/device/messages/fields.js";
+import { chain } from "../src/device/messages/identity.js";
+import { cohort, complaints, survivors } from "../src/device/messages/secure.js";
 import { cohortDigest } from "../src/device/secagg/cohort.js";
 import { complaintsDigest } from "../src/device/secagg/complaints.js";
 import { survivorsDigest } from "../src/device/secagg/confirmations.js";
 import { envelopeKey, pairwiseMaskKey, roundSalt, selfMaskKey } from "../src/device/secagg/keys.js";
 import { applyMask, reduce } from "../src/device/secagg/masks.js";
-import { Participant } from "../src/device/secagg/participant.js";
 import { reconstruct, split } from "../src/device/secagg/shamir.js";
+import { drawer, replay, STEPS } from "./replay.js";
 
 // The files' shapes are those that scripts/make_vectors.py writes.
 type Json = any;
@@ -32,20 +30,6 @@ function load(name: string): Json {
 
 function read<T>(value: unknown, decoder: Decoder<T>): T {
   return decode("vector", utf8(JSON.stringify(value)), decoder);
-}
-
-/** The message as its JSON would be read again: bytes as base64, fields in any order. */
-function written(message: object): Json {
-  return JSON.parse(new TextDecoder().decode(encode(message)));
-}
-
-function drawer(randomness: string): (count: number) => Bytes {
-  let rest = unhex(randomness);
-  return (count) => {
-    const drawn = rest.slice(0, count);
-    rest = rest.slice(count);
-    return drawn;
-  };
 }
 
 const [IDENTITY, ROTATION, SHAMIR, MASKS, ROUND] = ["identity", "rotation", "shamir", "masks", "round"].map(load);
@@ -133,50 +117,13 @@ describe("masks", () => {
   );
 });
 
-const KINDS: Record<string, Decoder<unknown>> = {
-  share: cohort,
-  complain: shares,
-  mask: complaints,
-  confirm: survivors,
-  unmask: confirmations,
-};
-
-/** The good steps of a device, compared as they go; `message` in place of the good one at `until`. */
-async function replay(device: Json, until = "done", message: unknown = null): Promise<void> {
-  const plan = await unseal("plan", read(ROUND.sealed_plan, sealed), unhex(ROUND.server_key), roundPlan);
-  const digest = await bodyDigest(read(ROUND.sealed_plan, sealed));
-  expect(digest).toBe(ROUND.plan_digest);
-  const identity = {
-    key: await signingKeyOf(unhex(device.identity_seed)),
-    chain: read(device.chain, chain),
-    enrolmentKey: unhex(ROUND.enrolment_key),
-  };
-  const acting = await Participant.open(plan, digest, identity, drawer(device.randomness));
-  expect(acting.deviceId).toBe(device.device_id);
-  const sent = await acting.advertise();
-  expect(written(sent.advertisement)).toEqual(device.advertisement);
-  expect(hex(sent.envelope_keys)).toBe(device.envelope_keys);
-  const good: Record<string, unknown> = {
-    share: { ...ROUND.cohort, keys: device.cohort_keys },
-    complain: device.inbox,
-    mask: ROUND.complaints,
-    confirm: ROUND.survivors,
-    unmask: ROUND.confirmations,
-  };
-  const given = (step: string): never => read(step === until ? message : good[step], KINDS[step]!) as never;
-  expect(written(await acting.share(given("share")))).toEqual(device.shares);
-  expect(written(await acting.complain(given("complain")))).toEqual(device.complaints);
-  expect([...(await acting.mask(Uint32Array.from(device.vector), given("mask")))]).toEqual(device.masked);
-  const signed = written(await acting.confirm(given("confirm")));
-  expect(ROUND.confirmations.confirmations).toContainEqual({ device: acting.deviceId, confirmation: signed });
-  expect(written(await acting.unmask(given("unmask")))).toEqual(device.answer);
-}
-
 describe("round", () => {
-  test.each([0, 1, 2, 3, 4])("device %i", (index) => replay(ROUND.devices[index]));
+  test.each([0, 1, 2, 3, 4])("device %i", async (index) => {
+    expect(await replay(ROUND, index)).toEqual(STEPS);
+  });
 
   test.each(ROUND.device_failures as Json[])("$step: $name", ({ step, message, error }) =>
-    refused(error, () => replay(ROUND.devices[0], step, message)),
+    refused(error, () => replay(ROUND, 0, { step, message })),
   );
 
   test("digests", async () => {

@@ -1,6 +1,7 @@
 /** A page that is a device, with functions that tests call from outside. */
 
 import { type Device, type DeviceEvent, type DeviceReport, openDevice, type Outcome } from "../../src/device/index.js";
+import { replay } from "../replay.js";
 
 interface Setup {
   /** Of the linear model of tests/support/linear_bundle.py: rows of three numbers, and their labels. */
@@ -22,6 +23,8 @@ declare global {
   var until: (kind: Outcome["kind"], seconds: number) => Promise<Outcome>;
   var work: () => void;
   var report: () => Promise<DeviceReport>;
+  /** Which steps of a device of vectors/protocol/round.json come out the same here. */
+  var replayed: (round: object, index: number) => Promise<string[]>;
   /** Runs what docs/browser.md shows. */
   var snippet: () => void;
 }
@@ -64,5 +67,7 @@ globalThis.work = () => {
 
 // @ts-expect-error: the build makes this module of the documentation
 globalThis.snippet = () => void import("virtual:snippet.ts");
+
+globalThis.replayed = replay;
 
 globalThis.report = () => window.device.report();
