@@ -121,7 +121,11 @@ def test_secrets_from_before_the_masking_are_not_used_after_it(world: NeighbourW
     path = file(world, ".secrets")
     path.write_bytes(before_masking)
     path.with_suffix(".vector").write_bytes(vector)
+    asked = world.asked("partners")
     assert world.finish().kind == "dropped"
+    # It does not come so far as to mask: the masked bytes, which nobody replaces, would stop it there only.
+    assert "older than the masked bytes" in world.agent.rounds[-1].reason
+    assert world.asked("partners") == asked == 1
     assert len(set(world.server.bodies["update"])) == 1
     assert world.asked("question") == 0
     world.check_erased()
@@ -204,6 +208,18 @@ def test_stopped_and_started_again_it_goes_on(world: NeighbourWorld) -> None:
         world.finish()
         world.check_committed(rounds=1 if name == "advertised" else 2)
         world.server.forget()
+
+
+def test_while_the_server_is_silent_it_stays_in_the_round(world: NeighbourWorld) -> None:
+    """As a phone that is started again where there is no network."""
+    world.killed_at("shared")
+    world.restart(patience=0.05)
+    world.answers("dealt", *[before(503)] * 60)
+    assert world.agent.run_once().kind == "paused"
+    assert world.agent.rounds[-1].step == "sharing"
+    world.answers("dealt")
+    world.finish()
+    world.check_committed()
 
 
 def test_a_round_of_an_asynchronous_task_is_left_after_a_restart(world: NeighbourWorld) -> None:
