@@ -66,6 +66,9 @@ def _kind(kind: Any, other: str) -> str:
     name = getattr(kind, "__name__", "") if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ""
     if name and content_type(kind) == MESSAGEPACK:
         return f"[{name.lower()}](protocol.md#steps) (MessagePack)"
+    if name and kind.__struct_config__.array_like:
+        # The messages of secure rounds over neighbours, without names of fields.
+        return f"[{name}](protocol.md#steps), MessagePack"
     return f"[{name}](#{name.lower()})" if name else other or ("JSON" if kind is not None else "-")
 
 
