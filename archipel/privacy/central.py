@@ -33,7 +33,7 @@ from archipel.privacy.events import Event, Gaussian, Repeated
 from archipel.protocol.bounds import SLACK, Group, entries, groups, joint_norm, step, sum_bound
 from archipel.protocol.operator.aggregation import Aggregation
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
-from archipel.protocol.training_metrics import CLAMPED, DEVICES, TRAINING, UPDATE_CLIP
+from archipel.protocol.training_metrics import CLAMPED, CLIPPED, DEVICES, TRAINING, UPDATE_CLIP
 from archipel.protocol.uploads import clip_input, upload_program
 from archipel.protocol.vector import DecodedSum, Layout, Vector
 
@@ -77,10 +77,17 @@ def check_composition(
             f"{name}: how much one device changes what a robust rule or several groups give is not known; leave "
             "aggregation and secure_groups away"
         )
-    if clip_input(upload_program(manifest, "training")) is not None and UPDATE_CLIP not in hyperparameters:
+    adapted = clip_input(upload_program(manifest, "training")) is not None and UPDATE_CLIP not in hyperparameters
+    if adapted and settings.clip_noise is None:
         raise PolicyError(
-            f"{name}: the bundle's clip follows counts of devices, which have no noise; set hyperparameter "
-            f"{UPDATE_CLIP!r}, or make the bundle with the strategy option clip"
+            f"{name}: the bundle's clip follows counts of devices, which have no noise; set clip_noise (a twentieth of "
+            f"the cohort, say), which 'central' has, or fix the clip by hyperparameter {UPDATE_CLIP!r}, or make the "
+            "bundle with the strategy option clip"
+        )
+    if settings.clip_noise is not None and not adapted:
+        raise PolicyError(
+            f"{name}: clip_noise is for a clip that the server adapts, and this one is fixed; leave it away, or the "
+            f"strategy option clip and hyperparameter {UPDATE_CLIP!r}"
         )
     _noisy_group(layout, manifest.strategy, settings.mechanism)
 
@@ -99,7 +106,8 @@ def settle(settings: DifferentialPrivacy, rounds: int, before: tuple[Event, ...]
         # All rounds together cost as much as a single one with so much less noise.
         found = least_multiplier(settings.epsilon, settings.delta, 1, before=before) * spread(settings, rounds)
     else:
-        found = least_multiplier(settings.epsilon, settings.delta, rounds, before=before)
+        counts = [] if settings.clip_noise is None else [_repeated(settings.clip_noise, rounds)]
+        found = least_multiplier(settings.epsilon, settings.delta, rounds, before=(*before, *counts))
     # Rounded up, so that what is stored and shown is what was added.
     return msgspec.structs.replace(settings, noise_multiplier=math.ceil(found * 1e6) / 1e6)
 
@@ -113,8 +121,16 @@ def events_of(settings: DifferentialPrivacy, first: int, count: int = 1) -> list
         raise PolicyError("noise_multiplier: is not settled yet")
     if settings.is_correlated:
         return rounds_event(settings, first, count)
-    one = Gaussian(noise_multiplier=settings.noise_multiplier)
-    return [Repeated(event=one, count=count)] if count > 1 else [one] * count
+    if not count:
+        return []
+    # A device changes the count of those that clipped by 1 at most.
+    multipliers = [settings.noise_multiplier, *([] if settings.clip_noise is None else [settings.clip_noise])]
+    return [_repeated(multiplier, count) for multiplier in multipliers]
+
+
+def _repeated(multiplier: float, count: int) -> Event:
+    one = Gaussian(noise_multiplier=multiplier)
+    return Repeated(event=one, count=count) if count > 1 else one
 
 
 def draw_noise(
@@ -124,6 +140,8 @@ def draw_noise(
     randomness: Randomness = secrets.token_bytes,
 ) -> Noise:
     """The noise of a round, for `release_sum`: int64 `[elements]`, in steps.
+
+    With `clip_noise` there is one more element: that of the count of devices which clipped their updates.
 
     Arguments:
         settings: settled ones.
@@ -139,11 +157,14 @@ def draw_noise(
         raise PolicyError("noise_multiplier: is not settled yet")
     size = sum(entries(port) for port in group.ports)
     fresh = _sample(noise_scale(group, settings.noise_multiplier * unit_of(settings)), size, randomness)
+    if settings.clip_noise is not None:
+        return np.concatenate([fresh, _sample(math.ceil(settings.clip_noise), 1, randomness)])
     return correlate(settings.coefficients, fresh, past) if settings.is_correlated else fresh
 
 
 def release_sum(total: Vector, layout: Layout, *, cohort: int, modulus_bits: int, noise: Noise) -> DecodedSum:
-    """The noisy sum of the cohort's changes; metrics and counts, which have no noise, are not in it.
+    """The noisy sum of the cohort's changes, and where there is noise for it the noisy count of devices that clipped
+    theirs, from 0 to `cohort`. Metrics and other counts, which have no noise, are not in it.
 
     Arguments:
         total: uint32 [length], the sum of the unmasked vectors modulo 2^b.
@@ -160,6 +181,7 @@ def release_sum(total: Vector, layout: Layout, *, cohort: int, modulus_bits: int
     layout.check_sum(exact, cohort)
     whole = layout.signed_sum(total, cohort=cohort, modulus_bits=modulus_bits)
     deltas: dict[str, NDArray[np.float64]] = {}
+    clipped: dict[str, int] = {}
     start = used = 0
     for port in layout.updates:
         stop = start + entries(port)
@@ -167,14 +189,23 @@ def release_sum(total: Vector, layout: Layout, *, cohort: int, modulus_bits: int
             noisy = whole[start:stop] + noise[used : used + stop - start]
             deltas[port.tensor] = np.asarray(noisy * step(port), np.float64).reshape([int(dim) for dim in port.shape])
             used += stop - start
+        elif port.name == DEVICES + CLIPPED:
+            clipped[port.tensor] = int(whole[start])
         start = stop
+    values: dict[str, NDArray[np.float64]] = {}
+    if len(noise) == used + 1 and clipped:
+        values = {
+            name: np.asarray(min(max(count + int(noise[used]), 0), cohort), np.float64)
+            for name, count in clipped.items()
+        }
+        used += 1
     if used != len(noise):
         raise PolicyError(f"noise: has {len(noise)} elements, the changes have {used}")
     most = sum_bound(layout.updates, group, cohort, float(cohort)) * _BELOW
     norm = joint_norm(deltas.values())
     if norm > most:
         deltas = {tensor: array * (most / norm) for tensor, array in deltas.items()}
-    return DecodedSum(deltas, {}, None)
+    return DecodedSum(deltas, values, None)
 
 
 def sensitivity(group: Group) -> int:

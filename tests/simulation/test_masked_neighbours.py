@@ -59,6 +59,25 @@ def test_rounds_over_neighbours_give_the_same_model(
     assert [row.devices for row in found.history] == [row.devices for row in expected.history]
 
 
+@pytest.mark.slow
+def test_many_devices_are_neighbours_where_nobody_says_so(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+    real = neighbours.unmask_sum
+
+    def note(total: Any, **given: Any) -> Any:
+        rounds.append(given["roster"].sizes.neighbours)
+        return real(total, **given)
+
+    monkeypatch.setattr(neighbours, "unmask_sum", note)
+    given: dict[str, Any] = {"rounds": 1, "dropout": 0.1, "client_axis": "off"}
+    found = archipel.simulate(bundle_of(make), fields(300), **given, masks=True)
+    expected = archipel.simulate(bundle_of(make), fields(300), **given)
+    for name, value in expected.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], value)
+    assert len(rounds) == 1
+    assert rounds[0] < 100
+
+
 def test_too_few_devices_make_no_sum(make: Make) -> None:
     bundle = bundle_of(make)
     given: dict[str, Any] = {"rounds": 1, "client_axis": "off", "protocol": "neighbours", "masks": True}

@@ -36,6 +36,8 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
         coefficients: of "correlated": how much of earlier rounds' noise a round takes back, see
             archipel.privacy.factorization: whole numbers, the first of which stands for 1. Empty: the best for the
             task's number of rounds.
+        clip_noise: of "central", for a bundle whose clip the server adapts: the standard deviation of the noise on the
+            count of devices that clipped their updates, in devices. Null: the clip is not adapted.
 
     Raises DifferentialPrivacyError for settings that say nothing.
     """
@@ -46,6 +48,7 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
     delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-6
     separation: Annotated[int, Meta(ge=2, le=1_000_000)] | None = None
     coefficients: Annotated[tuple[int, ...], Meta(max_length=MAX_BANDS)] = ()
+    clip_noise: Annotated[float, Meta(ge=1, le=1e6)] | None = None
 
     def __post_init__(self) -> None:
         if self.mechanism not in _NAMES:
@@ -62,6 +65,15 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
         if not self.is_central and given:
             raise DifferentialPrivacyError("mechanism: noise_multiplier and epsilon are for 'central'; set it")
         self._check_correlation()
+        if self.clip_noise is None:
+            return
+        if self.mechanism != "central":
+            raise DifferentialPrivacyError(
+                f"clip_noise: with mechanism {self.mechanism!r} the clip is not adapted, as noise that is taken back "
+                "later has to be that of one clip"
+            )
+        if not 1 <= self.clip_noise <= _MOST:
+            raise DifferentialPrivacyError(f"clip_noise: {self.clip_noise} is not from 1 to {_MOST:g} devices")
 
     @property
     def is_central(self) -> bool:

@@ -35,6 +35,8 @@ def audited(task: Task) -> dict[str, str | int | float | None]:
     request = request_of(task)
     noise = request.differential_privacy
     private = {"mechanism": noise.mechanism, "noise_multiplier": noise.noise_multiplier, "epsilon": noise.epsilon}
+    if noise.is_correlated:
+        private["separation"] = noise.separation
     rule = {"aggregation": request.aggregation.rule, "root": task.root}
     more = {**(private if noise.is_central else {}), **rule, "percent": task.percent, "state": task.state}
     return {**{name: getattr(request, name) for name in names}, **more}

@@ -46,7 +46,10 @@ TRUST = (
     "whoever reads the server's memory or disk during a round sees its sum without noise, and with correlated noise "
     "those of the task's last rounds; devices see it with noise"
 )
-COVERS = "the weights of all versions; not who took part, nor the results of evaluations and analyses, nor failures"
+COVERS = (
+    "the weights of all versions, and noisy counts of clipped updates; not who took part, nor the results of "
+    "evaluations and analyses, nor failures"
+)
 
 Counts = tuple[tuple[bytes, int], ...]
 
