@@ -177,6 +177,10 @@ class ShareError(SecureAggregationError):
         self.devices = tuple(devices)
 
 
+class DealtSharesError(ShareError):
+    """The `devices` dealt shares that give no secret, to holders who all show what they were dealt."""
+
+
 class GraphError(ArchipelError): ...
 
 

@@ -25,7 +25,7 @@ from archipel.client.memory.decisions import DecisionBook
 from archipel.client.memory.entry import Entry
 from archipel.client.memory.erasing import finish_erasing
 from archipel.client.memory.folder import lock_folder
-from archipel.client.memory.journal import Journal
+from archipel.client.memory.journal import Journal, OpenRound
 from archipel.client.memory.keystore import FileKeys, KeyStore, data_key
 from archipel.client.memory.plan_book import why_expired
 from archipel.client.memory.query_book import QueryBook
@@ -33,6 +33,7 @@ from archipel.client.memory.seeds import RoundSeeds
 from archipel.client.memory.vault import Vault
 from archipel.client.rounds.exchange import LATER
 from archipel.client.rounds.participation import Participation
+from archipel.client.rounds.resuming import find_interrupted
 from archipel.client.rounds.settling import Settling
 from archipel.client.versions.adoption import Adoption
 from archipel.durable import make_folder, sweep
@@ -51,7 +52,6 @@ from archipel.protocol.backoff import Backoff
 from archipel.protocol.identity import EnrolmentToken, enrolment_request, read_chain
 from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan, SetAside
 from archipel.protocol.moments import moment
-from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, encode, unseal
 
 _SHORTEST_WAIT = 0.01
@@ -70,7 +70,8 @@ class Agent:
             it before work, between training steps and between messages. None: the device may always work.
         keys: keeps the device's secrets. None: files in its folder, which only the owner can read.
 
-    What one of the three functions raises passes through; a round in which keys were sent is left first.
+    What one of the three functions raises passes through; a round in which keys were sent is left first, unless it is
+    one over neighbours, which goes on with the next `run_once`.
 
     Raises:
         ClientError: the folder cannot be used, another agent uses it, or a file in it is damaged.
@@ -245,7 +246,9 @@ class Agent:
     # --- work -----------------------------------------------------------------------------------------------------
 
     def run_forever(self, stop: threading.Event | None = None) -> None:
-        """Check in and take part in rounds until `stop` is set; the agent then leaves the round that it is in.
+        """Check in and take part in rounds until `stop` is set.
+
+        The agent then leaves the round that it is in, unless it is one over neighbours, which goes on after a restart.
 
         If the server cannot be reached, the agent waits and tries again. Raises RefusedError if the server does not
         know this device, ClientError if the device is not enrolled or a file in its folder is damaged.
@@ -311,12 +314,16 @@ class Agent:
         transport, session, record = self._connect()
         transport.traffic.take()
         # Before the check-in: a new round must not start from a state that an interrupted round may replace.
+        interrupted = find_interrupted(self._device.journal, record.server_key)
+        if interrupted is not None:
+            return self._take_part(interrupted.plan, interrupted.sealed, self.config.pause_seconds, interrupted.journal)
         pending = Settling(self._device, transport, session).recover()
         if pending:
             self._emit("waiting", {"retry_after": self.config.pause_seconds}, pending)
             return Outcome("waiting", self.config.pause_seconds, pending, "the round's result is still to come")
-        body = encode(CheckIn(attributes=dict(self.config.attributes), versions=self._adoption.fetched_versions()))
-        answer = session.call("POST", "/v1/check-ins", CheckInResponse, body=body)
+        attributes, versions = dict(self.config.attributes), self._adoption.fetched_versions()
+        request = CheckIn(attributes=attributes, versions=versions, protocols=("complete", "neighbours"))
+        answer = session.call("POST", "/v1/check-ins", CheckInResponse, body=encode(request))
         wait = min(max(answer.retry_after, _SHORTEST_WAIT), _LONGEST_WAIT)
         try:
             plan = None if answer.plan is None else unseal("plan", answer.plan, record.server_key, RoundPlan)
@@ -354,12 +361,13 @@ class Agent:
         before = self._device.journal.get(plan.round_id)
         return before is not None and before.step != "assigned"
 
-    def _take_part(self, plan: RoundPlan, sealed: Sealed, wait: float) -> Outcome:
+    def _take_part(self, plan: RoundPlan, sealed: Sealed, wait: float, begun: OpenRound | None = None) -> Outcome:
         self._round_id = plan.round_id
         try:
             transport, session, record = self._connect()
             mine = with_allowed_publishers(record, self.config)
-            return Participation(self._device, transport, session, mine, plan, plan_digest(sealed)).run(wait)
+            part = Participation(self._device, transport, session, mine, plan, sealed)
+            return part.run(wait) if begun is None else part.resume(begun, wait)
         finally:
             self._round_id = ""
 

@@ -6,8 +6,9 @@ whole steps (protocol.vector), so it changes the sum of whole numbers by a vecto
     D = clip (1 + SLACK) / step + sqrt(n) / 2         (n elements, each rounded by half a step at most)
 
 whatever other devices do. The server adds discrete Gaussian noise of standard deviation `multiplier` D to each element,
-in whole numbers (Canonne, Kamath and Steinke 2020, theorems 4 and 14), and only then decodes. Neighbours
-are a round with the device's update, and the same round with zeros in its place, so the number of devices may be known.
+in whole numbers (Canonne, Kamath and Steinke 2020, theorems 4 and 14), and only then decodes. With mechanism
+"correlated" it takes back a part of earlier rounds' noise besides (archipel.privacy.correlated). Neighbours are a round
+with the device's update, and the same round with zeros in its place, so the number of devices may be known.
 
 Noise can make the sum longer than any that devices can send. It is then shortened to the longest of those, which is
 post-processing and costs nothing, so all further checks of servers and devices (protocol.bounds,
@@ -18,23 +19,26 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from archipel.bundle import Manifest
 from archipel.errors import PolicyError
 from archipel.privacy.calibration import least_multiplier
-from archipel.privacy.events import Event, Gaussian
+from archipel.privacy.correlated import correlate, rounds_event, settle_coefficients, spread, unit_of
+from archipel.privacy.events import Event, Gaussian, Repeated
 from archipel.protocol.bounds import SLACK, Group, entries, groups, joint_norm, step, sum_bound
 from archipel.protocol.operator.aggregation import Aggregation
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
-from archipel.protocol.training_metrics import CLAMPED, DEVICES, TRAINING, UPDATE_CLIP
+from archipel.protocol.training_metrics import CLAMPED, CLIPPED, DEVICES, TRAINING, UPDATE_CLIP
 from archipel.protocol.uploads import clip_input, upload_program
 from archipel.protocol.vector import DecodedSum, Layout, Vector
 
 Randomness = Callable[[int], bytes]
+Noise = NDArray[np.int64]
 _METRICS = (TRAINING, CLAMPED, DEVICES)
 _BELOW = 1 - 1e-9
 """A shortened sum stays below its bound in floating point, too."""
@@ -60,7 +64,7 @@ def check_composition(
     """
     if not settings.is_central:
         return
-    name = "mechanism 'central'"
+    name = f"mechanism {settings.mechanism!r}"
     if privacy != "secure":
         raise PolicyError(f"{name}: noise is added to whole numbers, which secure rounds sum; set privacy to 'secure'")
     if mode == "asynchronous":
@@ -73,52 +77,101 @@ def check_composition(
             f"{name}: how much one device changes what a robust rule or several groups give is not known; leave "
             "aggregation and secure_groups away"
         )
-    if clip_input(upload_program(manifest, "training")) is not None and UPDATE_CLIP not in hyperparameters:
+    adapted = clip_input(upload_program(manifest, "training")) is not None and UPDATE_CLIP not in hyperparameters
+    if adapted and settings.clip_noise is None:
         raise PolicyError(
-            f"{name}: the bundle's clip follows counts of devices, which have no noise; set hyperparameter "
-            f"{UPDATE_CLIP!r}, or make the bundle with the strategy option clip"
+            f"{name}: the bundle's clip follows counts of devices, which have no noise; set clip_noise (a twentieth of "
+            f"the cohort, say), which 'central' has, or fix the clip by hyperparameter {UPDATE_CLIP!r}, or make the "
+            "bundle with the strategy option clip"
         )
-    _noisy_group(layout, manifest.strategy)
+    if settings.clip_noise is not None and not adapted:
+        raise PolicyError(
+            f"{name}: clip_noise is for a clip that the server adapts, and this one is fixed; leave it away, or the "
+            f"strategy option clip and hyperparameter {UPDATE_CLIP!r}"
+        )
+    _noisy_group(layout, manifest.strategy, settings.mechanism)
 
 
 def settle(settings: DifferentialPrivacy, rounds: int, before: tuple[Event, ...] = ()) -> DifferentialPrivacy:
     """The settings with a noise multiplier: their own, or the least with which so many rounds cost at most epsilon.
+    Correlated noise gets its coefficients besides, where it has none.
 
     `before`: events that the target includes. Raises PolicyError where no noise is enough, MissingExtraError without
     dp-accounting.
     """
+    settings = settle_coefficients(settings, rounds)
     if not settings.is_central or settings.noise_multiplier is not None or settings.epsilon is None:
         return settings
-    found = least_multiplier(settings.epsilon, settings.delta, rounds, before=before)
+    if settings.is_correlated:
+        # All rounds together cost as much as a single one with so much less noise.
+        found = least_multiplier(settings.epsilon, settings.delta, 1, before=before) * spread(settings, rounds)
+    else:
+        counts = [] if settings.clip_noise is None else [_repeated(settings.clip_noise, rounds)]
+        found = least_multiplier(settings.epsilon, settings.delta, rounds, before=(*before, *counts))
     # Rounded up, so that what is stored and shown is what was added.
     return msgspec.structs.replace(settings, noise_multiplier=math.ceil(found * 1e6) / 1e6)
 
 
-def event_of(settings: DifferentialPrivacy) -> Gaussian:
-    """What one round with settled settings costs: no sampling is assumed, since a round takes whoever checks in."""
+def events_of(settings: DifferentialPrivacy, first: int, count: int = 1) -> list[Event]:
+    """What `count` sums with settled settings cost, of which the first one is number `first` of its task, from 0 on.
+
+    No sampling is assumed, since a round takes whoever checks in.
+    """
     if settings.noise_multiplier is None:
         raise PolicyError("noise_multiplier: is not settled yet")
-    return Gaussian(noise_multiplier=settings.noise_multiplier)
+    if settings.is_correlated:
+        return rounds_event(settings, first, count)
+    if not count:
+        return []
+    # A device changes the count of those that clipped by 1 at most.
+    multipliers = [settings.noise_multiplier, *([] if settings.clip_noise is None else [settings.clip_noise])]
+    return [_repeated(multiplier, count) for multiplier in multipliers]
 
 
-def release_sum(
-    total: Vector,
+def _repeated(multiplier: float, count: int) -> Event:
+    one = Gaussian(noise_multiplier=multiplier)
+    return Repeated(event=one, count=count) if count > 1 else one
+
+
+def draw_noise(
+    settings: DifferentialPrivacy,
     layout: Layout,
-    *,
-    cohort: int,
-    modulus_bits: int,
-    multiplier: float,
+    past: Iterable[Noise] = (),
     randomness: Randomness = secrets.token_bytes,
-) -> DecodedSum:
-    """The noisy sum of the cohort's changes; metrics and counts, which have no noise, are not in it.
+) -> Noise:
+    """The noise of a round, for `release_sum`: int64 `[elements]`, in steps.
+
+    With `clip_noise` there is one more element: that of the count of devices which clipped their updates.
+
+    Arguments:
+        settings: settled ones.
+        layout: of the uploads, with the clip of the round's plan.
+        past: what this function returned for the task's earlier sums, the newest first; only for correlated noise, of
+            as many sums as there are coefficients, less one.
+        randomness: gives as many bytes from a cryptographic generator as it is asked for.
+
+    Raises PolicyError for a layout that `check_composition` refuses, or noise beyond 64 bits.
+    """
+    group = _noisy_group(layout, "", settings.mechanism)
+    if settings.noise_multiplier is None:
+        raise PolicyError("noise_multiplier: is not settled yet")
+    size = sum(entries(port) for port in group.ports)
+    fresh = _sample(noise_scale(group, settings.noise_multiplier * unit_of(settings)), size, randomness)
+    if settings.clip_noise is not None:
+        return np.concatenate([fresh, _sample(math.ceil(settings.clip_noise), 1, randomness)])
+    return correlate(settings.coefficients, fresh, past) if settings.is_correlated else fresh
+
+
+def release_sum(total: Vector, layout: Layout, *, cohort: int, modulus_bits: int, noise: Noise) -> DecodedSum:
+    """The noisy sum of the cohort's changes, and where there is noise for it the noisy count of devices that clipped
+    theirs, from 0 to `cohort`. Metrics and other counts, which have no noise, are not in it.
 
     Arguments:
         total: uint32 [length], the sum of the unmasked vectors modulo 2^b.
         layout: of the uploads, with the clip of the round's plan.
         cohort: how many devices' vectors are in the sum.
         modulus_bits: b.
-        multiplier: of the noise.
-        randomness: gives as many bytes from a cryptographic generator as it is asked for.
+        noise: as `draw_noise` returned it for this layout.
 
     Raises PolicyError for a layout that `check_composition` refuses, ProtocolError and BoundError for a sum that no
     devices can have sent.
@@ -127,19 +180,32 @@ def release_sum(
     exact = layout.decode_sum(total, cohort=cohort, modulus_bits=modulus_bits)
     layout.check_sum(exact, cohort)
     whole = layout.signed_sum(total, cohort=cohort, modulus_bits=modulus_bits)
-    scale = noise_scale(group, multiplier)
-    deltas, start = {}, 0
+    deltas: dict[str, NDArray[np.float64]] = {}
+    clipped: dict[str, int] = {}
+    start = used = 0
     for port in layout.updates:
         stop = start + entries(port)
         if port in group.ports:
-            noisy = whole[start:stop] + _sample(scale, stop - start, randomness)
-            deltas[port.tensor] = (noisy * step(port)).reshape([int(dim) for dim in port.shape])
+            noisy = whole[start:stop] + noise[used : used + stop - start]
+            deltas[port.tensor] = np.asarray(noisy * step(port), np.float64).reshape([int(dim) for dim in port.shape])
+            used += stop - start
+        elif port.name == DEVICES + CLIPPED:
+            clipped[port.tensor] = int(whole[start])
         start = stop
+    values: dict[str, NDArray[np.float64]] = {}
+    if len(noise) == used + 1 and clipped:
+        values = {
+            name: np.asarray(min(max(count + int(noise[used]), 0), cohort), np.float64)
+            for name, count in clipped.items()
+        }
+        used += 1
+    if used != len(noise):
+        raise PolicyError(f"noise: has {len(noise)} elements, the changes have {used}")
     most = sum_bound(layout.updates, group, cohort, float(cohort)) * _BELOW
     norm = joint_norm(deltas.values())
     if norm > most:
         deltas = {tensor: array * (most / norm) for tensor, array in deltas.items()}
-    return DecodedSum(deltas, {}, None)
+    return DecodedSum(deltas, values, None)
 
 
 def sensitivity(group: Group) -> int:
@@ -154,9 +220,9 @@ def noise_scale(group: Group, multiplier: float) -> int:
     return max(math.ceil(multiplier * sensitivity(group)), 1)
 
 
-def _noisy_group(layout: Layout, strategy: str) -> Group:
+def _noisy_group(layout: Layout, strategy: str, mechanism: str = "central") -> Group:
     """The clipped changes, which alone get noise. Raises PolicyError where devices send anything else."""
-    name = f"mechanism 'central': strategy {strategy!r}" if strategy else "mechanism 'central'"
+    name = f"mechanism {mechanism!r}: strategy {strategy!r}" if strategy else f"mechanism {mechanism!r}"
     own = [port for port in layout.updates if not port.name.startswith(_METRICS)]
     for port in own:
         if port.kind == "weight" or port.weighting != "uniform":
@@ -184,7 +250,7 @@ def _noisy_group(layout: Layout, strategy: str) -> Group:
     return found[0]
 
 
-def _sample(scale: int, count: int, randomness: Randomness) -> np.ndarray:
+def _sample(scale: int, count: int, randomness: Randomness) -> Noise:
     # Imported where noise is drawn: with it comes the device's runtime.
     from archipel.lite_runtime.many_samples import sample_gaussian
 

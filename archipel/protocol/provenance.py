@@ -2,10 +2,9 @@
 
 A bundle's weights begin as the publisher signed them. Each training round is one entry of the log. The server signs it,
 and it has the hash of the entry before, so a server cannot show one device two histories. The entry of a secure round
-is endorsed: at least `threshold` devices have signed that they were in that round, so the server cannot invent steps
-without rounds. And no step is larger than honest devices can make it: the strategy computes a bound from the signed
-manifest alone, and a device checks how far new weights are from weights that it has against the bounds of the steps
-between them.
+is endorsed: enough devices have signed that they were in that round, so the server cannot invent steps without rounds.
+And no step is larger than honest devices can make it: the strategy computes a bound from the signed manifest alone, and
+a device checks how far new weights are from weights that it has against the bounds of the steps between them.
 
 A server may still lie about a round's sum, within the bound.
 """
@@ -36,9 +35,13 @@ from archipel.protocol.messages import (
     WeightsStatement,
     Whole,
 )
-from archipel.protocol.policy import check_plan, plan_digest
+from archipel.protocol.policy import check_plan, endorsers_needed, plan_digest
 from archipel.protocol.sealed import Sealed, decode, signed_bytes, unseal
 from archipel.protocol.secagg.checks import survivors_digest
+from archipel.protocol.secagg_plus.envelope import bind
+from archipel.protocol.secagg_plus.inclusion import presence
+from archipel.protocol.secagg_plus.member import Session
+from archipel.protocol.secagg_plus.tree import HASH_BYTES
 from archipel.protocol.uploads import upload_layout
 
 FIRST = "0" * 64
@@ -245,8 +248,8 @@ def check_endorsement(
     """Checks that a secure round made the step of `entry`.
 
     The round's plan must be of this bundle, within its privacy policy, and begin with the weights that `entry` changed;
-    at least `threshold` of its survivors must have signed that they were in it. Raises a ProtocolError that says what
-    is missing.
+    enough of its survivors (`policy.endorsers_needed`) must have signed that they were in it. Raises a ProtocolError
+    that says what is missing.
     """
     where = f"weights log, entry {entry.number}, round {entry.round_id}"
     if plan_digest(evidence.plan) != entry.plan:
@@ -267,12 +270,7 @@ def check_endorsement(
             f"{where}: {len(survivors)} survivors; the entry names {entry.devices}, the plan needs "
             f"{max(plan.threshold, plan.min_cohort)}"
         )
-    # All confirmations of a round are the same bytes (secagg.checks), so one body and the signatures are enough.
-    confirmed = decode("confirmation", evidence.confirmation, Confirmation)
-    expected = (plan.round_id, entry.plan, survivors_digest(evidence.survivors))
-    if (confirmed.round_id, confirmed.plan, confirmed.survivors) != expected:
-        raise ProvenanceError(f"{where}: what the devices signed is of another round, plan or survivor set")
-    signed = signed_bytes("confirmation", evidence.confirmation)
+    signed = _signed_by_devices(evidence, plan, where)
     # A set: one device that signs twice counts once. Its signature counts only under a chain of the enrolment key, so
     # that the server cannot invent devices.
     counted: set[str] = set()
@@ -285,10 +283,25 @@ def check_endorsement(
         except (InvalidSignature, ValueError):
             raise CertificateError(f"{where}: the confirmation of {device.device_id} does not verify") from None
         counted.add(device.device_id)
-    if len(counted) < plan.threshold:
-        raise ProvenanceError(
-            f"{where}: {len(counted)} devices signed that they were in it, the threshold is {plan.threshold}"
-        )
+    if len(counted) < (needed := endorsers_needed(plan)):
+        raise ProvenanceError(f"{where}: {len(counted)} devices signed that they were in it, {needed} are needed")
+
+
+def _signed_by_devices(evidence: Endorsement, plan: RoundPlan, where: str) -> bytes:
+    """The bytes that all endorsers signed."""
+    if plan.protocol == "neighbours":
+        # They signed the round, its plan and the root of their cohort; each knows its neighbours only.
+        if len(evidence.confirmation) != HASH_BYTES:
+            raise ProvenanceError(
+                f"{where}: its cohort's root has {len(evidence.confirmation)} bytes, not {HASH_BYTES}"
+            )
+        return presence(bind(Session(plan.round_id, plan_digest(evidence.plan)), evidence.confirmation))
+    # All confirmations of a round are the same bytes (secagg.checks), so one body and the signatures are enough.
+    confirmed = decode("confirmation", evidence.confirmation, Confirmation)
+    expected = (plan.round_id, plan_digest(evidence.plan), survivors_digest(evidence.survivors))
+    if (confirmed.round_id, confirmed.plan, confirmed.survivors) != expected:
+        raise ProvenanceError(f"{where}: what the devices signed is of another round, plan or survivor set")
+    return signed_bytes("confirmation", evidence.confirmation)
 
 
 def check_layout(what: str, weights: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> None:

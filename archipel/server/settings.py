@@ -36,6 +36,7 @@ PUBLIC_KEY_FILE = "server.key.pub"
 ENVIRONMENT_PREFIX = "ARCHIPEL_SERVER_"
 DEMO_DOWNLOADS = 64
 _NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?")
 _BUCKET = re.compile(f"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/({_NAME}(?:/{_NAME})*))?/?")
 
 HexKey = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -127,6 +128,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long a device is set aside the first time. Each further time is twice as long as the one before."""
     false_accusations: Annotated[float, Meta(gt=0, le=0.5)] = 0.05
     """The risk that a search for spoilers sets any honest device aside. A smaller risk takes more rounds."""
+    allowed_origins: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
+    """Pages of these origins, such as https://app.example, may be devices; empty: of this server's own origin only."""
     demo: bool = False
     """Whether anybody may load the browser demo at /demo/ (`make web` builds it)."""
     query_approval: bool = False
@@ -153,6 +156,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"concurrent_requests ({self.concurrent_requests}) must be below threads ({self.threads}), or one "
                 "client could keep all of them busy"
             )
+        for origin in self.allowed_origins:
+            # As browsers write it; another spelling would never be equal to what they send.
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"allowed_origins: expected such as https://app.example or http://localhost:5173, in small letters "
+                    f"and without a slash at the end, got {origin[:100]!r}"
+                )
         if "://" in self.blobs and self.bucket is None:
             # The error does not show the value, which may contain credentials by mistake.
             raise ValueError(
@@ -237,6 +247,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def pseudonym_key(self) -> bytes:
         """32 bytes, derived from the server key, for pseudonyms of devices. Raises as `private_key`."""
         return self._derived(b"archipel/v1/pseudonym-key")
+
+    @cached_property
+    def noise_key(self) -> bytes:
+        """32 bytes, derived from the server key, that seal kept noise. Raises as `private_key`."""
+        return self._derived(b"archipel/v1/noise-key")
 
     def _derived(self, label: bytes) -> bytes:
         # HKDF with a label for each purpose, so that no key tells anything about another one.

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 from archipel.bundle import Manifest
 from archipel.errors import SimulationError
 from archipel.permutations import permutation
+from archipel.privacy.central import Noise
 from archipel.privacy.central import check_composition as check_noise
 from archipel.protocol.bounds import groups as bound_groups
 from archipel.protocol.vector import DecodedSum, Layout
 from archipel.simulation.attacks import ATTACKS, draw_attackers
 from archipel.simulation.draws import drawn_generator
 from archipel.simulation.kept import GroupSums, KeptUpdates, divide
+from archipel.simulation.secure.protocol import seats_of
 from archipel.simulation.sums import Arrays, SecureSum, Sum
 from archipel.simulation.work import Work
 from archipel.strategies.robust.composing import check_composition
@@ -91,7 +93,9 @@ class Combining:
         order = permutation(len(drawn), self._settings.seed % _SEED, _GROUPS, number)
         return divide(np.array(drawn), self._settings.secure_groups, order)
 
-    def combine(self, work: Work, total: Sum, devices: int, state: Mapping[str, NDArray[Any]]) -> Combined:
+    def combine(
+        self, work: Work, total: Sum, devices: int, state: Mapping[str, NDArray[Any]], noise: Noise | None = None
+    ) -> Combined:
         """The round's sum.
 
         Arguments:
@@ -99,6 +103,7 @@ class Combining:
             total: what the engine returned.
             devices: how many updates are in it, without the server's own.
             state: what the rule keeps, {} in the first round.
+            noise: what the server adds to the sum.
 
         Raises ArchipelError where the round has no sum: too few groups, or a sum that no devices can have sent.
         """
@@ -110,11 +115,10 @@ class Combining:
             for client, arrays in sorted(total.updates.items()):
                 counted.add(arrays, client)
             total = counted
-        multiplier = settings.differential_privacy.noise_multiplier
-        if multiplier is not None:
+        if noise is not None:
             if not isinstance(total, SecureSum):
                 raise TypeError(f"a {type(total).__name__} has no whole numbers to add noise to")
-            return Combined(total.released(devices, multiplier), devices, {})
+            return Combined(total.released(devices, noise), devices, {})
         if not settings.aggregation.robust and not isinstance(total, GroupSums):
             return Combined(total.decoded(devices), devices, {})
         parts, root = self._parts(work, total)
@@ -132,7 +136,7 @@ class Combining:
     @property
     def _largest(self) -> int:
         """The most devices of one sum."""
-        return -(-self._settings.cohort // max(self._settings.secure_groups, 1))
+        return seats_of(self._settings)
 
     def _parts(self, work: Work, total: Sum) -> tuple[list[Part], Part | None]:
         if isinstance(total, GroupSums):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Collection
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,15 @@ from archipel.permutations import permuted
 _LABEL = b"archipel/simulation/1/"
 
 
-def draw_cohort(population: int, size: int, seed: int, number: int) -> NDArray[np.int64]:
-    """The `size` clients of round `number`, ascending, each at most once. Takes time for the cohort alone."""
-    return np.sort(permuted(np.arange(min(size, population)), population, seed, 0, number))
+def draw_cohort(population: int, size: int, seed: int, number: int, resting: Collection[int] = ()) -> NDArray[np.int64]:
+    """The `size` clients of round `number`, ascending, each at most once, and none that rests.
+
+    Takes time for the cohort and those that rest alone.
+    """
+    order = permuted(np.arange(min(size + len(resting), population)), population, seed, 0, number)
+    if resting:
+        order = order[~np.isin(order, np.fromiter(resting, np.int64, len(resting)))]
+    return np.sort(order[:size])
 
 
 def device_seed(seed: int, number: int, client: int) -> int:

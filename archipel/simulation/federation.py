@@ -16,6 +16,7 @@ from archipel.errors import ArchipelError, PolicyError, SimulationError
 from archipel.graph import Model
 from archipel.models.source import ModelSource
 from archipel.protocol import written
+from archipel.protocol.messages import Protocol
 from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.tasks import TaskInfo, TaskRequest
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Meta(ge=1)]
 
-_ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation", "secure_groups",
+_ONCE = ("rounds", "cohort", "privacy", "hyperparameters", "aggregation", "secure_groups", "protocol",
          "differential_privacy")  # fmt: skip
 """What a task has, too, and the file outside of [task]."""
 _ROOT = "root"
@@ -90,6 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hyperparameters: dict[str, float] = {}
     aggregation: Aggregation = Aggregation()
     secure_groups: Annotated[int, Meta(ge=0)] = 0
+    protocol: Protocol | None = None
     attack: Attack = Attack()
     differential_privacy: DifferentialPrivacy = DifferentialPrivacy()
     partition: dict[str, Any] | None = None
@@ -180,8 +182,8 @@ class Federation:
                 test_every=run.test_every, seed=settings.seed, privacy=settings.privacy, dropout=settings.dropout,
                 workers=run.workers, client_axis=run.client_axis, threads=run.threads, engine=run.engine,
                 cluster=run.cluster, masks=run.masks, folder=self.folder, on_round=on_round,
-                aggregation=settings.aggregation, secure_groups=settings.secure_groups, attack=settings.attack,
-                evaluation=settings.evaluation, root=prepared.root, model_of=prepared.model_of,
+                aggregation=settings.aggregation, secure_groups=settings.secure_groups, protocol=settings.protocol,
+                attack=settings.attack, evaluation=settings.evaluation, root=prepared.root, model_of=prepared.model_of,
                 differential_privacy=settings.differential_privacy, **self._clock(),
             )  # fmt: skip
         except (SimulationError, PolicyError) as error:

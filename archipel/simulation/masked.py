@@ -7,14 +7,17 @@ to be taken out of the sum by the others' shares.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from fractions import Fraction
 
 import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from archipel.bundle import PrivacyPolicy
 from archipel.errors import SimulationError
 from archipel.protocol import Participant, add_masked, issue_identity, mint_token, public_bytes, seal, unmask_sum
 from archipel.protocol.messages import (
@@ -29,10 +32,13 @@ from archipel.protocol.messages import (
     Survivors,
 )
 from archipel.protocol.narrow import pack_masked, reduce_sum, unpack_masked
-from archipel.protocol.policy import plan_digest
+from archipel.protocol.policy import least_cohort, plan_digest
 from archipel.protocol.secagg import KeyTree, hand_out_keys, merge_complaints
+from archipel.protocol.secagg_plus.sizes import Sizes
+from archipel.protocol.secagg_plus.terms import terms_of
 from archipel.protocol.vector import Vector
 from archipel.simulation.kept import GroupSums
+from archipel.simulation.secure.neighbours import add_over_neighbours
 from archipel.simulation.sums import SecureSum
 from archipel.simulation.work import Engine, Partial, Work
 
@@ -45,10 +51,12 @@ class Masked:
 
     Arguments:
         engine: runs the local rounds.
+        policy: the bundle's.
+        sizes: of rounds over neighbours; None: over the complete graph.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, policy: PrivacyPolicy, sizes: Sizes | None = None) -> None:
+        self._engine, self._policy, self._sizes = engine, policy, sizes
         self._enrolment = Ed25519PrivateKey.generate()
         self._server = Ed25519PrivateKey.generate()
         self._identities: dict[int, tuple[Ed25519PrivateKey, Chain]] = {}
@@ -73,9 +81,14 @@ class Masked:
             for report in partial.reports:
                 report.left = report.left or "a secure sum needs two devices or more"
             return partial
-        # More than half must be left to unmask, so of very many dropouts the others left before they shared keys.
-        dropped = list(work.dropped)[: len(vectors) - 1]
-        found = self._aggregate(work, vectors, dropped)
+        # Enough must be left to unmask, so of very many dropouts the others left before they shared keys.
+        dropped = list(work.dropped)[: self._most_dropped(len(vectors))]
+        plan = self._plan(work, len(vectors) + len(dropped))
+        if len(vectors) + len(dropped) < (needed := least_cohort(plan)) and self._sizes is not None:
+            for report in partial.reports:
+                report.left = report.left or f"a secure sum over neighbours needs {needed} devices or more"
+            return partial
+        found = self._aggregate(work, plan, vectors, dropped)
         expected = np.sum(list(vectors.values()), axis=0, dtype=np.uint32) & mask
         if not np.array_equal(found, expected):
             raise SimulationError(f"round {work.number}: the unmasked sum is not that of the devices' vectors")
@@ -98,11 +111,22 @@ class Masked:
                 total.put(group, part.total, part.counted)
         return partial
 
-    def _aggregate(self, work: Work, vectors: dict[int, Vector], dropped: Sequence[int]) -> Vector:
+    def _most_dropped(self, present: int) -> int:
+        """How many of a cohort may leave after they shared keys, where so many stay."""
+        if self._sizes is None:
+            return present - 1
+        share = Fraction(str(self._policy.dropouts))
+        return math.floor(present * share / (1 - share))
+
+    def _aggregate(self, work: Work, plan: RoundPlan, vectors: dict[int, Vector], dropped: Sequence[int]) -> Vector:
         """The sum of the vectors, each masked by its device; `dropped` have shared keys and sent nothing."""
-        everyone = sorted([*vectors, *dropped])
-        plan = self._plan(work, len(everyone))
         digest = plan_digest(seal("plan", plan, self._server))
+        if self._sizes is not None:
+            return add_over_neighbours(
+                vectors, dropped, terms=terms_of(plan, digest, self._policy), plan=plan, layout=work.layout,
+                identity=self._identity, enrolment_key=public_bytes(self._enrolment),
+            )  # fmt: skip
+        everyone = sorted([*vectors, *dropped])
         devices = {client: self._participant(plan, digest, client) for client in everyone}
         names = {device.device_id: client for client, device in devices.items()}
         requests = {client: device.advertise() for client, device in devices.items()}
@@ -144,12 +168,15 @@ class Masked:
 
     def _plan(self, work: Work, devices: int) -> RoundPlan:
         self._serial += 1
-        return RoundPlan(
+        plan = RoundPlan(
             round_id=secrets.token_hex(16), task_id="0" * 32, number=work.number, bundle=_NOBODY, weights=_NOBODY,
             privacy="secure", min_cohort=_FEWEST, max_cohort=devices, threshold=devices // 2 + 1,
             modulus_bits=work.modulus_bits or 32, serial=self._serial,
             narrow=any(port.carries is not None for port in work.layout.updates),
         )  # fmt: skip
+        if self._sizes is None:
+            return plan
+        return msgspec.structs.replace(plan, protocol="neighbours", **asdict(self._sizes))
 
     def _participant(self, plan: RoundPlan, digest: str, client: int) -> Participant:
         key, chain = self._identity(client)

@@ -11,9 +11,9 @@ from archipel import strategies
 from archipel.bundle import Bundle, write_weights
 from archipel.bundle.roles import Largest
 from archipel.errors import ArchipelError, SimulationError
-from archipel.privacy import Event, Repeated, spent_epsilon
-from archipel.privacy.central import event_of
-from archipel.protocol.messages import RoundPlan
+from archipel.privacy import spent_epsilon
+from archipel.privacy.central import Noise, draw_noise, events_of
+from archipel.protocol.messages import Protocol, RoundPlan
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.results import Distribution, RoundResult
 from archipel.protocol.training_metrics import UPDATE_CLIP
@@ -24,6 +24,7 @@ from archipel.simulation.attacks import Attack
 from archipel.simulation.clients import Clients
 from archipel.simulation.combining import Combining
 from archipel.simulation.draws import draw_cohort, drawn_uniform
+from archipel.simulation.secure.protocol import sizes_of_rounds
 from archipel.simulation.several import SeveralModels
 from archipel.simulation.system.round_clock import ClockState, RoundClock
 from archipel.simulation.system.settings import Pacing, System
@@ -83,9 +84,10 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `privacy`: "secure" adds up whole numbers as secure rounds do, "plain" floating point. `hyperparameters`: of the
     devices' programs and of the server's half, as of a task. `pacing`: when rounds take their updates; what differs
     from its defaults needs a `system`, whose clock times the rounds. `aggregation` is the rule of plain rounds, or over
-    the sums of `secure_groups` groups of the cohort, drawn for each round (0: one sum of all). `attack`: what some
-    devices send. `differential_privacy`: the noise on each sum, with its multiplier settled. `root`: the last client
-    has the server's own examples, for a rule that takes an update of them.
+    the sums of `secure_groups` groups of the cohort, drawn for each round (0: one sum of all). `protocol`: of secure
+    rounds (None: what a server would choose). `attack`: what some devices send. `differential_privacy`: the noise on
+    each sum, with its multiplier settled. `root`: the last client has the server's own examples, for a rule that takes
+    an update of them.
     """
 
     cohort: int
@@ -97,6 +99,7 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     system: System | None = None
     aggregation: Aggregation = Aggregation()
     secure_groups: int = 0
+    protocol: Protocol | None = None
     attack: Attack = Attack()
     differential_privacy: DifferentialPrivacy = DifferentialPrivacy()
     root: bool = False
@@ -113,6 +116,10 @@ class Standing:
     past: dict[int, Tensors] = field(default_factory=dict)
     """The parameters of the versions that devices at work began with, in an asynchronous task."""
     rule_state: Tensors = field(default_factory=dict)
+    noise: list[Noise] = field(default_factory=list)
+    """What was added to the last sums, the newest first, of which later rounds take back a part."""
+    rested: list[list[int]] = field(default_factory=list)
+    """The clients of the last sums, the newest first, which rest until others had so many rounds."""
 
 
 class Rounds:
@@ -143,6 +150,12 @@ class Rounds:
         manifest = bundle.manifest
         if not 1 <= settings.cohort <= population:
             raise SimulationError(f"cohort: {settings.cohort} is not from 1 to {population}, the number of clients")
+        separation = settings.differential_privacy.separation or 1
+        if separation * settings.cohort > population:
+            raise SimulationError(
+                f"differential_privacy.separation: {separation} rounds in a row have no client in common, which takes "
+                f"{separation * settings.cohort} clients, and there are {population}; lower cohort or separation"
+            )
         self._strategy = strategies.get(manifest.strategy)
         finish = upload_program(manifest, "training")
         self._clip = None if UPDATE_CLIP in settings.hyperparameters else clip_input(finish)
@@ -152,6 +165,8 @@ class Rounds:
                 "privacy: 'secure' adds up vectors, and compress 'top_k' sends elements of each device's own choice; "
                 "set privacy to 'plain', or compress to 'random_k'"
             )
+        if settings.protocol is not None:
+            sizes_of_rounds(manifest, settings)
         self._combining = Combining(manifest, layout, population, settings)
         self._bits = self._combining.modulus_bits(layout)
         if standing is None:
@@ -160,6 +175,7 @@ class Rounds:
             standing = Standing(parameters, {**self._strategy.init(trained), **first_bases(manifest)})
         self.standing = standing
         done = [row for row in standing.rows if not row.failed]
+        self._drawn: list[int] = []
         self._history = History([row.step for row in done], [row.state_step for row in done])
         self._clock: RoundClock | None = None
         if settings.system is not None and clients is not None:
@@ -177,7 +193,7 @@ class Rounds:
         if row.releases:
             row.epsilon = self.standing.rows[-1].epsilon
         drawn, present, left = self._draw(number) if self._clock is None else self._time(row, self._clock)
-        row.drawn = len(drawn)
+        row.drawn, self._drawn = len(drawn), drawn
         gone = tuple(client for client in drawn if client not in present)
         work = self._combining.plan(replace(self._work(number, saved), dropped=gone), drawn)
         row.clip = work.hyperparameters.get(UPDATE_CLIP)
@@ -201,7 +217,8 @@ class Rounds:
             work = work or self._work(row.number, 0)
             # Before the sum is looked at: a round that fails from here on has been paid for.
             self._charge(row)
-            made = self._combining.combine(work, partial.total, row.devices, self.standing.rule_state)
+            noise = self._draw_noise(work)
+            made = self._combining.combine(work, partial.total, row.devices, self.standing.rule_state, noise)
             row.devices = made.devices
             self._move(row, made.total, work, began)
             self.standing.rule_state = made.state
@@ -232,8 +249,18 @@ class Rounds:
 
     def _cost(self, releases: int) -> float:
         noise = self._settings.differential_privacy
-        events: list[Event] = [Repeated(event=event_of(noise), count=releases)] if releases else []
-        return spent_epsilon(events, noise.delta)
+        return spent_epsilon(events_of(noise, 0, releases), noise.delta)
+
+    def _draw_noise(self, work: Work) -> Noise | None:
+        """The noise of the round whose sum is paid for; of correlated noise, what later rounds need is kept."""
+        settings, standing = self._settings.differential_privacy, self.standing
+        if not settings.is_central:
+            return None
+        noise = draw_noise(settings, work.layout, standing.noise)
+        if settings.is_correlated and settings.separation is not None:
+            standing.noise = [noise, *standing.noise][: len(settings.coefficients) - 1]
+            standing.rested = [self._drawn, *standing.rested][: settings.separation - 1]
+        return noise
 
     def first_work(self) -> Work:
         """What devices get in the first round."""
@@ -242,7 +269,8 @@ class Rounds:
     def _draw(self, number: int) -> tuple[list[int], set[int], dict[int, str]]:
         """Who is drawn, who of them stays to the end, and why others do not."""
         settings = self._settings
-        drawn = draw_cohort(self._population, settings.cohort, settings.seed, number).tolist()
+        resting = self._resting()
+        drawn = draw_cohort(self._population, settings.cohort, settings.seed, number, resting).tolist()
         present = {
             client
             for client in drawn
@@ -250,9 +278,13 @@ class Rounds:
         }
         return drawn, present, {client: "dropped out" for client in drawn if client not in present}
 
+    def _resting(self) -> set[int]:
+        """Clients that were in one of the last sums, so that their changes would add up in correlated noise."""
+        return {client for clients in self.standing.rested for client in clients}
+
     def _time(self, row: RoundRow, clock: RoundClock) -> tuple[list[int], set[int], dict[int, str]]:
         """The same on the virtual clock, which goes on to the round's end."""
-        drawn, outcome = clock.run(row.number, self.standing.clock)
+        drawn, outcome = clock.run(row.number, self.standing.clock, self._resting())
         row.time, row.failed = outcome.end, outcome.failed
         row.bytes_down, row.bytes_up = round(outcome.down), round(outcome.up)
         return drawn, set(outcome.counted), outcome.left

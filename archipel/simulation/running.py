@@ -35,6 +35,7 @@ from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, Rounds, RoundSettings
 from archipel.simulation.saved import STATES, Record, held, load, save
+from archipel.simulation.secure.protocol import sizes_of_rounds
 from archipel.simulation.several import EachModel, SeveralModels
 from archipel.simulation.states import MemoryStates, StateFolder, States
 from archipel.simulation.system.overlapping import OverlappingRounds
@@ -213,7 +214,8 @@ def _open_engine(
             raise SimulationError(f"masks: a round with privacy {settings.privacy!r} has none; leave masks out")
         if settings.root or settings.attack.over_updates:
             raise SimulationError("masks: hide single updates, which root and attacks over updates need; leave one out")
-        engine = Masked(engine)
+        manifest = bundles[0].manifest
+        engine = Masked(engine, manifest.privacy, sizes_of_rounds(manifest, settings))
     stack.callback(engine.close)
     return engine, states, _AND.join(reasons)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from archipel.bundle import Bundle, read_weights, write_weights
 from archipel.durable import make_folder, open_locked, sync_many, write_durably
@@ -30,12 +31,12 @@ _REFUSED = {
     "examples": "other examples",
     "settings": "other settings of its rounds",
 }
-_GROUPS = ("parameter", "state", "rule")
+_GROUPS = ("parameter", "state", "rule", "noise")
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What `history.json` holds. `examples` is a fingerprint of the data, `engine` the way in which the rounds were run
-    so far, which a run keeps to."""
+    so far, which a run keeps to. `rested`: as of Standing."""
 
     bundle: str
     population: int
@@ -45,6 +46,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     rows: list[RoundRow]
     clients: list[ClientRow] = []
     clock: ClockState = msgspec.field(default_factory=ClockState)
+    rested: list[list[int]] = []
 
 
 def make(folder: Path) -> None:
@@ -72,7 +74,7 @@ def held(folder: Path) -> Iterator[None]:
 
 def save(folder: Path, record: Record, standing: Standing) -> None:
     """Write the standing after the last of the rows; it is on disk on return, and so is what devices keep."""
-    number, record.clock = len(record.rows), standing.clock
+    number, record.clock, record.rested = len(record.rows), standing.clock, standing.rested
     file = _arrays(folder, number)
     past = {f"version-{version}": tensors for version, tensors in standing.past.items()}
     tensors = join_names(
@@ -80,6 +82,7 @@ def save(folder: Path, record: Record, standing: Standing) -> None:
             "parameter": standing.parameters,
             "state": standing.strategy_state,
             "rule": standing.rule_state,
+            "noise": {f"{place:02}": noise for place, noise in enumerate(standing.noise)},
             **past,
         }
     )
@@ -111,13 +114,18 @@ def load(folder: Path, expected: Record, bundle: Bundle) -> tuple[Record, Standi
         groups = split_names(tensors, [*_GROUPS, *(f"version-{version}" for version in versions)])
         for group in ("parameter", *(f"version-{version}" for version in versions)):
             read_parameters(groups[group], bundle)
+        if any(each.dtype != np.int64 or each.ndim != 1 for each in groups["noise"].values()):
+            raise SimulationError("its noise is not of whole numbers")
     except (msgspec.MsgspecError, OSError, ArchipelError, RecursionError) as error:
         raise SimulationError(f"{folder}: its run cannot be read ({error}); remove the folder to begin anew") from None
     for name, what in _REFUSED.items():
         if getattr(record, name) != getattr(expected, name):
             raise SimulationError(f"{folder}: has a run with {what}; give another folder, or remove it to begin anew")
     past = {version: groups[f"version-{version}"] for version in versions}
-    return record, Standing(groups["parameter"], groups["state"], record.rows, record.clock, past, groups["rule"])
+    noise = [groups["noise"][place] for place in sorted(groups["noise"])]
+    return record, Standing(
+        groups["parameter"], groups["state"], record.rows, record.clock, past, groups["rule"], noise, record.rested
+    )
 
 
 def _arrays(folder: Path, number: int) -> Path:

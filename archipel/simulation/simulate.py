@@ -18,6 +18,7 @@ from archipel.errors import SignatureError, SimulationError
 from archipel.graph import Model
 from archipel.lite_runtime.training.driver import data_ports
 from archipel.privacy.central import settle
+from archipel.protocol.messages import Protocol
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.tasks import Mode
 from archipel.simulation.attacks import Attack
@@ -65,6 +66,7 @@ def simulate(
     aggregation: str | Aggregation = "mean",
     tolerated: int = 0,
     secure_groups: int = 0,
+    protocol: Protocol | None = None,
     root: Any = None,
     attack: str | Attack = "",
     attackers: float | Sequence[int] = 0.0,
@@ -114,6 +116,9 @@ def simulate(
             Aggregation, which may say more.
         tolerated: how many updates, or groups, of a round may be arbitrary, for a rule given by name.
         secure_groups: has the rule work over the sums of so many secure groups instead; 0: one sum of all devices.
+        protocol: of secure rounds, for the bytes that a `system` counts and for `masks`: "complete", where every device
+            deals with all others, or "neighbours" (docs/protocol.md); None: what a server chooses by the cohort and the
+            bundle's privacy policy.
         root: examples of the server's own, like those of a client, for the rule "fltrust".
         attack: what attackers do, a name or an Attack: over updates, "sign-flip", "ipm", "alie", "mimic", "gaussian",
             "best-ipm" or "best-alie"; over their examples, "label-flip" or "backdoor".
@@ -180,7 +185,7 @@ def simulate(
         cohort=population if cohort is None else cohort, seed=seed, privacy=privacy, dropout=dropout,
         hyperparameters=dict(hyperparameters or {}), pacing=pacing,
         system=None if system is None else with_devices(system), aggregation=_aggregation(aggregation, tolerated),
-        secure_groups=secure_groups, attack=_attack(attack, attackers), root=root is not None,
+        secure_groups=secure_groups, protocol=protocol, attack=_attack(attack, attackers), root=root is not None,
         differential_privacy=settle(differential_privacy or DifferentialPrivacy(), rounds),
     )  # fmt: skip
     models = None

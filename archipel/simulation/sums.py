@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.privacy.central import release_sum
+from archipel.privacy.central import Noise, release_sum
 from archipel.protocol.bounds import groups, largest, step, weight_port
 from archipel.protocol.plain import PlainSum, decode_plain, encode_plain
 from archipel.protocol.vector import DecodedSum, Layout, Vector
@@ -96,10 +96,10 @@ class SecureSum(Sum):
         self._layout.check_sum(decoded, devices)
         return decoded
 
-    def released(self, devices: int, multiplier: float) -> DecodedSum:
+    def released(self, devices: int, noise: Noise) -> DecodedSum:
         """The changes of so many devices with the server's noise, checked as `decoded` checks them."""
         total = self.total & np.uint32(2**self._bits - 1)
-        return release_sum(total, self._layout, cohort=devices, modulus_bits=self._bits, multiplier=multiplier)
+        return release_sum(total, self._layout, cohort=devices, modulus_bits=self._bits, noise=noise)
 
 
 class FloatSum(Sum):

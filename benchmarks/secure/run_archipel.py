@@ -27,7 +27,7 @@ import numpy as np
 from devices import POPULATION, VALUE_BITS, Devices, Messages, Roles, divide, join
 
 from archipel.protocol.secagg.masks import add_masked
-from archipel.protocol.secagg_plus.member import Distinct, Session, read_member
+from archipel.protocol.secagg_plus.member import Distinct, Session, read_members
 from archipel.protocol.secagg_plus.messages import (
     Answer,
     Confirmed,
@@ -99,8 +99,8 @@ class Server:
         members = self._devices.advertise()
         with self._clock.running("members"):
             distinct, named = Distinct(), []
-            for number, member in members.items():
-                device, keys = read_member(member, self._terms.session, self._devices.enrolment_key, POPULATION)
+            read = read_members([*members.values()], self._terms.session, self._devices.enrolment_key, POPULATION)
+            for (number, member), (device, keys) in zip(members.items(), read, strict=True):
                 distinct.add(device, keys)
                 named.append((device.device_id, number, member))
             named.sort()

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from archipel.bundle.roles import Update
 from archipel.errors import BoundError, PolicyError, ProtocolError
 from archipel.privacy import Gaussian, spent_epsilon
-from archipel.privacy.central import noise_scale, release_sum, sensitivity, settle
+from archipel.privacy.central import draw_noise, events_of, noise_scale, release_sum, sensitivity, settle
 from archipel.protocol.bounds import SLACK, groups, step
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.training_metrics import count_entry
@@ -47,10 +48,10 @@ def byte_source(seed: str) -> Callable[[int], bytes]:
 
 
 def release(total: np.ndarray, of: Layout, cohort: int, multiplier: float, seed: str, bits: int = 16) -> DecodedSum:
-    return release_sum(
-        total.astype(np.int64).astype(np.uint32) & np.uint32(2**bits - 1), of, cohort=cohort, modulus_bits=bits,
-        multiplier=multiplier, randomness=byte_source(seed),
-    )  # fmt: skip
+    settings = DifferentialPrivacy(mechanism="central", noise_multiplier=multiplier)
+    noise = draw_noise(settings, of, randomness=byte_source(seed))
+    vector = total.astype(np.int64).astype(np.uint32) & np.uint32(2**bits - 1)
+    return release_sum(vector, of, cohort=cohort, modulus_bits=bits, noise=noise)
 
 
 def whole(found: DecodedSum, of: Layout) -> np.ndarray:
@@ -165,6 +166,54 @@ def test_counts_and_metrics_are_not_released() -> None:
     assert (found.values, found.moments, found.weight) == ({}, {}, None)
 
 
+def test_the_count_of_clipped_updates_is_released_with_noise_of_its_own() -> None:
+    own = layout(6)
+    counted = Layout(
+        (*own.updates, count_entry("archipel/devices/update/capped"), count_entry("archipel/devices/update/clipped"))
+    )
+    settings = DifferentialPrivacy(mechanism="central", noise_multiplier=0.01, clip_noise=2.5)
+    cohort, exact = 60, np.array([0] * own.length + [7, 30])
+    found = []
+    for number in range(2000):
+        noise = draw_noise(settings, counted, randomness=byte_source(f"count {number}"))
+        assert noise.shape == (own.length + 1,)
+        made = release_sum(exact.astype(np.uint32), counted, cohort=cohort, modulus_bits=16, noise=noise)
+        [(name, count)] = made.values.items()
+        assert name == "archipel/devices/update/clipped"
+        found.append(int(count))
+    counts = np.array(found)
+    # A whole deviation, so 3 in place of 2.5; three of 2000 are beyond 3.3 deviations, none beyond 6.
+    assert counts.mean() == pytest.approx(30, abs=5 * 3 / math.sqrt(2000))
+    assert counts.std() == pytest.approx(3, rel=5 / math.sqrt(4000))
+    assert (counts != 30).mean() > 0.8
+    # Never a count that there cannot be.
+    few = exact.copy()
+    few[-2:] = 1
+    least = [
+        int(
+            release_sum(
+                few.astype(np.uint32), counted, cohort=3, modulus_bits=16,
+                noise=np.array([0] * own.length + [noise]),
+            ).values["archipel/devices/update/clipped"]
+        )
+        for noise in (-9, 0, 9)
+    ]  # fmt: skip
+    assert least == [0, 1, 3]
+
+
+def test_counts_are_paid_for_as_well() -> None:
+    settings = DifferentialPrivacy(mechanism="central", noise_multiplier=2.0, clip_noise=4.0)
+    for rounds in (1, 5):
+        expected = [Gaussian(noise_multiplier=2.0)] * rounds + [Gaussian(noise_multiplier=4.0)] * rounds
+        assert spent_epsilon(events_of(settings, 0, rounds), 1e-6) == pytest.approx(spent_epsilon(expected, 1e-6))
+    wanted = DifferentialPrivacy(mechanism="central", epsilon=4.0, clip_noise=20.0)
+    found = settle(wanted, 50)
+    assert spent_epsilon(events_of(found, 0, 50), 1e-6) <= 4.0 < spent_epsilon(events_of(found, 0, 51), 1e-6)
+    assert (found.noise_multiplier or 0) > (
+        settle(msgspec.structs.replace(wanted, clip_noise=None), 50).noise_multiplier or 0
+    )
+
+
 def test_a_sum_that_no_devices_can_have_sent_is_refused_before_noise_hides_it() -> None:
     of = layout(6)
     with pytest.raises(BoundError, match="at least one of them sent something else"):
@@ -220,6 +269,9 @@ def test_settling_fills_in_the_noise() -> None:
         ({"mechanism": "central", "noise_multiplier": math.nan}, "noise_multiplier: nan"),
         ({"mechanism": "central", "epsilon": -1.0}, "epsilon: -1.0"),
         ({"mechanism": "central", "epsilon": 1.0, "delta": 1.0}, "delta: 1.0"),
+        ({"mechanism": "central", "epsilon": 1.0, "clip_noise": 0.5}, "clip_noise: 0.5 is not from 1"),
+        ({"clip_noise": 2.0}, "the clip is not adapted"),
+        ({"mechanism": "correlated", "epsilon": 1.0, "separation": 2, "clip_noise": 2.0}, "the clip is not adapted"),
     ],
 )
 def test_settings_that_say_nothing(settings: dict[str, Any], message: str) -> None:

@@ -16,7 +16,7 @@ def key_stream(key: bytes, length: int) -> np.ndarray:
     return np.frombuffer(blocks, "<u4")[:length].astype(np.uint32)
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 32_767, 32_768, 32_769, 100_001])
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 32_767, 32_768, 32_769, 100_001, 262_145, 600_001])
 def test_the_mask_is_one_key_stream_whatever_the_length(fixed, length):
     vector = np.full(length, 2**32 - 5, np.uint32)
     masks.apply_mask(vector, fixed("key"), 1)

@@ -278,11 +278,11 @@ def test_all_confirmations_of_a_round_are_the_same_bytes(log: Log) -> None:
 
 
 def test_signatures_that_are_missing_or_twice(log: Log, manifest: Manifest) -> None:
-    with pytest.raises(ProvenanceError, match=r"2 devices signed.*threshold is 3"):
+    with pytest.raises(ProvenanceError, match=r"2 devices signed.*3 are needed"):
         Evidence(log, who=(0, 1)).check(log, manifest)
     fresh = Log()
     fresh.start()
-    with pytest.raises(ProvenanceError, match=r"2 devices signed.*threshold is 3"):
+    with pytest.raises(ProvenanceError, match=r"2 devices signed.*3 are needed"):
         Evidence(fresh, who=(0, 1, 1)).check(fresh, manifest)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from archipel import strategies
 from archipel.bundle import Bundle
 from archipel.errors import PolicyError, SimulationError
 from archipel.privacy import Gaussian, Repeated, spent_epsilon
+from archipel.protocol.uploads import clip_input, upload_program
 from archipel.simulation import DifferentialPrivacy, Pacing, System, load_federation, simulate
 from tests.simulation.test_engines import NEEDED, fields
 from tests.simulation.test_robust import SMALL
@@ -136,7 +139,7 @@ def test_every_strategy_gets_noise_or_is_refused_by_name(make: Make, strategy: s
     ("options", "settings", "message"),
     [
         ({"weighting": "examples"}, {}, "weighting = 'uniform'"),
-        ({"clip": None}, {}, "set hyperparameter 'update_clip'"),
+        ({"clip": None}, {}, "set clip_noise"),
         ({"compress": "rotation", "bits": 8}, {}, "updates are packed"),
         ({"module": reference.normalized}, {}, "use strategy 'fedbn', or another normalization"),
         ({}, {"privacy": "plain"}, "set privacy to 'secure'"),
@@ -179,3 +182,39 @@ def test_in_the_file_of_a_federation(tmp_path: Path) -> None:
         load_federation(tmp_path / "federation.toml", ["differential_privacy.epsilon=-1"])
     with pytest.raises(SimulationError, match="needs one of them"):
         load_federation(tmp_path / "federation.toml", replaced={"differential_privacy": {"mechanism": "central"}})
+
+
+def test_a_clip_that_follows_a_noisy_count(make: Make) -> None:
+    """Andrew et al. 2021: the clip moves by the share of clipped updates, which is a secure count with noise."""
+    bundle = bundle_of(make, clip=None)
+    noise = DifferentialPrivacy(mechanism="central", noise_multiplier=0.01, clip_noise=2.0, delta=1e-5)
+    found = simulate(bundle, fields(), rounds=12, differential_privacy=noise)
+    exact = simulate(bundle, fields(), rounds=1)
+    rows, port = found.history, clip_input(upload_program(bundle.manifest, "training"))
+    assert port is not None
+    assert [row.failed for row in rows] == [""] * 12
+    assert rows[0].clip == exact.history[0].clip
+    for before, after in pairwise(rows):
+        assert before.clip is not None
+        assert before.clipped is not None
+        # The published update, c exp(rate (share - target)), with a rate of 1 and a target of a tenth.
+        moved = before.clip * math.exp(before.clipped / 4 - 0.1)
+        assert after.clip == pytest.approx(min(max(moved, port.minimum), port.maximum), rel=1e-6)
+    counts = [row.clipped for row in rows]
+    # No count but from 0 to 4, and different ones, although the devices clip alike.
+    assert set(counts) <= {0, 1, 2, 3, 4}
+    assert len(set(counts)) > 1
+    for row in rows:
+        events = [Repeated(event=Gaussian(noise_multiplier=multiplier), count=row.number) for multiplier in (0.01, 2.0)]
+        assert row.epsilon == pytest.approx(spent_epsilon(events, 1e-5), rel=1e-9)
+        # Metrics of devices have no noise, so nobody gets them.
+        assert row.metrics == {}
+
+
+def test_a_target_includes_the_counts(make: Make) -> None:
+    noise = DifferentialPrivacy(mechanism="central", epsilon=8.0, clip_noise=3.0, delta=1e-5)
+    found = simulate(bundle_of(make, clip=None), fields(), rounds=3, differential_privacy=noise)
+    assert len(found.history) == 3
+    assert 7.99 < (found.history[-1].epsilon or 0) <= 8.0
+    with pytest.raises(PolicyError, match="clip_noise is for a clip that the server adapts"):
+        simulate(bundle_of(make), fields(), rounds=1, differential_privacy=noise)

@@ -187,8 +187,10 @@ class Federation:
 
 
 @contextmanager
-def open_federation(folder: Path, server_host: str, publisher: Ed25519PrivateKey | None = None) -> Iterator[Federation]:
-    """`publisher`: of the bundles, which may be a development key; None: a new one."""
+def open_federation(
+    folder: Path, server_host: str, publisher: Ed25519PrivateKey | None = None, **more: Any
+) -> Iterator[Federation]:
+    """`publisher`: of the bundles, which may be a development key; None: a new one. `more`: settings of the server."""
     enrolment, publisher = b.generate_key(), publisher or b.generate_key()
     operator_token = init_data_folder(
         folder / "server",
@@ -204,6 +206,7 @@ def open_federation(folder: Path, server_host: str, publisher: Ed25519PrivateKey
         check_in_window=1.0,
         poll_seconds=0.01,
         smallest_answer=1,  # there are a handful of devices
+        **more,
     )
     server = ServerProcess(settings, server_host)
     operator = OperatorClient(f"http://127.0.0.1:{server.port}", operator_token)

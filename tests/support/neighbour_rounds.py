@@ -92,11 +92,8 @@ class NeighbourRound:
         """Steps 5 and 6."""
         self.questions = {place: sent(self.roster.ask(place, self.survivors)) for place in places}
         confirmed: dict[int, Confirmed] = {p: sent(self.devices[p].confirm(self.questions[p])) for p in places}
-        if self.terms.assumed.server == "malicious":
-            includes = {p: sent(self.roster.include(p, self.questions, confirmed)) for p in places}
-            answers = {p: self.devices[p].answer(self.questions[p], includes[p]) for p in places}
-        else:
-            answers = {p: self.devices[p].answer(self.questions[p]) for p in places}
+        includes = {p: sent(self.roster.include(p, self.questions, confirmed)) for p in places}
+        answers = {p: self.devices[p].answer(self.questions[p], includes[p]) for p in places}
         self.answers = {p: sent(answer) for p, answer in answers.items()}
         for place, answer in self.answers.items():
             check_answer(self.questions[place], answer, str(place))

@@ -58,6 +58,17 @@ STEPS = {
     "PUT /v1/rounds/ID/confirmation": "confirmation",
     "GET /v1/rounds/ID/confirmations": "confirmations",
     "PUT /v1/rounds/ID/unmasking": "unmasking",
+    "PUT /v1/rounds/ID/member": "member",
+    "GET /v1/rounds/ID/invitation": "invitation",
+    "POST /v1/rounds/ID/neighbours": "neighbours",
+    "PUT /v1/rounds/ID/dealt": "dealt",
+    "GET /v1/rounds/ID/inbox": "dealings",
+    "PUT /v1/rounds/ID/refused": "refused",
+    "GET /v1/rounds/ID/partners": "partners",
+    "GET /v1/rounds/ID/question": "question",
+    "PUT /v1/rounds/ID/inclusions": "included",
+    "GET /v1/rounds/ID/inclusions": "inclusions",
+    "PUT /v1/rounds/ID/answer": "answer",
 }
 TASK = "b" * 32
 PHASE_AFTER: dict[str, m.Phase] = {

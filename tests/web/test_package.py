@@ -34,13 +34,17 @@ from tests.support.fixtures.npm_package import (
 )
 
 MAX_BYTES = 120_000
-"""Of the archive, which has everything but ONNX Runtime."""
+"""Of the archive without `archipel-web/device`; it has everything but ONNX Runtime."""
+MAX_DEVICE_BYTES = 110_000
+"""Of what `archipel-web/device` adds to the archive."""
 
 
 def test_what_is_in_it(archive: Path) -> None:
-    assert archive.stat().st_size < MAX_BYTES
+    assert archive.stat().st_size < MAX_BYTES + MAX_DEVICE_BYTES
     with tarfile.open(archive) as packed:
         files = {entry.name.removeprefix("package/"): packed.extractfile(entry).read() for entry in packed}  # type: ignore[union-attr]
+    own = b"".join(data for name, data in sorted(files.items()) if not name.startswith("dist/device/"))
+    assert len(gzip.compress(own)) < MAX_BYTES
     described = json.loads(files["package.json"])
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert described["version"] == declared["version"] == archipel.__version__
@@ -51,7 +55,8 @@ def test_what_is_in_it(archive: Path) -> None:
     assert {name for name in files if not re.fullmatch(r"dist/[\w/]+(\.d\.ts|\.js)", name)} == {
         "package.json", "README.md", "LICENSE",
     }  # fmt: skip
-    for target in (described["types"], *described["exports"]["."].values(), *described["sideEffects"]):
+    entries = [target for entry in (".", "./device") for target in described["exports"][entry].values()]
+    for target in (described["types"], *entries, *described["sideEffects"]):
         assert target.removeprefix("./") in files
     sources = {path.relative_to(WEB / "src").with_suffix("") for path in (WEB / "src").rglob("*.ts")}
     for suffix in (".js", ".d.ts"):

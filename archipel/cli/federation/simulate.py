@@ -58,8 +58,8 @@ class _Command(click.Command):
 )
 @click.option("--parquet", type=click.Path(path_type=Path),
               help="Write a row for each round here, and for each device into NAME-clients.parquet.")  # fmt: skip
-@click.option("--from-task", "task_id", metavar="ID", help="Do with these data what this task of a server does: "
-              "its bundle, rounds, cohort, privacy, hyperparameters, aggregation, secure groups.")  # fmt: skip
+@click.option("--from-task", "task_id", metavar="ID", help="Do with these data what this task of a server does: its "
+              "bundle, rounds, cohort, privacy, hyperparameters, aggregation, secure groups, protocol.")  # fmt: skip
 @as_json
 @remote_with("--from-task", "task_id")
 def simulate(

@@ -224,7 +224,8 @@ def _epsilon(asked: AskedWithExamples) -> str:
     if noise != "added" or rho <= 0:
         return f"no noise whose strength the bundle states, its owner allows an epsilon of {most:g} (max_epsilon)"
     # rho adds up over rounds (zero-concentrated differential privacy); epsilon follows from the sum.
-    before = sum(each.rho for each in asked.journal.sums().spent)
+    # Without this round itself, which is in the journal already where it is resumed.
+    before = sum(each.rho for each in asked.journal.sums(besides=asked.plan.round_id).spent)
     spent = epsilon(before + rho, DELTA)
     if spent <= most:
         return ""

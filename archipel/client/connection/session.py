@@ -11,7 +11,7 @@ from typing import TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.client.connection.identity import DeviceRecord
-from archipel.client.connection.transport import Transport
+from archipel.client.connection.transport import MAX_MESSAGE_BYTES, Transport
 from archipel.errors import RefusedError, SessionRefusedError, UnreachableError
 from archipel.protocol.messages import Challenge, ChallengeRequest, SessionProof, SessionRequest, SessionResponse
 from archipel.protocol.sealed import encode, seal
@@ -41,10 +41,13 @@ class DeviceSession:
         *,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        limit: int = MAX_MESSAGE_BYTES,
     ) -> T:
         """Transport.call with a token; after a 401 once more with a new one. Raises RefusedError, UnreachableError."""
         return self._authorized(
-            lambda bearer: self._transport.call(method, path, kind, body=body, headers={**(headers or {}), **bearer})
+            lambda bearer: self._transport.call(
+                method, path, kind, body=body, headers={**(headers or {}), **bearer}, limit=limit
+            )
         )
 
     def download(self, path: str, target: Path, limit: int, *, stop: int | None = None) -> None:

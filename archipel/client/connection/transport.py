@@ -27,6 +27,7 @@ from archipel.protocol.backoff import Backoff
 from archipel.protocol.messages import Problem
 from archipel.protocol.problems import KINDS, TRY_AGAIN
 from archipel.protocol.sealed import decode
+from archipel.protocol.secagg_plus.messages import Packed, unpack
 from archipel.protocol.tls import client_context
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -97,16 +98,18 @@ class Transport:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         retry: bool = True,
+        limit: int = MAX_MESSAGE_BYTES,
     ) -> T:
-        """Send a request, and decode the answer strictly as a `kind`.
+        """Send a request, and decode the answer strictly as a `kind`: MessagePack where that is Packed, else JSON.
 
-        Raises RefusedError for an error status, UnreachableError if no attempt brought an answer.
+        No more than `limit` bytes of the answer are read. Raises RefusedError for an error status, UnreachableError if
+        no attempt brought an answer.
         """
 
         def read(response: urllib3.BaseHTTPResponse) -> T:
             if response.status not in (200, 201):
                 raise _unexpected_status(response.status)
-            return decode(f"{method} {path}", self._read(response, MAX_MESSAGE_BYTES), kind)
+            return _decode(f"{method} {path}", self._read(response, limit), kind)
 
         return self._send(method, path, read, body, headers or {}, retry)
 
@@ -305,6 +308,10 @@ class Transport:
         traffic.sent += len(body or b"")
         traffic.headers_sent += len(f"{method} {path} HTTP/1.1\r\n\r\n") + _header_bytes(headers)
         traffic.headers_received += len("HTTP/1.1 200 OK\r\n\r\n") + _header_bytes(response.headers)
+
+
+def _decode(label: str, data: bytes, kind: type[T]) -> T:
+    return unpack(data, kind) if issubclass(kind, Packed) else decode(label, data, kind)
 
 
 class _TryAgainError(Exception):

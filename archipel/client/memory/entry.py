@@ -29,6 +29,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     steps            the steps of its training
     noise, rho       whether this device added noise for differential privacy, and what that costs one example
                      (privacy.py; 0: not stated)
+    resumes          all that the round needs is kept beside the entry (kept.py), so that it goes on after a restart
     """
 
     round_id: RoundId
@@ -54,3 +55,4 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     steps: int = 0
     noise: Noise = "unknown"
     rho: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    resumes: bool = False

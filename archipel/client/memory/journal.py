@@ -1,9 +1,10 @@
 """The journal: what the device does in each round, on disk before the device does it.
 
-The agent records a step, and syncs it, before it sends the step's message. The secrets of secure aggregation are in
-memory only, so a round that was interrupted after its keys were sent is never begun again: it would use a mask twice.
-The masked bytes are on disk before they are sent, and the device never sends other bytes for that round. They are
-sealed, like the device's new state: in a plain round they are the update itself.
+The agent records a step, and syncs it, before it sends the step's message. The secrets of a round over a complete graph
+are in memory only, so such a round that was interrupted after its keys were sent is never begun again: it would use a
+mask twice. What a round over neighbours needs to go on is beside its entry (kept.py). The masked bytes are on disk
+before they are sent, and the device never sends other bytes for that round. They are sealed, like the device's new
+state: in a plain round they are the update itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pathlib import Path
 
 import msgspec
 
+from archipel.client.memory import kept
 from archipel.client.memory.entry import Entry, Result, Step
+from archipel.client.memory.kept import Kept
 from archipel.client.memory.plan_book import PlanBook
 from archipel.client.memory.spending import Sums
 from archipel.client.memory.stored import read_stored
@@ -24,12 +27,14 @@ from archipel.durable import make_folder, sweep, write_durably
 from archipel.errors import ClientError
 from archipel.protocol.messages import RoundId, RoundPlan
 from archipel.protocol.sealed import encode
+from archipel.protocol.vector import Vector
 
 KEPT_ROUNDS = 256
 _FORGOTTEN, _PLANS = "forgotten", "plans"
 _MAX_ENTRY_BYTES = 64 << 10
 _MAX_FORGOTTEN_BYTES = 1 << 20
-_MASKED, _STATE = _BESIDE = (".masked", ".state")
+_MASKED, _STATE = ".masked", ".state"
+_BESIDE = (_MASKED, _STATE, *kept.FILES)
 
 
 class Forgotten(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,6 +88,8 @@ class Journal:
             buffered=plan.buffered,
             kind=plan.kind,
             privacy=plan.privacy,
+            # In an asynchronous task the vector depends on when it is masked, so it cannot be kept before.
+            resumes=plan.protocol == "neighbours" and plan.staleness_exponent is None,
         )
         self._write(entry)
         # The entry first: after a kill in between, `why_old` lets the round begin again. The other order would make the
@@ -112,10 +119,11 @@ class Journal:
             entry.started > time and entry.result != "refused" and entry.round_id != besides for entry in self.entries()
         )
 
-    def sums(self) -> Sums:
-        """The sums over all rounds, also those whose entries were removed."""
+    def sums(self, *, besides: str = "") -> Sums:
+        """The sums over all rounds, also those whose entries were removed, without the round `besides`."""
         forgotten = read_forgotten(self._folder)
-        return forgotten.sums.plus(entry for entry in self.entries() if entry.round_id not in forgotten.rounds)
+        left_out = {*forgotten.rounds, besides}
+        return forgotten.sums.plus(entry for entry in self.entries() if entry.round_id not in left_out)
 
     def unfinished(self) -> list[OpenRound]:
         """The rounds that are not closed; after a restart, those that were interrupted."""
@@ -176,25 +184,32 @@ class OpenRound:
         self._journal._write(entry)
         self.entry = entry
 
-    def store_masked(self, masked: bytes, digest: str) -> None:
-        """Store the masked bytes, then record step "masked". Raises ClientError if there are some already."""
+    def store_masked(self, masked: bytes, digest: str, between: Callable[[], object] = lambda: None) -> None:
+        """Store the masked bytes, call `between`, record step "masked". Raises ClientError if there are others."""
         path = self._journal._path(self.entry.round_id, _MASKED)
-        if path.exists() or self.entry.masked is not None:
+        # Of a round that resumes, a kill may have left bytes that were never sent, which `kept` says.
+        if (path.exists() and not self.entry.resumes) or self.entry.masked is not None:
             raise ClientError(f"round {self.entry.round_id}: masked bytes are stored already; they are never replaced")
         # The bytes first: an entry that names them must never be without them.
         self._journal._vault.write(path, masked)
+        between()
         self.advance("masked", masked=digest)
 
     def masked(self) -> tuple[bytes, str] | None:
         """The masked bytes, which may be sent, and sent again, and their SHA-256; None if there are none."""
         if self.entry.step != "masked" or self.entry.masked is None:
             return None
+        data = self.read_masked(self.entry.masked)
+        return None if data is None else (data, self.entry.masked)
+
+    def read_masked(self, digest: str) -> bytes | None:
+        """The stored masked bytes, if they have this SHA-256."""
         try:
             data = self._journal._vault.read(self._journal._path(self.entry.round_id, _MASKED))
         except ClientError:
             # The bytes are lost, so the device drops out: it sends nothing more.
             return None
-        return (data, self.entry.masked) if data and hashlib.sha256(data).hexdigest() == self.entry.masked else None
+        return data if data and hashlib.sha256(data).hexdigest() == digest else None
 
     def store_state(self, state: bytes, name: str, cohort: int) -> None:
         """Store the device's new state until the round's result is known, then record step "confirming".
@@ -203,12 +218,28 @@ class OpenRound:
         devices in the sum.
         """
         # The state first: an entry with step "confirming" that names it must never be without it.
-        if state:
-            self._journal._vault.write(self._journal._path(self.entry.round_id, _STATE), state)
+        self._write_state(state)
         self.advance("confirming", state=name if state else "", cohort=cohort)
 
+    def keep(self, plan: bytes, vector: Vector, state: bytes, name: str) -> None:
+        """Store what a round over neighbours needs after a restart, before keys are sent; `state` and `name` as of
+        `store_state`."""
+        self._write_state(state)
+        if self.entry.resumes:
+            self.kept.write(plan, vector)
+        self.advance("assigned", state=name if state else "")
+
+    @property
+    def kept(self) -> Kept:
+        """What the round keeps for a restart. Only of a round that resumes there is anything."""
+        return Kept(self._journal._vault, lambda kind: self._journal._path(self.entry.round_id, kind))
+
+    def _write_state(self, state: bytes) -> None:
+        if state:
+            self._journal._vault.write(self._journal._path(self.entry.round_id, _STATE), state)
+
     def state(self) -> bytes | None:
-        """The state that `store_state` stored; None if there was none. Raises ClientError if it is lost."""
+        """The state that `store_state` or `keep` stored; None if there was none. Raises ClientError if it is lost."""
         if not self.entry.state:
             return None
         path = self._journal._path(self.entry.round_id, _STATE)

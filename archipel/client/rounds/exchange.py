@@ -99,10 +99,14 @@ class RoundExchange:
 
     def _get(self, phase: Phase, path: str, kind: type[T]) -> T:
         """Get a message of `phase`, once the round has reached it."""
+        return self._ask(phase, lambda: self._session.call("GET", f"{self._url}/{path}", kind))
+
+    def _ask(self, phase: Phase, call: Callable[[], T]) -> T:
+        """What `call` gets from the server, once the round has reached `phase`."""
         while True:
             status = self._await(phase)
             try:
-                return self._send(lambda: self._session.call("GET", f"{self._url}/{path}", kind))
+                return self._send(call)
             except TooEarlyError:
                 # Two web processes may answer the two requests, and the second may not know of the new phase yet.
                 self._wait(status.retry_after)
@@ -171,6 +175,10 @@ class RoundExchange:
         self._check()
         # At least the shortest wait: with a `retry_after` of 0 the device would ask without a pause.
         self._pause(min(max(seconds, _SHORTEST_WAIT), self._config.max_wait))
+
+
+class LostError(Exception):
+    """What the round needs after a restart is lost, damaged, or of another round."""
 
 
 class GoneError(Exception):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
-from typing import Literal, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, cast
 
 from archipel.client.conditions.owner_limits import OwnerLimits
 from archipel.client.connection.identity import DeviceRecord
@@ -16,15 +16,25 @@ from archipel.client.device import Device
 from archipel.client.events import Outcome
 from archipel.client.memory.journal import OpenRound
 from archipel.client.memory.privacy import noise_of
-from archipel.client.rounds.exchange import LATER, Ended, Owner
+from archipel.client.rounds.exchange import LATER, Ended, LostError, Owner
+from archipel.client.rounds.neighbours import NeighbourRound
 from archipel.client.rounds.plain import PlainRound
 from archipel.client.rounds.secure import SecureRound
 from archipel.client.rounds.settling import Settling
-from archipel.client.rounds.work import Contribution, Prepared, contribute, discount_stale, prepare, state_name
+from archipel.client.rounds.work import (
+    Contribution,
+    Prepared,
+    contribute,
+    discount_stale,
+    prepare,
+    prepare_bundle,
+    state_name,
+)
 from archipel.errors import (
     BundleError,
     CertificateError,
     ClientError,
+    ConsistencyError,
     IndexRangeError,
     MessageError,
     NonFiniteLossError,
@@ -43,8 +53,12 @@ from archipel.errors import (
 from archipel.lite_runtime import DeviceState
 from archipel.protocol.messages import LeaveReason, RoundPlan
 from archipel.protocol.plain import encode_plain
+from archipel.protocol.policy import plan_digest
 from archipel.protocol.revocations import NOBODY, Revoked
+from archipel.protocol.sealed import Sealed, encode
 from archipel.protocol.secagg import Participant
+from archipel.protocol.secagg_plus import participant as neighbours
+from archipel.protocol.secagg_plus.terms import Terms, terms_of
 from archipel.protocol.vector import Vector
 
 _REFUSALS = (
@@ -54,7 +68,7 @@ _LEAVING = (RoundAbandonedError, NonFiniteLossError, ProtocolError)
 
 
 class Participation:
-    """The device's part in one round; `digest` is the plan's (protocol.policy.plan_digest)."""
+    """The device's part in one round; `sealed` is the plan as the server sealed it."""
 
     def __init__(
         self,
@@ -63,14 +77,15 @@ class Participation:
         session: DeviceSession,
         record: DeviceRecord,
         plan: RoundPlan,
-        digest: str,
+        sealed: Sealed,
     ) -> None:
         self._device = device
         self._transport = transport
         self._session = session
         self._record = record
         self._plan = plan
-        self._digest = digest
+        self._sealed = sealed
+        self._digest = plan_digest(sealed)
         self._settling = Settling(device, transport, session)
         self._limits = OwnerLimits(device.config, record, device.journal)
 
@@ -81,8 +96,25 @@ class Participation:
         """
         journal = self._device.journal.begin(self._plan, self._digest)
         self._device.emit("assigned", {"number": self._plan.number})
+        return self._end(journal, lambda: self._carry_out(journal), wait)
+
+    def resume(self, journal: OpenRound, wait: float) -> Outcome:
+        """Go on with a round over neighbours that a restart interrupted, as `run` would.
+
+        Owner, publisher and revocations are asked again. Where what the round needs is lost, damaged or of another
+        round, the device leaves it.
+        """
+        self._device.emit("resumed", {})
+        return self._end(journal, lambda: self._go_on(journal), wait)
+
+    def _end(self, journal: OpenRound, work: Callable[[], Ended], wait: float) -> Outcome:
         try:
-            ended = self._carry_out(journal)
+            ended = work()
+        except LostError as error:
+            if not journal.counted:
+                return self._settling.abandon(journal, f"the agent was restarted in the round: {error}", wait)
+            # The update is in the sum, so the result still matters; only the device's help for the others is lost.
+            return self._settling.settle(journal, wait) or self._pause(str(error))
         except _REFUSALS as error:
             # Before keys are sent such an error is about plan, bundle or weights, which the device refuses. Later it is
             # about a message of peers or server, and the device leaves.
@@ -90,6 +122,9 @@ class Participation:
             return self._settling.end(journal, kind, str(error), wait, _why(error))
         except _LEAVING as error:
             left = isinstance(error, RoundAbandonedError)
+            if left and journal.entry.resumes and journal.keys_sent and self._device.gate.stop.is_set():
+                # The round goes on when the agent does.
+                return self._pause(str(error))
             if left and journal.counted:
                 outcome = self._settling.settle(journal, wait)
                 if outcome is not None:
@@ -100,8 +135,7 @@ class Participation:
                 return self._settling.end(journal, "dropped", str(error), wait, _why(error), tell=not left)
             # The round stays open in the journal. If no keys were sent, the device may take it up again; if its update
             # counts, the next check-in asks for the result.
-            self._device.emit("paused", {"reason": str(error)})
-            return Outcome("paused", self._device.config.pause_seconds, self._plan.round_id, str(error))
+            return self._pause(str(error))
         except ClientError as error:
             if isinstance(error, UnreachableError) or (isinstance(error, RefusedError) and error.status in LATER):
                 # These come from fetching only, since RoundExchange raises RoundAbandonedError instead.
@@ -109,11 +143,16 @@ class Participation:
             kind = "dropped" if journal.keys_sent else "refused"
             return self._settling.end(journal, kind, str(error), wait, _why(error))
         except BaseException as error:
-            # From the owner's functions, or Ctrl-C. A round without keys stays open, and may be taken up again.
-            if journal.keys_sent:
+            # From the owner's functions, or Ctrl-C. A round without keys stays open, and may be taken up again; so does
+            # one over neighbours.
+            if journal.keys_sent and not journal.entry.resumes:
                 self._settling.end(journal, "dropped", f"interrupted by {type(error).__name__}", wait, tell=False)
             raise
         return self._settling.conclude(journal, ended, wait)
+
+    def _pause(self, reason: str) -> Outcome:
+        self._device.emit("paused", {"reason": reason})
+        return Outcome("paused", self._device.config.pause_seconds, self._plan.round_id, reason)
 
     def _carry_out(self, journal: OpenRound) -> Ended:
         device, plan = self._device, self._plan
@@ -139,20 +178,13 @@ class Participation:
                 device.queries.add(plan, policy, devices)
             journal.store_state(new_state, name, len(devices))
 
-        def pause(seconds: float) -> None:
-            device.gate.pause(self._transport.jittered(seconds))
-
-        owner = Owner(pause, device.gate.pass_or_wait, device.emit)
+        owner = self._owner()
         if plan.privacy == "plain":
             update = encode_plain(layout, done.arrays)
             # Before the upload: the server sees a plain answer even if the round fails later.
             if plan.kind != "training":
                 device.queries.add(plan, policy, [])
             return PlainRound(plan, self._session, journal, device.config, owner).run(update, on_counted)
-        participant = Participant(
-            plan, self._digest, device.identity.key(), self._record.chain, self._record.enrolment_key,
-            secrets.token_bytes, revoked,
-        )  # fmt: skip
 
         def encode_stale(staleness: int) -> Vector:
             arrays = discount_stale(done, layout, staleness, plan.staleness_exponent or 0.0)
@@ -164,9 +196,52 @@ class Participation:
         def vector(staleness: int) -> Vector:
             return encode_stale(staleness) if staleness else fresh
 
+        given = self._given(revoked)
+        if plan.protocol == "neighbours":
+            journal.keep(encode(self._sealed), fresh, new_state, name)
+            terms = terms_of(plan, self._digest, policy)
+            return NeighbourRound(plan, self._session, journal, device.config, owner).run(
+                neighbours.Participant(terms, *given), terms.assumed.server, layout, vector
+            )
         return SecureRound(plan, self._session, journal, device.config, owner).run(
-            participant, layout, vector, on_counted
+            Participant(plan, self._digest, *given), layout, vector, on_counted
         )
+
+    def _go_on(self, journal: OpenRound) -> Ended:
+        device, plan, kept = self._device, self._plan, journal.kept
+        revoked = self._revoked()
+        bundle, layout = prepare_bundle(plan, self._record, device.cache, self._session, self._limits)
+        self._limits.check_examples(plan, bundle.manifest, journal.entry.examples)
+        device.gate.pass_or_wait()
+        terms = terms_of(plan, self._digest, bundle.manifest.privacy)
+        participant = self._wake(journal, terms, revoked)
+        return NeighbourRound(plan, self._session, journal, device.config, self._owner()).run(
+            participant, terms.assumed.server, layout, lambda staleness: kept.vector(layout.length), resumed=True
+        )
+
+    def _wake(self, journal: OpenRound, terms: Terms, revoked: Revoked) -> neighbours.Participant:
+        """The participant as it was stored last. Raises LostError."""
+        try:
+            kept = journal.kept.secrets()
+            participant = neighbours.Participant.resume(kept.participant, terms, *self._given(revoked))
+        except (ClientError, MessageError, ConsistencyError) as error:
+            raise LostError(str(error)) from None
+        if journal.entry.masked is not None and journal.entry.masked != kept.masked:
+            raise LostError("the stored secrets are older than the masked bytes")
+        return participant
+
+    def _given(self, revoked: Revoked) -> tuple[Any, ...]:
+        """What a participant is given besides the plan's terms."""
+        record = self._record
+        return self._device.identity.key(), record.chain, record.enrolment_key, secrets.token_bytes, revoked
+
+    def _owner(self) -> Owner:
+        device = self._device
+
+        def pause(seconds: float) -> None:
+            device.gate.pause(self._transport.jittered(seconds))
+
+        return Owner(pause, device.gate.pass_or_wait, device.emit)
 
     def _revoked(self) -> Revoked:
         """The devices and tokens that must not be in the cohort; nobody in plain rounds, which have no peers."""

@@ -100,7 +100,8 @@ class Settling:
         return self.conclude(journal, Ended(status.phase == "committed", status.reason), wait)
 
     def recover(self) -> str:
-        """End the rounds that a kill interrupted after keys were sent; their secrets are gone with the process.
+        """End the rounds that a kill interrupted after keys were sent and that cannot be resumed, as their secrets are
+        gone.
 
         Returns the id of a round that has this device's update and no result yet, or an empty text. Until there is a
         result, no other round may begin: it would train on a state that this result may replace.
@@ -112,11 +113,11 @@ class Settling:
                 if self.settle(journal, 0.0) is None:
                     pending = journal.entry.round_id
             elif journal.keys_sent:
-                self._abandon(journal)
+                self.abandon(journal, "the agent was restarted in the round", 0.0)
         return pending
 
-    def _abandon(self, journal: OpenRound) -> None:
-        reason = "the agent was restarted in the round"
+    def abandon(self, journal: OpenRound, reason: str, wait: float) -> Outcome:
+        """Leave a round with keys sent whose secrets are gone. Raises RefusedError if the server cannot answer now."""
         stored = journal.masked()
         if stored is None:
             self.leave(journal.entry.round_id, "other")
@@ -133,3 +134,4 @@ class Settling:
                 reason += f"; the server refused the stored update ({error})"
         journal.close("dropped", reason)
         self._device.emit("dropped", {"reason": reason}, journal.entry.round_id)
+        return Outcome("dropped", wait, journal.entry.round_id, reason)

@@ -56,16 +56,9 @@ def prepare(
     """
     # Each check comes as soon as what it needs is here: the owner's limits on the plan before any download, the
     # publisher's and the owner's on the manifest before the weights, and the weights' origin before any graph runs.
-    limits.check_plan(plan)
+    bundle, layout = prepare_bundle(plan, record, cache, session, limits)
     limit = limits.config.max_download_bytes
-    download = PieceDownload(session, cache.index)
-    bundle = cache.bundle(plan.bundle, record.publisher_keys, download, limit)
-    PublisherBook(limits.config.folder / "rounds" / "publishers").check(bundle, record.population, time.time())
-    manifest = bundle.manifest
-    layout = plan_layout(plan, manifest)
-    limits.check_bundle(plan, manifest, layout)
-    check_plan(plan, manifest.privacy, layout)
-    for_weights = download.for_weights(manifest)
+    for_weights = PieceDownload(session, cache.index).for_weights(bundle.manifest)
     parameters = cache.weights(plan.weights, for_weights, limit)
     rounds = origins.check(
         bundle, plan.weights, parameters, cache.find, session, record, limits.config, use=plan.kind, task=plan.task_id
@@ -76,6 +69,22 @@ def prepare(
     # Only now: before, `origins.check` may have needed older weights from the cache.
     cache.prune(keep=[name for name in (plan.bundle, plan.weights, plan.broadcast) if name is not None])
     return Prepared(bundle, layout, parameters, broadcast)
+
+
+def prepare_bundle(
+    plan: RoundPlan, record: DeviceRecord, cache: Cache, session: DeviceSession, limits: OwnerLimits
+) -> tuple[Bundle, Layout]:
+    """Fetch the plan's bundle, if owner and publisher allow the plan; returns it with the layout of what is uploaded.
+
+    Raises what `prepare` raises."""
+    limits.check_plan(plan)
+    download = PieceDownload(session, cache.index)
+    bundle = cache.bundle(plan.bundle, record.publisher_keys, download, limits.config.max_download_bytes)
+    PublisherBook(limits.config.folder / "rounds" / "publishers").check(bundle, record.population, time.time())
+    layout = plan_layout(plan, bundle.manifest)
+    limits.check_bundle(plan, bundle.manifest, layout)
+    check_plan(plan, bundle.manifest.privacy, layout)
+    return bundle, layout
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Endorser(Message, frozen=True, kw_only=True):
 
 class Endorsement(Message, frozen=True, kw_only=True):
     """The evidence of a secure round: its sealed plan, its survivors (U3), the body of the Confirmation that they
-    signed, and their signatures."""
+    signed (over neighbours the root of their cohort), and their signatures."""
 
     plan: Sealed
     survivors: Survivors

@@ -9,8 +9,12 @@ from msgspec import Meta
 from archipel.errors import PolicyError
 from archipel.protocol.messages import Message, Name, Whole
 
-Mechanism = Literal["none", "central"]
+Mechanism = Literal["none", "central", "correlated"]
+MAX_BANDS = 64
+"""Coefficients at most: the server keeps the noise of so many rounds, less one, each as large as two models."""
+MAX_UNIT = 1 << 16
 _MOST = 1e6
+_NAMES = ("none", "central", "correlated")
 
 
 class DifferentialPrivacyError(PolicyError, ValueError):
@@ -21,12 +25,19 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
     """Noise that the server adds to the sum of each round of a training (docs/privacy.md).
 
     Arguments:
-        mechanism: "none", or "central": discrete Gaussian noise.
-        noise_multiplier: its standard deviation, over the most by which one device can change the sum. Null: the least
-            with which all rounds of the task cost `epsilon`.
+        mechanism: "none"; "central": discrete Gaussian noise; "correlated": the same, less a part of the noise of
+            earlier rounds.
+        noise_multiplier: the standard deviation of what a round's noise has that earlier rounds' has not, over the most
+            by which one device can change the sum. Null: the least with which all rounds of the task cost `epsilon`.
         epsilon: what the model may cost each device of the population, in all tasks together; the task ends before the
             round that would cost more. Null: no limit.
         delta: the probability with which the bound may fail; choose it well below 1 / (number of devices).
+        separation: of "correlated": a device that was in a sum is in none of the `separation` - 1 that follow.
+        coefficients: of "correlated": how much of earlier rounds' noise a round takes back, see
+            archipel.privacy.factorization: whole numbers, the first of which stands for 1. Empty: the best for the
+            task's number of rounds.
+        clip_noise: of "central", for a bundle whose clip the server adapts: the standard deviation of the noise on the
+            count of devices that clipped their updates, in devices. Null: the clip is not adapted.
 
     Raises DifferentialPrivacyError for settings that say nothing.
     """
@@ -35,24 +46,62 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
     noise_multiplier: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     epsilon: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-6
+    separation: Annotated[int, Meta(ge=2, le=1_000_000)] | None = None
+    coefficients: Annotated[tuple[int, ...], Meta(max_length=MAX_BANDS)] = ()
+    clip_noise: Annotated[float, Meta(ge=1, le=1e6)] | None = None
 
     def __post_init__(self) -> None:
-        if self.mechanism not in ("none", "central"):
-            raise DifferentialPrivacyError(f"mechanism: there is no {self.mechanism!r}; there are: none, central")
+        if self.mechanism not in _NAMES:
+            raise DifferentialPrivacyError(f"mechanism: there is no {self.mechanism!r}; there are: {', '.join(_NAMES)}")
         for name, most in (("noise_multiplier", _MOST), ("epsilon", _MOST), ("delta", 1 - 2**-53)):
             value = getattr(self, name)
             if value is not None and not 0 < value <= most:
                 raise DifferentialPrivacyError(f"{name}: {value} is not above 0 and below {most:g}")
         given = self.noise_multiplier is not None or self.epsilon is not None
         if self.is_central and not given:
-            raise DifferentialPrivacyError("noise_multiplier, epsilon: mechanism 'central' needs one of them, or both")
+            raise DifferentialPrivacyError(
+                f"noise_multiplier, epsilon: mechanism {self.mechanism!r} needs one of them, or both"
+            )
         if not self.is_central and given:
             raise DifferentialPrivacyError("mechanism: noise_multiplier and epsilon are for 'central'; set it")
+        self._check_correlation()
+        if self.clip_noise is None:
+            return
+        if self.mechanism != "central":
+            raise DifferentialPrivacyError(
+                f"clip_noise: with mechanism {self.mechanism!r} the clip is not adapted, as noise that is taken back "
+                "later has to be that of one clip"
+            )
+        if not 1 <= self.clip_noise <= _MOST:
+            raise DifferentialPrivacyError(f"clip_noise: {self.clip_noise} is not from 1 to {_MOST:g} devices")
 
     @property
     def is_central(self) -> bool:
         """Whether the server adds noise."""
-        return self.mechanism == "central"
+        return self.mechanism != "none"
+
+    @property
+    def is_correlated(self) -> bool:
+        """Whether a round takes back noise of earlier ones."""
+        return self.mechanism == "correlated"
+
+    def _check_correlation(self) -> None:
+        if not self.is_correlated:
+            if self.separation is not None or self.coefficients:
+                raise DifferentialPrivacyError("mechanism: separation and coefficients are for 'correlated'; set it")
+            return
+        if self.separation is None or self.separation < 2:
+            raise DifferentialPrivacyError(
+                f"separation: {self.separation}; mechanism 'correlated' needs to know in how many rounds a device may "
+                "come again, 2 or more; where it may come in the next one, take 'central'"
+            )
+        given = self.coefficients
+        if len(given) > MAX_BANDS:
+            raise DifferentialPrivacyError(f"coefficients: {len(given)} are more than {MAX_BANDS}")
+        if given and not (given[0] <= MAX_UNIT and given[-1] > 0 and list(given) == sorted(given, reverse=True)):
+            raise DifferentialPrivacyError(
+                f"coefficients: expected whole numbers from {MAX_UNIT} down to 1, none above the one before"
+            )
 
 
 class PrivacySpent(Message, frozen=True, kw_only=True, omit_defaults=False):

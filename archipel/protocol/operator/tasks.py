@@ -19,6 +19,7 @@ from archipel.protocol.messages import (
     Metrics,
     Name,
     Phase,
+    Protocol,
     RoundId,
     Whole,
 )
@@ -118,6 +119,10 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     cohort of each round into g groups (0: none). Each is a secure round of its own, of at least `min_cohort` devices
     and with its own `threshold`, and the rule goes over the groups' means.
 
+    `protocol` of a secure task: over the complete graph of a cohort, or over few neighbours of each device, whose
+    number and threshold follow from what the bundle's privacy policy says of colluders, dropouts and the server (null:
+    the server chooses by the cohort, see docs/protocol.md).
+
     `differential_privacy` of a secure training: the noise that the server adds to each round's sum, and what the model
     may cost a device in all its tasks (docs/privacy.md). Its metrics, which have no noise, are then kept back.
 
@@ -155,6 +160,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     hyperparameters: dict[str, float] = {}
     aggregation: Aggregation = Aggregation()
     secure_groups: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
+    protocol: Protocol | None = None
     differential_privacy: DifferentialPrivacy = DifferentialPrivacy()
     deadlines: dict[DeadlinePhase, Deadline] = {}
 
@@ -211,6 +217,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     hyperparameters: dict[str, float]
     aggregation: Aggregation
     secure_groups: int
+    protocol: Protocol | None
     differential_privacy: DifferentialPrivacy
     privacy_spent: PrivacySpent | None
     deadlines: dict[str, float]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from archipel.errors import CertificateError, ConsistencyError, ThresholdError
+from archipel.errors import ConsistencyError, ThresholdError
 from archipel.protocol.secagg_plus.envelope import divide
 from archipel.protocol.secagg_plus.messages import SIGNATURE_BYTES, Inclusions
 
@@ -31,22 +31,23 @@ def require_inclusions(
 ) -> None:
     """Raises unless at least `threshold` of a dealer's neighbours signed that it is present.
 
-    `device_keys` are the neighbours' raw 32-byte keys, by place. Raises ConsistencyError for others or one twice,
-    CertificateError for a wrong signature, ThresholdError for too few.
+    `device_keys` are the neighbours' raw 32-byte keys, by place. A wrong signature does not count: its neighbour may
+    have sent it so. Raises ConsistencyError for others or one twice, ThresholdError for too few.
     """
-    confirmed = set()
+    seen, confirmed = set(), 0
     signatures = divide("inclusions", inclusions.signatures, SIGNATURE_BYTES, len(inclusions.neighbours))
     for neighbour, signature in zip(inclusions.neighbours, signatures, strict=True):
-        if neighbour not in device_keys or neighbour in confirmed:
+        if neighbour not in device_keys or neighbour in seen:
             raise ConsistencyError(f"inclusions: place {neighbour} is no neighbour of this device, or twice")
         try:
             key = Ed25519PublicKey.from_public_bytes(device_keys[neighbour])
             key.verify(signature, inclusion(bound, dealer, neighbour))
+            confirmed += 1
         except (InvalidSignature, ValueError):
-            raise CertificateError(f"inclusion: not signed by the device at place {neighbour}") from None
-        confirmed.add(neighbour)
-    if len(confirmed) < threshold:
+            pass
+        seen.add(neighbour)
+    if confirmed < threshold:
         raise ThresholdError(
-            f"inclusions: {len(confirmed)} neighbours take this device as present, the threshold is {threshold}; "
+            f"inclusions: {confirmed} neighbours take this device as present, the threshold is {threshold}; "
             "nothing is shown"
         )

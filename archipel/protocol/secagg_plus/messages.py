@@ -8,7 +8,7 @@ all else.
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -26,7 +26,7 @@ Place = Annotated[int, Meta(ge=0, lt=MAX_DEVICES)]
 Places = Annotated[list[Place], Meta(max_length=MAX_DEVICES)]
 Keys = Annotated[bytes, Meta(max_length=KEY_BYTES * MAX_DEVICES)]
 Signatures = Annotated[bytes, Meta(max_length=SIGNATURE_BYTES * MAX_DEVICES)]
-T = TypeVar("T")
+M = TypeVar("M", bound="Packed")
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -150,6 +150,10 @@ def _require_columns(count: int, **columns: tuple[Sized, int]) -> None:
 
 NOBODY_SAYS = Inclusions(neighbours=[], signatures=b"")
 _ENCODER = msgspec.msgpack.Encoder()
+# All of them now: msgspec inspects a struct when its first decoder is made, and crashes when two threads do so at once.
+_DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(kind) for kind in Packed.__subclasses__()
+}
 
 
 def pack(message: Packed) -> bytes:
@@ -157,10 +161,10 @@ def pack(message: Packed) -> bytes:
     return _ENCODER.encode(message)
 
 
-def unpack(data: bytes, kind: type[T]) -> T:
+def unpack(data: bytes, kind: type[M]) -> M:
     """The message in `data`, decoded strictly. Raises MessageError."""
     try:
-        message: T = msgspec.msgpack.decode(data, type=kind)
+        message: M = _DECODERS[kind].decode(data)
         return message
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MessageError(f"{kind.__name__}: {error}") from None

@@ -18,32 +18,17 @@ from typing import Any, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.errors import CertificateError, ConsistencyError, SecureAggregationError, ShareError, ThresholdError
-from archipel.protocol.identity import verify_chain
+from archipel.protocol.identity import VerifiedDevice, verify_chain
 from archipel.protocol.messages import Chain
 from archipel.protocol.revocations import NOBODY, Revoked
 from archipel.protocol.sealed import public_bytes
 from archipel.protocol.secagg import keys
-from archipel.protocol.secagg.masks import apply_mask, reduce
+from archipel.protocol.secagg.masks import apply_masks, reduce
 from archipel.protocol.secagg_plus import shares
 from archipel.protocol.secagg_plus.drawing import draw_neighbours
-from archipel.protocol.secagg_plus.envelope import (
-    DEALT_BYTES,
-    bind,
-    commit_pair,
-    divide,
-    envelope_key,
-    seal,
-    unseal,
-)
+from archipel.protocol.secagg_plus.envelope import DEALT_BYTES, bind, commit_pair, divide, envelope_key, seal, unseal
 from archipel.protocol.secagg_plus.inclusion import inclusion, presence, require_inclusions
-from archipel.protocol.secagg_plus.member import (
-    Distinct,
-    RoundKeys,
-    read_member,
-    seed_digest,
-    sign_member,
-    split_keys,
-)
+from archipel.protocol.secagg_plus.member import Distinct, RoundKeys, read_member, seed_digest, sign_member, split_keys
 from archipel.protocol.secagg_plus.messages import (
     NOBODY_SAYS,
     Answer,
@@ -246,13 +231,14 @@ class Participant:
             check_vector("update", vector, self._terms.modulus_bits)
             masked = vector.copy()
             own_key, private = self._public.mask_key, keys.private_key(self._state.mask_secret)
+            # Should this device seem to have left, its mask key is reconstructed. If its vector comes after all, this
+            # mask alone still hides it.
+            masks = [(keys.self_mask_key(self._state.seed, self._salt, own_key), 1)]
             for place, public in self._remaining(partners).items():
                 key = keys.pairwise_mask_key(keys.agree(private, public), self._salt, own_key, public)
                 # The one at the higher place adds the pair's mask, the other subtracts it.
-                apply_mask(masked, key, 1 if self._invitation.place > place else -1)
-            # Should this device seem to have left, its mask key is reconstructed. If its vector comes after all, this
-            # mask alone still hides it.
-            apply_mask(masked, keys.self_mask_key(self._state.seed, self._salt, own_key), 1)
+                masks.append((key, 1 if self._invitation.place > place else -1))
+            apply_masks(masked, masks)
             reduce(masked, self._terms.modulus_bits)
             # Without these no other vector can be masked, by whatever way the step is reached again.
             self._state.mask_secret = self._state.seed = b""
@@ -285,7 +271,7 @@ class Participant:
         """Step 6: shows one share of each dealer asked for: of the seed of those present, of the mask key of the rest.
 
         The question must be the one of step 5. With a malicious server `inclusions` must have signatures of at least
-        `threshold` neighbours that this device is present. Raises ConsistencyError, CertificateError or ThresholdError.
+        `threshold` neighbours that this device is present. Raises ConsistencyError or ThresholdError.
         """
 
         def act() -> Answer:
@@ -314,15 +300,16 @@ class Participant:
             raise ConsistencyError("cohort: this device is not at its place with the keys that it advertised")
         distinct, public = Distinct(), {}
         for place, member in zip(places, neighbours.members, strict=True):
-            device, round_keys = read_member(
-                member, self._terms.session, self._enrolment_key, self._own.population, self._revoked
-            )
+            device, round_keys = self._read(member)
             if device.kind != self._own.kind:
                 raise ConsistencyError(f"cohort: {device.device_id} is a {device.kind}, this participant another kind")
             distinct.add(device, round_keys)
             public[place], self._state.device_keys[place] = round_keys, device.device_key
         del self._state.device_keys[self._invitation.place]
         return public
+
+    def _read(self, member: bytes) -> tuple[VerifiedDevice, RoundKeys]:
+        return read_member(member, self._terms.session, self._enrolment_key, self._own.population, self._revoked)
 
     def _check_question(self, question: Question) -> None:
         asked = [*question.present, *question.left]

@@ -98,6 +98,10 @@ class Roster:
         self._check_drawn(place, dealt.places)
         divide("dealt", dealt.dealt, DEALT_BYTES, self.drawn.shape[1])
 
+    def dealers(self, place: int) -> list[int]:
+        """The places of everybody that dealt to the device at `place`."""
+        return list(self._to(place)[0].tolist())
+
     def inbox(self, place: int) -> Inbox:
         """The envelopes for the device at `place`, by dealer."""
         dealers, positions = self._to(place)
@@ -158,7 +162,7 @@ class Roster:
         """The signatures that the neighbours of the device at `place` made for it."""
         neighbours, signatures = [], []
         for neighbour in self.drawn[place][self.holds[place]].tolist():
-            if neighbour not in confirmed:
+            if neighbour not in confirmed or not confirmed[neighbour].signatures:
                 continue
             present = questions[neighbour].present
             index = bisect_left(present, place)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from archipel.errors import ConsistencyError
 
 HASH_BYTES = 32
@@ -27,22 +29,30 @@ class MemberTree:
     def __init__(self, leaves: Sequence[bytes]) -> None:
         self._size = len(leaves)
         # Filled up to a power of two, so that every place has a sibling on every level.
-        self._levels = [[*leaves, *[_EMPTY] * ((1 << _depth(self._size)) - self._size)]]
-        while len(self._levels[-1]) > 1:
-            level = self._levels[-1]
-            self._levels.append([_node(level[i], level[i + 1]) for i in range(0, len(level), 2)])
-
-    @property
-    def root(self) -> bytes:
-        return _top(self._levels[-1][0], self._size)
+        level = [*leaves, *[_EMPTY] * ((1 << _depth(self._size)) - self._size)]
+        self._places = len(level)
+        nodes = level
+        while len(level) > 1:
+            level = [_node(level[i], level[i + 1]) for i in range(0, len(level), 2)]
+            nodes = nodes + level
+        # Level after level, the leaves first.
+        self._nodes = np.frombuffer(b"".join(nodes), np.uint8).reshape(-1, HASH_BYTES)
+        self.root = _top(level[0], self._size)
 
     def prove(self, places: Sequence[int]) -> bytes:
         """The hashes by which the members at `places` (distinct, in any order) lead to the root."""
-        proof, known = [], set(places)
-        for level in self._levels[:-1]:
-            proof += [level[place ^ 1] for place in sorted(known) if place ^ 1 not in known]
-            known = {place >> 1 for place in known}
-        return b"".join(proof)
+        # All nodes at once: a server makes a proof for every device.
+        known = np.zeros(len(self._nodes), bool)
+        known[places] = True
+        start, count = 0, self._places
+        while count > 1:
+            stop = start + count
+            np.logical_or(known[start:stop:2], known[start + 1 : stop : 2], out=known[stop : stop + count // 2])
+            start, count = stop, count // 2
+        first, second = known[:-1:2], known[1::2]
+        half = np.flatnonzero(first != second)
+        # Of a pair of which one is known, the other.
+        return self._nodes[2 * half + first[half]].tobytes()
 
 
 def check_members(root: bytes, size: int, leaves: Mapping[int, bytes], proof: bytes) -> None:

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.errors import ShareError, ThresholdError
+from archipel.errors import DealtSharesError, ShareError, ThresholdError
 from archipel.protocol.secagg import keys
-from archipel.protocol.secagg.masks import apply_mask, reduce
+from archipel.protocol.secagg.masks import apply_masks, reduce
 from archipel.protocol.secagg_plus.envelope import ENVELOPE_BYTES, bind
 from archipel.protocol.secagg_plus.member import Session, seed_digest
 from archipel.protocol.secagg_plus.messages import Answer, Question
@@ -51,8 +51,9 @@ def unmask_sum(
 
     Raises:
         ThresholdError: too few answered.
-        ShareError: shares that are wrong. It has the devices' places, as text, to blame: leave their answers out and
-            try again; where the place is a survivor's own, it dealt wrong shares, and its vector cannot be unmasked.
+        ShareError: some showed other shares than they were dealt. It has their places, as text: leave their answers
+            out and try again.
+        DealtSharesError: the places in it dealt wrong shares, so the sum cannot be unmasked.
     """
     check_vector("sum", total, modulus_bits)
     present, left = sorted(survivors), sorted(set(sharers) - set(survivors))
@@ -76,9 +77,7 @@ def unmask_sum(
 
     def take_off(part: Sequence[tuple[object, object]]) -> Vector:
         found = np.zeros_like(total)
-        for make, whose in part:
-            key, sign = make(whose)  # type: ignore[operator]
-            apply_mask(found, key, sign)
+        apply_masks(found, (make(whose) for make, whose in part))  # type: ignore[operator]
         return found
 
     count = threads or len(os.sched_getaffinity(0))
@@ -124,28 +123,31 @@ class _Shares:
         positions = np.argsort(~shown, axis=1, kind="stable")[:, :threshold]
         shares = self._values[np.take_along_axis(where, positions, axis=1)]
         secrets = reconstruct(positions + 1, shares)
-        found, blamed = {}, set()
+        found, lied, dealt_wrong = {}, set(), set()
         for index, (dealer, secret) in enumerate(zip(dealers, secrets, strict=True)):
             if secret is not None and is_right(dealer, secret):
                 found[dealer] = secret
+            elif liars := self._liars(dealer, positions[index], shares[index], kind, bound):
+                lied |= liars
             else:
-                blamed |= self._liars(dealer, positions[index], shares[index], kind, bound)
-        if blamed:
-            names = [str(place) for place in sorted(blamed)]
-            raise ShareError(f"shares of a {kind}: places {names[:3]} showed or dealt wrong ones", names)
+                dealt_wrong.add(dealer)
+        for blamed, did, error in ((lied, "showed", ShareError), (dealt_wrong, "dealt", DealtSharesError)):
+            if blamed:
+                names = [str(place) for place in sorted(blamed)]
+                raise error(f"shares of a {kind}: places {names[:3]} {did} wrong ones", names)
         return found
 
     def _liars(
         self, dealer: int, positions: NDArray[np.int64], shares: NDArray[np.uint32], kind: str, bound: bytes
     ) -> set[int]:
-        """Who showed another share than the dealer committed to; the dealer itself where nobody did."""
+        """Who showed another share than the dealer committed to."""
         liars = set()
         for position, share in zip(positions.tolist(), shares):
             pair = self._roster.dealt[dealer, position, ENVELOPE_BYTES:].tobytes()
             committed = pair[:COMMITMENT_BYTES] if kind == "mask key" else pair[COMMITMENT_BYTES:]
             if commit(dealer, position + 1, share.astype("<u4").tobytes(), bound + kind.encode()) != committed:
                 liars.add(int(self._roster.drawn[dealer, position]))
-        return liars or {dealer}
+        return liars
 
 
 def _is_seed(roster: Roster, session: Session, place: int, seed: bytes) -> bool:

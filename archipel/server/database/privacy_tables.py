@@ -13,7 +13,8 @@ class PrivacyEvent(Base):
 
     `event` is the JSON of one event (archipel.privacy.events), as a list. `model` is the name of the bundle, so that
     all bundles of that name share an account. Of a round that is aggregated again after a kill there are several rows,
-    because each attempt draws noise of its own. Rows are never changed and never deleted.
+    because each attempt draws noise of its own. With correlated noise a round has one row, and `noise` is the digest of
+    the file with its noise (server.rounds.kept_noise). Rows are never changed and never deleted.
     """
 
     __tablename__ = "privacy_events"
@@ -24,4 +25,5 @@ class PrivacyEvent(Base):
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), index=True)
     event: Mapped[bytes] = mapped_column(LargeBinary)
     charged: Mapped[float] = mapped_column(Float)
+    noise: Mapped[str | None] = mapped_column(String(64))
     __table_args__ = (Index(None, "population", "model"),)

@@ -93,7 +93,8 @@ class CheckInRow(Base):
     """When a device was last seen waiting, when it is `due` to check in again, and the round it is assigned to.
 
     `due` is 0 in a round, until the device has checked in again after it, and for ever if the device was revoked.
-    `versions` are the versions of each model that it fetched last, null if it does not report them.
+    `versions` are the versions of each model that it fetched last, null if it does not report them. `neighbours`:
+    whether it can take part in secure rounds over neighbours.
     """
 
     __tablename__ = "check_ins"
@@ -104,6 +105,7 @@ class CheckInRow(Base):
     attributes: Mapped[dict[str, Any]] = mapped_column(JSON)
     # `none_as_null`: otherwise None would be the JSON text null, which IS NULL does not find.
     versions: Mapped[dict[str, int] | None] = mapped_column(JSON(none_as_null=True))
+    neighbours: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), index=True)
     # For the search of devices that a round may take now.
     __table_args__ = (Index(None, "population", "due"),)
@@ -277,7 +279,7 @@ class Participant(Base):
 
     `ends`: when its seat in a buffered round is given up, else null. The others are times, or null: `left`, when it
     said that it will send nothing; `counted`, when that was counted as a refusal; `excluded`, when a complaint put it
-    out of the round."""
+    out of the round, or too few neighbours held its shares."""
 
     __tablename__ = "participants"
     round_id: Mapped[str] = mapped_column(ForeignKey("rounds.round_id"), primary_key=True)

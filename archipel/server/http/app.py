@@ -8,7 +8,7 @@ from pathlib import Path
 from flask import Flask
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from archipel.server.http import pages, problems, request_log
+from archipel.server.http import cross_origin, pages, problems, request_log
 from archipel.server.http.api import ROUTES
 from archipel.server.http.auth import Authenticator
 from archipel.server.http.door import Door
@@ -47,4 +47,6 @@ def create_app(settings: Settings, *, clock: Clock = time.time, demo_page: Path 
     people = pages.routes(demo_page, demo=settings.demo, stall_seconds=settings.stall_seconds)
     for name, routes in {**ROUTES, "pages": people}.items():
         app.register_blueprint(blueprint(name, routes, door))
+    named = ((f"{name}.{route.name}", route) for name, routes in ROUTES.items() for route in routes)
+    cross_origin.register(app, settings.allowed_origins, named)
     return app

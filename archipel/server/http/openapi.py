@@ -10,7 +10,7 @@ import msgspec
 
 from archipel.protocol.messages import Problem
 from archipel.protocol.problems import KINDS
-from archipel.server.http.routes import CONVERTERS, Route
+from archipel.server.http.routes import CONVERTERS, MESSAGEPACK, Route, content_type
 
 VERSION = "3.1.0"
 _PARAMETER = re.compile(r"<(\w+):(\w+)>")
@@ -29,7 +29,12 @@ _TOKENS = {
 def document(resources: Mapping[str, Sequence[Route]], *, version: str) -> dict[str, Any]:
     """The document of all `resources` (routes by the name of their resource), as JSON values."""
     routes = [route for each in resources.values() for route in each]
-    kinds = [kind for route in routes for kind in (route.request, route.response, route.query) if kind is not None]
+    kinds = [
+        kind
+        for route in routes
+        for kind in (route.request, route.response, route.query)
+        if kind is not None and content_type(kind) != MESSAGEPACK
+    ]
     schemas, components = msgspec.json.schema_components([*kinds, Problem], ref_template=_REFERENCE)
     _add_base64_pattern(components)
     # msgspec returns the schemas in the order of the types.
@@ -86,7 +91,7 @@ def _operation(resource: str, route: Route, known: Mapping[Any, Any], components
     if route.request is not None:
         made["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": known[route.request]}},
+            "content": _content(route.request, known),
         }
     elif route.takes:
         made["requestBody"] = {"required": True, "content": {route.takes: {"schema": _BYTES}}}
@@ -124,8 +129,19 @@ def _in_headers(route: Route) -> list[dict[str, Any]]:
 
 def _answer(route: Route, known: Mapping[Any, Any]) -> dict[str, Any]:
     if route.response is not None:
-        return {"description": route.summary, "content": {"application/json": {"schema": known[route.response]}}}
+        return {
+            "description": route.summary,
+            "content": _content(route.response, known),
+        }
     return {"description": route.summary, "content": {route.gives: {"schema": _BYTES}} if route.gives else {}}
+
+
+def _content(kind: Any, known: Mapping[Any, Any]) -> dict[str, Any]:
+    if content_type(kind) == MESSAGEPACK:
+        # JSON Schema has no bytes, so it cannot say what is in it.
+        what = f"MessagePack of the array {kind.__name__.lower()} (docs/protocol.md, Steps)."
+        return {MESSAGEPACK: {"schema": {**_BYTES, "description": what}}}
+    return {"application/json": {"schema": known[kind]}}
 
 
 def _successes(route: Route) -> list[int]:

@@ -28,6 +28,9 @@ AUDIT: frozenset[Role] = frozenset({"auditor", "admin"})
 READ: frozenset[Role] = OPERATOR | ANALYST | AUDIT
 
 
+MESSAGEPACK = "application/msgpack"
+
+
 @dataclass(frozen=True)
 class Call(Generic[B]):
     """One request, as a handler sees it. `body` was decoded from the bytes `raw`; `query` is the struct that the route
@@ -43,6 +46,7 @@ class Call(Generic[B]):
 @dataclass(frozen=True)
 class Route:
     """One line of the API. `request` and `response` are structs (or lists of them), None where the body is bytes.
+    Structs that are arrays (`array_like`) travel as MessagePack, all others as JSON.
 
     `path` is in Flask's syntax, `query` a struct of the query string's parameters, `takes` and `gives` the content
     types of bodies that are bytes, `headers` the patterns of headers that a request must have. With `members` a device
@@ -122,12 +126,12 @@ def blueprint(name: str, routes: Iterable[Route], door: Door) -> Blueprint:
 
 
 def _view(route: Route, door: Door) -> Callable[..., Response]:
-    decoder = None if route.request is None else msgspec.json.Decoder(route.request)
+    decoder = None if route.request is None else _format(route.request).Decoder(route.request)
     for kind in (route.query, route.response):
         # msgspec examines a type on its first use, which must happen before there are threads: see protocol.sealed.
-        msgspec.json.Decoder(kind)
+        _format(kind).Decoder(kind)
     # Sorted keys: the same answer is the same bytes, however often a request is repeated.
-    encoder = msgspec.json.Encoder(order="sorted")
+    encoder = _format(route.response).Encoder(order="sorted")
     what = re.sub(r"[^A-Za-z]+", " ", getattr(route.request, "__name__", "")).strip()
 
     def view(**arguments: str) -> Response:
@@ -161,9 +165,20 @@ def _view(route: Route, door: Door) -> Callable[..., Response]:
         answer, status = answer if isinstance(answer, tuple) else (answer, route.status)
         # Bytes are JSON that was encoded before, such as a round's survivors, once for all devices.
         data = answer if isinstance(answer, bytes) else encoder.encode(answer)
-        return Response(data, status, mimetype="application/json")
+        return Response(data, status, mimetype=content_type(route.response))
 
     return view
+
+
+def content_type(kind: Any) -> str:
+    """That of a body which is a struct of this kind."""
+    return MESSAGEPACK if _format(kind) is msgspec.msgpack else "application/json"
+
+
+def _format(kind: Any) -> Any:
+    """The module of msgspec that encodes a body of this kind."""
+    is_array = isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__struct_config__.array_like
+    return msgspec.msgpack if is_array else msgspec.json
 
 
 def _answer(route: Route, call: Call[Any], arguments: dict[str, str]) -> Any:

@@ -29,7 +29,7 @@ from archipel.server.database.tables import (
     Task,
     UsedNonce,
 )
-from archipel.server.database.task_requests import request_of
+from archipel.server.database.task_requests import read_plan, request_of
 from archipel.server.devices import queries
 from archipel.server.devices import spoiler_search as search
 from archipel.server.devices.faults import note_fault, set_aside_faulty
@@ -54,7 +54,6 @@ from archipel.server.rounds.machine import (
     fail_round,
     fail_task,
     judge,
-    read_plan,
 )
 from archipel.server.rounds.waiting import is_evaluated
 from archipel.server.services import Services
@@ -147,7 +146,7 @@ class Coordinator:
         self._services.spool.sweep(self._needed)
 
     def _needed(self) -> list[str]:
-        """Ids of the rounds whose updates are still needed."""
+        """Ids of the rounds whose updates, and of the tasks whose noise, are still needed."""
         now = self._services.clock()
         # A round of a live buffered task may have ended while devices still work for it, or before their updates were
         # folded into a later buffer.
@@ -160,7 +159,10 @@ class Coordinator:
         # A writing transaction, only because it checks the lease: while this coordinator has it, no folder that `sweep`
         # listed before can be of a round that another coordinator is just opening.
         with self._write() as session:
-            return list(session.scalars(needed))
+            live = session.scalars(select(Task).where(Task.state.in_(LIVE)))
+            # Files of noise that later rounds take back lie under their task's id.
+            tasks = [task.task_id for task in live if request_of(task).differential_privacy.is_correlated]
+            return [*session.scalars(needed), *tasks]
 
     def step(self) -> bool:
         """Make one pass over live rounds, idle tasks and rollouts.
@@ -209,6 +211,9 @@ class Coordinator:
                 due = buffers.seats_are_due(session, current, task, now=now, window=window)
             folds = stays and rule.collects and not robust.keeps_single(request_of(task))
             waiting = folding.pending(session, current, task) if folds else []
+            if not stays and rule.name == "complaining" and read_plan(current).protocol == "neighbours":
+                # So that the transaction below does not wait for many envelopes.
+                services.frozen.roster(session, round_id).with_envelopes(session)
         if stays:
             if rule.waits_for == "work":
                 return self._aggregate(round_id)
@@ -219,7 +224,8 @@ class Coordinator:
                 return self._fold(round_id, waiting)
             return False
         with self._write() as session:
-            done = advance(session, round_id, now=now, window=window, max_failed=settings.max_failed_rounds)
+            most, frozen = settings.max_failed_rounds, services.frozen
+            done = advance(session, round_id, frozen, now=now, window=window, max_failed=most)
             if done is not None and done.phase == "failed":
                 # In the same transaction, so that no round takes the device again in between.
                 set_aside_faulty(session, round_id, settings, now)
@@ -373,6 +379,8 @@ class Coordinator:
             if not (task.buffered and task.live):
                 for round_id in {done.round_id, *others}:
                     self._services.spool.discard(round_id)
+            if not task.live and request_of(task).differential_privacy.is_correlated:
+                self._services.spool.discard(task.task_id)
 
     def _clean(self) -> None:
         now = self._services.clock()

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
-from archipel.privacy.central import release_sum
+from archipel.privacy.central import draw_noise, release_sum
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
 from archipel.protocol.narrow import reduce_sum
 from archipel.protocol.operator.tasks import TaskRequest
@@ -28,13 +28,21 @@ from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import plan_layout
 from archipel.protocol.vector import DecodedSum, Layout, Vector
 from archipel.server.database.tables import Answer, BundleRow, Round, Task
-from archipel.server.database.task_requests import request_of
+from archipel.server.database.task_requests import read_plan, request_of
 from archipel.server.devices import queries
 from archipel.server.rounds import folding, robust
-from archipel.server.rounds.frozen import read_cohort
+from archipel.server.rounds.frozen import FrozenRounds, read_cohort
 from archipel.server.rounds.groups import group_sums, grouping
 from archipel.server.rounds.history import read_history
-from archipel.server.rounds.machine import answered, read_plan, sharers
+from archipel.server.rounds.kept_noise import noise_of
+from archipel.server.rounds.machine import answered, sharers
+from archipel.server.rounds.neighbours.unmasking import (
+    WRONG_SHARES_DEALT,
+    WRONG_SHARES_SENT,
+    Answered,
+    collect,
+    unmask,
+)
 from archipel.server.rounds.results import released
 from archipel.server.rounds.weights_log import endorsement, sum_digest
 from archipel.strategies.moving import move_model
@@ -44,9 +52,6 @@ from archipel.strategies.strategy import Began, Strategy, Tensors
 if TYPE_CHECKING:
     from archipel.server.services import Services
 
-WRONG_SHARES_SENT = "wrong unmasking shares"
-WRONG_SHARES_DEALT = "dealt wrong shares"
-
 
 @dataclass(frozen=True)
 class Collected:
@@ -55,7 +60,8 @@ class Collected:
     The updates `pending` are not in its checkpoint yet. The strategy applies the sum to `weights` and `strategy_state`;
     `history` has the norms of the task's earlier steps, `began` the round of the one update of a buffer that holds one.
     Secure rounds alone have U1 (`cohort`), U2 (`sharers`) and the answers of phase unmasking. `groups`, once all groups
-    that are left have their sums: the round of each, the digest of its sum and its number of devices.
+    that are left have their sums: the round of each, the digest of its sum and its number of devices. A round over
+    neighbours has `neighbours` instead of cohort and answers.
     """
 
     current: Round
@@ -73,6 +79,7 @@ class Collected:
     cohort: Cohort | None
     answers: dict[str, Unmasking]
     groups: list[tuple[str, str, int]]
+    neighbours: Answered | None = None
     began: Round | None = None
 
 
@@ -122,7 +129,7 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     cannot have sent; BoundError for such a sum of plain updates.
     """
     with services.database.read() as session:
-        collected = _collect(session, round_id)
+        collected = _collect(session, services.frozen, round_id)
     layout, request = plan_layout(collected.plan, collected.manifest), collected.request
     faults: Mapping[str, str] = {}
     kept: Tensors = {}
@@ -155,11 +162,13 @@ def _sum(services: Services, collected: Collected, layout: Layout) -> tuple[Deco
         plain, faults = _unmask(collected, total.total)
         try:
             plain = reduce_sum(layout, plain, plan)
-            multiplier = collected.request.differential_privacy.noise_multiplier
-            if multiplier is not None:
-                # The coordinator has charged the account. Each attempt draws noise of its own.
+            settings = collected.request.differential_privacy
+            if settings.is_central:
+                # The coordinator has charged the account. Each attempt draws noise of its own, unless it is kept.
+                correlated = settings.is_correlated
+                noise = noise_of(services, plan.round_id) if correlated else draw_noise(settings, layout)
                 return release_sum(
-                    plain, layout, cohort=collected.updates, modulus_bits=plan.modulus_bits, multiplier=multiplier
+                    plain, layout, cohort=collected.updates, modulus_bits=plan.modulus_bits, noise=noise
                 ), faults
             decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
             layout.check_sum(decoded, collected.updates)
@@ -187,17 +196,17 @@ def _make(services: Services, collected: Collected, decoded: DecodedSum, kept: T
     return Outcome(collected.updates, decoded.weight, result=msgspec.to_builtins(made))
 
 
-def _collect(session: Session, round_id: str) -> Collected:
+def _collect(session: Session, frozen: FrozenRounds, round_id: str) -> Collected:
     current = session.get_one(Round, round_id)
     task = session.get_one(Task, current.task_id)
     bundle = session.get_one(BundleRow, task.bundle)
     plan = read_plan(current)
     # A buffer has only the updates that were folded into it; those that came since belong to the next one.
     waiting = [] if task.buffered else folding.pending(session, current, task)
-    secure = plan.privacy == "secure"
+    complete = plan.privacy == "secure" and plan.protocol == "complete"
     unmaskings = session.execute(
         select(Answer.device_id, Answer.body).where(Answer.round_id == round_id, Answer.phase == "unmasking")
-    )
+    ).all()
     return Collected(
         current=current,
         plan=plan,
@@ -214,9 +223,10 @@ def _collect(session: Session, round_id: str) -> Collected:
         history=read_history(session, task.task_id),
         survivors=answered(session, round_id, "masking"),
         sharers=sharers(session, round_id),
-        cohort=read_cohort(session, round_id) if secure else None,
-        answers={row.device_id: decode("unmasking", row.body or b"", Unmasking) for row in unmaskings},
+        cohort=read_cohort(session, round_id) if complete else None,
+        answers={row.device_id: decode("unmasking", row.body or b"", Unmasking) for row in unmaskings if complete},
         groups=_read_groups(session, current),
+        neighbours=collect(session, frozen.roster(session, round_id)) if plan.protocol == "neighbours" else None,
         began=session.scalar(
             select(Round).join(Answer, Answer.round_id == Round.round_id).where(Answer.folded_into == round_id)
         )
@@ -236,6 +246,8 @@ def _read_groups(session: Session, current: Round) -> list[tuple[str, str, int]]
 
 def _unmask(collected: Collected, total: Vector) -> tuple[Vector, dict[str, str]]:
     """The plain sum, and what devices did wrong without spoiling it."""
+    if collected.neighbours is not None:
+        return unmask(collected.neighbours, total, collected.plan.modulus_bits)
     if collected.cohort is None:
         raise ServerError("a secure round without a cohort")
     # A copy: `_faults` compares the answers that are left with all of them.
@@ -307,7 +319,7 @@ def _update(services: Services, collected: Collected, decoded: DecodedSum, kept:
         _began(services, collected, strategy),
     )  # fmt: skip
     with services.database.read() as session:
-        evidence = endorsement(session, collected.current)
+        evidence = endorsement(session, services.frozen, collected.current)
     weights = write_weights(moved)
     state_bytes = write_weights(state) if state else b""
     kept_bytes = write_weights(kept) if kept else b""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.database.fault_tables import Rest
+from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import UPDATE_PHASES, Answer, CheckInRow, Device, Participant, Round, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices.faults import set_aside_now
@@ -82,6 +84,17 @@ def have_given(task: Task) -> Select[str]:
     )
 
 
+def in_last_sums(task: Task) -> Select[str]:
+    """Ids of the devices that rest because they were in one of the last sums of a task with correlated noise.
+
+    The sums count in the order in which they were paid for, also those of rounds that failed afterwards.
+    """
+    separation = request_of(task).differential_privacy.separation or 1
+    paid = select(PrivacyEvent.round_id).where(PrivacyEvent.task_id == task.task_id)
+    last = paid.order_by(PrivacyEvent.number.desc()).limit(separation - 1)
+    return select(Answer.device_id).where(Answer.round_id.in_(last), Answer.phase.in_(UPDATE_PHASES))
+
+
 def in_sum(round_id: str) -> Select[str]:
     """Ids of the devices whose updates are in the sum of a round."""
     counted = select(Answer.device_id).where(Answer.round_id == round_id, Answer.phase.in_(UPDATE_PHASES))
@@ -102,8 +115,14 @@ def fewest(task: Task) -> int:
     if request.mode == "asynchronous":
         # A secure asynchronous round is a group of exactly `cohort` devices (docs/design.md, "Asynchronous tasks").
         return 1 if task.buffered else request.cohort
-    # Below the threshold the sum could not be unmasked; below `min_cohort` it would hide too few devices.
-    return max(request.threshold or 1, request.min_cohort) * max(request.secure_groups, 1)
+    return least_devices(request) * max(request.secure_groups, 1)
+
+
+def least_devices(request: TaskRequest) -> int:
+    """How many updates a semi-synchronous round or group needs at least."""
+    # Below the threshold the sum could not be unmasked; below `min_cohort` it would hide too few devices. Over
+    # neighbours the threshold is one of the others.
+    return max((request.threshold or 1) + (request.protocol == "neighbours"), request.min_cohort)
 
 
 def rest_ends(session: Session, task: Task, now: float) -> InstrumentedAttribute[float]:
@@ -154,8 +173,13 @@ def _able(task: Task, now: float, ends: InstrumentedAttribute[float]) -> list[Co
         CheckInRow.device_id.not_in(resting(task.bundle, task.kind, now, ends)),
         CheckInRow.device_id.not_in(roots_of_trainings(task)),
     ]
+    if request.protocol == "neighbours":
+        # Others cannot read the plan, and would keep their seats until the deadline.
+        where.append(CheckInRow.neighbours.is_(True))
     if request.max_contributions is not None:
         where.append(CheckInRow.device_id.not_in(have_given(task)))
+    if request.differential_privacy.is_correlated:
+        where.append(CheckInRow.device_id.not_in(in_last_sums(task)))
     if request.devices_of is not None:
         where.append(CheckInRow.device_id.in_(in_sum(request.devices_of)))
     return where

@@ -22,9 +22,11 @@ from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
-from archipel.protocol.policy import check_plan, colluders_of
+from archipel.protocol.policy import assumptions_of, check_plan, choose_protocol, colluders_of
+from archipel.protocol.secagg_plus.sizes import Sizes, choose_sizes_between
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
+from archipel.server.rounds.candidates import least_devices
 from archipel.server.rounds.groups.grouping import group_size
 from archipel.strategies.registry import misfit
 from archipel.strategies.robust.composing import check_composition
@@ -40,6 +42,21 @@ def smallest_threshold(manifest: Manifest, cohort: int) -> int:
     # Exact, as the devices compute it (policy.check_plan): 0.56 * 25 in floating point is above 14.
     ratio = Fraction(str(manifest.privacy.threshold))
     return max(math.ceil(ratio * cohort), (cohort + colluders_of(manifest.privacy, cohort)) // 2 + 1)
+
+
+def sizes_of_task(request: TaskRequest, manifest: Manifest) -> Sizes:
+    """How many neighbours the devices of its rounds have. Raises PolicyError where no number of them is secure."""
+    policy = manifest.privacy
+    return choose_sizes_between(policy.min_cohort, group_size(request), assumptions_of(policy))
+
+
+def threshold_of(request: TaskRequest, manifest: Manifest) -> int:
+    """The threshold of secret sharing: the request's, or the smallest that is secure; 1 in plain rounds."""
+    if request.privacy != "secure":
+        return 1
+    if request.protocol == "neighbours":
+        return sizes_of_task(request, manifest).threshold
+    return request.threshold or smallest_threshold(manifest, group_size(request))
 
 
 def server_hyperparameters(request: TaskRequest, manifest: Manifest) -> Mapping[str, float]:
@@ -89,6 +106,7 @@ def make_plan(
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
     secure = request.privacy == "secure"
     own, size = server_hyperparameters(request, manifest), group_size(request)
+    sizes = sizes_of_task(request, manifest) if request.protocol == "neighbours" else Sizes(0, 0, 0)
     return RoundPlan(
         round_id=round_id,
         task_id=task_id,
@@ -98,7 +116,7 @@ def make_plan(
         privacy=request.privacy,
         min_cohort=request.min_cohort,
         max_cohort=size,
-        threshold=(request.threshold or smallest_threshold(manifest, size)) if secure else 1,
+        threshold=threshold_of(request, manifest),
         modulus_bits=layout_of(request, manifest).modulus_bits(size) if secure else 32,
         hyperparameters={name: value for name, value in request.hyperparameters.items() if name not in own},
         broadcast=broadcast,
@@ -117,6 +135,9 @@ def make_plan(
         serial=serial,
         not_after=not_after,
         revocations=revocations,
+        protocol=request.protocol or "complete",
+        neighbours=sizes.neighbours,
+        partners=sizes.partners,
     )
 
 
@@ -131,14 +152,13 @@ def update_size(request: TaskRequest, manifest: Manifest, plan: RoundPlan) -> in
 def check_task(
     request: TaskRequest, manifest: Manifest, *, max_update_bytes: int, robust_bytes: int = 0
 ) -> TaskRequest:
-    """The request with threshold and min_contributors filled in. Raises the ArchipelError that names the setting and
-    its bound.
+    """The request with protocol, threshold and min_contributors filled in. Raises the ArchipelError that names the
+    setting and its bound.
 
     `max_update_bytes` and `robust_bytes` are the server's settings.
     """
-    threshold = 1
-    if request.privacy == "secure":
-        threshold = request.threshold or smallest_threshold(manifest, group_size(request))
+    request = _with_protocol(request, manifest)
+    threshold = threshold_of(request, manifest)
     contributors = request.min_contributors
     if request.kind != "training":
         least = LEAST_COUNTED if request.distributions else 1
@@ -154,7 +174,7 @@ def check_task(
             f"rounds: {request.rounds}; bundle {manifest.name!r} allows {manifest.privacy.queries} queries in "
             f"{manifest.privacy.query_days} days"
         )
-    needed = max(request.min_cohort, threshold)
+    needed = least_devices(request)
     if request.secure_groups and request.cohort // request.secure_groups < needed:
         raise ServerError(
             f"secure_groups: {request.secure_groups} groups of a cohort of {request.cohort} have "
@@ -192,6 +212,36 @@ def check_task(
         # Raises PolicyError for a server_lr beyond the policy.
         strategies.get(manifest.strategy).step_bound(manifest, request.hyperparameters, request.cohort)
     return request
+
+
+def _with_protocol(request: TaskRequest, manifest: Manifest) -> TaskRequest:
+    """The request with the protocol that its rounds take; none where they are plain."""
+    if request.privacy != "secure":
+        if request.protocol is not None:
+            raise ServerError(f"protocol: {request.protocol!r} is of secure rounds; this task has privacy plain")
+        return request
+    chosen = request.protocol or choose_protocol(manifest.privacy, request.kind, group_size(request))
+    if request.threshold is not None and request.protocol is None:
+        # A threshold that somebody states is one of the complete graph.
+        chosen = "complete" if "complete" in manifest.privacy.protocols else chosen
+    if chosen == "neighbours" and request.kind != "training":
+        raise ServerError(
+            "protocol: 'neighbours' is for trainings; leave it out, and the devices share with all others"
+        )
+    if chosen not in manifest.privacy.protocols:
+        raise ServerError(
+            f"protocol: bundle {manifest.name!r} allows {list(manifest.privacy.protocols)}, not {chosen!r}; its "
+            "publisher can export it with another privacy policy"
+        )
+    if chosen == "neighbours" and request.threshold not in (
+        None,
+        threshold := sizes_of_task(request, manifest).threshold,
+    ):
+        raise ServerError(
+            f"threshold: {request.threshold}; over neighbours it follows from the bundle's privacy policy and is "
+            f"{threshold}; leave it out"
+        )
+    return msgspec.structs.replace(request, protocol=chosen)
 
 
 def _check_kind(request: TaskRequest, manifest: Manifest) -> None:

@@ -12,7 +12,7 @@ from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.protocol.uploads import clip_input, upload_program
 from archipel.server.database.tables import Round, Task
-from archipel.server.rounds.machine import read_plan
+from archipel.server.database.task_requests import read_plan
 from archipel.strategies.clipping import next_clip
 
 

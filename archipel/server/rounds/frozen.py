@@ -1,4 +1,7 @@
-"""What a round has settled: U1 with its keys, U2, U3 and U4. It cannot change any more, so it is read once."""
+"""What a round has settled: U1 with its keys, U2, U3 and U4. It cannot change any more, so it is read once.
+
+Of rounds over neighbours it is one `FrozenRoster`.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,23 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.protocol.messages import AdvertiseRequest, Chain, Cohort, Confirmations, Confirmed, Member, Survivors
+from archipel.protocol.policy import sizes_of
 from archipel.protocol.sealed import Sealed, decode, encode
 from archipel.protocol.secagg import KeyTree, complaints_digest, hand_out_keys, read_session
 from archipel.protocol.secagg import Session as RoundSession
 from archipel.protocol.uploads import plan_layout
 from archipel.protocol.vector import Layout
 from archipel.server.database.tables import Answer, BundleRow, Device, Round, Task
+from archipel.server.database.task_requests import read_plan
 from archipel.server.rounds.complaining import read_complaints
-from archipel.server.rounds.machine import answered, read_plan, sharers
+from archipel.server.rounds.machine import answered, sharers
+from archipel.server.rounds.neighbours.frozen_roster import FrozenRoster
 
 T = TypeVar("T")
 
-TREE_BYTES = 128 << 20
-"""Bytes that the key trees of all kept cohorts may take, in each process. The newest is kept, however large it is."""
+KEPT_BYTES = 128 << 20
+"""Bytes that all kept cohorts may take with their key trees or envelopes, in each process. The newest is kept, however
+large it is."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +76,9 @@ class FrozenSurvivors:
 class FrozenRounds:
     """The settled sets of the last few rounds. Callers ask only for what the round's phase says is settled."""
 
-    def __init__(self, entries: int = 16, tree_bytes: int = TREE_BYTES) -> None:
+    def __init__(self, entries: int = 16, kept_bytes: int = KEPT_BYTES) -> None:
         self._entries = entries
-        self._tree_bytes = tree_bytes
+        self._kept_bytes = kept_bytes
         self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
         # `_lock` guards `_kept` and is held for moments, `_growing` for as long as trees grow.
         self._lock = threading.Lock()
@@ -82,6 +89,16 @@ class FrozenRounds:
         # One thread grows the trees, which takes long; others that need them meanwhile wait and find them.
         with self._growing:
             return self._once("cohort", round_id, lambda: grow_cohort(session, round_id))
+
+    def roster(self, session: Session, round_id: str) -> FrozenRoster:
+        """Settled from phase sharing on, stage by stage."""
+
+        def make() -> FrozenRoster:
+            current = session.get_one(Round, round_id)
+            return FrozenRoster(session, round_id, current.plan_digest, sizes_of(read_plan(current)))
+
+        with self._growing:
+            return self._once("roster", round_id, make)
 
     def complaints(self, session: Session, round_id: str) -> FrozenComplaints:
         """Settled from phase masking on."""
@@ -144,11 +161,11 @@ class FrozenRounds:
             self._kept[key] = made
             while len(self._kept) > self._entries:
                 self._kept.popitem(last=False)
-            cohorts = [key for key in self._kept if key[0] == "cohort"]
+            cohorts = [key for key in self._kept if key[0] in ("cohort", "roster")]
             taken = sum(self._kept[key].size for key in cohorts)
             # Not the last one, whatever its size: its round would grow the trees again for every request.
             for oldest in cohorts[:-1]:
-                if taken > self._tree_bytes:
+                if taken > self._kept_bytes:
                     taken -= self._kept.pop(oldest).size
         return made
 

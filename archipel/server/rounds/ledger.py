@@ -2,7 +2,8 @@
 
 A round with noise is paid for in a transaction of its own, before the coordinator looks at its sum. So whatever
 becomes of the round then, also a kill at any point, it has been paid for. A round that is aggregated again is paid for
-again: its first attempt may have left a noisy model on the disk.
+again: its first attempt may have left a noisy model on the disk. With correlated noise it adds the same noise again,
+so it has been paid for (archipel.server.rounds.kept_noise).
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import Manifest
-from archipel.errors import PolicyError
+from archipel.errors import ArchipelError, PolicyError
 from archipel.privacy import Event, Repeated, read_events, spent_epsilon, write_events
-from archipel.privacy.central import event_of, settle
+from archipel.privacy.central import events_of, settle
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy, PrivacySpent
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.audit import log as audit
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import BundleRow, Round, Task
 from archipel.server.database.task_requests import request_of
+from archipel.server.rounds import kept_noise
 from archipel.server.rounds.assigning import let_go
 
 if TYPE_CHECKING:
@@ -36,9 +38,18 @@ Write = Callable[[], AbstractContextManager[Session]]
 ACCOUNTANT = "rdp"
 """It holds for discrete noise, see archipel.privacy.accounting."""
 UNIT = "a device: everything that it ever contributes, with zeros in its place in every round"
-SAMPLING = "none assumed: rounds take devices that check in, so each device is charged for every round"
-TRUST = "whoever reads the server's memory or disk during a round sees its sum without noise; devices see it with noise"
-COVERS = "the weights of all versions; not who took part, nor the results of evaluations and analyses, nor failures"
+SAMPLING = (
+    "none assumed: rounds take devices that check in, so each device is charged for every round; with correlated noise "
+    "for every round that its separation allows"
+)
+TRUST = (
+    "whoever reads the server's memory or disk during a round sees its sum without noise, and with correlated noise "
+    "those of the task's last rounds; devices see it with noise"
+)
+COVERS = (
+    "the weights of all versions, and noisy counts of clipped updates; not who took part, nor the results of "
+    "evaluations and analyses, nor failures"
+)
 
 Counts = tuple[tuple[bytes, int], ...]
 
@@ -63,7 +74,7 @@ def lacks_room(session: Session, task: Task) -> str:
     noise = request_of(task).differential_privacy
     if not noise.is_central or noise.epsilon is None:
         return ""
-    return _lacking(noise, _counts(session, task.population, _model(session, task)))
+    return _lacking(noise, _counts(session, task.population, _model(session, task)), _paid_for(session, task))
 
 
 def charge(services: Services, write: Write, round_id: str) -> str:
@@ -73,12 +84,21 @@ def charge(services: Services, write: Write, round_id: str) -> str:
     """
     with services.database.read() as session:
         noise = request_of(session.get_one(Task, session.get_one(Round, round_id).task_id)).differential_privacy
-    if not noise.is_central:
+        drawn = noise.is_correlated and kept_noise.is_drawn(session, round_id)
+    if not noise.is_central or drawn:
         return ""
+    kept = None
+    if noise.is_correlated:
+        try:
+            kept = kept_noise.draw(services, round_id)
+        except ArchipelError as error:
+            return f"noise: {error}"
     with write() as session:
         current = session.get_one(Round, round_id, with_for_update=True)
         task = session.get_one(Task, current.task_id, with_for_update=True)
         why = lacks_room(session, task)
+        if noise.is_correlated:
+            why = why or kept_noise.come_again(session, task, round_id)
         if why or current.phase != "aggregating":
             return why
         session.add(
@@ -87,10 +107,14 @@ def charge(services: Services, write: Write, round_id: str) -> str:
                 model=_model(session, task),
                 task_id=task.task_id,
                 round_id=round_id,
-                event=write_events([event_of(noise)]),
+                event=write_events(events_of(noise, _paid_for(session, task))),
                 charged=services.clock(),
+                noise=kept,
             )
         )
+        task_id = task.task_id
+    if kept is not None:
+        kept_noise.forget(services, task_id, noise)
     return ""
 
 
@@ -129,10 +153,16 @@ def spent_by(session: Session, task: Task, round_id: str | None = None) -> Priva
     )
 
 
-def _lacking(noise: DifferentialPrivacy, before: Counts) -> str:
+def _paid_for(session: Session, task: Task) -> int:
+    """How many of the task's sums have been paid for."""
+    return session.scalar(select(func.count()).where(PrivacyEvent.task_id == task.task_id)) or 0
+
+
+def _lacking(noise: DifferentialPrivacy, before: Counts, number: int = 0) -> str:
+    """Why the task's sum of this number cannot be paid for."""
     if noise.epsilon is None:
         return ""
-    following = (*before, (write_events([event_of(noise)]), 1))
+    following = (*before, (write_events(events_of(noise, number)), 1))
     cost = _epsilon(following, noise.delta)
     if cost <= noise.epsilon:
         return ""

@@ -16,16 +16,15 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sqlalchemy import bindparam, case, delete, exists, func, select, update
 from sqlalchemy.orm import Session
 
-from archipel.protocol.messages import Phase, RoundPlan
-from archipel.protocol.sealed import Sealed, decode
+from archipel.protocol.messages import Phase
 from archipel.server.audit import log as audit
 from archipel.server.database.tables import Answer, CheckInRow, Participant, Round, Share, Task
-from archipel.server.database.task_requests import request_of
+from archipel.server.database.task_requests import read_plan, request_of
 from archipel.server.devices import queries
 from archipel.server.devices.faults import has_faults
 from archipel.server.devices.rests import end_rests
@@ -34,10 +33,13 @@ from archipel.server.devices.smallest_answer import reads_attributes
 from archipel.server.devices.spoiler_search import waiting_needed
 from archipel.server.rounds import complaining
 from archipel.server.rounds.assigning import assign, let_go
-from archipel.server.rounds.candidates import candidates, count_candidates, fewest, root_waits
+from archipel.server.rounds.candidates import candidates, count_candidates, fewest, least_devices, root_waits
 from archipel.server.rounds.durations import note_duration
 from archipel.server.rounds.groups import grouping
 from archipel.server.rounds.refusals import told_reasons
+
+if TYPE_CHECKING:
+    from archipel.server.rounds.frozen import FrozenRounds
 
 MAX_REASON = 1024
 
@@ -164,7 +166,7 @@ def required(task: Task, rule: PhaseRule) -> int:
     whole = request.mode == "synchronous" and (rule.collects or ORDER[rule.name] < ORDER["masking"])
     if whole or rule.name == "assigning":
         return fewest(task)
-    return max(threshold, request.min_cohort)
+    return least_devices(request)
 
 
 def count(session: Session, current: Round, task: Task, *, now: float, window: float) -> Counts:
@@ -201,12 +203,15 @@ def count_seatable(session: Session, task: Task, *, now: float, window: float) -
     return len(queries.choose(session, task, waiting, needed, now=now)) if len(waiting) >= needed else len(waiting)
 
 
-def advance(session: Session, round_id: str, *, now: float, window: float, max_failed: int) -> Transition | None:
+def advance(
+    session: Session, round_id: str, frozen: FrozenRounds, *, now: float, window: float, max_failed: int
+) -> Transition | None:
     """Take the round one phase further, or fail it, if that is due.
 
     Arguments:
         session: A writing transaction. The whole step happens in it, so a kill leaves the round in the old phase.
         round_id: A round in any phase, also one that has ended.
+        frozen: What rounds have settled.
         now: Unix seconds.
         window: As of `count`, in seconds.
         max_failed: After so many failed rounds in a row the task fails too.
@@ -256,9 +261,9 @@ def advance(session: Session, round_id: str, *, now: float, window: float, max_f
     if rule.name == "complaining":
         # The faults of the accused are noted first, so a round that fails for lack of devices is not held against the
         # task (`fail_round` asks `has_faults`).
-        left = counts.answered - complaining.exclude_accused(session, current, now=now)
+        left = counts.answered - complaining.exclude(session, current, frozen, now=now)
         if left < counts.minimum:
-            reason = f"{left} devices are left after complaints, {counts.minimum} needed"
+            reason = f"{left} devices are left whose shares others hold, {counts.minimum} needed"
             return fail_round(session, current, task, reason, now=now, max_failed=max_failed)
     # The first of several groups has assigned the devices of all.
     phase = next_phase(task, rule)
@@ -351,14 +356,12 @@ def answered(session: Session, round_id: str, phase: str) -> list[str]:
 
 
 def sharers(session: Session, round_id: str) -> list[str]:
-    """Ids of the devices that shared their secrets and are not excluded by a complaint (U2), sorted."""
+    """Ids of the devices whose secrets others hold (U2), sorted: they shared them, and were not taken out since."""
+    over_neighbours = read_plan(session.get_one(Round, round_id)).protocol == "neighbours"
     excluded = complaining.excluded(session, round_id)
-    return [device for device in answered(session, round_id, "sharing") if device not in excluded]
-
-
-def read_plan(current: Round) -> RoundPlan:
-    """The plan that the devices were given. The signature is not verified: the plan is this server's own."""
-    return decode("plan", decode("plan", current.plan, Sealed).body, RoundPlan)
+    # Over neighbours who opened no envelopes holds nothing, and nobody masks with it.
+    last = "complaining" if over_neighbours else "sharing"
+    return [device for device in answered(session, round_id, last) if device not in excluded]
 
 
 _FOLDED = select(func.count()).where(Answer.folded_into == bindparam("in_round"))

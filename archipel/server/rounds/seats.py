@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, and_, bindparam, insert, select
 
 from archipel.errors import ConflictError, ForbiddenError, GoneError, NotFoundError
-from archipel.protocol.messages import Receipt
+from archipel.protocol.messages import Protocol, Receipt
 from archipel.server.database.tables import LIVE, Answer, Device, Participant, Round, Task
 from archipel.server.database.task_requests import decode_request
 from archipel.server.devices.revocation import require_active
@@ -27,7 +27,8 @@ class Seat:
     `answers` maps the phases in which the device answered to the digests of what it sent. `buffer_ends`: in a buffered
     round, when the device's time is over (Unix seconds); else None. `task_over`: the state in which the task ended,
     empty while it is live. `left`: the device said that it will send nothing. `excluded`: a complaint put it out of
-    the round. `max_cohort` is the plan's. `staleness`: how many versions the task has made since the round's model.
+    the round, or too few hold its shares. `max_cohort` is the plan's, `protocol` that of a secure round.
+    `staleness`: how many versions the task has made since the round's model.
     """
 
     round_id: str
@@ -40,6 +41,8 @@ class Seat:
     update_bytes: int
     answers: Mapping[str, str] = field(default_factory=dict)
     privacy: str = "secure"
+    protocol: str = "complete"
+    population: str = ""
     buffer_ends: float | None = None
     left: bool = False
     excluded: bool = False
@@ -117,7 +120,10 @@ class Seat:
 
     def _require_included(self) -> None:
         if self.excluded:
-            raise GoneError("this device is out of the round: a peer showed that it was sent no shares")
+            why = (
+                "a peer showed that it was sent no shares" if self.protocol == "complete" else "too few hold its shares"
+            )
+            raise GoneError(f"this device is out of the round: {why}")
 
     def _require_answer(self, phase: str | None) -> None:
         # Nothing is sent in phase assigning: every participant has passed it.
@@ -133,6 +139,7 @@ _SEAT = (
         Round.plan_digest,
         Round.update_bytes,
         Task.privacy,
+        Task.population,
         Task.state,
         Task.request,
         Task.rounds_committed,
@@ -159,15 +166,18 @@ _SEAT = (
 _LOCKED_SEAT = _SEAT.with_for_update(read=True, of=Round)
 
 
-def find_seat(services: Services, round_id: str, device_id: str) -> Seat:
+def find_seat(services: Services, round_id: str, device_id: str, protocol: Protocol | None = None) -> Seat:
     """Look the seat up without a lock: it may have changed when this returns.
 
     Raises:
-        NotFoundError: There is no such round.
+        NotFoundError: There is no such round, or it is of another protocol than this one.
         ForbiddenError: The device is not in the round, or was revoked.
     """
     rows = services.database.look_all(_SEAT, seat_round=round_id, seat_device=device_id)
-    return _seat(rows, round_id, device_id, services.clock())
+    seat = _seat(rows, round_id, device_id, services.clock())
+    if protocol is not None and seat.protocol != protocol:
+        raise NotFoundError(f"there is no such thing in a round of protocol {seat.protocol!r}")
+    return seat
 
 
 def take_seat(connection: Connection, round_id: str, device_id: str, *, now: float) -> Seat:
@@ -196,6 +206,8 @@ def _seat(rows: Sequence[Any], round_id: str, device_id: str, now: float) -> Sea
         # One row for each answer of the device, and a single one with nulls if it has sent nothing.
         answers={each.answered: each.answer for each in rows if each.answered is not None},
         privacy=row.privacy,
+        protocol=decode_request(row.request).protocol or "complete",
+        population=row.population,
         buffer_ends=row.ends,
         left=row.left is not None,
         excluded=row.excluded is not None,

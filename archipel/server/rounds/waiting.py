@@ -15,7 +15,15 @@ from archipel.server.devices import queries
 from archipel.server.devices.faults import set_aside_now
 from archipel.server.devices.smallest_answer import hides, round_down
 from archipel.server.rounds import buffers
-from archipel.server.rounds.candidates import fewest, have_given, is_waiting, rest_ends, root_waits, target_of
+from archipel.server.rounds.candidates import (
+    fewest,
+    have_given,
+    in_last_sums,
+    is_waiting,
+    rest_ends,
+    root_waits,
+    target_of,
+)
 from archipel.server.rounds.machine import RULES, count, count_seatable
 from archipel.server.rounds.refusals import told_reasons
 
@@ -79,6 +87,14 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
         reasons.append(f"{_number(aside, 'device')} of the population set aside")
     if rest := _resting_devices(session, task, now):
         reasons.append(rest)
+    if request_of(task).protocol == "neighbours":
+        old = select(func.count()).select_from(CheckInRow)
+        waits = (CheckInRow.population == task.population, *is_waiting(now, window), CheckInRow.neighbours.is_(False))
+        if unable := session.scalar(old.where(*waits)) or 0:
+            reasons.append(f"{_number(unable, 'waiting device')} cannot take part in rounds over neighbours")
+    if separated := session.scalar(select(func.count()).select_from(in_last_sums(task).subquery())) or 0:
+        separation = request_of(task).differential_privacy.separation or 1
+        reasons.append(f"{_number(separated, 'device')} rest: they were in one of the last {separation - 1} sums")
     few = f", {known} enrolled in population {task.population!r}" if known < needed else ""
     return "; ".join([*reasons, f"{needed} needed{few}"])
 

@@ -10,34 +10,39 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import write_weights
-from archipel.errors import CertificateError, ServerError
+from archipel.errors import ServerError
 from archipel.protocol.identity import read_chain
 from archipel.protocol.messages import (
     MAX_ENTRIES,
     Chain,
-    Confirmation,
     Endorsement,
     Endorser,
     Survivors,
     WeightsLog,
     WeightsStatement,
 )
+from archipel.protocol.policy import endorsers_needed
 from archipel.protocol.provenance import FIRST, entry_hash
-from archipel.protocol.sealed import Sealed, decode, encode, seal, unseal
+from archipel.protocol.sealed import Sealed, decode, encode, seal, signed_bytes
+from archipel.protocol.secagg_plus.envelope import bind
+from archipel.protocol.secagg_plus.inclusion import presence
+from archipel.protocol.secagg_plus.messages import Answer as NeighboursAnswer
+from archipel.protocol.secagg_plus.messages import unpack
 from archipel.protocol.vector import DecodedSum
 from archipel.server.audit import log as audit
 from archipel.server.database.registry_tables import Model, ModelVersion
 from archipel.server.database.tables import Answer, Device, Round, Task, WeightsEntry
-from archipel.server.database.task_requests import request_of
-from archipel.server.rounds.machine import read_plan
+from archipel.server.database.task_requests import read_plan, request_of
 
 if TYPE_CHECKING:
     from archipel.server.rounds.aggregation import NewVersion
+    from archipel.server.rounds.frozen import FrozenRounds
 
 
 @dataclass(frozen=True)
@@ -158,42 +163,51 @@ def _append(session: Session, log: Log, evidence: bytes | None = None, /, **fiel
     session.flush()
 
 
-def endorsement(session: Session, current: Round) -> bytes | None:
-    """JSON of the messages.Endorsement of a secure round: the confirmations that `threshold` of its devices signed.
+def endorsement(session: Session, frozen: FrozenRounds, current: Round) -> bytes | None:
+    """JSON of the messages.Endorsement of a secure round: what enough of its devices signed.
 
-    Returns None for a plain round. Raises ServerError where fewer confirmations can be shown.
+    Returns None for a plain round. Raises ServerError where fewer signatures can be shown.
     """
     plan = read_plan(current)
     if plan.privacy == "plain":
         return None
+    over_neighbours, needed = plan.protocol == "neighbours", endorsers_needed(plan)
+    phase = "unmasking" if over_neighbours else "confirming"
     rows = session.execute(
         select(Device.chain, Answer.body)
         .join(Device, Device.device_id == Answer.device_id)
-        .where(Answer.round_id == current.round_id, Answer.phase == "confirming", Answer.body.is_not(None))
+        .where(Answer.round_id == current.round_id, Answer.phase == phase, Answer.body.is_not(None))
         .order_by(Answer.device_id)
     )
+    cohort = frozen.roster(session, current.round_id) if over_neighbours else None
     # All devices have signed the same body: a confirmation of other survivors is refused when it arrives.
     endorsers, body = [], b""
     for row in rows:
-        confirmation = decode("confirmation", row.body, Sealed)
-        chain = _chain_at_signing(decode("chain", row.chain, Chain), confirmation)
+        if cohort is None:
+            confirmation = decode("confirmation", row.body, Sealed)
+            body, signature = confirmation.body, confirmation.signature
+            signed = signed_bytes("confirmation", confirmation.body)
+        else:
+            # Over neighbours devices sign the cohort that they were in.
+            body, signature = cohort.roster.root, unpack(row.body, NeighboursAnswer).presence
+            signed = presence(bind(cohort.session, body))
+        chain = _chain_at_signing(decode("chain", row.chain, Chain), signature, signed)
         if chain is not None:
-            endorsers.append(Endorser(chain=chain, signature=confirmation.signature))
-            body = confirmation.body
-    if len(endorsers) < plan.threshold:
-        raise ServerError(f"{len(endorsers)} confirmations can be shown, not {plan.threshold}")
+            endorsers.append(Endorser(chain=chain, signature=signature))
+    if len(endorsers) < needed:
+        raise ServerError(f"{len(endorsers)} devices signed that they were in the round, not {needed}")
     survivors = select(Answer.device_id).where(Answer.round_id == current.round_id, Answer.phase == "masking")
     return encode(
         Endorsement(
             plan=decode("plan", current.plan, Sealed),
             survivors=Survivors(devices=sorted(session.scalars(survivors))),
             confirmation=body,
-            endorsers=endorsers[: plan.threshold],  # as many as a verifier needs; each has a chain of certificates
+            endorsers=endorsers[:needed],  # as many as a verifier needs; each has a chain of certificates
         )
     )
 
 
-def _chain_at_signing(chain: Chain, signed: Sealed) -> Chain | None:
+def _chain_at_signing(chain: Chain, signature: bytes, signed: bytes) -> Chain | None:
     """The device's chain as it was when it signed: it may have replaced its key since.
 
     The newest key that verifies the signature is the one; None if no key of the chain does.
@@ -201,8 +215,8 @@ def _chain_at_signing(chain: Chain, signed: Sealed) -> Chain | None:
     # From the newest key back, because most devices have not replaced theirs during the round.
     for length in range(len(chain.rotations), -1, -1):
         earlier = Chain(token=chain.token, identity=chain.identity, rotations=chain.rotations[:length])
-        with suppress(CertificateError):
-            unseal("confirmation", signed, read_chain(earlier)[1], Confirmation)
+        with suppress(InvalidSignature, ValueError):
+            Ed25519PublicKey.from_public_bytes(read_chain(earlier)[1]).verify(signature, signed)
             return earlier
     return None
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from archipel.protocol.operator.tasks import DeadlinePhase
 from archipel.simulation.system import traffic
 from archipel.simulation.system.devices import Fleet
+from archipel.simulation.system.neighbour_traffic import NeighbourTraffic
 from archipel.simulation.system.settings import Pacing
 from archipel.simulation.system.traffic import Traffic
 from archipel.simulation.system.trips import Stretch, Traveller, Trip
@@ -26,13 +27,15 @@ class Costs:
     """What a device's part in a round costs.
 
     `weights`: bytes of what it fetches; `update`: bytes of what it uploads; `steps`: training steps of a client,
-    in steps of the first model; `seats`: devices that a secure round has at most, 0 in plain ones.
+    in steps of the first model; `seats`: devices that a secure round has at most, 0 in plain ones; `neighbours`: of one
+    over neighbours its messages.
     """
 
     weights: int
     update: int
     steps: Callable[[int], float]
     seats: int = 0
+    neighbours: NeighbourTraffic | None = None
 
     def work(self, client: int) -> list[Stretch]:
         """From the plan to the update: what comes first in every round."""
@@ -108,7 +111,8 @@ def run_round(
         _note(outcome, trips, {trip.client for trip in in_time}, f"late in phase {name}")
         phase.alive = [trip.client for trip in in_time]
         needed = required(pacing, costs.seats or len(drawn), name, bool(costs.seats))
-        if name == "sharing":
+        # Over neighbours who opened no envelopes holds no shares, and nobody masks with it.
+        if name == ("sharing" if costs.neighbours is None else "complaining"):
             phase.sharers = len(phase.alive)
         if collects:
             phase.survivors, outcome.counted = len(phase.alive), sorted(phase.alive)
@@ -121,6 +125,8 @@ def run_round(
 
 def _stretches(costs: Costs, client: int, phase: _Phase) -> list[Stretch]:
     members = len(phase.alive)
+    if costs.neighbours is not None:
+        return _over_neighbours(costs, costs.neighbours, client, phase)
     match phase.name:
         case "updating":
             return [*costs.work(client), Stretch("uploading", Traffic(up=costs.update))]
@@ -137,6 +143,23 @@ def _stretches(costs: Costs, client: int, phase: _Phase) -> list[Stretch]:
         case _:
             dropped = phase.sharers - phase.survivors
             return [Stretch("unmasking", traffic.unmasking(members, phase.survivors, dropped))]
+
+
+def _over_neighbours(costs: Costs, messages: NeighbourTraffic, client: int, phase: _Phase) -> list[Stretch]:
+    members = len(phase.alive)
+    match phase.name:
+        case "advertising":
+            return [*costs.work(client), Stretch("advertising", messages.advertising())]
+        case "sharing":
+            return [Stretch("sharing", messages.sharing(members))]
+        case "complaining":
+            return [Stretch("complaining", messages.complaining(members))]
+        case "masking":
+            return [Stretch("uploading", Traffic(messages.masking(members).down, costs.update))]
+        case "confirming":
+            return [Stretch("confirming", messages.confirming(phase.sharers, members))]
+        case _:
+            return [Stretch("unmasking", messages.unmasking(phase.sharers, phase.survivors))]
 
 
 def _ends(trips: Sequence[Trip], deadline: float, goal: int | None) -> float:

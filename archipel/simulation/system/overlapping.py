@@ -281,7 +281,7 @@ class OverlappingRounds(Rounds):
         if flight not in self._outcomes:
             timing = self._timing
             self._outcomes[flight] = run_round(
-                timing.fleet, timing.traveller, self._settings.pacing, timing.costs, flight.number, flight.start,
+                timing.fleet, timing.traveller, timing.pacing, timing.costs, flight.number, flight.start,
                 flight.clients,
             )  # fmt: skip
         return self._outcomes[flight]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,9 +16,11 @@ from archipel.protocol.narrow import masked_size
 from archipel.protocol.plain import plain_size
 from archipel.protocol.uploads import upload_layout
 from archipel.simulation.clients import Clients
+from archipel.simulation.secure.protocol import seats_of, sizes_of_rounds
 from archipel.simulation.system.clock import Costs, Outcome, required, run_round
 from archipel.simulation.system.devices import Fleet
 from archipel.simulation.system.group_clock import run_groups
+from archipel.simulation.system.neighbour_traffic import NeighbourTraffic
 from archipel.simulation.system.traffic import Traffic
 from archipel.simulation.system.trips import Stretch, Traveller, Trip
 from archipel.strategies.robust.composing import least_parts
@@ -123,10 +125,15 @@ class RoundClock:
         else:
             settings.pacing.check(settings.cohort, settings.privacy == "secure")
         self.settings, self.pacing, self._divide = settings, settings.pacing, divide
+        sizes = sizes_of_rounds(bundle.manifest, settings)
+        if sizes is not None:
+            # Each device has as many others as the threshold at least.
+            least = max(settings.pacing.min_cohort, sizes.threshold + 1)
+            self.pacing = msgspec.structs.replace(settings.pacing, min_cohort=least, threshold=sizes.threshold)
         if settings.secure_groups:
             # A group of fewer devices gives no sum.
-            least = max(settings.pacing.min_cohort, bundle.manifest.privacy.min_cohort)
-            self.pacing = msgspec.structs.replace(settings.pacing, min_cohort=least)
+            least = max(self.pacing.min_cohort, bundle.manifest.privacy.min_cohort)
+            self.pacing = msgspec.structs.replace(self.pacing, min_cohort=least)
         self.fleet = Fleet(system, settings.seed)
         self.traveller = Traveller(self.fleet, system, settings.seed, settings.dropout)
         self.costs = costs_of(bundle, clients, settings, broadcast, models)
@@ -138,9 +145,12 @@ class RoundClock:
         self.seating = Seating(self.fleet, population, settings.seed, system.period)
         self._period = system.period
 
-    def run(self, number: int, state: ClockState) -> tuple[list[int], Outcome]:
-        """Time the round, and take the clock to its end. Returns who was drawn, ascending, and what came of it."""
-        drawn = self._draw(number, state)
+    def run(self, number: int, state: ClockState, resting: Collection[int] = ()) -> tuple[list[int], Outcome]:
+        """Time the round, and take the clock to its end. Returns who was drawn, ascending, and what came of it.
+
+        `resting`: clients that may not be drawn.
+        """
+        drawn = self._draw(number, state, resting)
         outcome = self._time(number, state.time, drawn)
         busy = {**state.busy, **outcome.busy}
         state.time = outcome.end
@@ -184,18 +194,19 @@ class RoundClock:
         if root.end > outcome.end:
             outcome.busy[root.client] = root.end
 
-    def _draw(self, number: int, state: ClockState) -> list[int]:
+    def _draw(self, number: int, state: ClockState, resting: Collection[int]) -> list[int]:
         cohort, groups = self.settings.cohort, self.settings.secure_groups
         needed = required(self.pacing, self.costs.seats or cohort, "updating", bool(self.costs.seats)) * max(groups, 1)
         if self._root is not None:
             state.time = max(state.time, state.busy.get(self._root, 0.0))
         latest = state.time + _PERIODS * self._period + max(state.busy.values(), default=0.0)
         while True:
-            busy = {client for client, until in state.busy.items() if until > state.time}
+            busy = {*resting, *(client for client, until in state.busy.items() if until > state.time)}
             found = self.seating.choose(number, state.time, cohort, busy.__contains__)
             if len(found) >= needed:
                 return sorted(found)
-            state.time = self.seating.next_time(state.time, state.busy, needed - len(found))
+            missing = needed - len(found)
+            state.time = self.seating.next_time(state.time, state.busy, missing, resting.__contains__)
             if state.time > latest:
                 raise SimulationError(
                     f"system: round {number} needs {needed} devices, and never so many are there at once; lower the "
@@ -214,9 +225,10 @@ def costs_of(
     layout = upload_layout(manifest, "training")
     secure = settings.privacy == "secure"
     # Of one sum: of a group, or of the cohort.
-    seats = -(-settings.cohort // max(settings.secure_groups, 1))
+    seats = seats_of(settings)
     bits = layout.modulus_bits(seats) if secure else 0
     update = masked_size(layout, seats, bits, narrow=bool(carried(manifest))) if secure else plain_size(layout)
+    sizes = sizes_of_rounds(manifest, settings)
     bundles = (bundle,) if models is None else models.bundles
     assert settings.system is not None
     factors = settings.system.model_steps or (1.0,) * len(bundles)
@@ -235,4 +247,5 @@ def costs_of(
         update=update,
         steps=steps,
         seats=seats if secure else 0,
+        neighbours=None if sizes is None else NeighbourTraffic(sizes, manifest.privacy.server),
     )

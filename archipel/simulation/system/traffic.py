@@ -56,7 +56,7 @@ def advertising(seats: int) -> Traffic:
 
 def sharing(members: int, seats: int, population: str = "devices") -> Traffic:
     """The keys of all `members`, and an envelope for each other one. `population` is in each one's certificate."""
-    chain = Chain(token=_sealed(_token(population)), identity=_sealed(IdentityCertificate(device_key=_KEY)))
+    chain = Chain(token=sealed_token(population), identity=sealed_zeros(IdentityCertificate(device_key=_KEY)))
     member = Member(chain=chain, advertisement=_advertisement())
     key = EnvelopeKey(peer=_DEVICE, key=_KEY, path=bytes(KEY_BYTES * depth(seats)))
     down = _size(Cohort(members=[member], keys=[key])) + (members - 1) * _more(member) + (members - 2) * _more(key)
@@ -99,18 +99,23 @@ def _size(message: msgspec.Struct) -> int:
     return len(encode(message))
 
 
-def _sealed(statement: msgspec.Struct) -> Sealed:
+def sealed_zeros(statement: msgspec.Struct) -> Sealed:
+    """The statement under a signature of zeros, which is as long as any."""
     return Sealed(body=encode(statement), signature=_SIGNATURE)
 
 
 @lru_cache(1)
 def _advertisement() -> Sealed:
-    return _sealed(Advertisement(round_id=_ROUND, plan=_DIGEST, cipher_key=_KEY, mask_key=_KEY, envelope_root=_KEY))
+    return sealed_zeros(
+        Advertisement(round_id=_ROUND, plan=_DIGEST, cipher_key=_KEY, mask_key=_KEY, envelope_root=_KEY)
+    )
 
 
 @lru_cache(1)
 def _confirmation() -> Sealed:
-    return _sealed(Confirmation(round_id=_ROUND, plan=_DIGEST, cohort=_DIGEST, complaints=_DIGEST, survivors=_DIGEST))
+    return sealed_zeros(
+        Confirmation(round_id=_ROUND, plan=_DIGEST, cohort=_DIGEST, complaints=_DIGEST, survivors=_DIGEST)
+    )
 
 
 @lru_cache(1)
@@ -118,5 +123,6 @@ def _share() -> EncryptedShare:
     return EncryptedShare(peer=_DEVICE, ciphertext=bytes(ENVELOPE_BYTES), signature=_SIGNATURE)
 
 
-def _token(population: str) -> TokenCertificate:
-    return TokenCertificate(kind="device", token_key=_KEY, population=population, not_after=2_000_000_000)
+def sealed_token(population: str) -> Sealed:
+    """The certificate of a token of this population."""
+    return sealed_zeros(TokenCertificate(kind="device", token_key=_KEY, population=population, not_after=2_000_000_000))

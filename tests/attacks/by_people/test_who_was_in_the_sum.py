@@ -19,8 +19,9 @@ import pytest
 
 from archipel.bundle.roles import Update
 from archipel.privacy import Gaussian, spent_epsilon
-from archipel.privacy.central import release_sum
+from archipel.privacy.central import draw_noise, events_of, release_sum
 from archipel.protocol.messages import WeightsStatement
+from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.sealed import Sealed
 from archipel.protocol.vector import DecodedSum, Layout
 from archipel.server.database.tables import WeightsEntry
@@ -50,14 +51,14 @@ def layout() -> Layout:
 @pytest.mark.parametrize("multiplier", [0.5, 2.0])
 def test_the_best_test_is_no_better_than_the_noise_allows(multiplier: float) -> None:
     of, modulus = layout(), 20
+    settings = DifferentialPrivacy(mechanism="central", noise_multiplier=multiplier)
     # The longest update that its runtime lets through, all in one direction: the easiest to see.
     victim = of.encode({"w.update": np.full(SIZE, 1 / math.sqrt(SIZE), np.float32)}, modulus_bits=modulus, max_cohort=2)
     others, generator = np.zeros(SIZE, np.uint32), Random(5)  # the same numbers in each run of the test
 
     def seen(total: np.ndarray) -> float:
-        found = release_sum(
-            total, of, cohort=COHORT, modulus_bits=modulus, multiplier=multiplier, randomness=generator.randbytes
-        )
+        noise = draw_noise(settings, of, randomness=generator.randbytes)
+        found = release_sum(total, of, cohort=COHORT, modulus_bits=modulus, noise=noise)
         return float(found.deltas["w"] @ victim.astype(np.float64))
 
     present = np.array([seen((others + victim) & np.uint32(2**modulus - 1)) for _ in range(TRIALS)])
@@ -69,6 +70,45 @@ def test_the_best_test_is_no_better_than_the_noise_allows(multiplier: float) -> 
     assert advantage < allowed + 4 * math.sqrt(0.5 / TRIALS)
     # The attack is a good one: with half of the noise it would break the bound.
     assert advantage > 2 * NormalDist().cdf(1 / (2 * multiplier) * 0.8) - 1 - 4 * math.sqrt(0.5 / TRIALS)
+
+
+def test_all_rounds_together_tell_no_more_than_correlated_noise_allows() -> None:
+    """A device comes to the rounds 0 and 3 of five, each time with the longest update. The attacker reads all sums, and
+    undoes the correlation: the best test there is for what C x + z shows."""
+    of, modulus, coefficients, multiplier, rounds, trials = layout(), 20, (4, 3, 2), 1.5, 5, 600
+    settings = DifferentialPrivacy(
+        mechanism="correlated", noise_multiplier=multiplier, separation=3, coefficients=coefficients
+    )
+    victim = of.encode({"w.update": np.full(SIZE, 1 / math.sqrt(SIZE), np.float32)}, modulus_bits=modulus, max_cohort=2)
+    signed, generator = victim.astype(np.float64), Random(6)
+    matrix = np.asarray(sum(c * np.eye(rounds, k=-lag) for lag, c in enumerate(coefficients)))
+    present_in = np.array([1.0, 0, 0, 1, 0])
+    shift = np.outer(matrix @ present_in, signed)
+
+    def seen(present: bool) -> float:
+        past: list[np.ndarray] = []
+        released = np.zeros((rounds, SIZE))
+        for number in range(rounds):
+            noise = draw_noise(settings, of, past, generator.randbytes)
+            past.insert(0, noise)
+            total = victim if present and present_in[number] else np.zeros(SIZE, np.uint32)
+            found = release_sum(total, of, cohort=COHORT, modulus_bits=modulus, noise=noise)
+            released[number] = found.deltas["w"].reshape(-1) * (2 ** (BITS - 1) - 1)
+        return float(((matrix @ released) * shift).sum())
+
+    half = float((shift**2).sum()) / 2
+    advantage = np.mean([seen(True) > half for _ in range(trials)]) - np.mean(
+        [seen(False) > half for _ in range(trials)]
+    )
+    # A device that comes every third round changes each coefficient's row once, and a second time in the last two.
+    squares = ((4 * 4 + 3 * 3 + 2 * 2) + (4 * 4 + 3 * 3)) / 16
+    allowed = 2 * NormalDist().cdf(math.sqrt(squares) / (2 * multiplier)) - 1
+    [event] = [Gaussian(noise_multiplier=multiplier / math.sqrt(squares))]
+    assert spent_epsilon(events_of(settings, 0, rounds), 1e-5) == pytest.approx(spent_epsilon([event], 1e-5), rel=1e-9)
+    assert advantage < allowed + 4 * math.sqrt(0.5 / trials)
+    # The attack is a good one: it tells much more than a single round, and than an account of that would allow.
+    alone = 2 * NormalDist().cdf(1 / (2 * multiplier)) - 1
+    assert advantage > alone + 4 * math.sqrt(0.5 / trials)
 
 
 def test_nothing_else_that_is_released_has_the_exact_sum(world: World, tmp_path: Path) -> None:  # noqa: F811

@@ -145,7 +145,7 @@ ATTACKS: dict[Attack, str] = {
     another_step_of_the_round: "has made a step already",
     a_lie_about_the_step: "away from weights that this device knows",
     a_start_elsewhere: "the server has lost a part of it",
-    too_few_signatures: "the threshold is 3",
+    too_few_signatures: "3 are needed",
     another_past: "does not follow the entries that this device has seen",
     back_to_the_start: "older than entry 2, which this device has used",
     forgotten_entries: "the server has lost a part of it",
@@ -207,7 +207,7 @@ def test_devices_refuse_weights_that_no_round_has_made(federation: Federation, a
 FROM_THE_BUNDLE: dict[Attack, str] = {
     a_start_elsewhere: "a training starts with the bundle's own weights",
     a_lie_about_the_step: "away from weights that this device knows, where 3 rounds",
-    too_few_signatures: "the threshold is 3",
+    too_few_signatures: "3 are needed",
 }
 
 

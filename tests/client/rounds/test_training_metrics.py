@@ -15,6 +15,7 @@ from torch.nn import functional
 from archipel.bundle import PrivacyPolicy, pack
 from archipel.converter import Signing, Training, convert
 from archipel.operator import RoundResult
+from archipel.privacy import Gaussian, Repeated, spent_epsilon
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.operator.tasks import TaskInfo
 from archipel.protocol.sealed import Sealed, decode
@@ -97,6 +98,26 @@ def test_rounds_have_the_mean_loss_and_accuracy_and_adapt_the_clip(federation: F
     # Nobody is clipped, so the clip falls by exp(0.1 - 0) from the norm of the parameters on.
     norm = math.sqrt(sum(float(parameter.detach().square().sum()) for parameter in network().parameters()))
     assert clips(federation, task) == pytest.approx([norm, norm * math.exp(-0.1)], rel=1e-6)
+
+
+def test_the_clip_follows_counts_with_noise(federation: Federation) -> None:
+    """What the server learns of clipped updates is a count with noise, for which the account pays."""
+    noise = {"mechanism": "central", "noise_multiplier": 0.5, "clip_noise": 2.0, "delta": 1e-5}
+    options = {"weighting": "uniform"}
+    task, results = train(federation, rounds=6, differential_privacy=noise, strategy_options=options)
+    norm = math.sqrt(sum(float(parameter.detach().square().sum()) for parameter in network().parameters()))
+    moved = [norm]
+    for result in results:
+        assert result is not None
+        # Means of the devices' losses have no noise, so nobody gets them.
+        assert (result.metrics, result.clamped, result.capped) == ({}, {}, None)
+        assert result.clipped in (0, 1, 2, 3)
+        moved.append(min(max(moved[-1] * math.exp(result.clipped / 3 - 0.1), 1e-3 * norm), min(4 * norm, 10.0)))
+    assert clips(federation, task) == pytest.approx(moved[:-1], rel=1e-5)
+    spent = federation.operator.tasks.get(task.task_id).privacy_spent
+    assert spent is not None
+    events = [Repeated(event=Gaussian(noise_multiplier=multiplier), count=6) for multiplier in (0.5, 2.0)]
+    assert spent.epsilon == pytest.approx(spent_epsilon(events, 1e-5), rel=1e-9)
 
 
 def test_clipped_updates_are_counted_and_clamped_losses_told(federation: Federation) -> None:

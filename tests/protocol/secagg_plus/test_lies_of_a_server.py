@@ -136,7 +136,7 @@ def test_devices_that_are_told_to_be_gone_elsewhere_show_nothing() -> None:
 def test_signatures_of_others_do_not_make_a_device_present() -> None:
     for forge, error in (
         (lambda own: own[:1] * SIZES.threshold, ConsistencyError),
-        (lambda own: [(neighbour, own[0][1]) for neighbour, _ in own], CertificateError),
+        (lambda own: [(neighbour, own[0][1]) for neighbour, _ in own], ThresholdError),
         (lambda own: [(0, bytes(64))], ConsistencyError),
         (lambda own: own[: SIZES.threshold - 1], ThresholdError),
     ):

@@ -66,7 +66,7 @@ def test_what_an_auditor_wants_to_know(world: World) -> None:
         "bundle": published.subject, "weights": None, "rounds": 1, "min_cohort": 3, "cohort": 5, "threshold": 3,
         "eligibility": "ram >= 1GB", "percent": None, "max_contributions": 2,
         "devices_of": None, "min_contributors": None, "program": "", "state": "running",
-        "secure_groups": 0, "aggregation": "mean", "root": None,
+        "secure_groups": 0, "aggregation": "mean", "root": None, "protocol": "complete",
     }  # fmt: skip
     assert created.subject == task["task_id"]
     expires = round(world.clock.now) + 3600

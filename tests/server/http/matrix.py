@@ -43,6 +43,17 @@ GET  /v1/rounds/<id:round_id>/survivors                             -      membe
 PUT  /v1/rounds/<id:round_id>/confirmation                          -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/confirmations                         -      member -      -      -      -      -
 PUT  /v1/rounds/<id:round_id>/unmasking                             -      member -      -      -      -      -
+PUT  /v1/rounds/<id:round_id>/member                                -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/invitation                            -      member -      -      -      -      -
+POST /v1/rounds/<id:round_id>/neighbours                            -      member -      -      -      -      -
+PUT  /v1/rounds/<id:round_id>/dealt                                 -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/inbox                                 -      member -      -      -      -      -
+PUT  /v1/rounds/<id:round_id>/refused                               -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/partners                              -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/question                              -      member -      -      -      -      -
+PUT  /v1/rounds/<id:round_id>/inclusions                            -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/inclusions                            -      member -      -      -      -      -
+PUT  /v1/rounds/<id:round_id>/answer                                -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/participants                          -      -      yes    yes    yes    yes    hidden
 
 POST /v1/bundles                                                    -      -      yes    -      -      yes    yes

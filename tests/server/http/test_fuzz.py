@@ -11,6 +11,7 @@ import pytest
 
 from archipel.protocol.messages import Problem
 from archipel.server.http.api import ROUTES
+from archipel.server.http.routes import MESSAGEPACK, content_type
 from tests.mutations import mutations
 from tests.support.fleet import MODEL, Fleet
 from tests.support.world import NO_LIMITS, World
@@ -20,19 +21,26 @@ TABLE = {route.name: route for routes in ROUTES.values() for route in routes if 
 CASES = 150
 
 
+def body_of(name: str) -> Path:
+    """The file with a body of the route."""
+    return CORPUS / f"{name}.{'msgpack' if content_type(TABLE[name].request) == MESSAGEPACK else 'json'}"
+
+
 @pytest.fixture
 def server_settings() -> Mapping[str, object]:
     return NO_LIMITS
 
 
 def test_the_corpus_has_every_route_that_takes_a_body() -> None:
-    assert {path.stem for path in CORPUS.glob("*.json")} == set(TABLE)
+    assert {path.name for path in CORPUS.iterdir() if path.is_file()} == {body_of(name).name for name in TABLE}
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_mutations_begin_at_what_the_route_reads(name: str) -> None:
     """A body of the right form: of another one no mutation would get beyond decoding."""
-    msgspec.json.decode((CORPUS / f"{name}.json").read_bytes(), type=TABLE[name].request)
+    path = body_of(name)
+    decode = msgspec.json.decode if path.suffix == ".json" else msgspec.msgpack.decode
+    decode(path.read_bytes(), type=TABLE[name].request)
 
 
 @pytest.mark.parametrize("caller", ["device", "admin"])
@@ -52,8 +60,8 @@ def test_no_body_makes_the_server_fail(world: World, caller: str) -> None:
             path = route.path.replace("<id:round_id>", devices[0].plan.round_id)
             path = path.replace("<id:device_id>", devices[0].id)
             path = path.replace("<name:name>", MODEL).replace("<number:number>", "2")
-            seed = (CORPUS / f"{name}.json").read_bytes()
-            source = mutations(seed, generator)
+            seed = body_of(name).read_bytes()
+            source = mutations(seed, generator, packed=body_of(name).suffix == ".msgpack")
             for body in [seed, *(next(source) for _ in range(CASES))]:
                 response = client.open(path, method=route.method, data=body, headers=headers)
                 where = f"{name}: {body[:200]!r} -> {response.status_code} {response.get_data()!r}"
@@ -61,5 +69,5 @@ def test_no_body_makes_the_server_fail(world: World, caller: str) -> None:
                 assert response.status_code != 429, where
                 if response.status_code >= 400:
                     msgspec.json.decode(response.get_data(), type=Problem)
-                else:
+                elif response.mimetype == "application/json":
                     msgspec.json.decode(response.get_data(), type=route.response)

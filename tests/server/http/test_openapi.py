@@ -29,7 +29,7 @@ CHECKS = [
 test_permissions.py."""
 
 
-@schemathesis.serializer("application/zip")
+@schemathesis.serializer("application/zip", "application/msgpack")
 def as_it_is(_: object, value: object) -> bytes:
     data = getattr(value, "data", value)
     return data if isinstance(data, bytes) else str(data).encode()

@@ -33,7 +33,7 @@ def grown(made: list[str], round_id: str) -> Callable[[], FrozenCohort]:
 
 
 def test_the_oldest_cohorts_go_when_their_trees_take_too_much() -> None:
-    kept, made = FrozenRounds(tree_bytes=2 * SIZE), list[str]()
+    kept, made = FrozenRounds(kept_bytes=2 * SIZE), list[str]()
     complaints = kept._once("complaints", "a", lambda: FrozenComplaints(b"{}", "0"))
     for round_id in ("a", "b", "a", "c", "a", "c", "b"):
         assert kept._once("cohort", round_id, grown(made, round_id)).size == SIZE
@@ -43,7 +43,7 @@ def test_the_oldest_cohorts_go_when_their_trees_take_too_much() -> None:
 
 
 def test_one_that_is_larger_than_all_may_take_is_kept_alone() -> None:
-    kept, made = FrozenRounds(tree_bytes=SIZE - 1), list[str]()
+    kept, made = FrozenRounds(kept_bytes=SIZE - 1), list[str]()
     for round_id in ("a", "a", "b", "b", "a"):
         kept._once("cohort", round_id, grown(made, round_id))
     assert made == ["a", "b", "a"]

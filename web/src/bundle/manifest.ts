@@ -16,6 +16,7 @@ import {
 } from "./decoders.js";
 import { JsonSyntaxError, parseJson } from "./json.js";
 import { type DType, DTYPES, type Program, programDecoder, RoleDecodeError } from "./roles.js";
+import { type Statistic, statistic } from "./statistics.js";
 import { validateManifest } from "./validation.js";
 
 export { MANIFEST_FILE, SIGNATURE_FILE } from "./validation.js";
@@ -91,6 +92,7 @@ export interface Manifest {
   readonly files: Readonly<Record<string, string>>;
   readonly schedule: readonly Phase[];
   readonly self_test: SelfTest | null;
+  readonly statistics: readonly Statistic[];
   readonly strategy: string;
   readonly lineage: Lineage;
   /** What is below the greatest one of a publisher's model is not to be used in rounds any more. */
@@ -168,6 +170,7 @@ const decoder = struct<Manifest>({
     null,
     "null",
   ),
+  statistics: optional(list(statistic), [], "[]"),
   strategy: optional(text, "", '""'),
   // No text to leave out: the writer spells an empty lineage as {}.
   lineage: optional(

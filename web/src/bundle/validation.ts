@@ -5,6 +5,7 @@ import { validateCarried } from "./carried.js";
 import type { Manifest, Phase, TensorSpec } from "./manifest.js";
 import { validateMetrics } from "./metric_rules.js";
 import { validateMoments } from "./moments.js";
+import { validateStatistics } from "./statistics.js";
 import { ALLOWED, CHANGES, type DType, type Dim, type Port, type Program, type Role, tensorOf } from "./roles.js";
 
 export const MANIFEST_FILE = "manifest.json";
@@ -62,6 +63,8 @@ export function validateManifest(manifest: Manifest): void {
     if (program.repeats) validateRepeats(name, program, manifest.programs);
   }
   manifest.schedule.forEach((phase, index) => validatePhase(index, phase, manifest.programs));
+  for (const { name } of manifest.statistics) checkText("statistics[].name", name);
+  validateStatistics(manifest.statistics, manifest.programs);
   validateSelfTest(manifest);
   validatePolicy(manifest);
   validateValidity(manifest);

@@ -49,7 +49,7 @@ export class RuntimeCore implements Runtime {
   readonly digest: string;
   restored: Restored | null = null;
   storageProblem: string | null = null;
-  private readonly device: DeviceState = { personal: new Map(), state: new Map() };
+  readonly device: DeviceState = { personal: new Map(), state: new Map() };
   private readonly control = new Control();
   private readonly turns = new Turns();
   private readonly sessions: Sessions;

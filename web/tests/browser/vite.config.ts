@@ -13,7 +13,10 @@ function snippets(): Plugin {
     load(id) {
       if (id !== "virtual:snippets.ts") return undefined;
       const page = readFileSync(at("../../../docs/browser.md"), "utf8");
-      const blocks = Array.from(page.matchAll(/^```ts\n(.*?)^```$/gms), (match) => match[1]);
+      // What is for devices is run by tests/device_page.
+      const blocks = Array.from(page.matchAll(/^```ts\n(.*?)^```$/gms), (match) => match[1] ?? "").filter(
+        (block) => !block.includes("archipel-web/device"),
+      );
       const { key } = JSON.parse(readFileSync(at("../../demo/public/model/publisher.json"), "utf8"));
       return blocks.join("\n").replace(/"0{64}"/, JSON.stringify(key));
     },

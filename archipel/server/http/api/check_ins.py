@@ -25,6 +25,7 @@ _CHECK_IN = (
         CheckInRow.due,
         CheckInRow.attributes,
         CheckInRow.versions,
+        CheckInRow.neighbours,
         CheckInRow.population,
         OfferSerial.serial,
         Round.round_id,
@@ -90,7 +91,8 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         if row.until is not None and row.until > now:
             aside = SetAside(until=row.until, reason=f"{row.reason} ({row.detail})")
     fresh = row is not None and row.due >= now + wait - tolerance
-    if row is None or not fresh or row.attributes != report.attributes or row.versions != report.versions:
+    told = (report.attributes, report.versions, "neighbours" in report.protocols)
+    if row is None or not fresh or (row.attributes, row.versions, row.neighbours) != told:
         population = services.database.together(
             lambda connection: _store(connection, device_id, report, now, wait, over)
         )
@@ -117,6 +119,7 @@ def _store(connection: Connection, device_id: str, report: CheckIn, now: float, 
         "device": device_id,
         "attributes": dict(report.attributes),
         "versions": None if report.versions is None else dict(report.versions),
+        "neighbours": "neighbours" in report.protocols,
         "now": now,
         "due": now + wait,
     }
@@ -141,6 +144,7 @@ _AGAIN = (
     .values(
         attributes=bindparam("attributes"),
         versions=bindparam("versions"),
+        neighbours=bindparam("neighbours"),
         last_seen=case((_WAITS, bindparam("now")), else_=CheckInRow.last_seen),
         due=case((_WAITS, bindparam("due")), else_=CheckInRow.due),
     )
@@ -155,6 +159,7 @@ _FIRST = insert(CheckInRow).values(
     population=bindparam("population"),
     attributes=bindparam("attributes"),
     versions=bindparam("versions"),
+    neighbours=bindparam("neighbours"),
     last_seen=bindparam("now"),
     due=bindparam("due"),
 )

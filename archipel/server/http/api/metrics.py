@@ -10,10 +10,10 @@ from archipel.protocol.operator.results import Distribution, RoundResult
 from archipel.protocol.operator.tasks import PageQuery
 from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.server.database.tables import Round, Task, Version
+from archipel.server.database.task_requests import read_plan
 from archipel.server.http.api.tasks import find_task
 from archipel.server.http.paging import page
 from archipel.server.http.routes import READ, Call, Route
-from archipel.server.rounds.machine import read_plan
 
 
 def list_metrics(call: Call[None], task_id: str) -> MetricsPage:

@@ -86,7 +86,7 @@ def round_status(call: Call[None], round_id: str) -> RoundStatus:
 
 def advertise(call: Call[AdvertiseRequest], round_id: str) -> Receipt:
     """Advertise round keys, signed by the device."""
-    seat, digest = find_seat(call.services, round_id, call.identity.device_id), _digest(call)
+    seat, digest = find_seat(call.services, round_id, call.identity.device_id, "complete"), _digest(call)
     if not seat.may_send("advertising", digest):
         return Receipt()
     sealed = call.body.advertisement
@@ -140,7 +140,7 @@ def cohort(call: Call[None], round_id: str) -> bytes:
     """U1: everybody who advertised keys, with proofs of who they are, and the keys for this device's envelopes."""
     device_id = call.identity.device_id
     # First: before this phase U1 may still grow, and `frozen` would remember a part of it as the whole.
-    find_seat(call.services, round_id, device_id).may_read("sharing")
+    find_seat(call.services, round_id, device_id, "complete").may_read("sharing")
     with call.services.database.read() as session:
         return call.services.frozen.cohort(session, round_id).message(device_id)
 
@@ -148,7 +148,7 @@ def cohort(call: Call[None], round_id: str) -> bytes:
 def send_shares(call: Call[Shares], round_id: str) -> Receipt:
     """Send encrypted secret shares, one for every other member of U1, each of them signed."""
     digest = _digest(call)
-    seat = find_seat(call.services, round_id, call.identity.device_id)
+    seat = find_seat(call.services, round_id, call.identity.device_id, "complete")
     # Before the signatures of as many envelopes as the cohort has members: a repeated message costs no check.
     if not seat.may_send("sharing", digest):
         return Receipt()
@@ -180,11 +180,11 @@ def inbox(call: Call[None], round_id: str) -> Shares:
     query = select(Share.sender, Share.ciphertext, Share.signature).where(
         Share.round_id == round_id, Share.recipient == device_id
     )
-    find_seat(call.services, round_id, device_id).may_read("complaining")
+    find_seat(call.services, round_id, device_id, "complete").may_read("complaining")
     with call.services.database.read() as session:
         rows = session.execute(query.order_by(Share.sender)).all()
     if not rows:  # the round may have ended in between, which deletes its shares; then the answer is 410
-        find_seat(call.services, round_id, device_id).may_read("complaining")
+        find_seat(call.services, round_id, device_id, "complete").may_read("complaining")
     return Shares(
         shares=[EncryptedShare(peer=row.sender, ciphertext=row.ciphertext, signature=row.signature) for row in rows]
     )
@@ -193,7 +193,7 @@ def inbox(call: Call[None], round_id: str) -> Shares:
 def complain(call: Call[Complaints], round_id: str) -> Receipt:
     """Report that the device has opened its envelopes, with a complaint and its proof for each one without shares."""
     digest = _digest(call)
-    seat = find_seat(call.services, round_id, call.identity.device_id)
+    seat = find_seat(call.services, round_id, call.identity.device_id, "complete")
     if not seat.may_send("complaining", digest):
         return Receipt()
     with call.services.database.read() as session:
@@ -207,14 +207,14 @@ def complain(call: Call[Complaints], round_id: str) -> Receipt:
 
 def complaints(call: Call[None], round_id: str) -> bytes:
     """One complaint about each accused device. Accused devices are out of the round."""
-    find_seat(call.services, round_id, call.identity.device_id).may_read("masking")
+    find_seat(call.services, round_id, call.identity.device_id, "complete").may_read("masking")
     with call.services.database.read() as session:
         return call.services.frozen.complaints(session, round_id).message
 
 
 def survivors(call: Call[None], round_id: str) -> bytes:
     """U3: the devices whose masked updates are in the sum."""
-    find_seat(call.services, round_id, call.identity.device_id).may_read("confirming")
+    find_seat(call.services, round_id, call.identity.device_id, "complete").may_read("confirming")
     with call.services.database.read() as session:
         return call.services.frozen.survivors(session, round_id).message
 
@@ -222,7 +222,7 @@ def survivors(call: Call[None], round_id: str) -> bytes:
 def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
     """Confirm the set of survivors and the list of complaints, signed by the device."""
     digest = _digest(call)
-    seat = find_seat(call.services, round_id, call.identity.device_id)
+    seat = find_seat(call.services, round_id, call.identity.device_id, "complete")
     if not seat.may_send("confirming", digest):
         return Receipt()
     with call.services.database.read() as session:
@@ -243,7 +243,7 @@ def confirm(call: Call[ConfirmRequest], round_id: str) -> Receipt:
 
 def confirmations(call: Call[None], round_id: str) -> bytes:
     """U4: the survivors' signatures under the same set."""
-    find_seat(call.services, round_id, call.identity.device_id).may_read("unmasking")
+    find_seat(call.services, round_id, call.identity.device_id, "complete").may_read("unmasking")
     with call.services.database.read() as session:
         return call.services.frozen.confirmations(session, round_id)
 
@@ -251,7 +251,7 @@ def confirmations(call: Call[None], round_id: str) -> bytes:
 def unmask(call: Call[Unmasking], round_id: str) -> Receipt:
     """Send the share of each survivor's seed, and the share of each dropped device's mask key."""
     digest = _digest(call)
-    seat = find_seat(call.services, round_id, call.identity.device_id)
+    seat = find_seat(call.services, round_id, call.identity.device_id, "complete")
     if not seat.may_send("unmasking", digest):
         return Receipt()
     with call.services.database.read() as session:

@@ -254,6 +254,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         hyperparameters=request.hyperparameters,
         aggregation=request.aggregation,
         secure_groups=request.secure_groups,
+        protocol=request.protocol,
         differential_privacy=request.differential_privacy,
         privacy_spent=ledger.spent_by(session, task),
         deadlines=dict(request.deadlines.items()),

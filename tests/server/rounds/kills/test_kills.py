@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,8 @@ class Through:
         assert status in (200, 201), answer
         return str(answer["task_id"])
 
-    def join(self) -> None:
-        waiting = list(self.devices)
+    def join(self, devices: Sequence[Device] | None = None) -> None:
+        waiting = list(self.devices if devices is None else devices)
         for _ in range(20):
             waiting = [device for device in waiting if not device.join()]
             if not waiting:
@@ -118,6 +118,28 @@ def noisy(through: Through) -> None:
     assert shown["releases"] == sum(charged.values())
     # The noise has a deviation of 3 steps of 1 / 256 in the sum, so of two means of three 0.0055.
     np.testing.assert_allclose(model_of(through.world, task), expected, atol=8 * 0.0055)
+    check(through, task, None, versions=2)
+
+
+def correlated(through: Through) -> None:
+    """Each round has one noise, which is paid for once, whatever it is interrupted by."""
+    noise = {"mechanism": "correlated", "noise_multiplier": 1e-4, "separation": 2, "coefficients": [2, 1]}
+    task = through.create(threshold=3, differential_privacy=noise, rounds=2)
+    expected = np.zeros(8)
+    for seed, devices in enumerate((through.devices[:3], through.devices[3:])):
+        through.join(devices)
+        expected += give_equal(devices, seed) / 256 / 3
+        for phase in ANSWERED:
+            for device in devices:
+                device.answer(phase)
+                through.settle()
+    with through.world.coordinator._services.database.read() as session:
+        rows = session.query(PrivacyEvent).all()
+        committed = {row.round_id for row in session.query(Round).filter_by(phase="committed")}
+    assert {row.round_id for row in rows} == committed
+    assert len({row.noise for row in rows}) == len(rows) == 2
+    # A draw has a deviation of 3 steps of 1 / 256, and the second round takes back half of the first one's.
+    np.testing.assert_allclose(model_of(through.world, task), expected, atol=8 * 3 * (1 + 0.25) ** 0.5 / 256 / 3)
     check(through, task, None, versions=2)
 
 
@@ -247,8 +269,8 @@ def left(through: Through) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Through], None]] = {
-    "secure": secure, "noisy": noisy, "plain": plain, "robust": robust, "rooted": rooted, "grouped": grouped,
-    "buffered": buffered,
+    "secure": secure, "noisy": noisy, "correlated": correlated, "plain": plain, "robust": robust, "rooted": rooted,
+    "grouped": grouped, "buffered": buffered,
     "evaluated": evaluated, "spoiled": spoiled, "left": left,
 }  # fmt: skip
 
@@ -277,8 +299,9 @@ def check(
 
 def run(world: World, scenario: str, kill: int) -> Server:
     through = Through(
-        world, kill, {"buffered": 6, "grouped": 9, "rooted": 4}.get(scenario, 3), equal=scenario == "noisy"
-    )
+        world, kill, {"buffered": 6, "correlated": 6, "grouped": 9, "rooted": 4}.get(scenario, 3),
+        equal=scenario in ("noisy", "correlated"),
+    )  # fmt: skip
     try:
         SCENARIOS[scenario](through)
     except BaseException:
@@ -290,6 +313,7 @@ def run(world: World, scenario: str, kill: int) -> Server:
 POINTS = {
     "secure": 160,
     "noisy": 330,
+    "correlated": 320,
     "plain": 125,
     "robust": 200,
     "rooted": 140,

@@ -1,0 +1,323 @@
+/** The device agent: it checks in and takes part in rounds (archipel/client/agent.py). */
+
+import { unbase64, utf8 } from "./bytes.js";
+import { type Config, checkedServer, configOf, type DeviceSettings } from "./config.js";
+import type { Device, Examples } from "./device.js";
+import { type Enrolment, readEnrolment, recordEnrolment, withAllowedPublishers } from "./enrolment.js";
+import {
+  CertificateError, ClientError, MessageError, OwnerRefusalError, RefusedError, RoundAbandonedError, UnreachableError,
+} from "./errors.js";
+import { type DeviceEvent, type Outcome, outcome, type Report } from "./events.js";
+import { Gate, type MayWork, sleep } from "./gate.js";
+import { enrolmentRequest, readDeviceId } from "./identity.js";
+import { whyNotPopulation } from "./limits.js";
+import { decode, encode } from "./messages/fields.js";
+import { enrolmentResponse, enrolmentToken, type EnrolmentToken } from "./messages/identity.js";
+import { checkInResponse, type RoundPlan, roundPlan } from "./messages/rounds.js";
+import { epsilonOf } from "./privacy.js";
+import { isLater } from "./rounds/exchange.js";
+import { Participation } from "./rounds/participation.js";
+import { DeviceSession } from "./rounds/session.js";
+import { Settling } from "./rounds/settling.js";
+import { Transport } from "./rounds/transport.js";
+import { jittered, waitAfter } from "./rounds/backoff.js";
+import { bodyDigest, unseal } from "./sealed.js";
+import { DeviceDatabase } from "./storage/database.js";
+import type { Entry, Totals } from "./storage/entry.js";
+import { Journal } from "./storage/journal.js";
+import { whyExpired } from "./storage/plan_book.js";
+import { Vault } from "./storage/vault.js";
+import type { Engine } from "../runtime/delegates.js";
+
+const SHORTEST_WAIT = 0.01;
+const LONGEST_WAIT = 86400;
+
+/** What the agent asks of the page. */
+export interface Page {
+  /** The local data, which never leaves this device; asked for when a round needs it. */
+  readonly examples: () => Promise<Examples>;
+  readonly mayWork: MayWork | null;
+  readonly onEvent: (event: DeviceEvent) => void;
+  readonly engine: () => Promise<Engine>;
+}
+
+/** What the owner of a device may look at. */
+export interface DeviceReport {
+  /** Empty before enrolment. */
+  readonly deviceId: string;
+  readonly population: string;
+  readonly server: string;
+  /** The owner's reason for a pause; null where there is none. */
+  readonly paused: string | null;
+  readonly totals: Totals;
+  /** Of all rounds with noise together, at delta 1e-6; it says nothing of rounds without. */
+  readonly epsilon: number;
+  /** The journal, the oldest round first. */
+  readonly rounds: readonly Entry[];
+}
+
+/** The name of the database of a device, and of the lock that makes it the only one of the profile. */
+export function databaseName(name: string): string {
+  return `archipel-device/${name}`;
+}
+
+/** One device. One agent at a time may use its database: see `lock.ts`. */
+export class DeviceAgent {
+  private transport: Transport | null = null;
+  private session: DeviceSession | null = null;
+  private roundId = "";
+  private setAside = "";
+  private busy = false;
+
+  private constructor(
+    private readonly config: Config,
+    private readonly page: Page,
+    private readonly device: Device,
+    private enrolment: Enrolment | null,
+  ) {}
+
+  /** Raises ClientError for settings that are none, NoStorageError, StorageError. */
+  static async open(settings: DeviceSettings, page: Page): Promise<DeviceAgent> {
+    const config = configOf(settings);
+    const database = await DeviceDatabase.open(databaseName(config.name));
+    const vault = await Vault.open(database);
+    let agent: DeviceAgent | null = null;
+    const report: Report = (name, detail, roundId) => agent?.emit(name, detail, roundId);
+    const device: Device = {
+      config,
+      database,
+      vault,
+      journal: new Journal(database, vault),
+      gate: new Gate(database, config, page.mayWork, report),
+      report,
+      examples: page.examples,
+      engine: page.engine,
+    };
+    agent = new DeviceAgent(config, page, device, await readEnrolment(database, vault));
+    return agent;
+  }
+
+  /** 32 hexadecimal digits; empty before enrolment. */
+  get deviceId(): string {
+    return this.enrolment?.deviceId ?? "";
+  }
+
+  /** End what is under way; a round is left. */
+  stop(): void {
+    this.device.gate.stop();
+  }
+
+  close(): void {
+    this.stop();
+    this.device.database.close();
+  }
+
+  /**
+   * Join the token's population and pin the keys in the token (the text of the token file). After a failure it may be
+   * called again with the same token; once the device is enrolled it does nothing.
+   *
+   * Raises MessageError or CertificateError (the token), OwnerRefusalError, RefusedError, UnreachableError, or
+   * ClientError where the device is enrolled elsewhere.
+   */
+  async enrol(tokenText: string): Promise<string> {
+    const token = readToken(tokenText);
+    const record = this.enrolment;
+    if (record !== null) {
+      const same = encode({ key: record.serverKey }).join() === encode({ key: token.server_key }).join();
+      if (same && record.population === token.population) return record.deviceId;
+      throw new ClientError(
+        `this device is enrolled already, in population ${record.population} at ${record.server}; erase it, or use ` +
+          "another name",
+      );
+    }
+    const reason = whyNotPopulation(token.population, this.config);
+    if (reason) throw new OwnerRefusalError(reason, "population");
+    const server = checkedServer(this.config.server || token.server, this.config.allowHttp);
+    const request = await enrolmentRequest(token, this.device.vault.identity);
+    const transport = this.newTransport(server);
+    const answer = await transport.call("POST", "/v1/devices", enrolmentResponse, { body: encode(request) });
+    const deviceId = await readDeviceId(request.chain);
+    if (answer.device_id !== deviceId) {
+      throw new ClientError(`enrolment: the server answered for device ${answer.device_id}, this is ${deviceId}`);
+    }
+    const { database, vault } = this.device;
+    this.enrolment = await recordEnrolment(database, vault, token, request.chain, server);
+    this.emit("enrolled", { population: token.population });
+    return deviceId;
+  }
+
+  /**
+   * Check in once, and take part in a round if there is one. A round that fails is an outcome, and no error.
+   *
+   * Raises ClientError (not enrolled), UnreachableError, RefusedError.
+   */
+  async runOnce(): Promise<Outcome> {
+    if (this.busy) throw new ClientError("this device is at work already");
+    this.busy = true;
+    try {
+      return await this.checkIn();
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  /**
+   * Check in and take part in rounds until `stop`. Raises RefusedError if the server does not know this device,
+   * ClientError if it is not enrolled.
+   */
+  async runForever(): Promise<void> {
+    this.device.gate.restart();
+    const stopped = this.device.gate.stopped;
+    let failures = 0;
+    while (!stopped.aborted) {
+      let wait: number;
+      try {
+        wait = jittered((await this.runOnce()).wait);
+        failures = 0;
+      } catch (error) {
+        // `stop` was called while the device waited for the server.
+        if (error instanceof RoundAbandonedError) continue;
+        const refused = error instanceof RefusedError;
+        // Any other refusal is final: the same request would be refused again.
+        if (!(error instanceof UnreachableError || (refused && isLater(error.status)))) throw error;
+        failures++;
+        const asked = refused ? error.retryAfter : null;
+        wait = waitAfter(failures, 2 * this.config.backoff, this.config.maxOfflineWait, asked);
+      }
+      await sleep(wait, stopped);
+    }
+  }
+
+  /** Take part in nothing until `resume`, also after the page was closed; a round that waits too long is left. */
+  async pause(reason: string): Promise<void> {
+    await this.device.database.write({ store: "own", key: "paused", value: reason });
+  }
+
+  async resume(): Promise<void> {
+    await this.device.database.write({ store: "own", key: "paused" });
+  }
+
+  /** Destroy the device's keys, its state, its journal and its enrolment. The device has to enrol again afterwards. */
+  async erase(): Promise<void> {
+    this.stop();
+    await this.device.database.erase();
+    this.enrolment = null;
+    this.emit("erased", {});
+  }
+
+  async report(): Promise<DeviceReport> {
+    const { database, journal } = this.device;
+    const totals = await journal.totals();
+    return {
+      deviceId: this.deviceId,
+      population: this.enrolment?.population ?? "",
+      server: this.enrolment?.server ?? "",
+      paused: (await database.get<string>("own", "paused")) ?? null,
+      totals,
+      epsilon: epsilonOf(totals.rho),
+      rounds: await journal.entries(),
+    };
+  }
+
+  // --- inside -------------------------------------------------------------------------------------------------------
+
+  private async checkIn(): Promise<Outcome> {
+    const { session, transport, enrolment } = this.connect();
+    const { device } = this;
+    const reason = await device.gate.whyNot();
+    if (reason) {
+      this.emit("paused", { reason });
+      return outcome("paused", this.config.pauseSeconds, { reason });
+    }
+    transport.sent = transport.received = 0;
+    const settling = new Settling(device, session);
+    // Before the check-in: a new round must not start from a state that an interrupted round may replace.
+    const pending = await settling.recover();
+    if (pending) {
+      this.emit("waiting", { retry_after: this.config.pauseSeconds }, pending);
+      const why = "the round's result is still to come";
+      return outcome("waiting", this.config.pauseSeconds, { roundId: pending, reason: why });
+    }
+    const { attributes } = this.config;
+    const body = encode(Object.keys(attributes).length ? { attributes } : {});
+    const answer = await session.call("POST", "/v1/check-ins", checkInResponse, body);
+    const wait = Math.min(Math.max(answer.retry_after, SHORTEST_WAIT), LONGEST_WAIT);
+    let plan: RoundPlan | null = null;
+    if (answer.plan !== null) {
+      try {
+        plan = await unseal("plan", answer.plan, enrolment.serverKey, roundPlan);
+      } catch (error) {
+        if (!(error instanceof CertificateError || error instanceof MessageError)) throw error;
+        this.emit("refused", { reason: error.message });
+        return outcome("refused", wait, { reason: error.message });
+      }
+    }
+    // Rounds in which this device sent nothing and that the server does not assign again go on without it.
+    for (const journal of await device.journal.unfinished()) {
+      if (journal.keysSent || journal.entry.roundId === plan?.round_id) continue;
+      await journal.close("dropped", "interrupted before keys were sent; the round went on without this device", 0, 0);
+    }
+    if (plan === null || answer.plan === null || (await this.hasBeenIn(plan))) {
+      this.noteSetAside(answer.set_aside?.until ?? null, answer.set_aside?.reason ?? "");
+      this.emit("waiting", { retry_after: wait });
+      return outcome("waiting", wait, { reason: answer.set_aside?.reason ?? "" });
+    }
+    const old = whyExpired(plan, Date.now() / 1000, transport.serverTime) || (await device.journal.whyOld(plan));
+    if (old) {
+      // Not entered in the journal: old plans that are sent again must not push other rounds out of it.
+      const text = `the plan of round ${plan.round_id} is an old one: ${old}`;
+      await settling.leave(plan.round_id, "other");
+      this.emit("refused", { reason: text }, plan.round_id);
+      return outcome("refused", wait, { roundId: plan.round_id, reason: text });
+    }
+    this.roundId = plan.round_id;
+    try {
+      const mine = withAllowedPublishers(enrolment, this.config);
+      return await new Participation(device, session, mine, plan, await bodyDigest(answer.plan)).run(wait);
+    } finally {
+      this.roundId = "";
+    }
+  }
+
+  /** Whether this device has sent something in the round already; it must not take part in it again. */
+  private async hasBeenIn(plan: RoundPlan): Promise<boolean> {
+    const before = await this.device.journal.get(plan.round_id);
+    return before !== undefined && before.step !== "assigned";
+  }
+
+  private noteSetAside(until: number | null, reason: string): void {
+    const now = until === null ? "" : `${until} ${reason}`;
+    if (until !== null && now !== this.setAside) this.emit("set_aside", { until, reason });
+    this.setAside = now;
+  }
+
+  private connect(): { session: DeviceSession; transport: Transport; enrolment: Enrolment } {
+    const { enrolment } = this;
+    if (enrolment === null) throw new ClientError("this device is not enrolled; call enrol with its token first");
+    if (this.transport === null || this.session === null) {
+      const server = checkedServer(this.config.server || enrolment.server, this.config.allowHttp);
+      this.transport = this.newTransport(server);
+      this.session = new DeviceSession(this.transport, enrolment, this.device.vault.identity);
+    }
+    return { session: this.session, transport: this.transport, enrolment };
+  }
+
+  private newTransport(server: string): Transport {
+    const { gate } = this.device;
+    return new Transport(server, this.config, (seconds) => gate.pause(seconds), () => gate.stopped);
+  }
+
+  private emit(name: DeviceEvent["name"], detail: DeviceEvent["detail"], roundId = this.roundId): void {
+    const { sent = 0, received = 0 } = this.transport ?? {};
+    const counted = { bytesSent: sent, bytesReceived: received };
+    this.page.onEvent({ name, deviceId: this.deviceId, roundId, ...counted, detail });
+  }
+}
+
+/** The token in a token file: JSON, or base64 of that. Raises MessageError. */
+function readToken(text: string): EnrolmentToken {
+  const trimmed = text.trim();
+  const data = trimmed.startsWith("{") ? utf8(trimmed) : unbase64(trimmed);
+  if (data === null) throw new MessageError("enrolment token: expected the text of a token file");
+  return decode("enrolment token", data, enrolmentToken);
+}

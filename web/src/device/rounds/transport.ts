@@ -1,0 +1,160 @@
+/** The connection to one server: requests with limits, repeated where that is safe (archipel/client/connection). */
+
+import type { Decoder } from "../../bundle/decoders.js";
+import { pauseOf } from "../../fetching.js";
+import { type Bytes, concat } from "../bytes.js";
+import type { Config } from "../config.js";
+import { MessageError, RefusedError, TooLargeError, UnreachableError } from "../errors.js";
+import { decode } from "../messages/fields.js";
+import { problem } from "../messages/rounds.js";
+import { waitAfter } from "./backoff.js";
+
+const MAX_MESSAGE_BYTES = 16 << 20;
+const MAX_PROBLEM_BYTES = 64 << 10;
+/** The same request may succeed later; 502 and 504 come from proxies. */
+export const TRY_AGAIN: ReadonlySet<number> = new Set([429, 503, 500, 502, 504]);
+
+export interface Sending {
+  readonly body?: Bytes | undefined;
+  readonly headers?: Readonly<Record<string, string>> | undefined;
+  /** Whether the request may be sent twice. Default: yes. */
+  readonly retry?: boolean | undefined;
+}
+
+export class Transport {
+  /** Bytes of bodies since the last `take`. */
+  sent = 0;
+  received = 0;
+  private clock: { readonly server: number; readonly at: number } | null = null;
+
+  /** `pause` waits between attempts (seconds), and may raise an error to give up. */
+  constructor(
+    private readonly server: string,
+    private readonly config: Config,
+    private readonly pause: (seconds: number) => Promise<void>,
+    private readonly signal: () => AbortSignal,
+  ) {}
+
+  get attempts(): number {
+    return this.config.attempts;
+  }
+
+  /** Unix seconds by the server's clock, from the last answer's Date; null before there is one that may be read. */
+  get serverTime(): number | null {
+    return this.clock === null ? null : this.clock.server + (performance.now() - this.clock.at) / 1000;
+  }
+
+  /** Send a request, and decode the answer strictly. Raises RefusedError, UnreachableError. */
+  call<T>(method: string, path: string, decoder: Decoder<T>, sending: Sending = {}): Promise<T> {
+    return this.send(method, path, sending, async (response) =>
+      decode(`${method} ${path}`, await this.read(response, MAX_MESSAGE_BYTES), decoder),
+    );
+  }
+
+  /** The bytes of a file, of which the caller checks the digest. Raises TooLargeError, RefusedError, UnreachableError. */
+  download(path: string, limit: number, headers: Readonly<Record<string, string>>): Promise<Bytes> {
+    return this.send("GET", path, { headers }, (response) => this.read(response, limit));
+  }
+
+  async wait(attempt: number, asked: number | null = null): Promise<void> {
+    await this.pause(waitAfter(attempt, this.config.backoff, this.config.maxWait, asked));
+  }
+
+  private async send<T>(
+    method: string,
+    path: string,
+    sending: Sending,
+    read: (response: Response) => Promise<T>,
+  ): Promise<T> {
+    const attempts = sending.retry === false ? 1 : this.config.attempts;
+    for (let attempt = 1; ; attempt++) {
+      try {
+        return await this.sendOnce(method, path, sending, read);
+      } catch (error) {
+        if (error instanceof TooLargeError) throw error;
+        if (error instanceof RefusedError) {
+          if (!TRY_AGAIN.has(error.status)) throw error;
+        } else if (!isNetworkError(error)) {
+          throw error;
+        }
+        const asked = error instanceof RefusedError ? error.retryAfter : null;
+        // The owner does not allow longer waits than `maxWait` here; the caller decides when to try again.
+        if (attempt === attempts || (asked !== null && asked > this.config.maxWait)) {
+          if (error instanceof RefusedError) throw error;
+          throw new UnreachableError(
+            `${this.server}: ${method} ${path} failed ${attempt} times, last: ${(error as Error).message}`,
+          );
+        }
+        await this.wait(attempt, asked);
+      }
+    }
+  }
+
+  private async sendOnce<T>(
+    method: string,
+    path: string,
+    { body, headers = {} }: Sending,
+    read: (response: Response) => Promise<T>,
+  ): Promise<T> {
+    const content = body === undefined ? {} : { "Content-Type": "application/json" };
+    const response = await fetch(this.server + path, {
+      method,
+      headers: { ...content, ...headers },
+      ...(body === undefined ? {} : { body }),
+      // Only what the device says in the request counts, and it goes to this server only.
+      credentials: "omit",
+      redirect: "error",
+      cache: "no-store",
+      referrerPolicy: "no-referrer",
+      signal: AbortSignal.any([this.signal(), AbortSignal.timeout(1000 * this.config.requestTimeout)]),
+    });
+    this.sent += body?.length ?? 0;
+    const date = Date.parse(response.headers.get("Date") ?? "");
+    if (!Number.isNaN(date)) this.clock = { server: date / 1000, at: performance.now() };
+    if (response.status === 200 || response.status === 201) return read(response);
+    throw await this.refusal(response);
+  }
+
+  private async refusal(response: Response): Promise<RefusedError> {
+    const { status } = response;
+    const asked = response.headers.get("Retry-After");
+    let words = "the server gave no reason";
+    try {
+      const found = decode("problem", await this.read(response, MAX_PROBLEM_BYTES), problem);
+      words = found.detail ? `${found.message}: ${found.detail}` : found.message;
+    } catch (error) {
+      // Not a Problem but, for example, the page of a proxy: the status has to do.
+      if (!(error instanceof MessageError || error instanceof TooLargeError)) throw error;
+    }
+    return new RefusedError(`${words} (${status})`, status, asked === null ? null : pauseOf(asked) / 1000);
+  }
+
+  private async read(response: Response, limit: number): Promise<Bytes> {
+    const declared = Number(response.headers.get("Content-Length") ?? 0);
+    if (declared > limit) {
+      await response.body?.cancel();
+      throw new TooLargeError(`${this.server}: the answer has ${declared} bytes, the limit here is ${limit}`);
+    }
+    const parts: Uint8Array[] = [];
+    let total = 0;
+    const reader = response.body?.getReader();
+    for (;;) {
+      const part = await reader?.read();
+      if (part?.value === undefined) break;
+      total += part.value.length;
+      this.received += part.value.length;
+      if (total > limit) {
+        await reader?.cancel();
+        throw new TooLargeError(`${this.server}: the answer has more than ${limit} bytes, the limit here`);
+      }
+      parts.push(part.value);
+    }
+    return concat(...parts);
+  }
+}
+
+/** `fetch` raises TypeError where the network fails, and DOMException where the time is over; a message may be garbled. */
+function isNetworkError(error: unknown): boolean {
+  if (error instanceof MessageError || error instanceof TypeError) return true;
+  return error instanceof DOMException && ["TimeoutError", "NetworkError", "AbortError"].includes(error.name);
+}

@@ -1,0 +1,155 @@
+/** The journal and the books of a device, in an IndexedDB of memory: what holds after an end between any two steps. */
+
+import { IDBFactory } from "fake-indexeddb";
+import { beforeEach, describe, expect, test } from "vitest";
+
+import { sha256 } from "../src/bundle/digests.js";
+import { ClientError } from "../src/device/errors.js";
+import type { RoundPlan } from "../src/device/messages/rounds.js";
+import { DeviceDatabase } from "../src/device/storage/database.js";
+import { Journal, statePlace } from "../src/device/storage/journal.js";
+import { NO_PLANS, takePlan, whyExpired, whyOld } from "../src/device/storage/plan_book.js";
+import { type SealedBytes, Vault } from "../src/device/storage/vault.js";
+
+const hexOf = (number: number, digits = 32): string => number.toString(16).padStart(digits, "0");
+
+function planOf(serial: number, changes: Partial<RoundPlan> = {}): RoundPlan {
+  const fixed = { task_id: hexOf(7), number: 1, bundle: hexOf(1, 64), buffered: false, staleness_exponent: null };
+  return { ...fixed, round_id: hexOf(serial), serial, not_after: 1000, ...changes } as RoundPlan;
+}
+
+describe("plans that were taken", () => {
+  test("a synchronous task's serials grow", () => {
+    const taken = takePlan(takePlan(NO_PLANS, planOf(3)), planOf(5));
+    expect(whyOld(taken, planOf(6))).toBe("");
+    for (const serial of [3, 4, 5]) expect(whyOld(taken, planOf(serial))).toContain(`its serial is ${serial}`);
+    expect(whyOld(taken, planOf(1, { task_id: hexOf(8) }))).toBe("");
+  });
+
+  test("an asynchronous task's may overlap, but none comes twice", () => {
+    const late = { staleness_exponent: 0.5 };
+    let taken = NO_PLANS;
+    for (const serial of [10, 12, 14, 16, 18, 20, 22]) taken = takePlan(taken, planOf(serial, late));
+    expect(whyOld(taken, planOf(9, late))).toBe("");
+    expect(whyOld(taken, planOf(12, late))).not.toBe("");
+    // With eight serials the book has forgotten those below.
+    taken = takePlan(taken, planOf(24, late));
+    expect(whyOld(taken, planOf(9, late))).not.toBe("");
+    expect(whyOld(taken, planOf(11, late))).toBe("");
+  });
+
+  test("of forgotten tasks only plans that last longer are taken", () => {
+    let taken = NO_PLANS;
+    for (let task = 0; task < 300; task++) taken = takePlan(taken, planOf(1, { task_id: hexOf(task), not_after: task }));
+    expect(Object.keys(taken.tasks)).toHaveLength(256);
+    expect(taken.forgotten).toBe(43);
+    expect(whyOld(taken, planOf(9, { task_id: hexOf(2), not_after: 43 }))).toContain("its task is not known");
+    expect(whyOld(taken, planOf(9, { task_id: hexOf(2), not_after: 44 }))).toBe("");
+  });
+
+  test("expiry is by the server's clock, or by the own one with a day to spare", () => {
+    const plan = planOf(1, { not_after: 100_000 });
+    expect(whyExpired(plan, 0, 100_001)).toContain("at the server it is 100001");
+    expect(whyExpired(plan, 186_400, 99_999)).toBe("");
+    expect(whyExpired(plan, 186_401, null)).toContain("is this device's clock right?");
+  });
+});
+
+describe("the journal", () => {
+  let [now, database, journal, vault] = [1_000_000, null as never as DeviceDatabase, null as never as Journal, null as never as Vault];
+
+  /** As after a reload: only what is in the database is left. */
+  async function reload(): Promise<void> {
+    database?.close();
+    database = await DeviceDatabase.open("test");
+    vault = await Vault.open(database);
+    journal = new Journal(database, vault, () => now++);
+  }
+
+  beforeEach(async () => {
+    globalThis.indexedDB = new IDBFactory();
+    await reload();
+  });
+
+  test("a round without keys begins again, one with keys never", async () => {
+    await journal.begin(planOf(1), hexOf(1, 64));
+    await reload();
+    const again = await journal.begin(planOf(1), hexOf(1, 64));
+    await again.advance("advertising");
+    await reload();
+    await expect(journal.begin(planOf(1), hexOf(1, 64))).rejects.toThrow("has been in it already (step advertising)");
+    const [open] = await journal.unfinished();
+    await open!.close("dropped", "left", 10, 20);
+    await reload();
+    await expect(journal.begin(planOf(1), hexOf(1, 64))).rejects.toThrow(ClientError);
+    // Nor another round with the same serial.
+    await expect(journal.begin(planOf(1, { round_id: hexOf(99) }), hexOf(2, 64))).rejects.toThrow("is an old one");
+    expect(await journal.unfinished()).toEqual([]);
+  });
+
+  test("masked bytes are stored once, sealed, and come back as they were", async () => {
+    const masked = Uint8Array.from({ length: 999 }, (_, index) => index);
+    const round = await journal.begin(planOf(1), hexOf(1, 64));
+    await round.storeMasked(masked, await sha256(masked));
+    await expect(round.storeMasked(masked, await sha256(masked))).rejects.toThrow("they are never replaced");
+    await reload();
+    const [open] = await journal.unfinished();
+    expect(open!.keysSent).toBe(true);
+    expect(await open!.masked()).toEqual({ data: masked, digest: await sha256(masked) });
+    const [kept] = await database.all<SealedBytes>("sealed");
+    expect(kept!.data.subarray(0, 999)).not.toEqual(masked);
+    // Bytes of another round in this one's place do not open, so nothing is sent.
+    await database.write({ store: "sealed", key: `masked/${hexOf(1)}`, value: await vault.seal("masked/other", masked) });
+    expect(await open!.masked()).toBe(null);
+  });
+
+  test("the new state takes the old one's place when the round counts, and only then", async () => {
+    const present = async (): Promise<number[] | null> => [...((await journal.open(statePlace("net"))) ?? [])];
+    for (const [serial, result, expected] of [[1, "took_part", [1]], [2, "dropped", [1]], [3, "took_part", [3]]] as const) {
+      const round = await journal.begin(planOf(serial), hexOf(serial, 64));
+      await round.advance("assigned", { model: "net" });
+      await round.storeState(Uint8Array.of(serial), 5);
+      await reload();
+      const [open] = await journal.unfinished();
+      expect(open!.counted).toBe(true);
+      expect(await present()).toEqual(serial === 1 ? [] : [1]);
+      await open!.close(result, "", 0, 0);
+      expect(await present()).toEqual(expected);
+    }
+    expect(await database.keys("sealed")).toEqual(["state/net"]);
+    expect((await journal.totals()).smallest).toBe(5);
+  });
+
+  test("old entries become sums", async () => {
+    for (let serial = 1; serial <= 300; serial++) {
+      const round = await journal.begin(planOf(serial), hexOf(serial, 64));
+      await round.advance("assigned", { noise: "added", rho: 0.5 });
+      await round.close(serial % 10 ? "refused" : "dropped", "", 1, 2);
+    }
+    const entries = await journal.entries();
+    // 270 were refused, of which 256 stay; the others are all there.
+    expect(entries).toHaveLength(286);
+    expect(await journal.totals()).toMatchObject({ rounds: 300, refused: 270, dropped: 30, sent: 300, received: 600, rho: 0 });
+    expect(await journal.begunToday("")).toBe(30);
+  });
+
+  test("a seed is the same for the same plan, and of this device alone", async () => {
+    const seed = await vault.roundSeed(hexOf(1, 64));
+    await reload();
+    expect(await vault.roundSeed(hexOf(1, 64))).toBe(seed);
+    expect(await vault.roundSeed(hexOf(2, 64))).not.toBe(seed);
+    globalThis.indexedDB = new IDBFactory();
+    await reload();
+    expect(await vault.roundSeed(hexOf(1, 64))).not.toBe(seed);
+  });
+
+  test("nothing is left after an erase", async () => {
+    await (await journal.begin(planOf(1), hexOf(1, 64))).advance("advertising");
+    const before = vault.identity.publicKey;
+    await database.erase();
+    await reload();
+    expect(await journal.entries()).toEqual([]);
+    expect(vault.identity.publicKey).not.toEqual(before);
+    expect(await database.keys("books")).toEqual([]);
+  });
+});
