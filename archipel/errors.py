@@ -27,6 +27,7 @@ ArchipelError
 │       ├── ThresholdError        fewer participants than the threshold
 │       ├── ConsistencyError      participants were told different survivor sets
 │       └── ShareError            a secret share is missing, foreign or tampered with
+│           └── DealtSharesError  a dealer's shares are of no secret
 ├── GraphError                    an ONNX graph is invalid or unsupported
 │   ├── ModelImportError          a source model cannot become a Model
 │   ├── FunctionError             a Python function cannot become a graph

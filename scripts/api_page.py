@@ -12,6 +12,7 @@ import msgspec
 from archipel import __version__
 from archipel.server.http.api import RESOURCES
 from archipel.server.http.openapi import document
+from archipel.server.http.routes import MESSAGEPACK, content_type
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 HEAD = """# The API
@@ -63,6 +64,8 @@ def _kinds(route: Any) -> list[tuple[Any, str]]:
 
 def _kind(kind: Any, other: str) -> str:
     name = getattr(kind, "__name__", "") if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ""
+    if name and content_type(kind) == MESSAGEPACK:
+        return f"[{name.lower()}](protocol.md#steps) (MessagePack)"
     return f"[{name}](#{name.lower()})" if name else other or ("JSON" if kind is not None else "-")
 
 

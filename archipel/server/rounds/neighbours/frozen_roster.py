@@ -27,10 +27,11 @@ class FrozenRoster:
         session: a reading transaction, in phase sharing or later.
         round_id, plan_digest: name the round.
         sizes: those of its plan.
+        malicious: whether its devices take the server to be so, and sign whom they take as present.
     """
 
-    def __init__(self, session: Session, round_id: str, plan_digest: Digest, sizes: Sizes) -> None:
-        self.round_id, self.session = round_id, RoundSession(round_id, plan_digest)
+    def __init__(self, session: Session, round_id: str, plan_digest: Digest, sizes: Sizes, malicious: bool) -> None:
+        self.round_id, self.session, self.malicious = round_id, RoundSession(round_id, plan_digest), malicious
         members = _bodies(session, round_id, "advertising")
         distinct = Distinct()
         self.ids: list[str] = []
@@ -48,6 +49,7 @@ class FrozenRoster:
         self._dealt = False
         self._sharers: frozenset[int] | None = None
         self._questions: tuple[frozenset[int], dict[int, Question]] | None = None
+        self._confirmed: dict[int, Confirmed] | None = None
 
     @property
     def size(self) -> int:
@@ -98,10 +100,13 @@ class FrozenRoster:
 
     def confirmed(self, session: Session) -> dict[int, Confirmed]:
         """What devices confirmed, by place; settled from phase unmasking on."""
-        return {
-            self.places[device_id]: unpack(body, Confirmed)
-            for device_id, body in _bodies(session, self.round_id, "confirming").items()
-        }
+        with self._lock:
+            if self._confirmed is None:
+                self._confirmed = {
+                    self.places[device_id]: unpack(body, Confirmed)
+                    for device_id, body in _bodies(session, self.round_id, "confirming").items()
+                }
+            return self._confirmed
 
 
 def _bodies(session: Session, round_id: str, phase: str) -> dict[str, bytes]:
