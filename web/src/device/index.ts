@@ -127,7 +127,7 @@ export class Device {
     this.end();
   }
 
-  /** Leave the round that is under way, and let another tab be the device. Nothing can be called afterwards. */
+  /** End it as closing the tab does, and let another tab be the device. Nothing can be called afterwards. */
   async close(): Promise<void> {
     await this.call({ method: "close" });
     this.end();
