@@ -151,6 +151,23 @@ def test_the_vectors_of_a_round_in_chromium(pages: Pages) -> None:
             assert tab.page.evaluate("([round, index]) => replayed(round, index)", [round_, index]) == steps
 
 
+def test_the_documentation_s_code_runs(pages: Pages, fleet: Fleet) -> None:
+    federation = pages.federation
+    with pages.tab(10) as tab:
+        tab.page.context.route("**/token.json", lambda route: route.fulfill(body=tab.token))
+        said: list[str] = []
+        tab.page.on("console", lambda line: said.append(line.text.split()[0]))
+        tab.page.on("pageerror", lambda error: said.append(str(error)))
+        task = federation.task(min_cohort=4, cohort=4, threshold=3)
+        # Playwright hands over the token, and what the page says, only while it is asked for something.
+        with tab.page.expect_console_message(lambda line: line.text.startswith("enrolled")):
+            tab.page.evaluate("() => snippet()")
+        with fleet.working():
+            fleet.await_end(task)
+        eventually(lambda: bool(tab.page.title()) and "committed" in said)
+        assert [name for name in said if name != "waiting"] == ["enrolled", *ROUND]
+
+
 def test_one_device_per_profile(pages: Pages) -> None:
     with pages.tab(6) as first:
         first.open()

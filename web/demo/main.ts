@@ -3,7 +3,8 @@
 import { CheckpointError } from "../src/index.js";
 import { Bars, highest } from "./bars.js";
 import { LossChart } from "./chart.js";
-import type { Digit } from "./digits.js";
+import { type Digit, images, labels } from "./digits.js";
+import { Federation } from "./federation.js";
 import { setDisabled } from "./focus.js";
 import { Gallery } from "./gallery.js";
 import { DigitModel, fetchFiles, type Files, publisherKey } from "./model.js";
@@ -86,8 +87,24 @@ class Page {
     progress.value = 0;
     page.drawingChanged();
     page.say(page.losses.length > 0 ? "Your model is back." : "Ready.");
+    page.federate();
     const unfinished = await store.unfinished();
     if (unfinished !== undefined) await page.train(unfinished);
+  }
+
+  /** The section in which the page may become a device; until then it loads nothing for that. */
+  private federate(): void {
+    const { picture, label } = this.model.fields;
+    const elements = {
+      token: element<HTMLInputElement>("token"),
+      join: button("join"),
+      rest: button("rest"),
+      leave: button("leave"),
+      status: element("federation"),
+    };
+    const examples = async () => ({ [picture]: images(this.own), [label]: labels(this.own) });
+    const joined = kept("joined") === "yes";
+    new Federation(elements, examples, joined, (now) => keep("joined", now ? "yes" : "no"));
   }
 
   // Drawing

@@ -66,6 +66,13 @@ export class DigitModel {
     return new DigitModel(published, mine, files.rehearsal);
   }
 
+  /** The names of the fields of pictures and labels. */
+  get fields(): { picture: string; label: string } {
+    const ports = this.mine.manifest.programs.train?.inputs ?? [];
+    const named = (role: string): string => ports.find((port) => port.role === role)?.name ?? role;
+    return { picture: named("example"), label: named("label") };
+  }
+
   get delegate(): string {
     return this.mine.delegate;
   }

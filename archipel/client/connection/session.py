@@ -70,31 +70,39 @@ class DeviceSession:
         return {"Authorization": f"Bearer {self._token}"}
 
     def _open(self) -> None:
-        # The server accepts a nonce once, so each attempt needs a new challenge.
-        away: UnreachableError | None = None
-        for attempt in range(1, self._transport.attempts + 1):
-            try:
-                response = self._handshake()
-                break
-            except UnreachableError as error:
-                away = error
-                if attempt == self._transport.attempts:
-                    raise
-            except RefusedError as error:
-                # 403 can also mean that the nonce was too old, or that the network delivered the proof twice. So it
-                # means that the server refuses this device only if it came at every attempt.
-                if error.status not in (403, 404):
-                    raise
-                if attempt == self._transport.attempts or error.status == 404:
-                    raise away or SessionRefusedError(
-                        error.status, error.kind, error.message, error.retry_after, error.request_id
-                    ) from None
-            self._transport.wait(attempt)
+        response = self._shaken()
         now = self._transport.server_time()
         lifetime = 0.0 if now is None else response.expires - now
         # Without the server's clock the token is used until a 401 says that it has expired.
         self._renew_at = time.monotonic() + _RENEW_AT * lifetime if lifetime > 0 else math.inf
         self._token = response.token
+
+    def _shaken(self) -> SessionResponse:
+        # The server accepts a nonce once, so each attempt needs a new challenge.
+        away: UnreachableError | None = None
+        try:
+            for attempt in range(1, self._transport.attempts + 1):
+                try:
+                    return self._handshake()
+                except UnreachableError as error:
+                    away = error
+                    if attempt == self._transport.attempts:
+                        raise
+                except RefusedError as error:
+                    # 403 can also mean that the nonce was too old, or that the network delivered the proof twice. So it
+                    # means that the server refuses this device only if it came at every attempt.
+                    if error.status not in (403, 404):
+                        raise
+                    if attempt == self._transport.attempts or error.status == 404:
+                        raise away or SessionRefusedError(
+                            error.status, error.kind, error.message, error.retry_after, error.request_id
+                        ) from None
+                self._transport.wait(attempt)
+        finally:
+            # It refers to this frame, and the frame to it: the connection that broke off would stay open until both
+            # are collected.
+            away = None
+        raise AssertionError("unreachable")
 
     def _handshake(self) -> SessionResponse:
         # The proof names the server's key: another server cannot pass on the challenge and use the answer. It is sent

@@ -165,7 +165,7 @@ class RoundExchange:
 
     def _give_up_if_late(self, error: Exception) -> None:
         if time.monotonic() - self._last_answer > self._config.patience:
-            raise RoundAbandonedError(f"round {self._plan.round_id}: {error}") from None
+            raise SilentError(f"round {self._plan.round_id}: {error}") from None
 
     def _wait(self, seconds: float) -> None:
         if time.monotonic() - self._started > self._config.round_timeout:
@@ -175,6 +175,10 @@ class RoundExchange:
         self._check()
         # At least the shortest wait: with a `retry_after` of 0 the device would ask without a pause.
         self._pause(min(max(seconds, _SHORTEST_WAIT), self._config.max_wait))
+
+
+class SilentError(RoundAbandonedError):
+    """The server has not answered for `patience` seconds."""
 
 
 class LostError(Exception):

@@ -16,7 +16,7 @@ from archipel.client.device import Device
 from archipel.client.events import Outcome
 from archipel.client.memory.journal import OpenRound
 from archipel.client.memory.privacy import noise_of
-from archipel.client.rounds.exchange import LATER, Ended, LostError, Owner
+from archipel.client.rounds.exchange import LATER, Ended, LostError, Owner, SilentError
 from archipel.client.rounds.neighbours import NeighbourRound
 from archipel.client.rounds.plain import PlainRound
 from archipel.client.rounds.secure import SecureRound
@@ -122,14 +122,13 @@ class Participation:
             return self._settling.end(journal, kind, str(error), wait, _why(error))
         except _LEAVING as error:
             left = isinstance(error, RoundAbandonedError)
-            if left and journal.entry.resumes and journal.keys_sent and self._device.gate.stop.is_set():
-                # The round goes on when the agent does.
-                return self._pause(str(error))
+            # Such a round goes on when the agent does, or when the server answers again.
+            interrupted = isinstance(error, SilentError) or (left and self._device.gate.stop.is_set())
             if left and journal.counted:
                 outcome = self._settling.settle(journal, wait)
                 if outcome is not None:
                     return outcome
-            elif journal.keys_sent or not left:
+            elif (journal.keys_sent or not left) and not (interrupted and journal.entry.resumes):
                 # Where the server does not go on with this device it knows; and while the owner's conditions do not
                 # hold, nothing is sent.
                 return self._settling.end(journal, "dropped", str(error), wait, _why(error), tell=not left)

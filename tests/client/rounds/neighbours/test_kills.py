@@ -26,7 +26,9 @@ def test_the_points_are_fewer_than_counted_for(tmp_path: Path, server: str) -> N
         world.check_committed()
 
 
-@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize(
+    "event", [pytest.param(name, marks=pytest.mark.slow) for name in EVENTS[1::2]] + [*EVENTS[::2]]
+)
 def test_killed_at_an_event(tmp_path: Path, event: str) -> None:
     with opened(tmp_path) as world:
         world.killed_at(event)
@@ -37,7 +39,7 @@ def test_killed_at_an_event(tmp_path: Path, event: str) -> None:
         world.check_committed(rounds=2)
 
 
-@pytest.mark.sampled(every=29)
+@pytest.mark.sampled(every=41)
 @pytest.mark.parametrize(("server", "kill"), [(name, kill) for name in POINTS for kill in range(1, POINTS[name])])
 def test_killed_at_any_point(tmp_path: Path, server: str, kill: int) -> None:
     with opened(tmp_path, server) as world:

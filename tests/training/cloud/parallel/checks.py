@@ -69,7 +69,9 @@ def in_segments(folder: str) -> dict[str, Any]:
     """FSDP of a graph, in segments and as one block: losses, and the most elements gathered at once."""
     answers = {}
     for name, least in (("segments", 1), ("block", 1 << 30)):
-        placed = parallel.prepare(TorchModule(tied_model()).train(), "fsdp", segment_bytes=least)
+        placed = parallel.prepare(
+            TorchModule(Model.from_onnx(f"{folder}/tied.onnx")).train(), "fsdp", segment_bytes=least
+        )
         most = [0]
         whole: Any = placed._run  # type: ignore[attr-defined]
         parts = list(getattr(whole, "segments", [whole]))
@@ -135,7 +137,7 @@ def interrupted(folder: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def normalized_network() -> nn.Module:
+def normalized_network() -> nn.Sequential:
     """Two kinds of batch normalization, of inputs far from 0, where naive sums of squares lose digits."""
     torch.manual_seed(0)
     return nn.Sequential(
@@ -148,6 +150,13 @@ def normalized_network() -> nn.Module:
         nn.BatchNorm1d(8, momentum=None, affine=False),
         nn.Linear(8, 4),
     )
+
+
+def normalized_model() -> Model:
+    """The network as a graph, which has no batch normalization without a momentum."""
+    module = normalized_network()
+    module[6] = nn.BatchNorm1d(8)
+    return Model.from_torch(module.eval(), normalized_batch()[0])
 
 
 def normalized_batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -173,10 +182,9 @@ def normalized(folder: str) -> dict[str, Any]:
     """Statistics over both processes, of which one has 10 of 16 examples."""
     answers = {}
     for way, of_graph in (("ddp", False), ("fsdp", True)):
-        module = normalized_network()
+        module: nn.Module = normalized_network()
         if of_graph:
-            module[6] = nn.BatchNorm1d(8)  # type: ignore[index]
-            module = TorchModule(Model.from_torch(module.eval(), normalized_batch()[0]))
+            module = TorchModule(Model.from_onnx(f"{folder}/normalized.onnx"))
         placed = parallel.prepare(module.train(), way, sync_batch_norm=True)
         rows = (slice(10), slice(10, None))[placed.data_rank]
         share = (10 / 16, 6 / 16)[placed.data_rank]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.ranks import run_ranks
 from tests.training.cloud.parallel.cases import SHORT, write_graphs
+from tests.training.cloud.parallel.checks import normalized_model, tied_model
 from tests.training.cloud.parallel.trainings import Stop, run
 
 HERE = Path(__file__).parent
@@ -23,6 +24,9 @@ def pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def of_two(pair_folder: Path) -> list[dict[str, Any]]:
-    write_graphs(pair_folder, ["cnn", "picture"])
+    # Here, once: a process has computed for five seconds when PyTorch has exported its first graph.
+    write_graphs(pair_folder, ["mlp", "cnn", "picture"])
+    tied_model().save(pair_folder / "tied.onnx")
+    normalized_model().save(pair_folder / "normalized.onnx")
     run("fsdp", "none", checkpoint=str(pair_folder / "one"), callbacks=[Stop()], decay="matrices", accumulate=4)
     return run_ranks(HERE / "ways.py", 2, str(pair_folder), *SHORT, *CHECKS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
@@ -11,16 +13,16 @@ from archipel.training.cloud import TorchModule
 from archipel.training.cloud.parallel.divided import Divided
 from archipel.training.cloud.planner.costs import costs
 from archipel.training.cloud.planner.shardings import strategies
-from tests.training.cloud.parallel.networks import EXAMPLES, batch, network
+from tests.training.cloud.parallel.networks import EXAMPLES, batch
 
 
 def divisions(folder: str, names: tuple[str, ...] = ("mlp", "cnn")) -> dict[str, float]:
-    """The largest difference of loss and gradients, by network, operator and strategy."""
+    """The largest difference of loss and gradients, by network, operator and strategy; `folder` has the graphs."""
     mesh = init_device_mesh("cpu", (1, torch.distributed.get_world_size()), mesh_dim_names=("data", "model"))
     found = {}
     for name in names:
         inputs, labels = batch(name)
-        model = Model.from_torch(network(name).eval(), inputs[:2])
+        model = Model.from_onnx(Path(folder) / f"{name}.onnx")
         units = costs(model, EXAMPLES).units
         whole = TorchModule(model).train()
         loss = functional.cross_entropy(whole(inputs), labels)

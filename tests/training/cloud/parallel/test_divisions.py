@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.ranks import run_ranks
+from tests.training.cloud.parallel.cases import write_graphs
 
 HERE = Path(__file__).parent
 
@@ -24,6 +25,7 @@ def test_every_division_of_every_operator(of_two: list[dict[str, Any]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_every_division_in_larger_networks(count: int, tmp_path: Path) -> None:
+    write_graphs(tmp_path, ["mlp", "cnn", "transformer", "sequence", "picture"])
     for answer in run_ranks(HERE / "ways.py", count, str(tmp_path), "divisions", "all_divisions"):
         errors = {**answer["divisions"], **answer["all_divisions"]}
         assert len(errors) > 200
