@@ -1,4 +1,6 @@
-/** "Join this federation": the page as a device of the server that it comes from. Nothing of it is loaded before that. */
+/**
+ * "Join this federation": the page as a device of the server that it comes from. Nothing of it is loaded before that.
+ */
 
 import type { Device, DeviceEvent, Examples } from "../src/device/index.js";
 import { setDisabled } from "./focus.js";

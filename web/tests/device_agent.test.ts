@@ -1,4 +1,6 @@
-/** The whole agent against a server that lies about plans, bundles and itself; nothing of the round leaves the device. */
+/**
+ * The whole agent against a server that lies about plans, bundles and itself; nothing of the round leaves the device.
+ */
 
 import { IDBFactory } from "fake-indexeddb";
 import { afterEach, beforeEach, expect, test } from "vitest";
@@ -38,7 +40,9 @@ class Server {
       return new Response(problem, { status, headers: { "Retry-After": "1" } });
     }
     const found = await this.answer(path, (init.body ?? new Uint8Array()) as Uint8Array);
-    if (found === null) return new Response(encode({ type: "not_found", message: "none", request_id: "1" }), { status: 404 });
+    if (found === null) {
+      return new Response(encode({ type: "not_found", message: "none", request_id: "1" }), { status: 404 });
+    }
     return new Response(found as Uint8Array<ArrayBuffer>, { headers: { Date: this.date.toUTCString() } });
   };
 
@@ -49,7 +53,7 @@ class Server {
     }
     if (path === "/v1/challenges") return encode({ nonce: fixed("nonce"), expires: this.date.getTime() / 1000 + 60 });
     if (path === "/v1/sessions") return encode({ token: "t", expires: this.date.getTime() / 1000 + 900 });
-    if (path === "/v1/check-ins") return encode({ retry_after: 0.02, ...(this.plan === null ? {} : { plan: this.plan }) });
+    if (path === "/v1/check-ins") return encode({ retry_after: 0.02, plan: this.plan ?? undefined });
     if (path.endsWith("/leave")) {
       this.left.push(JSON.parse(new TextDecoder().decode(body)));
       return encode({ stored: true });
@@ -59,10 +63,11 @@ class Server {
 }
 
 const before = globalThis.fetch;
-let [server, bundle, agent, events] = [new Server(), null as never as Bundle, null as never as DeviceAgent, [] as DeviceEvent[]];
+let [server, events] = [new Server(), [] as DeviceEvent[]];
+let [bundle, agent] = [null as never as Bundle, null as never as DeviceAgent];
 
 async function open(settings: DeviceSettings = {}): Promise<void> {
-  const quick = { attempts: 1, backoff: 0.01, maxWait: 1, pauseSeconds: 0.01, resumeWithin: 0.05, allowDevelopment: true };
+  const quick = { attempts: 1, backoff: 0.01, maxWait: 1, pauseSeconds: 0.01, resumeWithin: 0.05 };
   const forbidden = (): never => {
     throw new Error("the examples must not be asked for");
   };
@@ -235,7 +240,7 @@ test("addresses", () => {
   expect(checkedServer("https://federation.example:8443/", false)).toBe("https://federation.example:8443");
   expect(checkedServer("http://127.0.0.1:8470", false)).toBe("http://127.0.0.1:8470");
   expect(checkedServer("http://federation.example", true)).toBe("http://federation.example");
-  for (const wrong of ["federation.example", "http://federation.example", "https://me:you@host", "ftp://host", "https://h/?a=1"]) {
+  for (const wrong of ["host", "http://federation.example", "https://me:you@host", "ftp://host", "https://h/?a=1"]) {
     expect(() => checkedServer(wrong, false)).toThrow(ClientError);
   }
 });

@@ -40,7 +40,9 @@ describe("plans that were taken", () => {
 
   test("of forgotten tasks only plans that last longer are taken", () => {
     let taken = NO_PLANS;
-    for (let task = 0; task < 300; task++) taken = takePlan(taken, planOf(1, { task_id: hexOf(task), not_after: task }));
+    for (let task = 0; task < 300; task++) {
+      taken = takePlan(taken, planOf(1, { task_id: hexOf(task), not_after: task }));
+    }
     expect(Object.keys(taken.tasks)).toHaveLength(256);
     expect(taken.forgotten).toBe(43);
     expect(whyOld(taken, planOf(9, { task_id: hexOf(2), not_after: 43 }))).toContain("its task is not known");
@@ -56,7 +58,8 @@ describe("plans that were taken", () => {
 });
 
 describe("the journal", () => {
-  let [now, database, journal, vault] = [1_000_000, null as never as DeviceDatabase, null as never as Journal, null as never as Vault];
+  let now = 1_000_000;
+  let [database, journal, vault] = [null as never as DeviceDatabase, null as never as Journal, null as never as Vault];
 
   /** As after a reload: only what is in the database is left. */
   async function reload(): Promise<void> {
@@ -99,13 +102,15 @@ describe("the journal", () => {
     const [kept] = await database.all<SealedBytes>("sealed");
     expect(kept!.data.subarray(0, 999)).not.toEqual(masked);
     // Bytes of another round in this one's place do not open, so nothing is sent.
-    await database.write({ store: "sealed", key: `masked/${hexOf(1)}`, value: await vault.seal("masked/other", masked) });
+    const moved = await vault.seal("masked/other", masked);
+    await database.write({ store: "sealed", key: `masked/${hexOf(1)}`, value: moved });
     expect(await open!.masked()).toBe(null);
   });
 
   test("the new state takes the old one's place when the round counts, and only then", async () => {
     const present = async (): Promise<number[] | null> => [...((await journal.open(statePlace("net"))) ?? [])];
-    for (const [serial, result, expected] of [[1, "took_part", [1]], [2, "dropped", [1]], [3, "took_part", [3]]] as const) {
+    const rounds = [[1, "took_part", [1]], [2, "dropped", [1]], [3, "took_part", [3]]] as const;
+    for (const [serial, result, expected] of rounds) {
       const round = await journal.begin(planOf(serial), hexOf(serial, 64));
       await round.advance("assigned", { model: "net" });
       await round.storeState(Uint8Array.of(serial), 5);
@@ -129,7 +134,8 @@ describe("the journal", () => {
     const entries = await journal.entries();
     // 270 were refused, of which 256 stay; the others are all there.
     expect(entries).toHaveLength(286);
-    expect(await journal.totals()).toMatchObject({ rounds: 300, refused: 270, dropped: 30, sent: 300, received: 600, rho: 0 });
+    const sums = { rounds: 300, refused: 270, dropped: 30, sent: 300, received: 600, rho: 0 };
+    expect(await journal.totals()).toMatchObject(sums);
     expect(await journal.begunToday("")).toBe(30);
   });
 

@@ -66,6 +66,8 @@ describe("a log that is another one", () => {
   });
 });
 
+const OTHERS = Array.from({ length: 7 }, (_, index) => `${index}`.repeat(32));
+
 describe("steps without devices", () => {
   const refusals: [string, Lies, string | typeof CertificateError][] = [
     ["an entry that the server did not sign", { sealedBy: "somebody" }, CertificateError],
@@ -80,11 +82,11 @@ describe("steps without devices", () => {
     ["other weights to begin with", { plan: { weights: hexOf("others") } }, "began with other weights"],
     ["a plan outside the policy", { plan: { threshold: 5 } }, PolicyError as typeof CertificateError],
     ["too few in the sum", { entry: { devices: 3 } }, "survivors; the entry names 3"],
-    ["signed for another round", { confirmation: { round_id: hexOf("x", 16) } }, "of another round, plan or survivor set"],
+    ["signed for another round", { confirmation: { round_id: hexOf("x", 16) } }, "of another round, plan or survivor"],
     ["signed by others", { signedBy: "somebody" }, CertificateError],
     ["invented devices", { enrolment: "somebody" }, CertificateError],
     ["too few signatures", { endorsers: 6 }, "6 devices signed that they were in it, the threshold is 7"],
-    ["other survivors", { survivors: Array.from({ length: 7 }, (_, index) => `${index}`.repeat(32)) }, ProvenanceError as typeof CertificateError],
+    ["other survivors", { survivors: OTHERS }, ProvenanceError as typeof CertificateError],
   ];
 
   test.each(refusals)("%s", async (_, lies, error) => {

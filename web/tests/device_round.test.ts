@@ -133,9 +133,10 @@ async function makeRound(): Promise<object> {
     ),
   };
   const inbox = (recipient: string): Shares => ({
-    shares: members.flatMap(({ acting }, index) =>
-      shares[index]!.shares.filter(({ peer }) => peer === recipient).map((share) => ({ ...share, peer: acting.deviceId })),
-    ),
+    shares: members.flatMap(({ acting }, index) => {
+      const sent = shares[index]!.shares.filter(({ peer }) => peer === recipient);
+      return sent.map((share) => ({ ...share, peer: acting.deviceId }));
+    }),
   });
   const complained: Complaints[] = [];
   for (const { acting } of members.slice(0, SPOILER)) complained.push(await acting.complain(inbox(acting.deviceId)));
@@ -155,8 +156,9 @@ async function makeRound(): Promise<object> {
   const total = new Uint32Array(11);
   for (const vector of masked) for (let index = 0; index < 11; index++) total[index]! += vector[index]!;
   reduce(total, BITS);
-  const defaults = { role: "update", dtype: "float32", clip: null, lowest: 0, noise: 0, mean: "", carries: null } as const;
-  const layout = new Layout(UPDATES.map((port): Update => ({ ...defaults, ...port })));
+  const defaults = { clip: null, lowest: 0, noise: 0, mean: "", carries: null } as const;
+  const given = { role: "update", dtype: "float32", ...defaults } as const;
+  const layout = new Layout(UPDATES.map((port): Update => ({ ...given, ...port })));
   const narrow = packMasked(layout, masked[0]!, { ...plan, narrow: true });
   return {
     enrolment_key: hex(enrolment.publicKey),
@@ -192,7 +194,8 @@ async function makeRound(): Promise<object> {
 test("the committed round is what these devices make", async () => {
   const made = `${JSON.stringify(await makeRound(), null, 1)}\n`;
   if (process.env.MAKE_VECTORS === "1") writeFileSync(FILE, made);
-  expect(readFileSync(FILE, "utf8") === made, "vectors/browser/round.json is stale: run with MAKE_VECTORS=1").toBe(true);
+  const same = readFileSync(FILE, "utf8") === made;
+  expect(same, "vectors/browser/round.json is stale: run with MAKE_VECTORS=1").toBe(true);
 });
 
 test("a device leaves after a step that failed, and takes none out of order", async () => {

@@ -122,6 +122,7 @@ describe("plans", () => {
 });
 
 // What archipel.client.memory.privacy.epsilon gives.
-test.each([[0, 0], [0.01, 0.6216926546], [0.5, 5.221543425], [8, 27.81197425]])("epsilon of rho %f", (rho, expected) => {
+const EPSILONS = [[0, 0], [0.01, 0.6216926546], [0.5, 5.221543425], [8, 27.81197425]] as const;
+test.each(EPSILONS)("epsilon of rho %f", (rho, expected) => {
   expect(epsilonOf(rho)).toBeCloseTo(expected, 6);
 });

@@ -51,7 +51,8 @@ export function validateStatistics(
     if (edges.some((edge, index) => index > 0 && !((edges[index - 1] as number) < edge))) {
       throw new ManifestError(`${where}: edges must be finite and grow`);
     }
-    if (probabilities.some((each) => !(each >= 0 && each <= 1)) || new Set(probabilities).size !== probabilities.length) {
+    const once = new Set(probabilities).size === probabilities.length;
+    if (!once || probabilities.some((each) => !(each >= 0 && each <= 1))) {
       throw new ManifestError(`${where}: probabilities must be from 0 to 1, each once`);
     }
   }

@@ -1,6 +1,6 @@
 /** The device agent: it checks in and takes part in rounds (archipel/client/agent.py). */
 
-import { unbase64, utf8 } from "./bytes.js";
+import { sameBytes, utf8 } from "./bytes.js";
 import { type Config, checkedServer, configOf, type DeviceSettings } from "./config.js";
 import type { Device, Examples } from "./device.js";
 import { type Enrolment, readEnrolment, recordEnrolment, withAllowedPublishers } from "./enrolment.js";
@@ -39,6 +39,8 @@ export interface Page {
   readonly mayWork: MayWork | null;
   readonly onEvent: (event: DeviceEvent) => void;
   readonly engine: () => Promise<Engine>;
+  /** For the device's requests; default: the global one. */
+  readonly fetch?: typeof globalThis.fetch;
 }
 
 /** What the owner of a device may look at. */
@@ -123,8 +125,8 @@ export class DeviceAgent {
     const token = readToken(tokenText);
     const record = this.enrolment;
     if (record !== null) {
-      const same = encode({ key: record.serverKey }).join() === encode({ key: token.server_key }).join();
-      if (same && record.population === token.population) return record.deviceId;
+      const same = sameBytes(record.serverKey, token.server_key) && record.population === token.population;
+      if (same) return record.deviceId;
       throw new ClientError(
         `this device is enrolled already, in population ${record.population} at ${record.server}; erase it, or use ` +
           "another name",
@@ -304,7 +306,8 @@ export class DeviceAgent {
 
   private newTransport(server: string): Transport {
     const { gate } = this.device;
-    return new Transport(server, this.config, (seconds) => gate.pause(seconds), () => gate.stopped);
+    const { fetch = globalThis.fetch } = this.page;
+    return new Transport(server, this.config, (seconds) => gate.pause(seconds), () => gate.stopped, fetch);
   }
 
   private emit(name: DeviceEvent["name"], detail: DeviceEvent["detail"], roundId = this.roundId): void {
@@ -314,10 +317,7 @@ export class DeviceAgent {
   }
 }
 
-/** The token in a token file: JSON, or base64 of that. Raises MessageError. */
+/** The token in the text of a token file. Raises MessageError. */
 function readToken(text: string): EnrolmentToken {
-  const trimmed = text.trim();
-  const data = trimmed.startsWith("{") ? utf8(trimmed) : unbase64(trimmed);
-  if (data === null) throw new MessageError("enrolment token: expected the text of a token file");
-  return decode("enrolment token", data, enrolmentToken);
+  return decode("enrolment token", utf8(text), enrolmentToken);
 }

@@ -97,10 +97,10 @@ export async function agree(own: CryptoKey, peer: Uint8Array): Promise<Bytes> {
 // --- HKDF and AES ---------------------------------------------------------------------------------------------------
 
 /** 32 bytes by HKDF-SHA256 (RFC 5869). */
-export async function derive(secret: Uint8Array, salt: Uint8Array, info: Uint8Array, bytes = KEY_BYTES): Promise<Bytes> {
+export async function derive(secret: Uint8Array, salt: Uint8Array, info: Uint8Array): Promise<Bytes> {
   const key = await webCrypto().importKey("raw", secret as Bytes, "HKDF", false, ["deriveBits"]);
   const parameters = { name: "HKDF", hash: "SHA-256", salt: salt as Bytes, info: info as Bytes };
-  return new Uint8Array(await webCrypto().deriveBits(parameters, key, 8 * bytes));
+  return new Uint8Array(await webCrypto().deriveBits(parameters, key, 8 * KEY_BYTES));
 }
 
 /** AES-256-GCM: the ciphertext and a tag of 16 bytes. `nonce` has 12 bytes. */

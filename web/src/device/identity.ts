@@ -74,7 +74,8 @@ export async function verifyChain(
   }
   if (now !== undefined && now > token.not_after) {
     throw new CertificateError(
-      `device ${deviceId}: its enrolment token expired at ${token.not_after}, it is ${Math.floor(now)}; ask for a new one`,
+      `device ${deviceId}: its enrolment token expired at ${token.not_after}, it is ${Math.floor(now)}; ` +
+        "ask for a new token",
     );
   }
   const { kind, token_key: tokenKey } = token;

@@ -1,4 +1,6 @@
-/** A page as a device of a federation: it enrols, trains in secure rounds on the page's examples, and keeps a journal. */
+/**
+ * A page as a device of a federation: it enrols, trains in secure rounds on the page's examples, and keeps a journal.
+ */
 
 import type { DeviceReport } from "./agent.js";
 import type { DeviceSettings } from "./config.js";
@@ -88,7 +90,9 @@ export class Device {
     return this.call({ method: "enrol", token });
   }
 
-  /** Check in once, and take part in a round if there is one. Rejects with ClientError, UnreachableError, RefusedError. */
+  /**
+   * Check in once, and take part in a round if there is one. Rejects with ClientError, UnreachableError, RefusedError.
+   */
   runOnce(): Promise<Outcome> {
     return this.call({ method: "runOnce" });
   }

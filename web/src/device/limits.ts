@@ -1,6 +1,6 @@
 /**
- * The owner's limits: which rounds the device takes part in. Each is checked as early as what it needs is known, and all
- * of them before any computation (archipel/client/conditions/owner_limits.py).
+ * The owner's limits: which rounds the device takes part in. Each is checked as early as what it needs is known, and
+ * all of them before any computation (archipel/client/conditions/owner_limits.py).
  */
 
 import type { Manifest } from "../bundle/manifest.js";
@@ -32,7 +32,9 @@ export class OwnerLimits {
     if (plan.kind !== "training") {
       refuse("kind", `kind ${plan.kind}; devices in browsers take part in trainings only`);
     }
-    if (plan.privacy !== "secure") refuse("privacy", "a plain round; devices in browsers take part in secure ones only");
+    if (plan.privacy !== "secure") {
+      refuse("privacy", "a plain round; devices in browsers take part in secure ones only");
+    }
     if (plan.broadcast !== null) {
       refuse("kind", "its strategy broadcasts more than weights, whose origin devices in browsers cannot check");
     }
@@ -61,7 +63,8 @@ export class OwnerLimits {
       refuse("size", `up to ${upload} bytes of upload, its owner allows ${config.maxUploadBytes} (maxUploadBytes)`);
     }
     if (layout.length > config.maxUploadEntries) {
-      refuse("size", `${layout.length} numbers to send, its owner allows ${config.maxUploadEntries} (maxUploadEntries)`);
+      const allowed = `its owner allows ${config.maxUploadEntries} (maxUploadEntries)`;
+      refuse("size", `${layout.length} numbers to send, ${allowed}`);
     }
   }
 
@@ -70,15 +73,16 @@ export class OwnerLimits {
     const most = this.config.maxEpsilon;
     if (most === null) return;
     const refuse = refusal(plan);
+    const allowed = `its owner allows an epsilon of ${most} (maxEpsilon)`;
     const { noise, rho } = noiseOf(manifest, plan.program, examples);
     // Without stated noise no epsilon bounds the round, so any limit excludes it.
     if (noise !== "added" || rho <= 0) {
-      refuse("privacy", `no noise whose strength the bundle states, its owner allows an epsilon of ${most} (maxEpsilon)`);
+      refuse("privacy", `no noise whose strength the bundle states, ${allowed}`);
     }
     // rho adds up over rounds; epsilon follows from the sum.
     const spent = epsilonOf((await this.journal.totals()).rho + rho);
     if (spent > most) {
-      refuse("privacy", `epsilon ${spent.toPrecision(3)} with all rounds before, its owner allows ${most} (maxEpsilon)`);
+      refuse("privacy", `epsilon ${spent.toPrecision(3)} with all rounds before, ${allowed}`);
     }
   }
 }

@@ -7,8 +7,8 @@ export interface Lock {
 }
 
 /**
- * The lock of this name. Where another tab has it: raises OtherTabError, or with `wait` resolves when that tab is closed.
- * The browser releases it when the page or worker ends, also when it crashes. Raises the signal's reason.
+ * The lock of this name. Where another tab has it: raises OtherTabError, or with `wait` resolves when that tab is
+ * closed. The browser releases it when the page or worker ends, also when it crashes. Raises the signal's reason.
  */
 export function acquireLock(name: string, wait: boolean, signal?: AbortSignal): Promise<Lock> {
   const { locks } = globalThis.navigator ?? {};

@@ -1,4 +1,7 @@
-/** The check of where weights come from, and what the device remembers of each log (archipel/client/downloads/origins.py). */
+/**
+ * The check of where weights come from, and what the device remembers of each log
+ * (archipel/client/downloads/origins.py).
+ */
 
 import { sha256 } from "../bundle/digests.js";
 import type { Bundle } from "../bundle/reader.js";
@@ -45,7 +48,8 @@ export async function checkOrigin(
   await readOn(log, known.history.number, bundle, session, enrolment);
   const { history } = log;
   if (history.number > known.history.number) {
-    // On disk before the weights are checked: even if they are refused, the server cannot show another history next time.
+    // On disk before the weights are checked: even if they are refused, the server cannot show another history next
+    // time.
     await database.write({ store: "books", key, value: { ...known, history } });
   }
   const node = log.find(digest, task);
@@ -81,8 +85,8 @@ async function readOn(
     // Also for an empty log: a server that claims to have lost its log could start an invented one.
     if (page.newest < number) {
       throw new ProvenanceError(
-        `${where}: the server has ${page.newest} entries, this device has seen ${number}; the server has lost a part of ` +
-          "it. The publisher can begin anew with a new bundle",
+        `${where}: the server has ${page.newest} entries, this device has seen ${number}; the server has lost a part ` +
+          "of it. The publisher can begin anew with a new bundle",
       );
     }
     if (page.newest - before > MAX_NEW) throw new ProvenanceError(`${where}: more than ${MAX_NEW} new entries`);

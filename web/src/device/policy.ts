@@ -14,13 +14,15 @@ import type { Layout } from "./updates/layout.js";
 export function checkValidity(manifest: Manifest, population: string, now: number, least: number): void {
   const what = `bundle ${manifest.name}`;
   if (manifest.populations.length && !manifest.populations.includes(population)) {
-    throw new PolicyError(`${what}: its publisher made it for ${manifest.populations.join(", ")}, not for ${population}`);
+    const made = manifest.populations.join(", ");
+    throw new PolicyError(`${what}: its publisher made it for ${made}, not for ${population}`);
   }
   if (manifest.not_after && now > manifest.not_after) {
     throw new PolicyError(`${what}: it expired at ${manifest.not_after} (Unix seconds); have a new one signed`);
   }
   if (manifest.sequence < least) {
-    throw new PolicyError(`${what}: its sequence is ${manifest.sequence}, its publisher replaced what is below ${least}`);
+    const { sequence } = manifest;
+    throw new PolicyError(`${what}: its sequence is ${sequence}, its publisher replaced what is below ${least}`);
   }
 }
 

@@ -29,7 +29,8 @@ export function noiseOf(manifest: Manifest, program: string, examples: number): 
 
 /**
  * An epsilon for which rho-zCDP implies (epsilon, delta)-differential privacy: the least bound over Renyi orders by
- * proposition 12 of Canonne, Kamath and Steinke 2020. Every order gives a valid bound, so the grid costs tightness only.
+ * proposition 12 of Canonne, Kamath and Steinke 2020. Every order gives a valid bound, so the grid costs tightness
+ * only.
  */
 export function epsilonOf(rho: number, delta = DELTA): number {
   if (!rho) return 0;

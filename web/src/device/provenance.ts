@@ -79,8 +79,8 @@ export class LogReader {
       entry.previous !== this.seen.head
     ) {
       throw new ProvenanceError(
-        `${where}: what the server sent does not follow the entries that this device has seen; it has changed its log, ` +
-          "or lost a part of it. The publisher can begin anew with a new bundle",
+        `${where}: what the server sent does not follow the entries that this device has seen; it has changed its ` +
+          "log, or lost a part of it. The publisher can begin anew with a new bundle",
       );
     }
     if (entry.kind === "start") {
@@ -111,8 +111,8 @@ export class LogReader {
     const node = this.nodes.findLast((each) => each.weights === weights && (task === "" || each.task === task));
     if (node !== undefined) return node;
     throw new ProvenanceError(
-      `weights ${weights.slice(0, 16)}...: not in the server's log of bundle ${this.bundle.slice(0, 16)}..., of which ` +
-        `this device knows ${this.seen.number} entries; the server cannot say where they come from`,
+      `weights ${weights.slice(0, 16)}...: not in the server's log of bundle ${this.bundle.slice(0, 16)}..., of ` +
+        `which this device knows ${this.seen.number} entries; the server cannot say where they come from`,
     );
   }
 

@@ -1,4 +1,6 @@
-/** The list of revoked devices and tokens, as devices check it: it only ever grows (archipel/protocol/revocations.py). */
+/**
+ * The list of revoked devices and tokens, as devices check it: it only ever grows (archipel/protocol/revocations.py).
+ */
 
 import { CertificateError } from "./errors.js";
 import { tokenIdOf, type VerifiedDevice } from "./identity.js";

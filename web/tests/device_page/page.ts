@@ -62,7 +62,7 @@ globalThis.until = async (kind, seconds) => {
 
 /** Take part in rounds until the page is closed. */
 globalThis.work = () => {
-  void window.device.runForever().catch((error: unknown) => window.events.push({ name: "refused", detail: { reason: String(error) } } as never));
+  void window.device.runForever().catch((error: unknown) => console.error(String(error)));
 };
 
 // @ts-expect-error: the build makes this module of the documentation

@@ -1,6 +1,8 @@
 /** What all messages are made of: fields with their bounds, and one strict way to read and to write them. */
 
-import { DecodeError, type Decoded, type Decoder, integer, float, list, mismatch, text } from "../../bundle/decoders.js";
+import {
+  DecodeError, type Decoded, type Decoder, float, integer, list, mismatch, text,
+} from "../../bundle/decoders.js";
 import { JsonSyntaxError, parseJson } from "../../bundle/json.js";
 import { type Bytes, base64, unbase64, utf8 } from "../bytes.js";
 import { MessageError } from "../errors.js";

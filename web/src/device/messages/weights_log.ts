@@ -1,4 +1,7 @@
-/** Where weights come from: the server's log, and the confirmations of devices (archipel/protocol/messages/weights_log.py). */
+/**
+ * Where weights come from: the server's log, and the confirmations of devices
+ * (archipel/protocol/messages/weights_log.py).
+ */
 
 import { type Decoder, dictionary, float, nullable, oneOf, optional, required, struct } from "../../bundle/decoders.js";
 import type { Bytes } from "../bytes.js";
@@ -66,6 +69,9 @@ export const endorsement: Decoder<Endorsement> = struct<Endorsement>({
   survivors: required(survivors),
   confirmation: required(bytes(1024)),
   endorsers: required(
-    listOf(struct<Endorsement["endorsers"][number]>({ chain: required(chain), signature: required(signature) }), MAX_COHORT),
+    listOf(
+      struct<Endorsement["endorsers"][number]>({ chain: required(chain), signature: required(signature) }),
+      MAX_COHORT,
+    ),
   ),
 });

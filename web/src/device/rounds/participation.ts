@@ -1,6 +1,8 @@
 /** One round of this device, from the plan to its end: committed, failed, left or refused. */
 
-import { BundleError, NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError, SignatureError } from "../../errors.js";
+import {
+  BundleError, NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError, SignatureError,
+} from "../../errors.js";
 import { randomBytes } from "../crypto.js";
 import type { Device } from "../device.js";
 import type { Enrolment } from "../enrolment.js";
@@ -61,8 +63,8 @@ export class Participation {
   private async fail(journal: OpenRound, error: unknown, wait: number): Promise<Outcome> {
     const why = reasonOf(error);
     const text = error instanceof Error ? error.message : String(error);
-    // Before keys are sent such an error is about plan, bundle or weights, which the device refuses. Later it is about a
-    // message of peers or server, and the device leaves.
+    // Before keys are sent such an error is about plan, bundle or weights, which the device refuses. Later it is about
+    // a message of peers or server, and the device leaves.
     const kind = journal.keysSent ? "dropped" : "refused";
     if (REFUSALS.some((each) => error instanceof each)) return this.settling.end(journal, kind, text, wait, why);
     const left = error instanceof RoundAbandonedError;
@@ -75,8 +77,8 @@ export class Participation {
         // nothing is sent.
         return this.settling.end(journal, "dropped", text, wait, why, !left);
       }
-      // The round stays open in the journal. If no keys were sent, the device may take it up again; if its update counts,
-      // the next check-in asks for the result.
+      // The round stays open in the journal. If no keys were sent, the device may take it up again; if its update
+      // counts, the next check-in asks for the result.
       this.device.report("paused", { reason: text });
       const { roundId } = journal.entry;
       return outcome("paused", this.device.config.pauseSeconds, { roundId, reason: text });

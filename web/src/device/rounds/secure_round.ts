@@ -48,8 +48,8 @@ export class SecureRound extends RoundExchange {
       const inbox = await this.get("complaining", "shares", shares);
       await this.say("complaining", "complaints", await participant.complain(inbox));
       await this.sendMasked(participant, layout, vector, await this.getComplaints());
-      // The device signs the set of survivors before it reveals a share: a server that names one set to some devices and
-      // another set to others cannot collect `threshold` signatures for both.
+      // The device signs the set of survivors before it reveals a share: a server that names one set to some devices
+      // and another set to others cannot collect `threshold` signatures for both.
       const named = await this.get("confirming", "survivors", survivors);
       const confirmation = await participant.confirm(named);
       // Before the confirmation leaves: once it has, the update may be in the sum, so the state must be on disk.

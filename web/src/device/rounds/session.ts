@@ -82,8 +82,8 @@ export class DeviceSession {
   }
 
   private async handshake(): Promise<void> {
-    // The proof names the server's key: another server cannot pass on the challenge and use the answer. It is sent once,
-    // because the server would refuse the same nonce again.
+    // The proof names the server's key: another server cannot pass on the challenge and use the answer. It is sent
+    // once, because the server would refuse the same nonce again.
     const { deviceId, serverKey } = this.enrolment;
     const body = encode({ device_id: deviceId });
     const { nonce } = await this.transport.call("POST", "/v1/challenges", challenge, { body });

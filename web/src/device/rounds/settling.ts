@@ -1,4 +1,7 @@
-/** How this device ends rounds: at once, when their result is known, or after a reload (archipel/client/rounds/settling.py). */
+/**
+ * How this device ends rounds: at once, when their result is known, or after a reload
+ * (archipel/client/rounds/settling.py).
+ */
 
 import { ArchipelError } from "../../errors.js";
 import type { Device } from "../device.js";

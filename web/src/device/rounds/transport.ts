@@ -33,6 +33,7 @@ export class Transport {
     private readonly config: Config,
     private readonly pause: (seconds: number) => Promise<void>,
     private readonly signal: () => AbortSignal,
+    private readonly fetch: typeof globalThis.fetch,
   ) {}
 
   get attempts(): number {
@@ -51,7 +52,9 @@ export class Transport {
     );
   }
 
-  /** The bytes of a file, of which the caller checks the digest. Raises TooLargeError, RefusedError, UnreachableError. */
+  /**
+   * The bytes of a file, of which the caller checks the digest. Raises TooLargeError, RefusedError, UnreachableError.
+   */
   download(path: string, limit: number, headers: Readonly<Record<string, string>>): Promise<Bytes> {
     return this.send("GET", path, { headers }, (response) => this.read(response, limit));
   }
@@ -97,6 +100,8 @@ export class Transport {
     read: (response: Response) => Promise<T>,
   ): Promise<T> {
     const content = body === undefined ? {} : { "Content-Type": "application/json" };
+    // A function of its own, not called as a method: browsers want that of theirs.
+    const { fetch } = this;
     const response = await fetch(this.server + path, {
       method,
       headers: { ...content, ...headers },
@@ -153,7 +158,9 @@ export class Transport {
   }
 }
 
-/** `fetch` raises TypeError where the network fails, and DOMException where the time is over; a message may be garbled. */
+/**
+ * `fetch` raises TypeError where the network fails, and DOMException where the time is over; a message may be garbled.
+ */
 function isNetworkError(error: unknown): boolean {
   if (error instanceof MessageError || error instanceof TypeError) return true;
   return error instanceof DOMException && ["TimeoutError", "NetworkError", "AbortError"].includes(error.name);

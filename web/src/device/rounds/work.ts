@@ -1,4 +1,7 @@
-/** From a plan to the arrays to upload: fetch, check policy and owner's limits, then train (archipel/client/rounds/work.py). */
+/**
+ * From a plan to the arrays to upload: fetch, check policy and owner's limits, then train
+ * (archipel/client/rounds/work.py).
+ */
 
 import type { NdArray } from "../../arrays.js";
 import type { Bundle } from "../../bundle/reader.js";
@@ -44,8 +47,8 @@ export async function prepare(
   session: DeviceSession,
   limits: OwnerLimits,
 ): Promise<Prepared> {
-  // Each check comes as soon as what it needs is here: the publisher's and the owner's limits on the manifest before the
-  // weights, and the weights' origin before any graph runs.
+  // Each check comes as soon as what it needs is here: the publisher's and the owner's limits on the manifest before
+  // the weights, and the weights' origin before any graph runs.
   const bundle = await files.bundle(plan.bundle, enrolment.publisherKeys);
   await checkPublished(device.database, bundle, enrolment.population, Date.now() / 1000);
   const layout = planLayout(plan, bundle.manifest);
@@ -65,7 +68,9 @@ export interface Contribution {
   readonly state: Uint8Array | null;
 }
 
-/** Train as the plan says. Raises RuntimeInputError, RuntimeProgramError, NonFiniteLossError, or what the gate raises. */
+/**
+ * Train as the plan says. Raises RuntimeInputError, RuntimeProgramError, NonFiniteLossError, or what the gate raises.
+ */
 export async function contribute(
   { bundle, parameters }: Prepared,
   plan: RoundPlan,

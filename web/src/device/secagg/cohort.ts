@@ -44,7 +44,8 @@ export async function verifyCohort(
   }
   const [roundKeys, deviceKeys] = [new Set<string>(), new Set<string>()];
   for (const { deviceKey, keys } of members.values()) {
-    // All keys of the round in one set: nobody's cipher key may be another's mask key, which the server may reconstruct.
+    // All keys of the round in one set: nobody's cipher key may be another's mask key, which the server may
+    // reconstruct.
     for (const key of [keys.cipher_key, keys.mask_key]) {
       requireNew(roundKeys, hex(key), (text) => `round key ${text}... occurs twice`);
     }

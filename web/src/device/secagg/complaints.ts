@@ -23,8 +23,8 @@ export async function checkComplaint(complaint: Complaint, session: Session): Pr
   const sender = session.peer(accused);
   const associated = session.associated(accused, complainer);
   await checkSignature(sender.deviceKey, complaint.signature, complaint.ciphertext, associated, accused);
-  // X25519 ignores five bits of a private key. With one accepted spelling, a complaint cannot be varied into others that
-  // have another digest and are just as valid.
+  // X25519 ignores five bits of a private key. With one accepted spelling, a complaint cannot be varied into others
+  // that have another digest and are just as valid.
   if (!sameBytes(complaint.key, clamp(complaint.key))) {
     throw new ShareError(`${what}: the key is not spelled as X25519 uses it`);
   }
@@ -47,7 +47,9 @@ export async function checkComplaint(complaint: Complaint, session: Session): Pr
 export async function checkComplaints(list: Complaints, session: Session): Promise<ReadonlySet<string>> {
   const accused = list.complaints.map((complaint) => complaint.accused);
   if (!isAscending(accused)) {
-    throw new ConsistencyError("complaints: accused devices must be sorted and distinct, so that a list has one spelling");
+    throw new ConsistencyError(
+      "complaints: accused devices must be sorted and distinct, so that a list has one spelling",
+    );
   }
   for (const complaint of list.complaints) await checkComplaint(complaint, session);
   return new Set(accused);

@@ -206,8 +206,8 @@ export class Participant {
       await this.exclude(list);
       const own = this.session.peer(this.deviceId);
       const masked = vector.slice();
-      // The paper's double masking: the peers reveal the mask key of a device that seems to have dropped out. Should its
-      // vector arrive after all, this mask alone still hides it.
+      // The paper's double masking: the peers reveal the mask key of a device that seems to have dropped out. Should
+      // its vector arrive after all, this mask alone still hides it.
       await applyMask(masked, await selfMaskKey(this.seed, this.salt, own.maskKey), 1);
       const secret = await agreementKey(this.maskSecret);
       for (const peer of this.others(this.sharers)) {

@@ -18,8 +18,8 @@ const MAX_NAMES = 1024;
 const MAX_REVOCATION_BYTES = 2 << 20;
 
 /**
- * Check that devices may use the bundle now, and remember its sequence. Raises PolicyError for a bundle that is for other
- * populations, has expired or was replaced (archipel/client/downloads/publisher_book.py).
+ * Check that devices may use the bundle now, and remember its sequence. Raises PolicyError for a bundle that is for
+ * other populations, has expired or was replaced (archipel/client/downloads/publisher_book.py).
  */
 export async function checkPublished(
   database: DeviceDatabase,

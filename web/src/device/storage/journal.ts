@@ -1,8 +1,9 @@
 /**
- * The journal: what the device does in each round, on disk before the device does it (archipel/client/memory/journal.py).
+ * The journal: what the device does in each round, on disk before the device does it
+ * (archipel/client/memory/journal.py).
  *
- * The device records a step before it sends the step's message. The secrets of secure aggregation are in memory only, so
- * a round that was interrupted after its keys were sent is never begun again: it would use a mask twice. The masked
+ * The device records a step before it sends the step's message. The secrets of secure aggregation are in memory only,
+ * so a round that was interrupted after its keys were sent is never begun again: it would use a mask twice. The masked
  * bytes are on disk before they are sent, and the device never sends other bytes for that round.
  */
 

@@ -27,7 +27,8 @@ export class Layout {
 
   /**
    * Fixed point of one device's update, before masking: every entry below 2^b. `arrays` are floating point, by output
-   * name. Raises ProtocolError for arrays that are missing, unknown, misshapen or not finite, BoundError beyond a bound.
+   * name. Raises ProtocolError for arrays that are missing, unknown, misshapen or not finite, BoundError beyond a
+   * bound.
    */
   encode(arrays: Arrays, modulusBits: number, maxCohort: number): Uint32Array {
     if (!(modulusBits >= 1 && modulusBits <= 32) || !this.fits(modulusBits, maxCohort)) {

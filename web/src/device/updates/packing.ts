@@ -13,8 +13,8 @@ export function maskedSize(layout: Layout, plan: RoundPlan): number {
 }
 
 /**
- * The bytes of a masked vector. In a narrow round an entry takes as many bits as its own sum needs, and each update port
- * begins with a new byte; in others it takes the whole bytes of the modulus. The low ones come first.
+ * The bytes of a masked vector. In a narrow round an entry takes as many bits as its own sum needs, and each update
+ * port begins with a new byte; in others it takes the whole bytes of the modulus. The low ones come first.
  */
 export function packMasked(layout: Layout, vector: Uint32Array, plan: RoundPlan): Bytes {
   if (!plan.narrow) return packBits(vector, 8 * Math.ceil(plan.modulus_bits / 8));

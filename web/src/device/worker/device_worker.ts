@@ -1,6 +1,6 @@
 /**
- * The worker in which a device lives: training, masks, messages to the server, and what is kept. A worker's timers go on
- * while its page is in the background, where browsers slow those of the page down.
+ * The worker in which a device lives: training, masks, messages to the server, and what is kept. A worker's timers go
+ * on while its page is in the background, where browsers slow those of the page down.
  *
  * The import of ONNX Runtime is no dynamic one, as many bundlers make a single file of a worker.
  */
@@ -22,6 +22,8 @@ interface Scope {
 }
 
 const scope = globalThis as unknown as Scope;
+/** For the device's own requests, which wait as its owner's settings say. */
+const once = globalThis.fetch.bind(globalThis);
 const asked = new Calls();
 let agent: DeviceAgent | null = null;
 let lock: Lock | null = null;
@@ -64,6 +66,7 @@ async function open({ settings, wait, conditions }: Extract<Ask, { method: "open
     examples: () => askPage({ method: "examples" }),
     mayWork: conditions ? () => askPage<boolean | string>({ method: "mayWork" }) : null,
     onEvent: (event) => scope.postMessage({ type: "event", event }),
+    fetch: once,
     engine: () => openEngine("wasm", 1, { wasm: async () => ort as unknown as typeof Ort }),
   };
   lock = await acquireLock(databaseName(configOf(settings).name), wait);
@@ -84,10 +87,8 @@ function end(): void {
 
 // Where a bundler makes one file of a worker, ONNX Runtime starts its threads with that file too.
 if (!scope.name?.startsWith("em-pthread")) {
-  // ONNX Runtime fetches its WebAssembly by itself, and gives up at the first refusal. The device's own requests wait by
-  // the owner's settings, so they go by the fetch of before.
-  const once = globalThis.fetch.bind(globalThis);
-  globalThis.fetch = (input, init) => (init?.referrerPolicy === "no-referrer" ? once : fetchPatiently)(input, init);
+  // ONNX Runtime fetches its WebAssembly by itself, and gives up at the first refusal.
+  globalThis.fetch = fetchPatiently;
   scope.onmessage = ({ data }) => {
     if (data.type === "call") void answer(data.call, data.ask);
     else if (data.type === "stop") agent?.stop();
