@@ -25,7 +25,12 @@ ITEM_BYTES: dict[str, int] = {
 
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    pass
+    def __post_init__(self) -> None:
+        # What equals its default is left out of the canonical JSON; msgspec leaves out what *is* its default.
+        defaults = self.__struct_defaults__
+        for name, default in zip(self.__struct_fields__[len(self.__struct_fields__) - len(defaults) :], defaults):
+            if isinstance(default, str | tuple) and getattr(self, name) == default:
+                msgspec.structs.force_setattr(self, name, default)
 
 
 class TensorSpec(_Strict, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from archipel import bundle as b
-from archipel.bundle.manifest import MAX_MANIFEST_BYTES
+from archipel.bundle.manifest import MAX_MANIFEST_BYTES, PrivacyPolicy
 from archipel.bundle.roles import ALLOWED, Input, Result, role_of
 from archipel.bundle.validation import validate_manifest
 from archipel.errors import (
@@ -366,3 +366,12 @@ def test_validation_runs_on_encoding_too(folder: Path) -> None:
         b.encode_manifest(broken)
     with pytest.raises(ManifestError):
         validate_manifest(broken)
+
+
+def test_what_equals_a_default_is_left_out():
+    """Also where a program made the text or tuple, and it is another object than the default."""
+    made = msgspec.json.decode(b'{"server": "malicious", "weighting": "examples", "protocols": ["complete"]}')
+    made["protocols"] = tuple(made["protocols"])
+    assert made["server"] is not PrivacyPolicy.__struct_defaults__[-1]
+    plain = PrivacyPolicy(modes=("secure",), min_cohort=3, threshold=0.6, max_clip=1.0, max_bits=16)
+    assert msgspec.json.encode(msgspec.structs.replace(plain, **made)) == msgspec.json.encode(plain)
