@@ -79,7 +79,9 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
     _check_floors(plan, policy)
     if plan.max_cohort < max(plan.min_cohort, plan.threshold):
         _refuse(f"max_cohort {plan.max_cohort} is below min_cohort {plan.min_cohort} or threshold {plan.threshold}")
-    if plan.protocol != "complete":
+    if plan.privacy == "secure" and plan.protocol not in policy.protocols:
+        _refuse(f"protocol {plan.protocol!r} is not among the allowed {list(policy.protocols)}")
+    if plan.protocol == "neighbours":
         _check_neighbours(plan, policy)
     elif plan.privacy == "secure":
         _check_threshold(plan, policy)
@@ -125,8 +127,8 @@ def _check_threshold(plan: RoundPlan, policy: PrivacyPolicy) -> None:
 
 
 def _check_neighbours(plan: RoundPlan, policy: PrivacyPolicy) -> None:
-    if plan.privacy != "secure" or plan.protocol not in policy.protocols:
-        _refuse(f"protocol {plan.protocol!r} of a {plan.privacy} round; secure rounds may be {list(policy.protocols)}")
+    if plan.privacy != "secure":
+        _refuse(f"protocol {plan.protocol!r} of a {plan.privacy} round; it is one of secure rounds")
     if plan.kind != "training":
         # A device remembers the sets of queries that it was in, and here nobody proves to it who is in a sum.
         _refuse(f"protocol {plan.protocol!r} is for trainings, this is a round of kind {plan.kind}")

@@ -216,7 +216,7 @@ def test_sizes_below_what_the_policy_calls_for(over_neighbours, change, why):
 def test_plans_over_neighbours_outside_the_policy(over_neighbours):
     policy, plan = over_neighbours
     for other, changed, why in (
-        (replace(policy, protocols=("complete",)), plan, "protocol 'neighbours' of a secure round"),
+        (replace(policy, protocols=("complete",)), plan, "protocol 'neighbours' is not among"),
         (replace(policy, modes=("plain", "secure")), replace(plan, privacy="plain", colluders=0), "of a plain round"),
         (policy, replace(plan, kind="evaluation", min_cohort=40, min_contributors=20), "for trainings"),
         (replace(policy, min_cohort=40), replace(plan, min_cohort=60), "threshold"),
@@ -224,6 +224,11 @@ def test_plans_over_neighbours_outside_the_policy(over_neighbours):
     ):
         with pytest.raises(PolicyError, match=why):
             check_plan(changed, other, layout())
+
+
+def test_a_round_over_the_complete_graph_that_the_publisher_does_not_want(make_plan):
+    with pytest.raises(PolicyError, match="protocol 'complete' is not among"):
+        check_plan(make_plan(**GOOD), replace(POLICY, protocols=("neighbours",)), layout())
 
 
 def test_which_protocol_a_round_takes():

@@ -117,6 +117,7 @@ const FLOATS = new Set([
   "max_clip",
   "max_value",
   "max_server_lr",
+  "dropouts",
   "default",
   "minimum",
   "maximum",

@@ -79,6 +79,9 @@ export interface PrivacyPolicy {
   readonly max_value: number;
   readonly max_server_lr: number;
   readonly weighting: "examples" | "uniform";
+  readonly protocols: readonly ("complete" | "neighbours")[];
+  readonly dropouts: number;
+  readonly server: "malicious" | "semi-honest";
 }
 
 /** Everything about a bundle but the bytes. `files` maps every other file to its SHA-256 (hex). */
@@ -142,6 +145,9 @@ const decoder = struct<Manifest>({
       max_value: optional(float, 1e6, "1000000.0"),
       max_server_lr: optional(float, 1, "1.0"),
       weighting: optional(oneOf("examples", "uniform"), "examples", '"examples"'),
+      protocols: optional(list(oneOf("complete", "neighbours")), ["complete"], '["complete"]'),
+      dropouts: optional(float, 0.2),
+      server: optional(oneOf("malicious", "semi-honest"), "malicious", '"malicious"'),
     }),
   ),
   files: required(dictionary(text)),

@@ -412,6 +412,12 @@ function validatePolicy(manifest: Manifest): void {
   if (!(policy.colluders >= 0 && policy.colluders < 1)) {
     throw new ManifestError(`privacy: colluders must be a share from 0 to below 1, is ${policy.colluders}`);
   }
+  if (!policy.protocols.length || !(policy.dropouts >= 0 && policy.dropouts < 1)) {
+    throw new ManifestError(
+      "privacy: protocols must name at least one of 'complete', 'neighbours', and dropouts be a share from 0 to " +
+        `below 1, is ${policy.dropouts}`,
+    );
+  }
   const queries = policy.queries >= 1 && policy.queries <= MAX_QUERIES;
   if (!(policy.min_contributors >= 1) || !queries || !(policy.query_days >= 1 && policy.query_days <= 366)) {
     throw new ManifestError(

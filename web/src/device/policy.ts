@@ -51,6 +51,9 @@ export function checkPlan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout
   if (plan.max_cohort < Math.max(plan.min_cohort, plan.threshold)) {
     refuse(`max_cohort ${plan.max_cohort} is below min_cohort ${plan.min_cohort} or threshold ${plan.threshold}`);
   }
+  if (plan.privacy === "secure" && !policy.protocols.includes("complete")) {
+    refuse("rounds over the complete graph are not among its protocols, and this device speaks no other");
+  }
   if (plan.privacy === "secure") checkThreshold(plan, policy);
   checkUpdates(plan, policy, layout);
   // A sum that overflows would be decoded to other numbers, without an error.
