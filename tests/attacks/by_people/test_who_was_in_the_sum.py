@@ -37,7 +37,7 @@ from tests.support.fixtures.server import (  # noqa: F401  (fixtures)
 )
 from tests.support.world import World
 
-TRIALS, SIZE, COHORT, BITS = 4000, 16, 40, 12
+TRIALS, SIZE, COHORT, BITS = 4000, 4, 40, 12
 
 
 def layout() -> Layout:
