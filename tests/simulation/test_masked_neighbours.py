@@ -59,6 +59,28 @@ def test_rounds_over_neighbours_give_the_same_model(
     assert [row.devices for row in found.history] == [row.devices for row in expected.history]
 
 
+def test_secure_groups_over_neighbours_give_the_same_model(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each group is a round of its own: its devices draw neighbours among themselves, and the rule goes over means."""
+    sizes: list[int] = []
+    real = neighbours.unmask_sum
+
+    def note(total: Any, **given: Any) -> Any:
+        sizes.append(len(given["roster"].members))
+        return real(total, **given)
+
+    monkeypatch.setattr(neighbours, "unmask_sum", note)
+    given: dict[str, Any] = {
+        "rounds": 1, "client_axis": "off", "seed": 4, "protocol": "neighbours", "secure_groups": 3,
+        "aggregation": "median", "tolerated": 1,
+    }  # fmt: skip
+    found = archipel.simulate(bundle_of(make), fields(36), **given, masks=True)
+    expected = archipel.simulate(bundle_of(make), fields(36), **given)
+    assert sizes == [12, 12, 12]
+    for name, value in expected.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], value)
+        assert (value != bundle_of(make).parameters()[name]).any()
+
+
 @pytest.mark.slow
 def test_many_devices_are_neighbours_where_nobody_says_so(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[int] = []
