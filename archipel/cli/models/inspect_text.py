@@ -25,6 +25,7 @@ def bundle_text(facts: Mapping[str, Any], layers: bool) -> str:
         f"strategy {facts['strategy'] or '-'}; privacy {', '.join(privacy['modes'])}, cohort of at least "
         f"{privacy['min_cohort']} and {privacy['colluders']:.3g} of it colluders, threshold {privacy['threshold']:g}, "
         f"clip at most {privacy['max_clip']:g}, {privacy['max_bits']} bits",
+        *_protocols(privacy),
         f"trained and adopted: {_until(facts['not_after'])}; {', '.join(facts['populations']) or 'any population'}; "
         f"sequence {facts['sequence']}",
         f"queries: {privacy['queries']} in {privacy['query_days']} days, each of at least "
@@ -80,6 +81,16 @@ def _until(not_after: int) -> str:
         return "without end"
     over = " (that is over; it still predicts)" if not_after < time.time() else ""
     return f"until {moment(not_after)}{over}"
+
+
+def _protocols(privacy: Mapping[str, Any]) -> list[str]:
+    """A line where secure rounds may be over neighbours."""
+    if "neighbours" not in privacy["protocols"]:
+        return []
+    return [
+        f"secure rounds: {' or '.join(privacy['protocols'])}; over neighbours {privacy['dropouts']:.3g} may leave, "
+        f"with a {privacy['server']} server"
+    ]
 
 
 def _phase(phase: Mapping[str, Any]) -> str:

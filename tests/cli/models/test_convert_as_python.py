@@ -155,6 +155,10 @@ CASES |= {
         query_days=7, max_value=10.0, max_server_lr=2.0
     ),
     "--policy-option weighting=uniform": default_policy(weighting="uniform"),
+    "--policy-option protocols=complete --policy-option dropouts=0.1": default_policy(
+        protocols=("complete",), dropouts=0.1
+    ),
+    "--policy-option server=semi-honest": default_policy(server="semi-honest"),
     "--policy policy.toml --policy-option min_cohort=5": default_policy(min_cohort=5, modes=("secure", "plain")),
     "--policy policy.toml": default_policy(min_cohort=4, modes=("secure", "plain")),
     "--name rain": {"name": "rain"},

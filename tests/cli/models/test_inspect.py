@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import numpy_helper, parser
 
-from archipel.cli.models.inspect_text import _until
+from archipel.cli.models.inspect_text import _protocols, _until
 from tests.support.commands import Command, Linear
 
 MLP = """<ir_version: 8, opset_import: ["": 17], producer_name: "by hand">
@@ -123,6 +123,13 @@ def test_until_when_and_for_whom_a_bundle_is() -> None:
     assert (_until(0), _until(4_102_444_800)) == ("without end", "until 2100-01-01 00:00:00Z")
     assert _until(2**62) == "until 4611686018427387904 (Unix seconds)"
     assert _until(1) == "until 1970-01-01 00:00:01Z (that is over; it still predicts)"
+
+
+def test_what_secure_rounds_may_be() -> None:
+    assert _protocols({"protocols": ["complete"], "dropouts": 0.2, "server": "malicious"}) == []
+    assert _protocols({"protocols": ["complete", "neighbours"], "dropouts": 0.25, "server": "semi-honest"}) == [
+        "secure rounds: complete or neighbours; over neighbours 0.25 may leave, with a semi-honest server"
+    ]
 
 
 def test_a_bundle_without_its_key(archipel: Command, linear: Linear) -> None:
