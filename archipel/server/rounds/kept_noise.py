@@ -55,10 +55,11 @@ def draw(services: Services, round_id: str) -> str:
         manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
         settings = request_of(task).differential_privacy
         before = _last(session, task.task_id, len(settings.coefficients) - 1)
-    past = [_read(services, task.task_id, *each) for each in before]
-    noise = draw_noise(settings, plan_layout(read_plan(current), manifest), past)
-    if noise.size > MAX_ELEMENTS:
-        raise ServerError(f"mechanism 'correlated': noise of {noise.size} elements is more than {MAX_ELEMENTS}")
+    layout = plan_layout(read_plan(current), manifest)
+    if layout.length > MAX_ELEMENTS:
+        raise ServerError(f"mechanism 'correlated': updates of {layout.length} elements are more than {MAX_ELEMENTS}")
+    # Read when its turn comes: all of it together is as large as two models for each coefficient.
+    noise = draw_noise(settings, layout, (_read(services, task.task_id, *each) for each in before))
     services.spool.open_round(task.task_id)
     nonce = secrets.token_bytes(_NONCE)
     sealed = nonce + _cipher(services).encrypt(nonce, noise.astype("<i8").tobytes(), _bound_to(task.task_id, round_id))
@@ -109,7 +110,7 @@ def _read(services: Services, task_id: str, round_id: str, digest: str) -> Noise
         raise ServerError(
             f"the noise of round {round_id} was sealed with another server's key; cancel the task, and create another"
         ) from None
-    return np.frombuffer(data, "<i8").astype(np.int64)
+    return np.frombuffer(data, "<i8").astype(np.int64, copy=False)
 
 
 def _cipher(services: Services) -> AESGCM:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -165,6 +166,26 @@ def test_the_noise_is_kept_as_long_as_it_is_needed_and_sealed(noisy: World) -> N
     noisy.clock.now += 3600
     noisy.settle()
     assert noisy.stored("updates") == {}
+
+
+def test_earlier_noise_is_in_memory_one_round_at_a_time(noisy: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it would be 62 times as large as the model with 32 coefficients."""
+    noisy.create_task(differential_privacy=correlated(coefficients=[8, 7, 6, 5, 4, 3]), rounds=6, cohort=3)
+    groups, read, alive = in_turns(noisy, 2), kept_noise._read, []
+    arrays: list[weakref.ref[np.ndarray]] = []
+
+    def watched(*what: Any) -> np.ndarray:
+        found = read(*what)
+        arrays.append(weakref.ref(found))
+        alive.append(sum(each() is not None for each in arrays))
+        return found
+
+    monkeypatch.setattr(kept_noise, "_read", watched)
+    for number in range(6):
+        run_round(noisy, next(groups), number)
+    # Each round reads that of up to five others, and its own when it is aggregated.
+    assert len(alive) == 0 + 1 + 2 + 3 + 4 + 5 + 6
+    assert max(alive) <= 2
 
 
 def test_lost_noise_fails_rounds_by_name(noisy: World) -> None:
