@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from archipel.bundle import decode_manifest
 from archipel.errors import ServerError
 from archipel.privacy.central import Noise, draw_noise
-from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
+from archipel.protocol.operator.differential_privacy import MAX_BANDS, DifferentialPrivacy
 from archipel.protocol.uploads import plan_layout
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import UPDATE_PHASES, Answer, BundleRow, Round, Task
@@ -74,11 +74,12 @@ def noise_of(services: Services, round_id: str) -> Noise:
 
 
 def forget(services: Services, task_id: str, settings: DifferentialPrivacy) -> None:
-    """Delete the file that no round needs any more, after the newest one's row is committed."""
+    """Delete what no round needs any more, after the newest one's row is committed: mostly one file, and those that a
+    kill has left before."""
     # The newest round's own stays, in case it is aggregated again.
     kept = max(len(settings.coefficients) - 1, 1)
     with services.database.read() as session:
-        old = _last(session, task_id, kept + 1)[kept:]
+        old = _last(session, task_id, kept + MAX_BANDS)[kept:]
     services.spool.drop(task_id, [sum_name(digest) for _, digest in old])
 
 
@@ -91,8 +92,8 @@ def come_again(session: Session, task: Task, round_id: str) -> str:
         Answer.round_id == round_id, Answer.phase.in_(UPDATE_PHASES), Answer.device_id.in_(in_last_sums(task))
     )
     count = session.scalar(again) or 0
-    separation = request_of(task).differential_privacy.separation
-    return f"noise: {count} of the round's devices were in one of the last {separation} sums" if count else ""
+    separation = request_of(task).differential_privacy.separation or 1
+    return f"noise: {count} of the round's devices were in a sum less than {separation} sums ago" if count else ""
 
 
 def _last(session: Session, task_id: str, count: int) -> list[tuple[str, str]]:
