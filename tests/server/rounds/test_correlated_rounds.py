@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
+from archipel.errors import LeaseLostError
 from archipel.privacy import Gaussian, spent_epsilon
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import Answer
 from archipel.server.processes import coordinator
+from archipel.server.processes.lease import Lease
 from archipel.server.rounds import aggregation, candidates, kept_noise
-from tests.server.rounds.noisy import CLIP, DELTA_STEP, ENTRIES, equal_weights, model_of, run_round
+from archipel.server.services import Services
+from tests.server.rounds.noisy import CLIP, DELTA_STEP, ENTRIES, equal_weights, give_equal, model_of, run_round
 from tests.support.devices import Device
 from tests.support.world import World
 
@@ -147,6 +150,49 @@ def test_a_round_that_is_aggregated_again_adds_the_same_noise_and_is_paid_for_on
     run_round(noisy, next(groups), 2)
     assert noisy.task(task)["state"] == "completed"
     assert len(rows(noisy)) == 2
+
+
+def test_of_two_coordinators_that_draw_noise_for_one_sum_one_adds_it(
+    noisy: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first was stopped for longer than its lease between its draw and the account; the other one went on."""
+    opened = [Services.open(noisy.settings, clock=noisy.clock) for _ in range(2)]
+    leases = [Lease(each.database, holder * 32, clock=noisy.clock, seconds=10.0) for each, holder in zip(opened, "ab")]
+    first, second = (coordinator.Coordinator(*each) for each in zip(opened, leases))
+    assert leases[0].take()
+    noisy.coordinator = first
+    task = noisy.create_task(differential_privacy=correlated(), rounds=3, cohort=3)["task_id"]
+    groups, draw, drawn = in_turns(noisy, 2), kept_noise.draw, []
+    run_round(noisy, next(groups), 1)
+    before, devices = steps_of(noisy, task), next(groups)
+    noisy.start_round(devices)
+    exact = give_equal(devices, 2)
+    noisy.run_to("unmasking", devices)
+    for device in devices:
+        device.unmasking()
+
+    def stopped(services: Services, round_id: str) -> str:
+        drawn.append(draw(services, round_id))
+        mine = drawn[-1]
+        if services is opened[0]:
+            noisy.clock.now += 11
+            assert leases[1].take()
+            while second.step():
+                pass
+        return mine
+
+    monkeypatch.setattr(kept_noise, "draw", stopped)
+    assert first.step()  # to phase aggregating
+    with pytest.raises(LeaseLostError):
+        first.step()
+    assert [row["phase"] for row in noisy.rounds(task)] == ["committed"] * 2
+    paid = rows(noisy)[1:]
+    assert len(drawn) == 2
+    assert [row.noise for row in paid] == drawn[1:]
+    noise = kept_noise.noise_of(noisy.services, paid[0].round_id)
+    np.testing.assert_allclose(steps_of(noisy, task) - before, exact + noise, atol=1e-2)
+    for each in opened:
+        each.database.dispose()
 
 
 def test_the_noise_is_kept_as_long_as_it_is_needed_and_sealed(noisy: World) -> None:
