@@ -6,7 +6,9 @@ the oldest file is deleted. A kill before the transaction leaves a file that no 
 of which nothing was released. A kill after it finds the noise of the round: the round adds it again to the same sum, so
 it releases the same and has been paid for. No round has two noises, and none is of two rounds.
 
-Whoever has the noise of a round and the model that it made has its sum, so it is kept no longer than it is needed.
+Whoever has the noise of a round and the model that it made has its sum, so it is kept no longer than it is needed, and
+is in no backup (archipel.server.storage.backup). A server that has forgotten rounds would take their noise back a
+second time, in other sums, and the account would not know: so a task whose noise is lost ends.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import UPDATE_PHASES, Answer, BundleRow, Round, Task
 from archipel.server.database.task_requests import read_plan, request_of
 from archipel.server.rounds.candidates import in_last_sums
-from archipel.server.storage.spool import sum_name
+from archipel.server.storage.spool import noise_name
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -63,7 +65,7 @@ def draw(services: Services, round_id: str) -> str:
     services.spool.open_round(task.task_id)
     nonce = secrets.token_bytes(_NONCE)
     sealed = nonce + _cipher(services).encrypt(nonce, noise.astype("<i8").tobytes(), _bound_to(task.task_id, round_id))
-    return services.spool.keep_sum(task.task_id, (sealed,)).digest
+    return services.spool.keep_noise(task.task_id, (sealed,)).digest
 
 
 def noise_of(services: Services, round_id: str) -> Noise:
@@ -80,7 +82,21 @@ def forget(services: Services, task_id: str, settings: DifferentialPrivacy) -> N
     kept = max(len(settings.coefficients) - 1, 1)
     with services.database.read() as session:
         old = _last(session, task_id, kept + MAX_BANDS)[kept:]
-    services.spool.drop(task_id, [sum_name(digest) for _, digest in old])
+    services.spool.drop(task_id, [noise_name(digest) for _, digest in old])
+
+
+def check_kept(services: Services, task: Task) -> None:
+    """Raise ServerError where the task's next round lacks noise of earlier ones. Before any device works for it."""
+    settings = request_of(task).differential_privacy
+    if not settings.is_correlated:
+        return
+    with services.database.read() as session:
+        needed = [digest for _, digest in _last(session, task.task_id, len(settings.coefficients) - 1)]
+    if needed and not services.spool.has_noise(task.task_id, needed):
+        raise ServerError(
+            "noise of the task's earlier rounds is lost, as after a restore, since backups do not have it; create "
+            "another task"
+        )
 
 
 def come_again(session: Session, task: Task, round_id: str) -> str:
@@ -104,7 +120,7 @@ def _last(session: Session, task_id: str, count: int) -> list[tuple[str, str]]:
 
 
 def _read(services: Services, task_id: str, round_id: str, digest: str) -> Noise:
-    sealed = services.spool.read_sum(task_id, digest)
+    sealed = services.spool.read_noise(task_id, digest)
     try:
         data = _cipher(services).decrypt(sealed[:_NONCE], sealed[_NONCE:], _bound_to(task_id, round_id))
     except (InvalidTag, ValueError):

@@ -22,7 +22,7 @@ from archipel.server.processes.lease import Lease
 from archipel.server.rounds import aggregation, candidates, kept_noise
 from archipel.server.services import Services
 from tests.server.rounds.noisy import CLIP, DELTA_STEP, ENTRIES, equal_weights, give_equal, model_of, run_round
-from tests.support.devices import Device
+from tests.support.devices import ANSWERED, Device
 from tests.support.world import World
 
 SENSITIVITY = math.ceil(CLIP * 1.001 / DELTA_STEP + math.sqrt(ENTRIES) / 2)
@@ -256,12 +256,31 @@ def test_earlier_noise_is_in_memory_one_round_at_a_time(noisy: World, monkeypatc
     assert max(alive) <= 2
 
 
-def test_lost_noise_fails_rounds_by_name(noisy: World) -> None:
+def test_a_task_whose_noise_is_lost_ends_before_devices_work_for_it(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)["task_id"]
     groups = in_turns(noisy, 2)
     run_round(noisy, next(groups), 1)
     noisy.services.spool.discard(task)
-    run_round(noisy, next(groups), 2)
+    for device in next(groups):
+        device.check_in()
+    noisy.settle()
+    shown = noisy.task(task)
+    assert (shown["state"], len(noisy.rounds(task))) == ("failed", 1)
+    assert "noise of the task's earlier rounds is lost" in shown["reason"]
+
+
+def test_noise_that_is_lost_in_a_round_fails_it_unpaid(noisy: World) -> None:
+    task = noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)["task_id"]
+    groups = in_turns(noisy, 2)
+    run_round(noisy, next(groups), 1)
+    devices = next(groups)
+    noisy.start_round(devices)
+    noisy.services.spool.discard(task)
+    give_equal(devices, 2)
+    for phase in ANSWERED:
+        for device in devices:
+            device.answer(phase)
+        noisy.settle()
     [failed] = [row for row in noisy.rounds(task) if row["phase"] == "failed"]
     assert failed["reason"].startswith("noise: ")
     assert "cannot be read" in failed["reason"]
