@@ -81,6 +81,8 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
         _refuse(f"protocol {plan.protocol!r} is not among the allowed {list(policy.protocols)}")
     if plan.protocol == "neighbours":
         _check_neighbours(plan, policy)
+    elif plan.neighbours or plan.partners:
+        _refuse(f"neighbours {plan.neighbours} and partners {plan.partners} in a round over the complete graph")
     elif plan.privacy == "secure":
         _check_threshold(plan, policy)
     _check_updates(policy, layout)
