@@ -34,7 +34,10 @@ export function drawer(randomness: string): (count: number) => Bytes {
   };
 }
 
-/** The steps in which the device sends what the file has; `bad` is in place of the good message at its step. */
+/**
+ * The steps in which the device sends what the file has; `bad` is in place of the good message at its step, which is
+ * then the last: a refusal that comes later would be one of something else.
+ */
 export async function replay(round: Json, index: number, bad?: { step: string; message: unknown }): Promise<string[]> {
   const device = round.devices[index];
   const right: string[] = [];
@@ -62,13 +65,22 @@ export async function replay(round: Json, index: number, bad?: { step: string; m
   };
   const given = (step: string): never =>
     read(step === bad?.step ? bad.message : good[step], KINDS[step] as Decoder<unknown>) as never;
-  compare("share", written(await acting.share(given("share"))), device.shares);
-  compare("complain", written(await acting.complain(given("complain"))), device.complaints);
-  compare("mask", [...(await acting.mask(Uint32Array.from(device.vector), given("mask")))], device.masked);
-  const signed = written(await acting.confirm(given("confirm")));
-  const confirmed = round.confirmations.confirmations.find((each: Json) => each.device === acting.deviceId);
-  compare("confirm", signed, confirmed?.confirmation);
-  compare("unmask", written(await acting.unmask(given("unmask"))), device.answer);
+  const after: Readonly<Record<string, () => Promise<void>>> = {
+    share: async () => compare("share", written(await acting.share(given("share"))), device.shares),
+    complain: async () => compare("complain", written(await acting.complain(given("complain"))), device.complaints),
+    mask: async () => {
+      compare("mask", [...(await acting.mask(Uint32Array.from(device.vector), given("mask")))], device.masked);
+    },
+    confirm: async () => {
+      const confirmed = round.confirmations.confirmations.find((each: Json) => each.device === acting.deviceId);
+      compare("confirm", written(await acting.confirm(given("confirm"))), confirmed?.confirmation);
+    },
+    unmask: async () => compare("unmask", written(await acting.unmask(given("unmask"))), device.answer),
+  };
+  for (const [step, take] of Object.entries(after)) {
+    await take();
+    if (step === bad?.step) break;
+  }
   return right;
 }
 
