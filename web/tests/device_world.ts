@@ -30,10 +30,16 @@ export function keyOf(name: string): Promise<SigningKey> {
 
 export const hexOf = (name: string, count = 32): string => hex(fixed(name, count));
 
-/** A token of population `POPULATION`, and the chain of the device that enrolled with it. */
-export async function chainOf(device: SigningKey, token: string, enrolment = "enrolment"): Promise<Chain> {
+/** A token of population `POPULATION`, and the chain of the device that enrolled with it; `changes` are the token's. */
+export async function chainOf(
+  device: SigningKey,
+  token: string,
+  enrolment = "enrolment",
+  changes: object = {},
+): Promise<Chain> {
   const tokenKey = await keyOf(token);
-  const kept = { kind: "device", token_key: tokenKey.publicKey, population: POPULATION, not_after: 4_000_000_000 };
+  const named = { kind: "device", population: POPULATION, not_after: 4_000_000_000, ...changes };
+  const kept = { token_key: tokenKey.publicKey, ...named };
   return {
     token: await seal("token", kept, await keyOf(enrolment)),
     identity: await seal("identity", { device_key: device.publicKey }, tokenKey),
