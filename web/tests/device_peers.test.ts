@@ -9,6 +9,7 @@ import { tokenIdOf } from "../src/device/identity.js";
 import type { Chain, Sealed } from "../src/device/messages/identity.js";
 import type { RoundPlan } from "../src/device/messages/rounds.js";
 import type { Complaint, Complaints, Confirmations } from "../src/device/messages/secure.js";
+import { NOBODY } from "../src/device/revocations.js";
 import { seal } from "../src/device/sealed.js";
 import { Participant } from "../src/device/secagg/participant.js";
 import { chainOf, fixed, hexOf, keyOf } from "./device_world.js";
@@ -94,7 +95,8 @@ describe("a cohort", () => {
   test("for a key that the chain is not of", async () => {
     const chain = await chainOf(await keyOf("device 1"), "token of device 1");
     const identity = { key: await keyOf("device 2"), chain, enrolmentKey: (await keyOf("enrolment")).publicKey };
-    await expect(Participant.open(roomPlan(), DIGEST, identity)).rejects.toThrow("is for another identity key");
+    const opened = Participant.open(roomPlan(), DIGEST, identity, NOBODY);
+    await expect(opened).rejects.toThrow("is for another identity key");
   });
 });
 

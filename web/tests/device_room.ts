@@ -8,7 +8,7 @@ import { type RoundPlan, roundPlan } from "../src/device/messages/rounds.js";
 import type {
   AdvertiseRequest, Cohort, Complaints, Confirmations, EncryptedShare, Shares, Survivors,
 } from "../src/device/messages/secure.js";
-import type { Revoked } from "../src/device/revocations.js";
+import { NOBODY, type Revoked } from "../src/device/revocations.js";
 import { cohortDigest } from "../src/device/secagg/cohort.js";
 import { associatedData, sealShares } from "../src/device/secagg/envelope.js";
 import { KeyTree } from "../src/device/secagg/key_tree.js";
@@ -43,7 +43,7 @@ export async function memberOf(
   { key = name, token = `token of ${name}`, attempt = "", chain }: {
     readonly key?: string; readonly token?: string; readonly attempt?: string; readonly chain?: Chain;
   } = {},
-  revoked?: Revoked,
+  revoked: Revoked = NOBODY,
 ): Promise<Member> {
   const signing = await keyOf(key);
   const drawn: Bytes[] = [];
@@ -53,7 +53,7 @@ export async function memberOf(
   };
   const own = chain ?? (await chainOf(signing, token));
   const identity = { key: signing, chain: own, enrolmentKey: (await keyOf("enrolment")).publicKey };
-  const acting = await Participant.open(plan, DIGEST, identity, draw, revoked);
+  const acting = await Participant.open(plan, DIGEST, identity, revoked, draw);
   return { acting, key: signing, chain: own, advertised: await acting.advertise(), drawn };
 }
 

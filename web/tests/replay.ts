@@ -8,6 +8,7 @@ import { decode, encode } from "../src/device/messages/fields.js";
 import { chain, sealed } from "../src/device/messages/identity.js";
 import { roundPlan } from "../src/device/messages/rounds.js";
 import { cohort, complaints, confirmations, shares, survivors } from "../src/device/messages/secure.js";
+import { NOBODY } from "../src/device/revocations.js";
 import { bodyDigest, unseal } from "../src/device/sealed.js";
 import { Participant } from "../src/device/secagg/participant.js";
 
@@ -52,7 +53,7 @@ export async function replay(round: Json, index: number, bad?: { step: string; m
     chain: read(device.chain, chain),
     enrolmentKey: unhex(round.enrolment_key),
   };
-  const acting = await Participant.open(plan, digest, identity, drawer(device.randomness));
+  const acting = await Participant.open(plan, digest, identity, NOBODY, drawer(device.randomness));
   const sent = await acting.advertise();
   compare("advertise", written(sent.advertisement), device.advertisement);
   compare("keys", hex(sent.envelope_keys), device.envelope_keys);
