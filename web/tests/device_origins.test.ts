@@ -7,6 +7,7 @@ import type { Bundle } from "../src/bundle/reader.js";
 import { CertificateError, PolicyError, ProvenanceError } from "../src/device/errors.js";
 import type { Enrolment } from "../src/device/enrolment.js";
 import { checkOrigin } from "../src/device/origins.js";
+import { type History } from "../src/device/provenance.js";
 import type { DeviceSession } from "../src/device/rounds/session.js";
 import { DeviceDatabase } from "../src/device/storage/database.js";
 import { hexOf, keyOf, type Lies, Log, openModel, ownWeights, POPULATION } from "./device_world.js";
@@ -21,10 +22,10 @@ beforeEach(async () => {
 });
 
 /** What the device says of these weights, for a training of the task. */
-async function check(weights: string, shown = log): Promise<void> {
+async function check(weights: string, shown = log, task = hexOf("task", 16)): Promise<void> {
   const keys = { serverKey: (await keyOf("server")).publicKey, enrolmentKey: (await keyOf("enrolment")).publicKey };
   const enrolment = { population: POPULATION, ...keys } as unknown as Enrolment;
-  await checkOrigin(database, bundle, weights, shown as unknown as DeviceSession, enrolment, hexOf("task", 16));
+  await checkOrigin(database, bundle, weights, shown as unknown as DeviceSession, enrolment, task);
 }
 
 test("the bundle's own weights need no log", async () => {
@@ -64,6 +65,27 @@ describe("a log that is another one", () => {
     await log.step("invented", hexOf("nobody's"));
     for (const _ of [1, 2]) await expect(check(hexOf("weights invented"))).rejects.toThrow("not in the server's log");
   });
+});
+
+test("a long log: the start, and what a paused task came to, are remembered", async () => {
+  const [start, paused] = [await log.start(), hexOf("paused", 16)];
+  await log.start({ task_id: paused });
+  const one = await log.step("one", start, { entry: { task_id: paused }, plan: { task_id: paused } });
+  // Single updates, so that no device has to sign.
+  for (let [index, parent] = [0, start]; index < 1100; index++) {
+    const weights = hexOf(`plain ${index}`);
+    const round = { round_id: hexOf(`plain ${index}`, 16), plan: hexOf("plan"), privacy: "plain", devices: 1 };
+    await log.add({ kind: "step", weights, parent, task_id: hexOf("task", 16), ...round });
+    parent = weights;
+  }
+  await expect(check(hexOf("plain 1099"))).rejects.toThrow("saw single updates");
+  const { history } = (await database.get<{ history: History }>("books", `origins/${bundle.digest}`))!;
+  expect([history.number, history.nodes.length]).toEqual([1103, 1024]);
+  expect(history.nodes.slice(0, 3).map(({ number }) => number)).toEqual([2, 3, 82]);
+  await log.add({ kind: "rollback", weights: start });
+  const two = await log.step("two", one, { entry: { task_id: paused }, plan: { task_id: paused } });
+  await check(start, log, paused);
+  await check(two, log, paused);
 });
 
 const OTHERS = Array.from({ length: 7 }, (_, index) => `${index}`.repeat(32));

@@ -156,6 +156,6 @@ export class Log {
     if (found !== null) return decode(path, encode(this.evidence.get(Number(found[1])) ?? {}), decoder);
     const after = Number(/after=(\d+)$/.exec(path)?.[1]);
     const newest = this.shown ?? this.entries.length;
-    return decode(path, encode({ entries: this.entries.slice(after, newest), newest }), decoder);
+    return decode(path, encode({ entries: this.entries.slice(after, Math.min(newest, after + 256)), newest }), decoder);
   };
 }
