@@ -291,6 +291,30 @@ test("weights that the server's log does not have are refused before anything is
   expect(server.left).toEqual([{ reason: "policy" }]);
 });
 
+test("weights that no step of the bundle's can have made", async () => {
+  const own = bundle.parameters();
+  const [name, array] = [...own][0]!;
+  const with_ = (data: number): NdArray => ({ ...array, data: array.data.slice().fill(data as never) });
+  const flat = { ...array, dims: [array.data.length, 1] };
+  for (const [serial, [changed, words]] of (
+    [
+      [new Map([...own, [name, with_(Number.NaN)]]), "no finite numbers"],
+      [new Map([...own, [name, with_(Number.POSITIVE_INFINITY)]]), "no finite numbers"],
+      [new Map([...own, [name, flat]]), `expected ${array.dtype}[${array.dims}]`],
+      [new Map([...own].slice(1)), "is missing"],
+      [new Map([...own, ["spy", array]]), `tensor "spy" is not one of the bundle's`],
+    ] as const
+  ).entries()) {
+    const file = writeWeights(changed);
+    const weights = await sha256(file);
+    server.files.set(`/v1/blobs/${weights}`, file);
+    server.left.length = 0;
+    const outcome = await assigned({ weights, serial: serial + 1, round_id: hexOf(`round ${serial}`, 16) });
+    expect([outcome.kind, outcome.reason]).toEqual(["refused", expect.stringContaining(words)]);
+    expect(server.left).toEqual([{ reason: "policy" }]);
+  }
+});
+
 test("the bundle's own weights are read as they were published", async () => {
   // What the refusals above rely on: with every check passed, the examples are asked for.
   server.files.set(`/v1/blobs/${(await planOf(bundle)).weights as string}`, writeWeights(bundle.parameters()));
