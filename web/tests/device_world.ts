@@ -87,7 +87,11 @@ export interface Lies {
   readonly confirmation?: object;
   readonly survivors?: readonly string[];
   readonly endorsers?: number;
+  /** One signature in the place of all. */
+  readonly repeated?: boolean;
   readonly enrolment?: string;
+  /** Of the devices' token certificates. */
+  readonly tokens?: object;
   readonly signedBy?: string;
   readonly sealedBy?: string;
 }
@@ -124,13 +128,13 @@ export class Log {
       survivors: await sha256(encode({ devices })), ...lies.confirmation,
     });
     const endorsers = await Promise.all(
-      keys.slice(0, lies.endorsers ?? 7).map(async (key, index) => ({
-        chain: await chainOf(key, `endorser's token ${index}`, lies.enrolment),
-        signature: await sign(
-          lies.signedBy === undefined ? key : await keyOf(lies.signedBy),
-          concat(label("confirmation"), confirmation),
-        ),
-      })),
+      keys.slice(0, lies.endorsers ?? 7).map(async (_, at) => {
+        const index = lies.repeated ? 0 : at;
+        const key = keys[index] as SigningKey;
+        const chain = await chainOf(key, `endorser's token ${index}`, lies.enrolment, lies.tokens);
+        const signing = lies.signedBy === undefined ? key : await keyOf(lies.signedBy);
+        return { chain, signature: await sign(signing, concat(label("confirmation"), confirmation)) };
+      }),
     );
     const entry = { kind: "step", weights, task_id: hexOf("task", 16), parent, round_id, plan, devices: 7 };
     await this.add({ ...entry, ...lies.entry }, lies.sealedBy);

@@ -19,7 +19,7 @@ import { type Endorsement, type WeightsStatement, weightsStatement } from "./mes
 import { checkPlan } from "./policy.js";
 import { bodyDigest, unseal } from "./sealed.js";
 import { survivorsDigest } from "./secagg/confirmations.js";
-import { planLayout } from "./updates/uploads.js";
+import { uploadLayout } from "./updates/uploads.js";
 
 const FIRST = "0".repeat(64);
 /** How many entries a device remembers of one log. */
@@ -178,7 +178,7 @@ export async function checkEndorsement(
   }
   log.find(plan.weights, plan.task_id);
   // The policy is about the most that the manifest states, whatever clip the plan sets.
-  checkPlan(plan, manifest.privacy, planLayout({ ...plan, hyperparameters: {} }, manifest));
+  checkPlan(plan, manifest.privacy, uploadLayout(manifest, plan.program));
   const { devices } = evidence.survivors;
   const survivors = new Set(devices);
   const needed = Math.max(plan.threshold, plan.min_cohort);
