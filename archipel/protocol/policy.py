@@ -11,14 +11,12 @@ from archipel.bundle.roles import Largest
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import groups
 from archipel.protocol.distributions import LEAST_COUNTED
-from archipel.protocol.messages import Kind, Protocol, RoundPlan
+from archipel.protocol.messages import RoundPlan
 from archipel.protocol.moments import moment
 from archipel.protocol.sealed import Sealed
-from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes, check_sizes, choose_sizes
+from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes, check_sizes
 from archipel.protocol.vector import Layout
 
-NEIGHBOURS_FROM = 256
-"""Devices of a cohort. In smaller ones nearly all others would be neighbours, where the server may be malicious."""
 _DENOMINATOR = 1_000_000
 
 
@@ -83,6 +81,8 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
         _refuse(f"protocol {plan.protocol!r} is not among the allowed {list(policy.protocols)}")
     if plan.protocol == "neighbours":
         _check_neighbours(plan, policy)
+    elif plan.neighbours or plan.partners:
+        _refuse(f"neighbours {plan.neighbours} and partners {plan.partners} in a round over the complete graph")
     elif plan.privacy == "secure":
         _check_threshold(plan, policy)
     _check_updates(policy, layout)
@@ -135,21 +135,6 @@ def _check_neighbours(plan: RoundPlan, policy: PrivacyPolicy) -> None:
     # With the cohort as it comes a device checks this once more, before it shares a secret.
     for cohort in (least_cohort(plan), plan.max_cohort):
         check_sizes(sizes_of(plan), cohort, assumptions_of(policy))
-
-
-def choose_protocol(policy: PrivacyPolicy, kind: Kind, cohort: int) -> Protocol:
-    """That of secure rounds with so many devices, where nobody asks for another: over neighbours where they are cheaper
-    for devices, and the policy allows them."""
-    if kind != "training" or "neighbours" not in policy.protocols:
-        return "complete"
-    if "complete" in policy.protocols:
-        if cohort < NEIGHBOURS_FROM:
-            return "complete"
-        try:
-            choose_sizes(cohort, assumptions_of(policy))
-        except PolicyError:
-            return "complete"
-    return "neighbours"
 
 
 def sizes_of(plan: RoundPlan) -> Sizes:

@@ -18,6 +18,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,8 +27,9 @@ from typing import TypeVar
 import numpy as np
 from devices import POPULATION, VALUE_BITS, Devices, Messages, Roles, divide, join
 
+from archipel.protocol.identity import VerifiedDevice
 from archipel.protocol.secagg.masks import add_masked
-from archipel.protocol.secagg_plus.member import Distinct, Session, read_members
+from archipel.protocol.secagg_plus.member import Distinct, RoundKeys, Session, read_member
 from archipel.protocol.secagg_plus.messages import (
     Answer,
     Confirmed,
@@ -99,8 +101,7 @@ class Server:
         members = self._devices.advertise()
         with self._clock.running("members"):
             distinct, named = Distinct(), []
-            read = read_members([*members.values()], self._terms.session, self._devices.enrolment_key, POPULATION)
-            for (number, member), (device, keys) in zip(members.items(), read, strict=True):
+            for (number, member), (device, keys) in zip(members.items(), self._read([*members.values()]), strict=True):
                 distinct.add(device, keys)
                 named.append((device.device_id, number, member))
             named.sort()
@@ -115,6 +116,15 @@ class Server:
         self._devices.set_roles(Roles(self._leaving, frozenset(self._staying[: self._case.timed]), numbers))
         for place, (_, _, member) in enumerate(named):
             self._bytes[place] += len(member)
+
+    def _read(self, members: Sequence[bytes]) -> list[tuple[VerifiedDevice, RoundKeys]]:
+        """All verified, in as many threads as there are cores, as a web process verifies each in its request's."""
+
+        def read(member: bytes) -> tuple[VerifiedDevice, RoundKeys]:
+            return read_member(member, self._terms.session, self._devices.enrolment_key, POPULATION)
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            return list(pool.map(read, members))
 
     def deal(self) -> None:
         for places in batches(range(self._case.clients), BATCH):

@@ -10,7 +10,7 @@ from archipel.bundle.manifest import PrivacyPolicy
 from archipel.bundle.roles import Program, Update
 from archipel.errors import PolicyError
 from archipel.protocol import Layout, check_plan, plan_digest, seal
-from archipel.protocol.policy import choose_protocol, colluders_of, endorsers_needed, least_cohort, splits
+from archipel.protocol.policy import colluders_of, endorsers_needed, least_cohort, splits
 from archipel.protocol.secagg_plus.sizes import Assumptions, choose_sizes_between
 
 POLICY = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.56, max_clip=2.0, max_bits=16, colluders=0.0)
@@ -229,14 +229,3 @@ def test_plans_over_neighbours_outside_the_policy(over_neighbours):
 def test_a_round_over_the_complete_graph_that_the_publisher_does_not_want(make_plan):
     with pytest.raises(PolicyError, match="protocol 'complete' is not among"):
         check_plan(make_plan(**GOOD), replace(POLICY, protocols=("neighbours",)), layout())
-
-
-def test_which_protocol_a_round_takes():
-    both = replace(POLICY, protocols=("complete", "neighbours"), colluders=0.2)
-    assert choose_protocol(both, "training", 255) == "complete"
-    assert choose_protocol(both, "training", 256) == "neighbours"
-    assert choose_protocol(both, "evaluation", 256) == "complete"
-    assert choose_protocol(POLICY, "training", 256) == "complete"
-    assert choose_protocol(replace(both, protocols=("neighbours",)), "training", 20) == "neighbours"
-    # With so many colluders not even all others are enough neighbours.
-    assert choose_protocol(replace(both, colluders=0.7), "training", 256) == "complete"

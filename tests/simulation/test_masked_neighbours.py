@@ -110,11 +110,11 @@ def test_too_few_devices_make_no_sum(make: Make) -> None:
 @pytest.mark.parametrize(
     ("changes", "given", "error", "match"),
     [
-        ({"protocols": ("complete",)}, {"protocol": "neighbours"}, SimulationError, r"allows \['complete'\]"),
+        ({"protocols": ("complete",)}, {"protocol": "neighbours"}, PolicyError, r"allows \['complete'\]"),
         ({}, {"protocol": "neighbours", "privacy": "plain"}, SimulationError, "these are plain"),
         ({"colluders": 0.9}, {"protocol": "neighbours"}, PolicyError, "cannot be secure"),
         (
-            {}, {"protocol": "neighbours", "system": System(), "mode": Pacing(threshold=20)}, SimulationError,
+            {}, {"protocol": "neighbours", "system": System(), "mode": Pacing(threshold=20)}, PolicyError,
             "threshold: 20; over neighbours",
         ),
     ],

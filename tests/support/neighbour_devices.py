@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from archipel.bundle import open_bundle
 from archipel.bundle.manifest import PrivacyPolicy
 from archipel.protocol import messages
 from archipel.protocol.policy import plan_digest
@@ -96,13 +97,18 @@ class NeighbourDevice(Device):
         return self.over.answer(self.question, self.fetch("GET", "inclusions", packed.Inclusions))
 
 
-def create_task(world: World, folder: Path, server: str = "malicious", **settings: Any) -> tuple[dict[str, Any], Any]:
-    """A task over neighbours with a bundle of its own, and the bundle's policy."""
+def use_bundle(world: World, folder: Path, server: str = "malicious") -> PrivacyPolicy:
+    """Have the world publish a bundle whose policy allows these rounds; returns the policy."""
     world.bundle_file = make_bundle(folder, world.keys.publisher, name=f"over-{server}", policy=policy_of(server))
-    values = {"cohort": 10, "threshold": None, "protocol": "neighbours", **settings}
-    task = world.create_task(**values)
-    return task, PrivacyPolicy(min_cohort=3, threshold=0.6, max_clip=100.0, max_bits=16, modes=("secure", "plain"),
-                               colluders=0.0, **policy_of(server))  # fmt: skip
+    return open_bundle(world.bundle_file, world.settings.trusted_keys).manifest.privacy
+
+
+def create_task(
+    world: World, folder: Path, server: str = "malicious", **settings: Any
+) -> tuple[dict[str, Any], PrivacyPolicy]:
+    """A task over neighbours with a bundle of its own, and the bundle's policy."""
+    policy = use_bundle(world, folder, server)
+    return world.create_task(**{"cohort": 10, "threshold": None, "protocol": "neighbours", **settings}), policy
 
 
 def add_devices(world: World, count: int, policy: PrivacyPolicy) -> list[NeighbourDevice]:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
-import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -22,7 +18,6 @@ from archipel.protocol.revocations import NOBODY, Revoked
 from archipel.protocol.secagg import keys
 
 MAX_MEMBER_BYTES = 8192
-_AT_A_TIME = 64
 _ROUND_KEYS_BYTES = 3 * keys.KEY_BYTES
 
 
@@ -95,22 +90,6 @@ def read_member(
     except (InvalidSignature, ValueError):
         raise CertificateError(f"member {device.device_id}: the signature of its round keys does not verify") from None
     return device, _read_keys(member.keys, device.device_id)
-
-
-def read_members(
-    encoded: Sequence[bytes], session: Session, enrolment_key: bytes, population: str, threads: int | None = None
-) -> list[tuple[VerifiedDevice, RoundKeys]]:
-    """`read_member` of many, in so many threads (all cores by default): most of it lets go of the interpreter's lock.
-
-    Raises what `read_member` raises, for the first of those that fail.
-    """
-
-    def read(start: int) -> list[tuple[VerifiedDevice, RoundKeys]]:
-        part = encoded[start : start + _AT_A_TIME]
-        return [read_member(member, session, enrolment_key, population) for member in part]
-
-    with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
-        return list(itertools.chain.from_iterable(pool.map(read, range(0, len(encoded), _AT_A_TIME))))
 
 
 def read_keys(encoded: bytes) -> RoundKeys:

@@ -203,7 +203,9 @@ def _collect(session: Session, frozen: FrozenRounds, round_id: str) -> Collected
     plan = read_plan(current)
     # A buffer has only the updates that were folded into it; those that came since belong to the next one.
     waiting = [] if task.buffered else folding.pending(session, current, task)
-    complete = plan.privacy == "secure" and plan.protocol == "complete"
+    complete, groups = plan.privacy == "secure" and plan.protocol == "complete", _read_groups(session, current)
+    # Where the groups have their sums there is nothing to unmask any more.
+    unmasks = plan.protocol == "neighbours" and not groups
     unmaskings = session.execute(
         select(Answer.device_id, Answer.body).where(Answer.round_id == round_id, Answer.phase == "unmasking")
     ).all()
@@ -225,8 +227,8 @@ def _collect(session: Session, frozen: FrozenRounds, round_id: str) -> Collected
         sharers=sharers(session, round_id),
         cohort=read_cohort(session, round_id) if complete else None,
         answers={row.device_id: decode("unmasking", row.body or b"", Unmasking) for row in unmaskings if complete},
-        groups=_read_groups(session, current),
-        neighbours=collect(session, frozen.roster(session, round_id)) if plan.protocol == "neighbours" else None,
+        groups=groups,
+        neighbours=collect(session, frozen.roster(session, round_id)) if unmasks else None,
         began=session.scalar(
             select(Round).join(Answer, Answer.round_id == Round.round_id).where(Answer.folded_into == round_id)
         )

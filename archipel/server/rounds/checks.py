@@ -14,16 +14,17 @@ from archipel.bundle import Manifest
 from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ServerError
 from archipel.privacy.central import check_composition as check_noise
+from archipel.protocol.choosing import choose_protocol, sizes_between
 from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
-from archipel.protocol.messages import RoundPlan
+from archipel.protocol.messages import Protocol, RoundPlan
 from archipel.protocol.messages.distributions import Bins
 from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
-from archipel.protocol.policy import assumptions_of, check_plan, choose_protocol, colluders_of
-from archipel.protocol.secagg_plus.sizes import Sizes, choose_sizes_between
+from archipel.protocol.policy import check_plan, colluders_of
+from archipel.protocol.secagg_plus.sizes import Sizes
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
 from archipel.server.rounds.candidates import least_devices
@@ -44,18 +45,12 @@ def smallest_threshold(manifest: Manifest, cohort: int) -> int:
     return max(math.ceil(ratio * cohort), (cohort + colluders_of(manifest.privacy, cohort)) // 2 + 1)
 
 
-def sizes_of_task(request: TaskRequest, manifest: Manifest) -> Sizes:
-    """How many neighbours the devices of its rounds have. Raises PolicyError where no number of them is secure."""
-    policy = manifest.privacy
-    return choose_sizes_between(policy.min_cohort, group_size(request), assumptions_of(policy))
-
-
 def threshold_of(request: TaskRequest, manifest: Manifest) -> int:
     """The threshold of secret sharing: the request's, or the smallest that is secure; 1 in plain rounds."""
     if request.privacy != "secure":
         return 1
     if request.protocol == "neighbours":
-        return sizes_of_task(request, manifest).threshold
+        return sizes_between(manifest.privacy, group_size(request)).threshold
     return request.threshold or smallest_threshold(manifest, group_size(request))
 
 
@@ -106,7 +101,8 @@ def make_plan(
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
     secure = request.privacy == "secure"
     own, size = server_hyperparameters(request, manifest), group_size(request)
-    sizes = sizes_of_task(request, manifest) if request.protocol == "neighbours" else Sizes(0, 0, 0)
+    over_neighbours = request.protocol == "neighbours"
+    sizes = sizes_between(manifest.privacy, size) if over_neighbours else Sizes(0, 0, 0)
     return RoundPlan(
         round_id=round_id,
         task_id=task_id,
@@ -157,7 +153,7 @@ def check_task(
 
     `max_update_bytes` and `robust_bytes` are the server's settings.
     """
-    request = _with_protocol(request, manifest)
+    request = msgspec.structs.replace(request, protocol=_protocol_of(request, manifest))
     threshold = threshold_of(request, manifest)
     contributors = request.min_contributors
     if request.kind != "training":
@@ -214,34 +210,14 @@ def check_task(
     return request
 
 
-def _with_protocol(request: TaskRequest, manifest: Manifest) -> TaskRequest:
-    """The request with the protocol that its rounds take; none where they are plain."""
+def _protocol_of(request: TaskRequest, manifest: Manifest) -> Protocol | None:
+    """That of the task's rounds; None where they are plain."""
     if request.privacy != "secure":
         if request.protocol is not None:
             raise ServerError(f"protocol: {request.protocol!r} is of secure rounds; this task has privacy plain")
-        return request
-    chosen = request.protocol or choose_protocol(manifest.privacy, request.kind, group_size(request))
-    if request.threshold is not None and request.protocol is None:
-        # A threshold that somebody states is one of the complete graph.
-        chosen = "complete" if "complete" in manifest.privacy.protocols else chosen
-    if chosen == "neighbours" and request.kind != "training":
-        raise ServerError(
-            "protocol: 'neighbours' is for trainings; leave it out, and the devices share with all others"
-        )
-    if chosen not in manifest.privacy.protocols:
-        raise ServerError(
-            f"protocol: bundle {manifest.name!r} allows {list(manifest.privacy.protocols)}, not {chosen!r}; its "
-            "publisher can export it with another privacy policy"
-        )
-    if chosen == "neighbours" and request.threshold not in (
-        None,
-        threshold := sizes_of_task(request, manifest).threshold,
-    ):
-        raise ServerError(
-            f"threshold: {request.threshold}; over neighbours it follows from the bundle's privacy policy and is "
-            f"{threshold}; leave it out"
-        )
-    return msgspec.structs.replace(request, protocol=chosen)
+        return None
+    size = group_size(request)
+    return choose_protocol(manifest.privacy, request.kind, size, asked=request.protocol, threshold=request.threshold)
 
 
 def _check_kind(request: TaskRequest, manifest: Manifest) -> None:

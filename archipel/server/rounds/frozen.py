@@ -95,9 +95,9 @@ class FrozenRounds:
 
         def make() -> FrozenRoster:
             current = session.get_one(Round, round_id)
-            policy = decode_manifest(session.get_one(BundleRow, read_plan(current).bundle).manifest).privacy
-            sizes, malicious = sizes_of(read_plan(current)), policy.server == "malicious"
-            return FrozenRoster(session, round_id, current.plan_digest, sizes, malicious)
+            plan = read_plan(current)
+            policy = decode_manifest(session.get_one(BundleRow, plan.bundle).manifest).privacy
+            return FrozenRoster(session, round_id, current.plan_digest, sizes_of(plan), policy.server == "malicious")
 
         with self._growing:
             return self._once("roster", round_id, make)

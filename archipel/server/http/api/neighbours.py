@@ -121,9 +121,8 @@ def partners(call: Call[None], round_id: str) -> Partners:
 
 def question(call: Call[None], round_id: str) -> Question:
     """Of which dealers this device is to show a share of the seed, and of which one of the mask key."""
-    frozen, seat = _roster(call, round_id, "confirming")
-    with call.services.database.read() as session:
-        return frozen.questions(session)[1][frozen.place(seat.device_id)]
+    frozen, _ = _roster(call, round_id, "confirming")
+    return _question(call, frozen)
 
 
 def include(call: Call[Confirmed], round_id: str) -> Receipt:
@@ -132,8 +131,7 @@ def include(call: Call[Confirmed], round_id: str) -> Receipt:
     if not seat.may_send("confirming", digest):
         return Receipt()
     frozen = _frozen(call, round_id)
-    with call.services.database.read() as session:
-        asked = frozen.questions(session)[1][frozen.place(seat.device_id)]
+    asked = _question(call, frozen)
     expected = SIGNATURE_BYTES * len(asked.present) if frozen.malicious else 0
     # Single signatures are for the dealers to check: a wrong one does not count there.
     if len(call.body.signatures) != expected:
@@ -155,10 +153,8 @@ def answer(call: Call[Answer], round_id: str) -> Receipt:
     if not seat.may_send("unmasking", digest):
         return Receipt()
     frozen = _frozen(call, round_id)
-    with call.services.database.read() as session:
-        asked = frozen.questions(session)[1][frozen.place(seat.device_id)]
     with refusing(422):
-        check_answer(asked, call.body, seat.device_id)
+        check_answer(_question(call, frozen), call.body, seat.device_id)
     try:
         key = Ed25519PublicKey.from_public_bytes(seat.device_key)
         key.verify(call.body.presence, presence(bind(frozen.session, frozen.roster.root)))
@@ -182,6 +178,11 @@ def _roster(call: Call[Any], round_id: str, phase: str) -> tuple[FrozenRoster, S
     # First: before this phase more may come, and what is frozen would be a part of it.
     seat.may_read(phase)
     return _frozen(call, round_id), seat
+
+
+def _question(call: Call[Any], frozen: FrozenRoster) -> Question:
+    with call.services.database.read() as session:
+        return frozen.questions(session)[1][frozen.place(call.identity.device_id)]
 
 
 def _store(call: Call[Any], seat: Seat, phase: str, digest: str) -> Receipt:

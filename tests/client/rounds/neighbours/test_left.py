@@ -13,9 +13,8 @@ from archipel.client.memory.vault import Vault
 from archipel.protocol import messages as m
 from archipel.protocol.identity import verify_chain
 from archipel.protocol.sealed import encode, public_bytes, seal
-from archipel.protocol.secagg_plus.messages import Partners, Question, pack
 from tests.client.rounds.neighbours.world import NeighbourWorld, opened
-from tests.support.scripted_server import Reply, before
+from tests.support.scripted_server import before
 
 Harm = Callable[[Path, Vault], None]
 
@@ -113,36 +112,6 @@ def test_the_vector_is_erased_when_it_is_masked(world: NeighbourWorld) -> None:
     assert not list(folder.glob("*.vector"))
 
 
-def test_secrets_from_before_the_masking_are_not_used_after_it(world: NeighbourWorld) -> None:
-    """As a backup that was put back has them: with them another vector could be masked."""
-    world.killed_at("shared")
-    before_masking = file(world, ".secrets").read_bytes()
-    vector = file(world, ".vector").read_bytes()
-    world._killed(lambda kill: world._at_event(world.agent, "uploaded", kill))
-    path = file(world, ".secrets")
-    path.write_bytes(before_masking)
-    path.with_suffix(".vector").write_bytes(vector)
-    asked = world.asked("partners")
-    assert world.finish().kind == "dropped"
-    # It does not come so far as to mask: the masked bytes, which nobody replaces, would stop it there only.
-    assert "older than the masked bytes" in world.agent.rounds[-1].reason
-    assert world.asked("partners") == asked == 1
-    assert len(set(world.server.bodies["update"])) == 1
-    assert world.asked("question") == 0
-    world.check_erased()
-
-
-def test_secrets_of_another_round_or_device_are_not_used(world: NeighbourWorld, tmp_path: Path) -> None:
-    world.killed_at("shared")
-    path, key = file(world, ".secrets"), vault(world)
-    with opened(tmp_path / "another") as another:
-        another.killed_at("shared")
-        theirs = vault(another).read(file(another, ".secrets"))
-    assert theirs is not None
-    key.write(path, theirs)
-    left_cleanly(world, told=1)
-
-
 @pytest.mark.parametrize("event", [pytest.param("advertised", marks=pytest.mark.slow), "shared", "uploaded"])
 def test_a_round_that_failed_meanwhile_is_closed(world: NeighbourWorld, event: str) -> None:
     world.killed_at(event)
@@ -230,24 +199,6 @@ def test_a_round_of_an_asynchronous_task_is_left_after_a_restart(world: Neighbou
     assert (world.asked("leave"), world.asked("dealt")) == (1, 0)
     world.server.forget()
     assert world.round(staleness_exponent=0.5).kind == "took_part"
-    world.check_committed()
-
-
-def test_another_question_than_the_confirmed_one_is_not_answered(world: NeighbourWorld) -> None:
-    """The server asks anew after a restart, with one device less."""
-    world.killed_at("confirmed")
-    question = world.server.questions[world.server.place]
-    other = Question(present=question.present[1:], left=question.present[:1])
-    world.answers("question", lambda reply: Reply(200, pack(other)))
-    world.finish()
-    world.check_committed()
-
-
-def test_other_partners_after_a_restart_mask_nothing_twice(world: NeighbourWorld) -> None:
-    world.killed_at("masked")
-    gone = Partners(gone=[world.server.roster.drawn[world.server.place][0]], others=[], mask_keys=b"")
-    world.answers("partners", lambda reply: Reply(200, pack(gone)))
-    world.finish()
     world.check_committed()
 
 

@@ -21,6 +21,7 @@ from archipel.server.database.fault_tables import Rest, Search, Suspect
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import Round
 from tests.attacks.faults_world import upload_noise
+from tests.server.rounds.neighbours.test_round import mean_of
 from tests.server.rounds.noisy import equal_weights, give_equal, model_of
 from tests.server.rounds.test_plain_rounds import mean, update
 from tests.server.rounds.test_robust_rounds import clipped, rows
@@ -29,19 +30,23 @@ from tests.server.rounds.test_secure_groups import give, group_means
 from tests.server.rounds.test_secure_round import expected_parameters, give_updates
 from tests.support.devices import ANSWERED, Device
 from tests.support.killed_server import Died, Server
+from tests.support.neighbour_devices import add_devices, use_bundle
 from tests.support.world import World
 
 
 class Through:
     """A world whose server is another process; what is asked of it is asked again when that dies."""
 
-    def __init__(self, world: World, kill: int, devices: int, *, equal: bool = False) -> None:
-        self.world = world
+    def __init__(self, world: World, kill: int, devices: int, *, equal: bool = False, neighbours: bool = False) -> None:
+        self.world, folder = world, Path(world.settings.folder).parent
         if equal:
-            equal_weights(world, Path(world.settings.folder).parent / "equal")
+            equal_weights(world, folder / "equal")
+        policy = use_bundle(world, folder) if neighbours else None
         world.publish()
         self.bundle = world.publish()
-        self.devices = world.add_devices(devices)
+        self.devices: Sequence[Device] = (
+            world.add_devices(devices) if policy is None else add_devices(world, devices, policy)
+        )
         for services in (world.services, world.app.extensions["archipel"]):
             services.database.dispose()  # no connection goes through a fork
         self.server = Server(world.settings, kill)
@@ -93,6 +98,23 @@ def secure(through: Through) -> None:
             device.answer(phase)
             through.settle()
     w, b = expected_parameters(updates)
+    check(through, task, {"w": w, "b": b})
+
+
+def over_neighbours(through: Through) -> None:
+    """One of five leaves when it has dealt, so that its masks have to be taken out."""
+    task = through.create(protocol="neighbours", cohort=5)
+    through.join()
+    alive = list(through.devices)
+    for phase in ANSWERED:
+        alive = alive[1:] if phase == "masking" else alive
+        for device in alive:
+            device.answer(phase)
+            through.settle()
+        if phase == "masking":
+            through.world.clock.now += 61
+            through.settle()
+    w, b = mean_of(alive)
     check(through, task, {"w": w, "b": b})
 
 
@@ -269,9 +291,9 @@ def left(through: Through) -> None:
 
 
 SCENARIOS: dict[str, Callable[[Through], None]] = {
-    "secure": secure, "noisy": noisy, "correlated": correlated, "plain": plain, "robust": robust, "rooted": rooted,
-    "grouped": grouped, "buffered": buffered,
-    "evaluated": evaluated, "spoiled": spoiled, "left": left,
+    "secure": secure, "neighbours": over_neighbours, "noisy": noisy, "correlated": correlated, "plain": plain,
+    "robust": robust, "rooted": rooted, "grouped": grouped, "buffered": buffered, "evaluated": evaluated,
+    "spoiled": spoiled, "left": left,
 }  # fmt: skip
 
 
@@ -299,8 +321,8 @@ def check(
 
 def run(world: World, scenario: str, kill: int) -> Server:
     through = Through(
-        world, kill, {"buffered": 6, "correlated": 6, "grouped": 9, "rooted": 4}.get(scenario, 3),
-        equal=scenario in ("noisy", "correlated"),
+        world, kill, {"buffered": 6, "correlated": 6, "grouped": 9, "neighbours": 5, "rooted": 4}.get(scenario, 3),
+        equal=scenario in ("noisy", "correlated"), neighbours=scenario == "neighbours",
     )  # fmt: skip
     try:
         SCENARIOS[scenario](through)
@@ -312,6 +334,7 @@ def run(world: World, scenario: str, kill: int) -> Server:
 
 POINTS = {
     "secure": 160,
+    "neighbours": 240,
     "noisy": 330,
     "correlated": 320,
     "plain": 125,

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -16,7 +15,6 @@ from archipel.protocol.messages import Endorsement, WeightsLog, WeightsStatement
 from archipel.protocol.provenance import History, LogReader, check_endorsement
 from archipel.protocol.sealed import public_bytes, unseal
 from archipel.protocol.secagg_plus import messages as packed
-from archipel.protocol.secagg_plus.envelope import DEALT_BYTES
 from archipel.protocol.secagg_plus.member import Member, RoundKeys, sign_member
 from tests.support.devices import ANSWERED
 from tests.support.neighbour_devices import NeighbourDevice, add_devices, create_task
@@ -108,51 +106,6 @@ def test_what_devices_cannot_say_of_their_envelopes(begun: Any) -> None:
     assert device.send("refused", packed.Refused(dealers=inbox.dealers[:1]))[0] == 200
 
 
-def test_who_dealt_garbage_is_out_and_the_others_go_on(begun: Any) -> None:
-    world, task, devices = begun
-    to(world, devices, "sharing")
-    liar = devices[3]
-    for device in devices:
-        dealt = device.over.deal(device.draw())
-        if device is liar:
-            dealt = msgspec.structs.replace(dealt, dealt=bytes(DEALT_BYTES) * len(dealt.places))
-        device.put("dealt", dealt)
-    world.settle()
-    for phase in ANSWERED[2:]:
-        for device in devices:
-            if device is not liar or phase == "complaining":
-                device.answer(phase)
-        if phase == "complaining":
-            world.settle()
-            status, answer = liar.try_fetch("GET", "partners")
-            assert status == 410
-            assert b"too few hold its shares" in answer
-            assert liar.check_in() is None
-        world.settle()
-    assert world.task(task["task_id"])["state"] == "completed"
-    (info,) = world.rounds(task["task_id"])
-    assert info["survivors"] == sorted(device.id for device in devices if device is not liar)
-    assert info["faults"] == []
-
-
-def test_who_shows_wrong_shares_is_named_and_the_sum_stays(begun: Any) -> None:
-    world, task, devices = begun
-    to(world, devices, "unmasking")
-    # Of each secret as many shares are used as the threshold, the first ones.
-    first = devices[0].over._state.neighbours[0]
-    liar = sorted(devices, key=lambda device: device.id)[first]
-    for device in devices:
-        answer = device.last_answer()
-        if device is liar:
-            seeds = np.frombuffer(answer.seeds, "<u4") ^ 1
-            answer = msgspec.structs.replace(answer, seeds=seeds.tobytes())
-        device.put("answer", answer)
-    world.settle()
-    assert world.task(task["task_id"])["state"] == "completed"
-    (info,) = world.rounds(task["task_id"])
-    assert info["faults"] == [{"device_id": liar.id, "reason": "wrong unmasking shares"}]
-
-
 def test_answers_of_a_wrong_form(begun: Any) -> None:
     world, _, devices = begun
     to(world, devices, "unmasking")
@@ -177,22 +130,6 @@ def test_signatures_of_a_wrong_number(begun: Any) -> None:
     for wrong in (b"", confirmed.signatures[:-64], confirmed.signatures + bytes(64)):
         assert device.send("inclusions", packed.Confirmed(signatures=wrong))[0] == 422
     assert device.send("inclusions", confirmed)[0] == 200
-
-
-def test_wrong_signatures_of_some_do_not_stop_the_others(begun: Any) -> None:
-    world, task, devices = begun
-    to(world, devices, "confirming")
-    for index, device in enumerate(devices):
-        device.question = device.fetch("GET", "question", packed.Question)
-        confirmed = device.over.confirm(device.question)
-        if index in (2, 6):
-            confirmed = packed.Confirmed(signatures=bytes(len(confirmed.signatures)))
-        device.put("inclusions", confirmed)
-    world.settle()
-    for device in devices:
-        device.answer("unmasking")
-    world.settle()
-    assert world.task(task["task_id"])["state"] == "completed"
 
 
 def test_devices_sign_that_the_round_took_place(begun: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from archipel.bundle import read_weights
 from archipel.server.database.tables import Answer
-from tests.support.devices import ANSWERED
+from tests.support.devices import ANSWERED, Device
 from tests.support.neighbour_devices import NeighbourDevice, add_devices, create_task
 from tests.support.tiny_bundle import make_bundle
 from tests.support.world import World
@@ -19,7 +20,7 @@ from tests.support.world import World
 DELTA_STEP = 1 / 256
 
 
-def mean_of(devices: list[NeighbourDevice]) -> tuple[np.ndarray, np.ndarray]:
+def mean_of(devices: Sequence[Device]) -> tuple[np.ndarray, np.ndarray]:
     """FedAvg from zero over updates of weight 1, computed from the plain integers."""
     vectors = np.array([device.vector for device in devices], np.int64)
     signed = np.where(vectors < 2**23, vectors, vectors - 2**24)

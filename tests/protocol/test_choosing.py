@@ -1,0 +1,56 @@
+"""Which protocol secure rounds take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from archipel.bundle.manifest import PrivacyPolicy
+from archipel.errors import PolicyError
+from archipel.protocol.choosing import choose_protocol, sizes_between
+from archipel.protocol.secagg_plus.sizes import Assumptions, choose_sizes_between
+
+COMPLETE = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.56, max_clip=2.0, max_bits=16, colluders=0.2)
+BOTH = replace(COMPLETE, protocols=("complete", "neighbours"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "cohort", "asked", "expected"),
+    [
+        (BOTH, 255, {}, "complete"),
+        (BOTH, 256, {}, "neighbours"),
+        (BOTH, 256, {"kind": "evaluation"}, "complete"),
+        (BOTH, 256, {"threshold": 150}, "complete"),
+        (BOTH, 256, {"asked": "complete"}, "complete"),
+        (BOTH, 100, {"asked": "neighbours"}, "neighbours"),
+        (COMPLETE, 256, {}, "complete"),
+        (replace(BOTH, protocols=("neighbours",)), 100, {}, "neighbours"),
+        # With so many colluders not even all others are enough neighbours.
+        (replace(BOTH, colluders=0.7), 256, {}, "complete"),
+    ],
+)
+def test_which_protocol_a_round_takes(policy: PrivacyPolicy, cohort: int, asked: dict[str, Any], expected: str) -> None:
+    assert choose_protocol(policy, **{"kind": "training", "cohort": cohort, **asked}) == expected
+
+
+def test_a_threshold_that_is_the_right_one() -> None:
+    sizes = sizes_between(BOTH, 256)
+    assert sizes == choose_sizes_between(10, 256, Assumptions(0.2, 0.2, "malicious", hidden=9))
+    assert choose_protocol(BOTH, "training", 256, asked="neighbours", threshold=sizes.threshold) == "neighbours"
+
+
+@pytest.mark.parametrize(
+    ("policy", "asked", "why"),
+    [
+        (COMPLETE, {"asked": "neighbours"}, r"allows \['complete'\], not 'neighbours'"),
+        (replace(BOTH, protocols=("neighbours",)), {"kind": "evaluation"}, r"allows \['neighbours'\], not 'complete'"),
+        (BOTH, {"asked": "neighbours", "kind": "evaluation"}, "is for trainings"),
+        (BOTH, {"asked": "neighbours", "threshold": 3}, "threshold: 3; over neighbours it follows"),
+        (replace(BOTH, colluders=0.7), {"asked": "neighbours"}, "cannot be secure"),
+    ],
+)
+def test_what_does_not_go_together(policy: PrivacyPolicy, asked: dict[str, Any], why: str) -> None:
+    with pytest.raises(PolicyError, match=why):
+        choose_protocol(policy, **{"kind": "training", "cohort": 256, **asked})
