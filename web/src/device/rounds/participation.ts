@@ -3,7 +3,6 @@
 import {
   BundleError, NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError, SignatureError,
 } from "../../errors.js";
-import { randomBytes } from "../crypto.js";
 import type { Device } from "../device.js";
 import type { Enrolment } from "../enrolment.js";
 import {
@@ -104,7 +103,7 @@ export class Participation {
     const done = await this.contribute(prepared, journal);
     const { layout } = prepared;
     const identity = { key: device.vault.identity, chain: enrolment.chain, enrolmentKey: enrolment.enrolmentKey };
-    const participant = await Participant.open(plan, this.digest, identity, randomBytes, revoked);
+    const participant = await Participant.open(plan, this.digest, identity, revoked);
     const encodeStale = (staleness: number): Uint32Array => {
       const arrays = layout.discount(done.arrays, staleness, plan.staleness_exponent ?? 0);
       return layout.encode(arrays, plan.modulus_bits, plan.max_cohort);
