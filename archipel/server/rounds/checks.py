@@ -17,7 +17,7 @@ from archipel.privacy.central import check_composition as check_noise
 from archipel.protocol.choosing import choose_protocol, sizes_between
 from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
-from archipel.protocol.messages import Protocol, RoundPlan
+from archipel.protocol.messages import Protocol, RoundPlan, ServerNoise
 from archipel.protocol.messages.distributions import Bins
 from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.aggregation import ROOTED
@@ -97,6 +97,7 @@ def make_plan(
     serial: int = 0,
     not_after: int = 0,
     revocations: str | None = None,
+    server_noise: ServerNoise | None = None,
 ) -> RoundPlan:
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
     secure = request.privacy == "secure"
@@ -134,6 +135,7 @@ def make_plan(
         protocol=request.protocol or "complete",
         neighbours=sizes.neighbours,
         partners=sizes.partners,
+        server_noise=server_noise,
     )
 
 

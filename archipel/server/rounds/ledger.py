@@ -21,6 +21,7 @@ from archipel.bundle import Manifest
 from archipel.errors import ArchipelError, PolicyError
 from archipel.privacy import Event, Repeated, read_events, spent_epsilon, write_events
 from archipel.privacy.central import events_of, settle
+from archipel.protocol.messages import ServerNoise
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy, PrivacySpent
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.audit import log as audit
@@ -50,6 +51,9 @@ COVERS = (
     "the weights of all versions, and noisy counts of clipped updates; not who took part, nor the results of "
     "evaluations and analyses, nor failures"
 )
+
+_MOST_TOLD = 1e30
+"""The largest epsilon of a plan."""
 
 Counts = tuple[tuple[bytes, int], ...]
 
@@ -130,6 +134,21 @@ def end_spent(write: Write, task_id: str, why: str, *, now: float) -> None:
         task.state, task.reason, task.ended = "completed" if task.rounds_committed else "failed", why, now
         audit.append(session, now, "coordinator", "task.budget-spent", task.task_id, reason=why)
         let_go(session, task)
+
+
+def state(session: Session, task: Task) -> ServerNoise | None:
+    """What the plan of the task's next round says of its noise; None for a task without noise."""
+    noise = request_of(task).differential_privacy
+    if not noise.is_central or noise.noise_multiplier is None:
+        return None
+    before = _counts(session, task.population, _model(session, task))
+    following = (*before, (write_events(events_of(noise, _paid_for(session, task))), 1))
+    return ServerNoise(
+        mechanism="correlated" if noise.is_correlated else "central",
+        multiplier=noise.noise_multiplier,
+        epsilon=min(_epsilon(following, noise.delta), _MOST_TOLD),
+        delta=noise.delta,
+    )
 
 
 def spent_by(session: Session, task: Task, round_id: str | None = None) -> PrivacySpent | None:

@@ -62,6 +62,28 @@ def test_the_new_model_is_the_mean_with_noise_of_the_stated_size(noisy: World) -
     assert noisy.task(task["task_id"])["state"] == "completed"
 
 
+def test_plans_state_the_noise_and_what_it_costs_up_to_their_round(noisy: World) -> None:
+    noisy.create_task(differential_privacy=central(3.0), rounds=1, cohort=3)
+    devices = noisy.add_devices(3)
+    run_round(noisy, devices)
+    # The account is that of the model, whichever task released it.
+    noisy.create_task(differential_privacy=central(3.0, delta=1e-7), rounds=2, cohort=3, name="second")
+    for number in (2, 3):
+        run_round(noisy, devices)
+        stated = devices[0].plan and devices[0].plan.server_noise
+        assert stated is not None
+        assert (stated.mechanism, stated.multiplier, stated.delta) == ("central", 3.0, 1e-7)
+        assert stated.epsilon == pytest.approx(epsilon(3.0, number, 1e-7))
+
+
+def test_a_plan_without_noise_states_none(noisy: World) -> None:
+    noisy.create_task(rounds=1, cohort=3)
+    devices = noisy.add_devices(3)
+    noisy.start_round(devices)
+    assert devices[0].plan is not None
+    assert devices[0].plan.server_noise is None
+
+
 def test_much_noise_moves_the_model_no_further_than_devices_accept(noisy: World) -> None:
     """A device knows the manifest alone: it takes the largest step that any cohort's sum can make for granted."""
     task = noisy.create_task(differential_privacy=central(50.0), rounds=2, cohort=3)

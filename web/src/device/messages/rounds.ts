@@ -32,6 +32,21 @@ const bins: Decoder<Bins> = struct<Bins>({
   better: optional(oneOf("higher", "lower"), "higher"),
 });
 
+/** What the server says of noise of its own; nobody can check it. */
+export interface ServerNoise {
+  readonly mechanism: "central" | "correlated";
+  readonly multiplier: number;
+  readonly epsilon: number;
+  readonly delta: number;
+}
+
+const serverNoise: Decoder<ServerNoise> = struct<ServerNoise>({
+  mechanism: required(oneOf("central", "correlated")),
+  multiplier: required(real(Number.MIN_VALUE, 1e9)),
+  epsilon: required(real(0, 1e30)),
+  delta: required(real(Number.MIN_VALUE, 1)),
+});
+
 /** Label "plan", sealed by the server key: what a round is. The fields are those of the Python package. */
 export interface RoundPlan {
   readonly round_id: string;
@@ -60,6 +75,7 @@ export interface RoundPlan {
   readonly serial: number;
   readonly not_after: number;
   readonly revocations: string | null;
+  readonly server_noise: ServerNoise | null;
 }
 
 export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
@@ -89,6 +105,7 @@ export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
   serial: optional(whole(0), 0),
   not_after: optional(whole(0), 0),
   revocations: optional(nullable(digestText), null),
+  server_noise: optional(nullable(serverNoise), null),
 });
 
 export const revocations: Decoder<Revocations> = struct<Revocations>({
