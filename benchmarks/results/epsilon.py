@@ -107,7 +107,8 @@ def main() -> None:
         last = [run[-1] for run in runs]
         lost = [before - after for before, after in zip(none, last)]
         told = ["none" if epsilon is None else f"{epsilon:g}", "0" if multiplier is None else f"{multiplier:.2f}"]
-        table.add(case, [*told, spread(last), spread(lost)], percent=float(np.mean(last)), points_below=float(np.mean(lost)))
+        below = float(np.mean(lost))
+        table.add(case, [*told, spread(last), spread(lost)], percent=float(np.mean(last)), points_below=below)
 
     add("no noise", None, None, [[each] for each in none])
     lines: dict[str, list[list[tuple[float, float]]]] = {}

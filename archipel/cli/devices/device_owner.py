@@ -221,7 +221,10 @@ def _privacy(privacy: Privacy) -> Iterator[str]:
     if not privacy.tasks:
         yield "privacy     nothing spent: no update was sent"
         return
-    head = ("task", "model", "kind", "secure", "hidden among", "plain", "unsure", "sent", "noise", "epsilon", "server's noise")
+    head = (
+        "task", "model", "kind", "secure", "hidden among", "plain", "unsure", "sent", "noise", "epsilon",
+        "server's noise",
+    )  # fmt: skip
     yield from table(head, map(_privacy_row, privacy.tasks))
     yield "secure: the server saw the sum over so many devices. plain: it saw this device's update, or may have."
     yield "unsure: the masked update was sent, and is in a sum or lost."

@@ -26,7 +26,8 @@ from archipel.protocol.operator.differential_privacy import DifferentialPrivacy,
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.audit import log as audit
 from archipel.server.database.privacy_tables import PrivacyEvent
-from archipel.server.database.tables import BundleRow, Round, Task
+from archipel.server.database.registry_tables import ModelVersion
+from archipel.server.database.tables import BundleRow, Round, Task, Version
 from archipel.server.database.task_requests import request_of
 from archipel.server.rounds import kept_noise
 from archipel.server.rounds.assigning import let_go
@@ -161,18 +162,54 @@ def spent_by(session: Session, task: Task, round_id: str | None = None) -> Priva
     if round_id is not None:
         last = session.scalar(select(func.max(PrivacyEvent.number)).where(PrivacyEvent.round_id == round_id)) or 0
     counts = _counts(session, task.population, model, last)
+    ended = None if round_id is None else session.get_one(Round, round_id).ended
     return PrivacySpent(
         population=task.population,
         model=model,
         epsilon=_epsilon(counts, noise.delta),
         delta=noise.delta,
         releases=sum(count for _, count in counts),
+        exact=_exact_sums(session, task.population, model, ended),
         accountant=ACCOUNTANT,
         unit=UNIT,
         sampling=SAMPLING,
         trust=TRUST,
         covers=COVERS,
     )
+
+
+def spent_by_version(session: Session, version: ModelVersion) -> PrivacySpent | None:
+    """The same of a version in the registry: up to the round that made it, or that made what it was made from.
+
+    None where that round had no noise, or there is none.
+    """
+    while True:
+        if version.task_id is not None:
+            trained = session.get_one(Version, (version.task_id, version.task_version))
+            if trained.round_id is not None:
+                return spent_by(session, session.get_one(Task, version.task_id), trained.round_id)
+        # A bundle as published: it tells what the version told that it was made from. Parents were registered before.
+        if version.parent is None or version.parent >= version.number:
+            return None
+        version = session.get_one(ModelVersion, (version.model, version.parent))
+
+
+def _exact_sums(session: Session, population: str, model: str, ended: float | None) -> int:
+    """How many sums of the model's tasks were released without noise, up to that time."""
+    query = (
+        select(func.count())
+        .select_from(Round)
+        .join(Task, Task.task_id == Round.task_id)
+        .join(BundleRow, BundleRow.digest == Task.bundle)
+        .where(
+            Task.population == population,
+            BundleRow.name == model,
+            Round.phase == "committed",
+            # A task with noise has paid for whatever it has released.
+            Task.task_id.not_in(select(PrivacyEvent.task_id)),
+        )
+    )
+    return session.scalar(query if ended is None else query.where(Round.ended <= ended)) or 0
 
 
 def _paid_for(session: Session, task: Task) -> int:
