@@ -85,7 +85,7 @@ describe("steps without devices", () => {
     ["signed for another round", { confirmation: { round_id: hexOf("x", 16) } }, "of another round, plan or survivor"],
     ["signed by others", { signedBy: "somebody" }, CertificateError],
     ["invented devices", { enrolment: "somebody" }, CertificateError],
-    ["too few signatures", { endorsers: 6 }, "6 devices signed that they were in it, the threshold is 7"],
+    ["too few signatures", { endorsers: 6 }, "6 devices signed that they were in it, 7 are needed"],
     ["other survivors", { survivors: OTHERS }, ProvenanceError as typeof CertificateError],
   ];
 
