@@ -3,7 +3,6 @@
 import {
   BundleError, NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError, SignatureError,
 } from "../../errors.js";
-import { randomBytes } from "../crypto.js";
 import type { Device } from "../device.js";
 import type { Enrolment } from "../enrolment.js";
 import {
@@ -121,7 +120,7 @@ export class Participation {
     };
     if (plan.protocol === "neighbours") {
       const terms = termsOf(plan, this.digest, prepared.bundle.manifest.privacy);
-      const acting = await NeighbourParticipant.open(terms, identity, randomBytes, revoked);
+      const acting = await NeighbourParticipant.open(terms, identity, revoked);
       return new NeighbourRound(plan, this.session, device.config, owner, journal).run(
         acting,
         terms.assumed.server,
@@ -131,7 +130,7 @@ export class Participation {
         () => journal.storeState(done.state, 0),
       );
     }
-    const participant = await Participant.open(plan, this.digest, identity, randomBytes, revoked);
+    const participant = await Participant.open(plan, this.digest, identity, revoked);
     return new SecureRound(plan, this.session, device.config, owner, journal).run(
       participant,
       layout,

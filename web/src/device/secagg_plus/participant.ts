@@ -11,7 +11,7 @@ import { type Bytes, concat, sameBytes } from "../bytes.js";
 import { agree, agreementKey, digest, KEY_BYTES, publicKeyOf, randomBytes, sign } from "../crypto.js";
 import { CertificateError, ConsistencyError, SecureAggregationError, ShareError, ThresholdError } from "../errors.js";
 import { type VerifiedDevice, verifyChain } from "../identity.js";
-import { NOBODY, type Revoked } from "../revocations.js";
+import type { Revoked } from "../revocations.js";
 import { pairwiseMaskKey, roundSalt, selfMaskKey } from "../secagg/keys.js";
 import { applyMask, checkVector, reduce } from "../secagg/masks.js";
 import type { Identity } from "../secagg/participant.js";
@@ -69,8 +69,8 @@ export class Participant {
     private readonly terms: Terms,
     private readonly identity: Identity,
     private readonly own: VerifiedDevice,
-    private readonly randomness: (bytes: number) => Bytes,
     private readonly revoked: Revoked,
+    private readonly randomness: (bytes: number) => Bytes,
   ) {
     this.salt = roundSalt(terms.session.roundId, terms.session.plan);
   }
@@ -82,14 +82,14 @@ export class Participant {
   static async open(
     terms: Terms,
     identity: Identity,
+    revoked: Revoked,
     randomness: (bytes: number) => Bytes = randomBytes,
-    revoked: Revoked = NOBODY,
   ): Promise<Participant> {
     const own = await verifyChain(identity.chain, identity.enrolmentKey);
     if (!sameBytes(identity.key.publicKey, own.deviceKey)) {
       throw new CertificateError(`device ${own.deviceId}: its chain is for another identity key`);
     }
-    return new Participant(terms, identity, own, randomness, revoked);
+    return new Participant(terms, identity, own, revoked, randomness);
   }
 
   get deviceId(): string {
