@@ -53,12 +53,12 @@ test-all: set-up $(WEB)
 
 # What the tests need. pip installs while the system's packages are installed, which takes one core each.
 set-up:
-	@$(MAKE) --no-print-directory --jobs=2 $(READY) tools
-	@$(MAKE) --no-print-directory known-rooms
+	@$(MAKE) --silent --no-print-directory --jobs=2 $(READY) tools
+	@$(MAKE) --silent --no-print-directory known-rooms
 
 # One after the other: apt-get has a lock.
 tools:
-	@for tool in postgres-if-possible compiler-if-possible $(NODE); do $(MAKE) --no-print-directory $$tool || exit 1; done
+	@for tool in postgres-if-possible compiler-if-possible $(NODE); do $(MAKE) --silent --no-print-directory $$tool || exit 1; done
 
 # Before minutes go by: a name that is no room ends it.
 known-rooms: $(READY)
