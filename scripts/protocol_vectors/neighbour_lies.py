@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from archipel.protocol.identity import token_id
-from archipel.protocol.messages import TokenCertificate
+from archipel.protocol import public_bytes, seal
+from archipel.protocol.identity import read_chain, token_id
+from archipel.protocol.messages import Chain, TokenCertificate
+from archipel.protocol.messages.identity import RotationCertificate
 from archipel.protocol.secagg_plus.envelope import DEALT_BYTES
 from archipel.protocol.secagg_plus.inclusion import inclusion
 from archipel.protocol.secagg_plus.member import RoundKeys, Session, sign_member
@@ -121,6 +123,10 @@ def _cohorts(session: NeighbourSession) -> list[Lie]:
         ("a_cipher_key_of_order_8", "SecureAggregationError", member(cipher_key=bytes.fromhex(ORDER_8))),
         ("a_mask_key_of_order_8_with_the_highest_bit", "SecureAggregationError", member(mask_key=high_bit)),
         ("a_device_twice", twice, cohort(session.members[second])),
+        ("a_device_twice_with_another_token_and_key", twice,
+         member(by="replaced", chain=rotated(chain_of(session.names[second], token="more"), session.names[second]))),
+        ("a_device_key_twice", twice,
+         member(by=session.names[second], chain=rotated(chain_of(STRANGER), STRANGER, session.names[second]))),
         ("a_token_twice", twice, member(chain=chain_of(STRANGER, token=session.names[second]))),
         ("the_mask_key_of_another", twice, member(mask_key=theirs.mask_key)),
         ("the_cipher_key_of_another_as_mask_key", twice, member(mask_key=theirs.cipher_key)),
@@ -184,7 +190,11 @@ def _inboxes(session: NeighbourSession) -> list[Lie]:
         """The first dealer's envelope under these names."""
         count = len(dealers)
         return says(
-            receive=pack(Inbox(dealers=dealers, positions=[1] * count, cipher_keys=key * count, dealt=dealt * count))
+            receive=pack(
+                Inbox(
+                    dealers=dealers, positions=good.positions[:1] * count, cipher_keys=key * count, dealt=dealt * count
+                )
+            )
         )
 
     def columns(**changes: Any) -> Json:
@@ -282,6 +292,13 @@ X25519_PUBLIC = X25519PrivateKey.from_private_bytes(fixed("another attempt")).pu
 def replace_keys(keys: RoundKeys, **changes: bytes) -> RoundKeys:
     return RoundKeys(**{"cipher_key": keys.cipher_key, "mask_key": keys.mask_key, "seed_digest": keys.seed_digest}
                      | changes)  # fmt: skip
+
+
+def rotated(chain: Chain, name: str, to: str = "replaced") -> Chain:
+    """The chain of the device with this name, which has replaced its key by that of another name."""
+    key = public_bytes(signing_key(to))
+    certificate = RotationCertificate(device=read_chain(chain)[0], number=1, device_key=key)
+    return replace(chain, rotations=[seal("rotation", certificate, signing_key(name))])
 
 
 def _key(session: NeighbourSession, place: int) -> Any:

@@ -53,6 +53,14 @@ def odd_spellings(session: NeighbourSession) -> list[tuple[str, str, Json]]:
     wide = b"\xdb" + len("token").to_bytes(4, "big") + b"token" + packed(chain["token"])
     wrong = packed("token") + packed({"body": b"", "signature": b""})
     cohort = cohort_with(session, other)
+    # Pairs that drew each other keep the key that the device has verified, so what it masks is the same.
+    partners = session.partners[0]
+    keys_of_others = (
+        fixed("forged") if place in session.drawn[0].places else session.roster.keys[place].mask_key
+        for place in partners.others
+    )
+    forged = b"".join(keys_of_others)
+    assert forged != partners.mask_keys
     return [
         ("a_number_of_two_bytes", "draw", says(draw=start + b"\xcc\0")),
         ("a_number_of_nine_bytes", "draw", says(draw=start + b"\xcf" + bytes(8))),
@@ -61,6 +69,7 @@ def odd_spellings(session: NeighbourSession) -> list[tuple[str, str, Json]]:
         ("a_list_of_four_bytes", "confirm", says(confirm=b"\xdd\0\0\0\2" + packed([*question.present])
                                                  + packed([*question.left]))),
         ("bytes_of_four_bytes", "draw", says(draw=b"\x93\x0a\xc6\0\0\0\x20" + invitation[4:])),
+        ("another_key_of_a_verified_partner", "mask", says(mask=packed([partners.gone, partners.others, forged]))),
         ("a_map_of_two_bytes", "deal", cohort(b"\x93\xde\0\2" + b"".join(fields.values()) + rest)),
         ("a_map_of_four_bytes", "deal", cohort(b"\x93\xdf\0\0\0\2" + b"".join(fields.values()) + rest)),
         ("fields_in_another_order", "deal", cohort(b"\x93\x82" + fields["identity"] + fields["token"] + rest)),

@@ -23,8 +23,10 @@ export const STEPS = ["plan", "advertise", "draw", "deal", "receive", "mask", "c
 
 const HONEST = { step: "done", messages: {} };
 
-/** The participant of a device of the file; a lie may be about its sizes, and knows who is revoked. */
-export async function participantOf(round: Json, device: Json, lie: Json = HONEST): Promise<Participant> {
+type Given = Parameters<typeof Participant.open>;
+
+/** What a participant of a device of the file is opened with; a lie may be about its sizes, and who is revoked. */
+export async function givenTo(round: Json, device: Json, lie: Json = HONEST): Promise<Given> {
   const given = decode("plan", utf8(JSON.stringify(round.sealed_plan)), sealed);
   const plan = await unseal("plan", given, unhex(round.server_key), roundPlan);
   const terms = termsOf(plan, await bodyDigest(given), round.policy as PrivacyPolicy);
@@ -37,18 +39,24 @@ export async function participantOf(round: Json, device: Json, lie: Json = HONES
   };
   const { devices = [], tokens = [] } = lie.revoked ?? {};
   const revoked = { devices: new Set<string>(devices), tokens: new Set<string>(tokens) };
-  return Participant.open(told, identity, revoked, drawer(device.randomness));
+  return [told, identity, revoked, drawer(device.randomness)];
+}
+
+export async function participantOf(round: Json, device: Json, lie: Json = HONEST): Promise<Participant> {
+  return Participant.open(...(await givenTo(round, device, lie)));
 }
 
 /**
  * The steps in which the device says what the file has. A `lie` has messages in place of the good ones, up to its step,
- * which is then the last; `begun` gets the names of the steps that began.
+ * which is then the last; `begun` gets the names of the steps that began. With `reloads` a new participant takes
+ * each step, which knows what the one before has saved.
  */
 export async function replayNeighbours(
   round: Json,
   index: number,
   lie: Json = HONEST,
   begun: string[] = [],
+  reloads = false,
 ): Promise<string[]> {
   const device = round.devices[index];
   const { gets, says } = device;
@@ -56,9 +64,17 @@ export async function replayNeighbours(
   const compare = (step: string, said: Bytes, expected: string): void => {
     if (hex(said) === expected) right.push(step);
   };
-  const acting = await participantOf(round, device, lie);
+  const [terms, ...given] = await givenTo(round, device, lie);
+  let acting = await Participant.open(terms, ...given);
+  const reload = async (said: Bytes): Promise<void> => {
+    if (!reloads) return;
+    acting = await Participant.resume(acting.save(said), terms, ...given);
+    if (hex(acting.said) !== hex(said)) throw new Error("the state has other words");
+  };
   if (acting.deviceId === device.device_id) right.push("plan");
-  compare("advertise", await acting.advertise(), device.member);
+  const member = await acting.advertise();
+  compare("advertise", member, device.member);
+  await reload(member);
   const told = <T>(step: string, kind: Kind<T>): T => read(kind, unhex(lie.messages[step] ?? gets[step]));
   const introduced = (): Neighbours => {
     if (lie.introduced === undefined) return told("deal", NEIGHBOURS);
@@ -84,6 +100,7 @@ export async function replayNeighbours(
     begun.push(step);
     const said = await take();
     if (step !== "mask") compare(step, said, says[step]);
+    await reload(said);
     if (step === lie.step) break;
   }
   return right;
