@@ -19,7 +19,9 @@ type Json = any;
 const FILE = new URL("../../vectors/protocol/neighbours.json", import.meta.url);
 const ROUND: Json = JSON.parse(readFileSync(FILE, "utf8")).malicious;
 const [DEVICE] = ROUND.devices as Json[];
-const GETS = Object.fromEntries(Object.entries(DEVICE.gets as Json).map(([step, said]) => [step, unhex(said as string)]));
+const GETS = Object.fromEntries(
+  Object.entries(DEVICE.gets as Record<string, string>).map(([step, said]) => [step, unhex(said)]),
+);
 const QUESTIONED = read(QUESTION, GETS.confirm!);
 const [TERMS, ...GIVEN] = await givenTo(ROUND, DEVICE);
 const VECTOR = Uint32Array.from(DEVICE.vector);

@@ -1,4 +1,4 @@
-/** The committed vectors of rounds over neighbours, which Python made: reproduced, and every lie refused by its name. */
+/** The committed vectors of rounds over neighbours, which Python made: reproduced, and lies refused by their names. */
 
 import { readFileSync } from "node:fs";
 
