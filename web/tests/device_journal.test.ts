@@ -21,7 +21,9 @@ import { fixture } from "./fixture.js";
 const hexOf = (number: number, digits = 32): string => number.toString(16).padStart(digits, "0");
 
 function planOf(serial: number, changes: Partial<RoundPlan> = {}): RoundPlan {
-  const fixed = { task_id: hexOf(7), number: 1, bundle: hexOf(1, 64), buffered: false, staleness_exponent: null };
+  const fixed = {
+    protocol: "complete", task_id: hexOf(7), number: 1, bundle: hexOf(1, 64), buffered: false, staleness_exponent: null,
+  };
   return { ...fixed, round_id: hexOf(serial), serial, not_after: 1000, ...changes } as RoundPlan;
 }
 

@@ -16,10 +16,13 @@ import type { LeaveReason, RoundPlan } from "../messages/rounds.js";
 import { noiseOf } from "../privacy.js";
 import type { Revoked } from "../revocations.js";
 import { type Identity, Participant } from "../secagg/participant.js";
+import { Participant as NeighbourParticipant } from "../secagg_plus/participant.js";
+import { termsOf } from "../secagg_plus/terms.js";
 import { fetchRevoked } from "../storage/books.js";
 import { Files } from "../storage/files.js";
 import type { OpenRound } from "../storage/journal.js";
-import { type Ended, isLater, LostError, SilentError } from "./exchange.js";
+import { type Ended, isLater, LostError, type Owner, SilentError } from "./exchange.js";
+import { NeighbourRound } from "./neighbour_round.js";
 import type { Assigned } from "./resuming.js";
 import { type Part, SecureRound } from "./secure_round.js";
 import type { DeviceSession } from "./session.js";
@@ -134,7 +137,6 @@ export class Participation {
     await device.gate.passOrWait();
     const done = await this.contribute(prepared, journal);
     const { layout } = prepared;
-    const participant = await Participant.open(plan, this.assigned.digest, this.identity, revoked);
     const encodeStale = (staleness: number): Uint32Array => {
       const arrays = layout.discount(done.arrays, staleness, plan.staleness_exponent ?? 0);
       return layout.encode(arrays, plan.modulus_bits, plan.max_cohort);
@@ -143,6 +145,13 @@ export class Participation {
     const fresh = layout.encode(done.arrays, plan.modulus_bits, plan.max_cohort);
     await journal.keep(encode(this.assigned.sealed), fresh, done.state);
     const vector = async (staleness: number) => (staleness ? encodeStale(staleness) : fresh);
+    if (plan.protocol === "neighbours") {
+      const terms = termsOf(plan, this.assigned.digest, prepared.bundle.manifest.privacy);
+      const acting = await NeighbourParticipant.open(terms, this.identity, revoked);
+      const round = new NeighbourRound(plan, this.session, device.config, this.owner, journal);
+      return round.run(acting, terms.assumed.server, layout, vector);
+    }
+    const participant = await Participant.open(plan, this.assigned.digest, this.identity, revoked);
     return this.inRound(journal, { participant, layout, vector }).run();
   }
 
@@ -174,13 +183,12 @@ export class Participation {
   }
 
   private inRound(journal: OpenRound, part: Part): SecureRound {
-    const { device } = this;
-    const owner = {
-      pause: (seconds: number) => device.gate.pause(seconds),
-      check: () => device.gate.passOrWait(),
-      report: device.report,
-    };
-    return new SecureRound(this.plan, this.session, device.config, owner, journal, part);
+    return new SecureRound(this.plan, this.session, this.device.config, this.owner, journal, part);
+  }
+
+  private get owner(): Owner {
+    const { gate, report } = this.device;
+    return { pause: (seconds) => gate.pause(seconds), check: () => gate.passOrWait(), report };
   }
 
   private get identity(): Identity {
