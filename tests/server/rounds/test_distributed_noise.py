@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from archipel.bundle import decode_manifest
-from archipel.privacy import Gaussian, Repeated, spent_epsilon
+from archipel.privacy import Gaussian, spent_epsilon
 from archipel.protocol.uploads import plan_layout
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import BundleRow
-from archipel.server.rounds import aggregation
 from tests.server.rounds.noisy import CLIP, ENTRIES, model_of
 from tests.support.devices import ANSWERED, Device
 from tests.support.tiny_bundle import make_bundle
@@ -93,7 +92,8 @@ def test_the_new_model_is_the_mean_with_the_noise_of_all_devices(noisy: World) -
         noise.append((after - before) * 6 - exact)
         before = after
     plan = devices[0].plan
-    assert plan is not None and plan.noise is not None
+    assert plan is not None
+    assert plan.noise is not None
     # Five of six devices have to be there to unmask, and two may work with the server: three are left.
     assert (plan.colluders, plan.threshold, plan.max_cohort) == (2, 5, 6)
     norm = sensitivity(plan.noise.steps)
@@ -112,7 +112,8 @@ def test_a_round_costs_what_the_noise_of_its_devices_makes_of_it(noisy: World) -
     devices = noisy.add_devices(6)
     run_round(noisy, devices)
     plan = devices[0].plan
-    assert plan is not None and plan.noise is not None
+    assert plan is not None
+    assert plan.noise is not None
     [[event]] = rows(noisy)
     # Six devices less two that may collude.
     expected = math.sqrt(4) * plan.noise.deviation / sensitivity(plan.noise.steps)

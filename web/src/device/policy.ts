@@ -54,6 +54,9 @@ export function checkPlan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout
   if (plan.privacy === "secure" && !policy.protocols.includes("complete")) {
     refuse("rounds over the complete graph are not among its protocols, and this device speaks no other");
   }
+  if (plan.noise || policy.noise_multiplier > 0) {
+    refuse("devices add noise to their updates themselves in its rounds, which this device cannot do");
+  }
   if (plan.privacy === "secure") checkThreshold(plan, policy);
   checkUpdates(plan, policy, layout);
   // A sum that overflows would be decoded to other numbers, without an error.

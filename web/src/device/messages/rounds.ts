@@ -32,6 +32,17 @@ const bins: Decoder<Bins> = struct<Bins>({
   better: optional(oneOf("higher", "lower"), "higher"),
 });
 
+/** What devices add to their changes themselves; read, so that such a plan is refused by name and not for its form. */
+export interface NoiseShare {
+  readonly deviation: number;
+  readonly steps: number;
+}
+
+const noiseShare: Decoder<NoiseShare> = struct<NoiseShare>({
+  deviation: required(whole(1, 2 ** 24)),
+  steps: required(whole(1, 2 ** 24)),
+});
+
 /** Label "plan", sealed by the server key: what a round is. The fields are those of the Python package. */
 export interface RoundPlan {
   readonly round_id: string;
@@ -60,6 +71,7 @@ export interface RoundPlan {
   readonly serial: number;
   readonly not_after: number;
   readonly revocations: string | null;
+  readonly noise: NoiseShare | null;
 }
 
 export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
@@ -89,6 +101,7 @@ export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
   serial: optional(whole(0), 0),
   not_after: optional(whole(0), 0),
   revocations: optional(nullable(digestText), null),
+  noise: optional(nullable(noiseShare), null),
 });
 
 export const revocations: Decoder<Revocations> = struct<Revocations>({
