@@ -7,6 +7,7 @@ step reaches (FLOPs of the model over those of a large product, measured in the 
 
     python benchmarks/gpu.py                  everything, under 8 minutes; without a GPU it says so and ends with 0
     python benchmarks/gpu.py --quick          eager rows only, under a minute
+    python benchmarks/gpu.py --rows compiled  the networks compiled by torch.compile, nothing else
     python benchmarks/gpu.py --device cpu --tiny --quick     that the program runs, on a machine without a GPU
 """
 
@@ -124,14 +125,15 @@ def main() -> int:
     ends = time.perf_counter() + options.minutes * 60
     chosen = [case for case in cases(options.tiny) if not options.only or case.name in options.only]
     prepared = [(case, *modules(case)) for case in chosen]
-    for compiled in (False,) if options.quick else (False, True):
+    kinds = ("eager",) if options.quick else ("eager", "compiled")
+    for kind in (kind for kind in kinds if options.rows in ("all", kind)):
+        compiled = kind == "compiled"
         for case, native, ours in prepared:
-            kind = "compiled" if compiled else "eager"
             if time.perf_counter() > ends:
                 print(f"{case.name}, {kind}: left out, {options.minutes:g} minutes are over", file=sys.stderr)
                 continue
             report.add(compare(case, native, ours, device, compiled, peak, options))
-        if not compiled and not options.only:
+        if kind == "eager" and not options.only:
             clients = 4 if options.tiny else 100
             report.add(cohort(clients, options.device))
             report.add(federation(clients, options.device))
@@ -310,6 +312,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cuda, or cpu to try the program")
     parser.add_argument("--tiny", action="store_true", help="small networks, to try the program")
     parser.add_argument("--only", action="append", metavar="NAME", help="ResNet-50, GPT-2 small, MobileNetV2")
+    parser.add_argument("--rows", choices=("all", "eager", "compiled"), default="all", help="which rows")
     parser.add_argument("--minutes", type=float, default=7.0, help="no row begins after so many")
     return parser.parse_args()
 

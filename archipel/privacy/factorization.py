@@ -22,53 +22,44 @@ from numpy.typing import NDArray
 from archipel.errors import MissingExtraError, PolicyError
 
 Column = NDArray[np.float64]
+_LEAST_RATIO = 1e-6
 
 
 def first_inverse_column(coefficients: Sequence[float] | Column, rounds: int) -> Column:
     """The first column of C^-1, `[rounds]`; it is lower triangular and Toeplitz as well.
 
-    `coefficients`: c_0, which is not 0, and those that follow; further ones are 0.
+    `coefficients`: c_0, which is not 0, and those that follow; further ones are 0. Raises MissingExtraError without
+    SciPy.
     """
-    given = np.asarray(coefficients, np.float64)
-    found = np.zeros(rounds)
-    found[0] = 1 / given[0]
-    for row in range(1, rounds):
-        reach = min(row, len(given) - 1)
-        found[row] = -(given[1 : reach + 1] @ found[row - 1 :: -1][:reach]) / given[0]
-    return found
+    impulse = np.zeros(rounds)
+    impulse[0] = 1
+    return _divide(impulse, np.asarray(coefficients, np.float64))
 
 
-def row_sensitivities(
-    coefficients: Sequence[float] | Column, rounds: int, separation: int, participations: int | None = None
-) -> Column:
+def row_sensitivities(coefficients: Sequence[float] | Column, rounds: int, separation: int) -> Column:
     """By how much the worst device changes each row of C x, `[rounds]`; the L2 norm of all is the sensitivity of C.
 
     Arguments:
         coefficients: none negative, none larger than the one before.
         rounds: how many.
         separation: a device that was in a round is in none of the `separation` - 1 that follow; 1 or more.
-        participations: in at most so many rounds a device is. None: in as many as the separation allows.
 
     Raises PolicyError for coefficients of which that would not hold.
     """
     given = np.asarray(coefficients, np.float64)
     if len(given) == 0 or not (given[0] > 0 and (given >= 0).all() and (np.diff(given) <= 0).all()):
         raise PolicyError("coefficients: expected numbers of 0 or more, the first above 0, none above the one before")
-    if rounds < 1 or separation < 1 or (participations is not None and participations < 1):
-        raise PolicyError(f"rounds, separation, participations: {rounds}, {separation}, {participations} are below 1")
-    return _add_columns(given, rounds, range(0, rounds, separation)[:participations])
+    if rounds < 1 or separation < 1:
+        raise PolicyError(f"rounds, separation: {rounds}, {separation} are below 1")
+    return _add_columns(given, rounds, separation)
 
 
-def sensitivity(
-    coefficients: Sequence[float] | Column, rounds: int, separation: int, participations: int | None = None
-) -> float:
+def sensitivity(coefficients: Sequence[float] | Column, rounds: int, separation: int) -> float:
     """The most by which a device changes C x, in the L2 norm, if it changes each x by at most 1. As above."""
-    return float(np.linalg.norm(row_sensitivities(coefficients, rounds, separation, participations)))
+    return float(np.linalg.norm(row_sensitivities(coefficients, rounds, separation)))
 
 
-def prefix_error(
-    coefficients: Sequence[float] | Column, rounds: int, separation: int, participations: int | None = None
-) -> float:
+def prefix_error(coefficients: Sequence[float] | Column, rounds: int, separation: int) -> float:
     """The root mean square, over the rounds, of the error of a model that has added up all sums so far.
 
     It is that of one element, for a noise on C x of the size of its sensitivity: so what a multiplier of 1 for all
@@ -76,34 +67,38 @@ def prefix_error(
     """
     decoder = np.cumsum(first_inverse_column(coefficients, rounds))
     squares = np.cumsum(decoder**2)
-    return sensitivity(coefficients, rounds, separation, participations) * math.sqrt(float(squares.mean()))
+    return sensitivity(coefficients, rounds, separation) * math.sqrt(float(squares.mean()))
 
 
-def best_coefficients(rounds: int, separation: int, bands: int, participations: int | None = None) -> Column:
+def best_coefficients(rounds: int, separation: int, bands: int) -> Column:
     """The coefficients `[at most bands]`, the first of which is 1, with the least `prefix_error`.
 
-    Raises PolicyError for numbers out of bounds, MissingExtraError without SciPy.
+    It takes time in proportion to the rounds. Raises PolicyError for numbers out of bounds, MissingExtraError without
+    SciPy.
     """
-    try:
-        from scipy.optimize import minimize
-    except ModuleNotFoundError:
-        raise MissingExtraError("scipy", "privacy") from None
     bands = min(bands, rounds)
     if bands < 1:
         raise PolicyError(f"bands, rounds: expected 1 or more, got {bands}")
     # The square root of A, which is nearly the best for devices that come once (Fichtenberger et al. 2022).
     start: Column = np.cumprod(np.array([1.0, *((2 * j - 1) / (2 * j) for j in range(1, bands))]))
-    row_sensitivities(start, rounds, separation, participations)
+    row_sensitivities(start, rounds, separation)
     if bands == 1:
         return start
+    try:
+        from scipy.optimize import minimize
+    except ModuleNotFoundError:
+        raise MissingExtraError("scipy", "privacy") from None
 
-    def loss(rest: Column) -> tuple[float, Column]:
-        value, gradient = _loss(np.concatenate([[1.0], rest]), rounds, separation, participations)
-        return value, gradient[1:]
+    def loss(ratios: Column) -> tuple[float, Column]:
+        given = np.cumprod(np.concatenate([[1.0], ratios]))
+        value, gradient = _loss(given, rounds, separation)
+        # A ratio scales all coefficients from its own on.
+        return value, np.cumsum((gradient * given)[::-1])[::-1][1:] / ratios
 
-    found = minimize(loss, start[1:], jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * (bands - 1)).x
-    # The optimum never grows; this takes away what rounding may have left.
-    return np.minimum.accumulate(np.concatenate([[1.0], found]))
+    # Over the ratios of neighbours, so that none grows on the way: of those that grow the inverse may have no bound.
+    bounds = [(_LEAST_RATIO, 1.0)] * (bands - 1)
+    found = minimize(loss, start[1:] / start[:-1], jac=True, method="L-BFGS-B", bounds=bounds).x
+    return np.cumprod(np.concatenate([[1.0], found]))
 
 
 def whole_coefficients(coefficients: Sequence[float] | Column, unit: int) -> tuple[int, ...]:
@@ -116,30 +111,35 @@ def whole_coefficients(coefficients: Sequence[float] | Column, unit: int) -> tup
     return tuple(int(each) for each in whole if each > 0)
 
 
-def _add_columns(coefficients: Column, rounds: int, starts: range) -> Column:
-    """The sum of these columns of C, `[rounds]`."""
+def _add_columns(coefficients: Column, rounds: int, separation: int) -> Column:
+    """The sum of the columns 0, `separation`, 2 `separation` and so on of C, `[rounds]`."""
     total = np.zeros(rounds)
-    for start in starts:
-        total[start : start + len(coefficients)] += coefficients[: rounds - start]
+    for lag, coefficient in enumerate(coefficients[:rounds]):
+        total[lag::separation] += coefficient
     return total
 
 
-def _loss(coefficients: Column, rounds: int, separation: int, participations: int | None) -> tuple[float, Column]:
+def _divide(series: Column, coefficients: Column) -> Column:
+    """The power series over that of the coefficients, as far as the first reaches."""
+    try:
+        from scipy.signal import lfilter
+    except ModuleNotFoundError:
+        raise MissingExtraError("scipy", "privacy") from None
+    return np.asarray(lfilter([1.0], coefficients, series))
+
+
+def _loss(coefficients: Column, rounds: int, separation: int) -> tuple[float, Column]:
     """The logarithm of the square of `prefix_error` times `rounds`, and its gradient."""
-    bands = len(coefficients)
-    starts = range(0, rounds, separation)[:participations]
-    rows = _add_columns(coefficients, rounds, starts)
+    lags = range(len(coefficients))
+    rows = _add_columns(coefficients, rounds, separation)
     inverse = first_inverse_column(coefficients, rounds)
     decoder = np.cumsum(inverse)
     # Column j of B has the first rounds - j elements of the decoder.
     weights = np.arange(rounds, 0, -1)
     size, error = float(rows @ rows), float(weights @ decoder**2)
-    of_size = np.zeros(bands)
-    for start in starts:
-        part = rows[start : start + bands]
-        of_size[: len(part)] += 2 * part
+    of_size = 2 * np.array([rows[lag::separation].sum() for lag in lags])
     # d inverse = -inverse * inverse * d coefficients, where * multiplies power series.
     of_inverse = np.cumsum((2 * weights * decoder)[::-1])[::-1]
-    square = np.convolve(inverse, inverse)[:rounds]
-    of_error = -np.array([of_inverse[j:] @ square[: rounds - j] for j in range(bands)])
+    square = _divide(inverse, coefficients)
+    of_error = -np.array([of_inverse[lag:] @ square[: rounds - lag] for lag in lags])
     return math.log(size) + math.log(error), of_size / size + of_error / error

@@ -5,9 +5,10 @@
 import { IDBFactory } from "fake-indexeddb";
 import { afterEach, beforeEach, expect, test } from "vitest";
 
+import type { NdArray } from "../src/arrays.js";
 import { required, struct } from "../src/bundle/decoders.js";
 import { sha256 } from "../src/bundle/digests.js";
-import type { Bundle } from "../src/bundle/reader.js";
+import { type Bundle, openBundle } from "../src/bundle/reader.js";
 import { writeWeights } from "../src/bundle/weights.js";
 import { DeviceAgent } from "../src/device/agent.js";
 import { checkedServer, type DeviceSettings } from "../src/device/config.js";
@@ -17,7 +18,8 @@ import { readDeviceId } from "../src/device/identity.js";
 import { decode, encode } from "../src/device/messages/fields.js";
 import { type Chain, chain, type Sealed, sealed } from "../src/device/messages/identity.js";
 import { seal } from "../src/device/sealed.js";
-import { fixed, hexOf, keyOf, MODEL, openModel, planOf, POPULATION, tokenText } from "./device_world.js";
+import { fixed, hexOf, keyOf, MODEL, openModel, planOf, POPULATION, PUBLISHER, tokenText } from "./device_world.js";
+import { withManifest } from "./forge.js";
 
 const enrolling = struct<{ chain: Chain; proof: Sealed }>({ chain: required(chain), proof: required(sealed) });
 
@@ -122,6 +124,9 @@ test.each<[string, object, string, string]>([
   ["a plain round", { privacy: "plain", colluders: 0 }, "privacy", "secure ones only"],
   ["a broadcast", { broadcast: hexOf("broadcast") }, "kind", "broadcasts more than weights"],
   ["a plan outside the policy", { threshold: 5 }, "policy", "is below the policy's ratio"],
+  ["a protocol that the policy does not allow", { protocol: "neighbours", neighbours: 8, partners: 8 }, "policy",
+    "protocol neighbours is not among the allowed complete"],
+  ["neighbours in a round over the complete graph", { neighbours: 8 }, "policy", "over the complete graph"],
   ["colluders that the policy does not state", { colluders: 0 }, "policy", "the policy withstands 3"],
   ["a sum that overflows", { modulus_bits: 16 }, "policy", "can overflow"],
   ["a bundle that there is not", { bundle: hexOf("nothing") }, "other", "none (404)"],
@@ -173,6 +178,32 @@ test("a bundle of somebody else, or another one than the plan names", async () =
   expect(outcome.reason).toContain(`asked for ${hexOf("other")}, the server sent ${bundle.digest}`);
 });
 
+/** The model with another manifest of its publisher, on the server; its digest. */
+async function published(change: (manifest: any) => void): Promise<string> {
+  const file = await withManifest(MODEL.bundle, change);
+  const { digest } = await openBundle(file, PUBLISHER, true);
+  server.files.set(`/v1/bundles/${digest}`, file);
+  return digest;
+}
+
+test("a bundle that its publisher made for others, until a day that is over, or has replaced", async () => {
+  const plan = async (serial: number, change: (manifest: any) => void): Promise<string> =>
+    (await assigned({ serial, round_id: hexOf(`round ${serial}`, 16), bundle: await published(change) })).reason;
+  const away = "none (404)";
+  expect(await plan(1, (manifest) => (manifest.populations = ["others"]))).toContain("for others, not for pages");
+  expect(await plan(2, (manifest) => (manifest.not_after = 1))).toContain("it expired at 1");
+  expect(server.left).toEqual([{ reason: "policy" }, { reason: "policy" }]);
+  // These are taken, and the weights are what is missing.
+  const good = (manifest: any) => Object.assign(manifest, { populations: [POPULATION], not_after: 4_000_000_000 });
+  expect(await plan(3, good)).toContain(away);
+  expect(await plan(4, (manifest) => (manifest.sequence = 2))).toContain(away);
+  agent.close();
+  await open();
+  expect(await plan(5, (manifest) => (manifest.sequence = 1))).toContain("its publisher replaced what is below 2");
+  expect(await plan(6, good)).toContain("its publisher replaced what is below 2");
+  expect(await plan(7, (manifest) => (manifest.sequence = 2))).toContain(away);
+});
+
 test("an old plan is refused, by whichever clock, and a plan is taken once", async () => {
   server.date = new Date(4_000_000_001_000);
   expect((await assigned()).reason).toContain("at the server it is 4000000001");
@@ -183,8 +214,10 @@ test("an old plan is refused, by whichever clock, and a plan is taken once", asy
 });
 
 test("revocations only grow", async () => {
-  const list = async (epoch: number, devices: string[], population = POPULATION): Promise<string> => {
-    const data = encode(await seal("revocations", { population, epoch, devices, tokens: [] }, await keyOf("server")));
+  const list = async (
+    epoch: number, devices: string[], population = POPULATION, tokens: string[] = [], by = "server",
+  ): Promise<string> => {
+    const data = encode(await seal("revocations", { population, epoch, devices, tokens }, await keyOf(by)));
     const digest = await sha256(data);
     server.files.set(`/v1/blobs/${digest}`, data);
     return digest;
@@ -199,7 +232,13 @@ test("revocations only grow", async () => {
   expect(await plan(await list(3, [other]), 3)).toContain(`device ${gone} is not in the server's list any more`);
   expect(await plan(await list(1, [gone, other]), 4)).toContain("this device has seen epoch 2");
   expect(await plan(null, 5)).toContain("it never goes back");
-  expect(await plan(await list(3, [gone, other]), 6)).toContain("policy's ratio");
+  expect(await plan(await list(3, [gone, other], POPULATION, [gone]), 6)).toContain("policy's ratio");
+  expect(await plan(await list(4, [gone, other], POPULATION, [other]), 7)).toContain(`token ${gone} is not in`);
+  expect(await plan(await list(4, [gone, other], POPULATION, [gone], "somebody"), 8)).toContain("does not verify");
+  // What was seen outlasts a reload.
+  agent.close();
+  await open();
+  expect(await plan(null, 9)).toContain("it never goes back");
 });
 
 test("enrolment", async () => {
@@ -242,6 +281,40 @@ test("addresses", () => {
   expect(checkedServer("http://federation.example", true)).toBe("http://federation.example");
   for (const wrong of ["host", "http://federation.example", "https://me:you@host", "ftp://host", "https://h/?a=1"]) {
     expect(() => checkedServer(wrong, false)).toThrow(ClientError);
+  }
+});
+
+test("weights that the server's log does not have are refused before anything is computed", async () => {
+  const ones = (array: NdArray): NdArray => ({ ...array, data: array.data.slice().fill(1 as never) });
+  const file = writeWeights(new Map([...bundle.parameters()].map(([name, array]) => [name, ones(array)])));
+  const weights = await sha256(file);
+  server.files.set(`/v1/blobs/${weights}`, file);
+  server.files.set(`/v1/populations/${POPULATION}/weights-log/${bundle.digest}`, encode({ entries: [], newest: 0 }));
+  expect((await assigned({ weights })).reason).toContain("not in the server's log");
+  expect(server.left).toEqual([{ reason: "policy" }]);
+});
+
+test("weights that no step of the bundle's can have made", async () => {
+  const own = bundle.parameters();
+  const [name, array] = [...own][0]!;
+  const with_ = (data: number): NdArray => ({ ...array, data: array.data.slice().fill(data as never) });
+  const flat = { ...array, dims: [array.data.length, 1] };
+  for (const [serial, [changed, words]] of (
+    [
+      [new Map([...own, [name, with_(Number.NaN)]]), "no finite numbers"],
+      [new Map([...own, [name, with_(Number.POSITIVE_INFINITY)]]), "no finite numbers"],
+      [new Map([...own, [name, flat]]), `expected ${array.dtype}[${array.dims}]`],
+      [new Map([...own].slice(1)), "is missing"],
+      [new Map([...own, ["spy", array]]), `tensor "spy" is not one of the bundle's`],
+    ] as const
+  ).entries()) {
+    const file = writeWeights(changed);
+    const weights = await sha256(file);
+    server.files.set(`/v1/blobs/${weights}`, file);
+    server.left.length = 0;
+    const outcome = await assigned({ weights, serial: serial + 1, round_id: hexOf(`round ${serial}`, 16) });
+    expect([outcome.kind, outcome.reason]).toEqual(["refused", expect.stringContaining(words)]);
+    expect(server.left).toEqual([{ reason: "policy" }]);
   }
 });
 

@@ -19,6 +19,7 @@ import { decode, encode } from "../src/device/messages/fields.js";
 import type { Chain } from "../src/device/messages/identity.js";
 import { roundPlan } from "../src/device/messages/rounds.js";
 import type { Cohort, Complaints, Shares, Unmasking } from "../src/device/messages/secure.js";
+import { NOBODY } from "../src/device/revocations.js";
 import { bodyDigest, seal } from "../src/device/sealed.js";
 import { cohortDigest } from "../src/device/secagg/cohort.js";
 import { associatedData } from "../src/device/secagg/envelope.js";
@@ -95,7 +96,7 @@ async function makeRound(): Promise<object> {
       };
       const stream = new Stream(`randomness ${index}`);
       const identity = { key, chain, enrolmentKey: enrolment.publicKey };
-      const acting = await Participant.open(plan, digest, identity, stream.draw);
+      const acting = await Participant.open(plan, digest, identity, NOBODY, stream.draw);
       expect(acting.deviceId).toBe(await deviceIdOf(key.publicKey));
       const vector = Uint32Array.from(fixed(`vector ${index}`, 11), (byte) => byte);
       return { acting, key, chain, stream, vector, advertised: await acting.advertise() };
@@ -210,14 +211,15 @@ test("a device leaves after a step that failed, and takes none out of order", as
   };
   const plan = decode("plan", sealedPlan.body, roundPlan);
   const identity = { key, chain, enrolmentKey: enrolment.publicKey };
-  const acting = await Participant.open(plan, await bodyDigest(sealedPlan), identity);
+  const acting = await Participant.open(plan, await bodyDigest(sealedPlan), identity, NOBODY);
   await expect(acting.mask(new Uint32Array(1), { complaints: [] })).rejects.toThrow("step mask in round");
   await acting.advertise();
   await expect(acting.advertise()).rejects.toThrow("expected share");
   await expect(acting.share({ members: [], keys: [] })).rejects.toThrow(ConsistencyError);
   await expect(acting.share({ members: [], keys: [] })).rejects.toThrow("expected nothing, the device left the round");
   // A plan in which nobody hides this device, and a draw that is too short.
-  await expect(Participant.open({ ...plan, min_cohort: 2 }, "0".repeat(64), identity)).rejects.toThrow("at least 3");
-  const short = await Participant.open(plan, "0".repeat(64), identity, () => new Uint8Array(8));
+  const alone = Participant.open({ ...plan, min_cohort: 2 }, "0".repeat(64), identity, NOBODY);
+  await expect(alone).rejects.toThrow("at least 3");
+  const short = await Participant.open(plan, "0".repeat(64), identity, NOBODY, () => new Uint8Array(8));
   await expect(short.advertise()).rejects.toThrow("asked for 32 bytes, got 8");
 });

@@ -8,6 +8,7 @@ import { decode, encode } from "../src/device/messages/fields.js";
 import { chain, sealed } from "../src/device/messages/identity.js";
 import { roundPlan } from "../src/device/messages/rounds.js";
 import { cohort, complaints, confirmations, shares, survivors } from "../src/device/messages/secure.js";
+import { NOBODY } from "../src/device/revocations.js";
 import { bodyDigest, unseal } from "../src/device/sealed.js";
 import { Participant } from "../src/device/secagg/participant.js";
 
@@ -34,7 +35,10 @@ export function drawer(randomness: string): (count: number) => Bytes {
   };
 }
 
-/** The steps in which the device sends what the file has; `bad` is in place of the good message at its step. */
+/**
+ * The steps in which the device sends what the file has; `bad` is in place of the good message at its step, which is
+ * then the last: a refusal that comes later would be one of something else.
+ */
 export async function replay(round: Json, index: number, bad?: { step: string; message: unknown }): Promise<string[]> {
   const device = round.devices[index];
   const right: string[] = [];
@@ -49,7 +53,7 @@ export async function replay(round: Json, index: number, bad?: { step: string; m
     chain: read(device.chain, chain),
     enrolmentKey: unhex(round.enrolment_key),
   };
-  const acting = await Participant.open(plan, digest, identity, drawer(device.randomness));
+  const acting = await Participant.open(plan, digest, identity, NOBODY, drawer(device.randomness));
   const sent = await acting.advertise();
   compare("advertise", written(sent.advertisement), device.advertisement);
   compare("keys", hex(sent.envelope_keys), device.envelope_keys);
@@ -62,13 +66,22 @@ export async function replay(round: Json, index: number, bad?: { step: string; m
   };
   const given = (step: string): never =>
     read(step === bad?.step ? bad.message : good[step], KINDS[step] as Decoder<unknown>) as never;
-  compare("share", written(await acting.share(given("share"))), device.shares);
-  compare("complain", written(await acting.complain(given("complain"))), device.complaints);
-  compare("mask", [...(await acting.mask(Uint32Array.from(device.vector), given("mask")))], device.masked);
-  const signed = written(await acting.confirm(given("confirm")));
-  const confirmed = round.confirmations.confirmations.find((each: Json) => each.device === acting.deviceId);
-  compare("confirm", signed, confirmed?.confirmation);
-  compare("unmask", written(await acting.unmask(given("unmask"))), device.answer);
+  const after: Readonly<Record<string, () => Promise<void>>> = {
+    share: async () => compare("share", written(await acting.share(given("share"))), device.shares),
+    complain: async () => compare("complain", written(await acting.complain(given("complain"))), device.complaints),
+    mask: async () => {
+      compare("mask", [...(await acting.mask(Uint32Array.from(device.vector), given("mask")))], device.masked);
+    },
+    confirm: async () => {
+      const confirmed = round.confirmations.confirmations.find((each: Json) => each.device === acting.deviceId);
+      compare("confirm", written(await acting.confirm(given("confirm"))), confirmed?.confirmation);
+    },
+    unmask: async () => compare("unmask", written(await acting.unmask(given("unmask"))), device.answer),
+  };
+  for (const [step, take] of Object.entries(after)) {
+    await take();
+    if (step === bad?.step) break;
+  }
   return right;
 }
 

@@ -91,7 +91,8 @@ def lacks_room(session: Session, task: Task) -> str:
 def charge(services: Services, write: Write, round_id: str) -> str:
     """Pay for looking at the round's sum, durably when this returns, so before anything is made of the sum.
 
-    Returns why it cannot be paid for, "" where it was, or where the round has ended or costs nothing.
+    Returns why nobody may look at it: it cannot be paid for, or the round has ended. "" where it was paid for, or costs
+    nothing.
     """
     with services.database.read() as session:
         noise = request_of(session.get_one(Task, session.get_one(Round, round_id).task_id)).differential_privacy
@@ -110,7 +111,9 @@ def charge(services: Services, write: Write, round_id: str) -> str:
         why = lacks_room(session, task)
         if noise.is_correlated:
             why = why or kept_noise.come_again(session, task, round_id)
-        if why or current.phase != "aggregating":
+        if current.phase != "aggregating":
+            return "the round has ended"
+        if why:
             return why
         session.add(
             PrivacyEvent(

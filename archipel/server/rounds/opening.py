@@ -21,7 +21,7 @@ from archipel.server.database.tables import Blob, BundleRow, Round, Task, Versio
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices.revocation_lists import revocations_of
 from archipel.server.devices.targeting import Target
-from archipel.server.rounds import reach, weights_log
+from archipel.server.rounds import kept_noise, reach, weights_log
 from archipel.server.rounds.checks import make_plan, update_size
 from archipel.server.rounds.clipping import adapted_clip
 from archipel.server.rounds.durations import measured_deadlines
@@ -167,6 +167,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
     if task.model is None:
         raise ServerError(f"task {task.task_id} has no model yet")
     check_validity(manifest, task.population, now)
+    kept_noise.check_kept(services, task)
     seed = round_seed(manifest, task.rounds_committed + 1) if task.kind == "training" else {}
     request = msgspec.structs.replace(request, hyperparameters={**seed, **request.hyperparameters, **clip})
     # A round's blobs, too, are stored before the transaction that names them.

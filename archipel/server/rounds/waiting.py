@@ -94,7 +94,7 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
             reasons.append(f"{_number(unable, 'waiting device')} cannot take part in rounds over neighbours")
     if separated := session.scalar(select(func.count()).select_from(in_last_sums(task).subquery())) or 0:
         separation = request_of(task).differential_privacy.separation or 1
-        reasons.append(f"{_number(separated, 'device')} rest: they were in one of the last {separation - 1} sums")
+        reasons.append(f"{_number(separated, 'device')} rest: they were in a sum less than {separation} sums ago")
     few = f", {known} enrolled in population {task.population!r}" if known < needed else ""
     return "; ".join([*reasons, f"{needed} needed{few}"])
 

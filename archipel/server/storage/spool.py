@@ -1,7 +1,8 @@
-"""The files of live rounds: updates as they were uploaded, and checkpoints of their running sum.
+"""The files of live rounds: updates as they were uploaded, and checkpoints of their running sum; the noise of tasks.
 
-They are `updates/ROUND/DEVICE.DIGEST` and `updates/ROUND/sum.DIGEST`, and are deleted when the round ends. A file
-counts only if the database has its digest; others are left from refused or interrupted uploads. The digest is part of
+They are `updates/ROUND/DEVICE.DIGEST` and `updates/ROUND/sum.DIGEST`, and are deleted when the round ends. Sealed noise
+of which later rounds take back a part is `updates/TASK/noise.DIGEST` (archipel.server.rounds.kept_noise). A file counts
+only if the database has its digest; others are left from refused or interrupted uploads. The digest is part of
 the name, so a second upload of a device never overwrites the one that was acknowledged.
 """
 
@@ -14,7 +15,7 @@ from archipel.errors import ServerError
 from archipel.server.storage import UPDATES, Storage, StorageUnreachableError
 from archipel.server.storage.received import Written
 
-_SUM = "sum"
+_SUM, _NOISE = "sum", "noise"
 
 
 def update_name(device_id: str, digest: str) -> str:
@@ -25,6 +26,16 @@ def update_name(device_id: str, digest: str) -> str:
 def sum_name(digest: str) -> str:
     """The file of a checkpoint of the running sum in its round."""
     return f"{_SUM}.{digest}"
+
+
+def noise_name(digest: str) -> str:
+    """The file of a round's noise in its task."""
+    return f"{_NOISE}.{digest}"
+
+
+def is_noise(key: str) -> bool:
+    """Whether the key is that of a round's noise."""
+    return key.startswith(f"{UPDATES}/") and key.rpartition("/")[2].startswith(f"{_NOISE}.")
 
 
 class UpdateSpool:
@@ -62,12 +73,27 @@ class UpdateSpool:
         self._storage.keep(written, f"{_folder(round_id)}/{sum_name(written.digest)}")
         return written
 
+    def keep_noise(self, task_id: str, chunks: Iterable[bytes]) -> Written:
+        """Store a round's noise, durably when this returns. Raises FileNotFoundError as `receive` does."""
+        written = self.receive(task_id, chunks)
+        self._storage.keep(written, f"{_folder(task_id)}/{noise_name(written.digest)}")
+        return written
+
+    def read_noise(self, task_id: str, digest: str) -> bytes:
+        """Its bytes. Raises ServerError if they are lost or damaged."""
+        return self._read(task_id, noise_name(digest), digest, f"noise of task {task_id}")
+
+    def has_noise(self, task_id: str, digests: Iterable[str]) -> bool:
+        """Whether all these files are there, whatever bytes they have."""
+        folder = _folder(task_id)
+        return {f"{folder}/{noise_name(digest)}" for digest in digests} <= set(self._storage.keys(folder))
+
     def read_sum(self, round_id: str, digest: str) -> bytes:
         """The checkpoint's bytes. Raises ServerError if they are lost or damaged."""
         return self._read(round_id, sum_name(digest), digest, f"sum of round {round_id}")
 
     def drop(self, round_id: str, names: Iterable[str]) -> None:
-        """Delete single files of a round, named by `update_name` and `sum_name`. Missing ones are no error."""
+        """Delete single files of a round, named by the functions above. Missing ones are no error."""
         self._storage.remove(f"{_folder(round_id)}/{name}" for name in names)
 
     def discard(self, round_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -12,13 +13,16 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
+from archipel.errors import LeaseLostError
 from archipel.privacy import Gaussian, spent_epsilon
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import Answer
 from archipel.server.processes import coordinator
+from archipel.server.processes.lease import Lease
 from archipel.server.rounds import aggregation, candidates, kept_noise
-from tests.server.rounds.noisy import CLIP, DELTA_STEP, ENTRIES, equal_weights, model_of, run_round
-from tests.support.devices import Device
+from archipel.server.services import Services
+from tests.server.rounds.noisy import CLIP, DELTA_STEP, ENTRIES, equal_weights, give_equal, model_of, run_round
+from tests.support.devices import ANSWERED, Device
 from tests.support.world import World
 
 SENSITIVITY = math.ceil(CLIP * 1.001 / DELTA_STEP + math.sqrt(ENTRIES) / 2)
@@ -97,7 +101,7 @@ def test_a_device_rests_until_others_had_their_rounds(noisy: World) -> None:
     noisy.settle()
     assert [row["phase"] for row in noisy.rounds(task)] == ["committed"]
     shown = noisy.task(task)["waiting_for"]
-    assert "3 devices rest: they were in one of the last 2 sums" in shown
+    assert "3 devices rest: they were in a sum less than 3 sums ago" in shown
     run_round(noisy, second, 2)
     for device in (*first, *second):
         device.check_in()
@@ -118,7 +122,7 @@ def test_a_sum_with_a_device_that_came_too_early_is_not_looked_at(
     monkeypatch.setattr(coordinator, "aggregate", None)  # nobody calls it
     run_round(noisy, first, 2)
     failed = [row for row in noisy.rounds(task) if row["phase"] == "failed"]
-    assert [row["reason"] for row in failed] == ["noise: 3 of the round's devices were in one of the last 2 sums"]
+    assert [row["reason"] for row in failed] == ["noise: 3 of the round's devices were in a sum less than 2 sums ago"]
     assert len(rows(noisy)) == 1
 
 
@@ -148,6 +152,49 @@ def test_a_round_that_is_aggregated_again_adds_the_same_noise_and_is_paid_for_on
     assert len(rows(noisy)) == 2
 
 
+def test_of_two_coordinators_that_draw_noise_for_one_sum_one_adds_it(
+    noisy: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first was stopped for longer than its lease between its draw and the account; the other one went on."""
+    opened = [Services.open(noisy.settings, clock=noisy.clock) for _ in range(2)]
+    leases = [Lease(each.database, holder * 32, clock=noisy.clock, seconds=10.0) for each, holder in zip(opened, "ab")]
+    first, second = (coordinator.Coordinator(*each) for each in zip(opened, leases))
+    assert leases[0].take()
+    noisy.coordinator = first
+    task = noisy.create_task(differential_privacy=correlated(), rounds=3, cohort=3)["task_id"]
+    groups, draw, drawn = in_turns(noisy, 2), kept_noise.draw, []
+    run_round(noisy, next(groups), 1)
+    before, devices = steps_of(noisy, task), next(groups)
+    noisy.start_round(devices)
+    exact = give_equal(devices, 2)
+    noisy.run_to("unmasking", devices)
+    for device in devices:
+        device.unmasking()
+
+    def stopped(services: Services, round_id: str) -> str:
+        drawn.append(draw(services, round_id))
+        mine = drawn[-1]
+        if services is opened[0]:
+            noisy.clock.now += 11
+            assert leases[1].take()
+            while second.step():
+                pass
+        return mine
+
+    monkeypatch.setattr(kept_noise, "draw", stopped)
+    assert first.step()  # to phase aggregating
+    with pytest.raises(LeaseLostError):
+        first.step()
+    assert [row["phase"] for row in noisy.rounds(task)] == ["committed"] * 2
+    paid = rows(noisy)[1:]
+    assert len(drawn) == 2
+    assert [row.noise for row in paid] == drawn[1:]
+    noise = kept_noise.noise_of(noisy.services, paid[0].round_id)
+    np.testing.assert_allclose(steps_of(noisy, task) - before, exact + noise, atol=1e-2)
+    for each in opened:
+        each.database.dispose()
+
+
 def test_the_noise_is_kept_as_long_as_it_is_needed_and_sealed(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)["task_id"]
     groups = in_turns(noisy, 2)
@@ -167,12 +214,73 @@ def test_the_noise_is_kept_as_long_as_it_is_needed_and_sealed(noisy: World) -> N
     assert noisy.stored("updates") == {}
 
 
-def test_lost_noise_fails_rounds_by_name(noisy: World) -> None:
+def test_a_kill_leaves_no_noise_that_is_not_needed(noisy: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after a round was paid for, and before the oldest noise was deleted."""
+    noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)
+    groups, forget = in_turns(noisy, 2), kept_noise.forget
+    run_round(noisy, next(groups), 0)
+    run_round(noisy, next(groups), 1)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (2, 3):
+        monkeypatch.setattr(kept_noise, "forget", die)
+        with pytest.raises(KeyboardInterrupt):
+            run_round(noisy, next(groups), number)
+        monkeypatch.setattr(kept_noise, "forget", forget)
+        noisy.restart_coordinator()
+        noisy.settle()
+    assert len(noisy.stored("updates")) == 4
+    run_round(noisy, next(groups), 4)
+    assert {name.rpartition(".")[2] for name in noisy.stored("updates")} == {row.noise for row in rows(noisy)[-2:]}
+
+
+def test_earlier_noise_is_in_memory_one_round_at_a_time(noisy: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it would be 62 times as large as the model with 32 coefficients."""
+    noisy.create_task(differential_privacy=correlated(coefficients=[8, 7, 6, 5, 4, 3]), rounds=6, cohort=3)
+    groups, read, alive = in_turns(noisy, 2), kept_noise._read, []
+    arrays: list[weakref.ref[np.ndarray]] = []
+
+    def watched(*what: Any) -> np.ndarray:
+        found = read(*what)
+        arrays.append(weakref.ref(found))
+        alive.append(sum(each() is not None for each in arrays))
+        return found
+
+    monkeypatch.setattr(kept_noise, "_read", watched)
+    for number in range(6):
+        run_round(noisy, next(groups), number)
+    # Each round reads that of up to five others, and its own when it is aggregated.
+    assert len(alive) == 0 + 1 + 2 + 3 + 4 + 5 + 6
+    assert max(alive) <= 2
+
+
+def test_a_task_whose_noise_is_lost_ends_before_devices_work_for_it(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)["task_id"]
     groups = in_turns(noisy, 2)
     run_round(noisy, next(groups), 1)
     noisy.services.spool.discard(task)
-    run_round(noisy, next(groups), 2)
+    for device in next(groups):
+        device.check_in()
+    noisy.settle()
+    shown = noisy.task(task)
+    assert (shown["state"], len(noisy.rounds(task))) == ("failed", 1)
+    assert "noise of the task's earlier rounds is lost" in shown["reason"]
+
+
+def test_noise_that_is_lost_in_a_round_fails_it_unpaid(noisy: World) -> None:
+    task = noisy.create_task(differential_privacy=correlated(), rounds=9, cohort=3)["task_id"]
+    groups = in_turns(noisy, 2)
+    run_round(noisy, next(groups), 1)
+    devices = next(groups)
+    noisy.start_round(devices)
+    noisy.services.spool.discard(task)
+    give_equal(devices, 2)
+    for phase in ANSWERED:
+        for device in devices:
+            device.answer(phase)
+        noisy.settle()
     [failed] = [row for row in noisy.rounds(task) if row["phase"] == "failed"]
     assert failed["reason"].startswith("noise: ")
     assert "cannot be read" in failed["reason"]

@@ -15,7 +15,7 @@ from archipel.bundle import Manifest, decode_manifest
 from archipel.privacy import Gaussian, Repeated, spent_epsilon
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import BundleRow
-from archipel.server.rounds import aggregation
+from archipel.server.rounds import aggregation, ledger
 from tests.server.rounds.noisy import CLIP, DELTA_STEP, ENTRIES, central, equal_weights, model_of, run_round
 from tests.support.world import World
 
@@ -185,6 +185,16 @@ def test_a_round_that_fails_after_unmasking_is_charged(noisy: World, monkeypatch
     noisy.settle()
     assert [row["phase"] for row in noisy.rounds(task["task_id"])][:1] == ["failed"]
     assert noisy.task(task["task_id"])["privacy_spent"]["epsilon"] == epsilon(3.0, 1)
+
+
+def test_the_sum_of_a_round_that_has_ended_is_not_looked_at_for_nothing(noisy: World) -> None:
+    noisy.create_task(differential_privacy=central(3.0), cohort=3)
+    run_round(noisy, noisy.add_devices(3))
+    with noisy.services.database.read() as session:
+        [ended] = session.query(PrivacyEvent)
+        round_id = ended.round_id
+    assert ledger.charge(noisy.services, noisy.services.database.write, round_id) == "the round has ended"
+    assert len(rows(noisy)) == 1
 
 
 def test_a_round_without_a_sum_costs_nothing(noisy: World) -> None:

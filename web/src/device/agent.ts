@@ -29,6 +29,8 @@ import { whyExpired } from "./storage/plan_book.js";
 import { Vault } from "./storage/vault.js";
 import type { Engine } from "../runtime/delegates.js";
 
+/** The secure rounds that this device speaks. */
+const PROTOCOLS = ["complete", "neighbours"];
 const SHORTEST_WAIT = 0.01;
 const LONGEST_WAIT = 86400;
 
@@ -241,7 +243,7 @@ export class DeviceAgent {
       return outcome("waiting", this.config.pauseSeconds, { roundId: pending, reason: why });
     }
     const { attributes } = this.config;
-    const body = encode(Object.keys(attributes).length ? { attributes } : {});
+    const body = encode({ protocols: PROTOCOLS, ...(Object.keys(attributes).length ? { attributes } : {}) });
     const answer = await session.call("POST", "/v1/check-ins", checkInResponse, body);
     const wait = Math.min(Math.max(answer.retry_after, SHORTEST_WAIT), LONGEST_WAIT);
     let plan: RoundPlan | null = null;

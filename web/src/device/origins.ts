@@ -3,6 +3,7 @@
  * (archipel/client/downloads/origins.py).
  */
 
+import { isFinite, type NdArray, sameDims } from "../arrays.js";
 import { sha256 } from "../bundle/digests.js";
 import type { Bundle } from "../bundle/reader.js";
 import { writeWeights } from "../bundle/weights.js";
@@ -66,6 +67,26 @@ export async function checkOrigin(
   // The task used now comes first, so the ones beyond MAX_TASKS ended long ago.
   const accepted = [[task, node.again] as const, ...known.accepted.filter(([each]) => each !== task)];
   await database.write({ store: "books", key, value: { history, accepted: accepted.slice(0, MAX_TASKS) } });
+}
+
+/**
+ * Raises ProvenanceError unless these weights are finite numbers of the bundle's names, shapes and dtypes, as every
+ * step leaves them.
+ */
+export function checkTensors(bundle: Bundle, digest: string, weights: ReadonlyMap<string, NdArray>): void {
+  const refuse = (why: string): never => {
+    throw new ProvenanceError(`weights ${digest.slice(0, 16)}...: ${why}`);
+  };
+  const own = bundle.parameters();
+  const foreign = [...weights.keys()].find((name) => !own.has(name));
+  if (foreign !== undefined) refuse(`tensor ${JSON.stringify(foreign)} is not one of the bundle's`);
+  for (const [name, { dtype, dims }] of own) {
+    const array = weights.get(name) ?? refuse(`tensor ${JSON.stringify(name)} is missing`);
+    if (array.dtype !== dtype || !sameDims(array.dims, dims)) {
+      refuse(`tensor ${JSON.stringify(name)} is ${array.dtype}[${array.dims}], expected ${dtype}[${dims}]`);
+    }
+    if (!isFinite(array)) refuse(`tensor ${JSON.stringify(name)} has entries that are no finite numbers`);
+  }
 }
 
 /** Read what the server has added to the log, and check each entry, and the evidence for new steps. */

@@ -7,23 +7,23 @@
  */
 
 import type { Manifest } from "../bundle/manifest.js";
-import { concat, label } from "./bytes.js";
 import { verifies } from "./crypto.js";
+import { signedByDevices } from "./endorsed.js";
 import { CertificateError, ProvenanceError } from "./errors.js";
 import { verifyChain } from "./identity.js";
-import { decode } from "./messages/fields.js";
 import type { Sealed } from "./messages/identity.js";
 import { roundPlan } from "./messages/rounds.js";
-import { confirmation } from "./messages/secure.js";
 import { type Endorsement, type WeightsStatement, weightsStatement } from "./messages/weights_log.js";
 import { checkPlan } from "./policy.js";
 import { bodyDigest, unseal } from "./sealed.js";
-import { survivorsDigest } from "./secagg/confirmations.js";
-import { planLayout } from "./updates/uploads.js";
+import { endorsersNeeded } from "./secagg_plus/terms.js";
+import { uploadLayout } from "./updates/uploads.js";
 
 const FIRST = "0".repeat(64);
 /** How many entries a device remembers of one log. */
 const MAX_NODES = 1024;
+/** For how many tasks it remembers the newest entry, however old that is. */
+const MAX_TASKS = 256;
 const MAX_ENTRY_BYTES = 1 << 14;
 
 /** One checked entry. */
@@ -35,6 +35,7 @@ export interface Node {
   readonly plain: boolean;
   /** The number of the newest rollback to it, else its own. */
   readonly again: number;
+  /** Null: these are the bundle's own weights, with which a training starts. */
   readonly round: string | null;
 }
 
@@ -49,7 +50,11 @@ export const NO_HISTORY: History = { number: 0, head: FIRST, nodes: [] };
 
 /** Reads a log on from where a history ends, and checks each entry. */
 export class LogReader {
-  private nodes: Node[];
+  /** By number, in the log's order. */
+  private readonly nodes = new Map<number, Node>();
+  /** The number of the newest entry with these weights, of a task and of any. */
+  private readonly newest = new Map<string, number>();
+  private readonly rounds = new Set<string>();
 
   constructor(
     private readonly population: string,
@@ -59,11 +64,22 @@ export class LogReader {
     private readonly serverKey: Uint8Array,
     private seen: History,
   ) {
-    this.nodes = [...seen.nodes];
+    for (const node of seen.nodes) this.keep(node);
   }
 
+  /**
+   * What the device remembers: the newest entries, and two kinds that a later entry may name however old they are. These
+   * are the bundle's own weights, to which a rollback may go, and the newest entry of a paused task.
+   */
   get history(): History {
-    return { ...this.seen, nodes: this.nodes.slice(-MAX_NODES) };
+    const nodes = [...this.nodes.values()];
+    const start = nodes.findLast(({ round }) => round === null);
+    const tasks = [...new Map(nodes.map((node) => [node.task, node.number])).values()].sort((a, b) => a - b);
+    const kept = new Set([...(start === undefined ? [] : [start.number]), ...tasks.slice(-MAX_TASKS)]);
+    const others = nodes.filter(({ number }) => !kept.has(number));
+    // MAX_NODES is more than MAX_TASKS + 1, so there is room for some of the others.
+    for (const { number } of others.slice(kept.size - MAX_NODES)) kept.add(number);
+    return { ...this.seen, nodes: nodes.filter(({ number }) => kept.has(number)) };
   }
 
   /**
@@ -83,23 +99,23 @@ export class LogReader {
           "log, or lost a part of it. The publisher can begin anew with a new bundle",
       );
     }
+    const { weights, task_id: task, round_id: round } = entry;
     if (entry.kind === "start") {
-      if (entry.weights !== this.own || entry.task_id === null) {
+      if (weights !== this.own || task === null) {
         throw new ProvenanceError(`${where}: a training starts with the bundle's own weights, this one with others`);
       }
-      this.keep(entry, false);
+      this.keep({ number, weights, task, plain: false, again: number, round: null });
     } else if (entry.kind === "rollback") {
-      const node = this.find(entry.weights);
-      this.nodes = this.nodes.map((each) => (each === node ? { ...each, again: number } : each));
+      const node = this.find(weights);
+      this.nodes.set(node.number, { ...node, again: number });
     } else {
-      if (entry.parent === null || entry.round_id === null || entry.task_id === null || entry.plan === null) {
+      if (entry.parent === null || round === null || task === null || entry.plan === null) {
         throw new ProvenanceError(`${where}: a step names its task, round, plan and parent`);
       }
       // A round's endorsement vouches for one step: used twice, it would allow two steps.
-      if (this.nodes.some((node) => node.round === entry.round_id)) {
-        throw new ProvenanceError(`${where}: round ${entry.round_id} has made a step already`);
-      }
-      this.keep(entry, this.find(entry.parent, entry.task_id).plain || entry.privacy !== "secure");
+      if (this.rounds.has(round)) throw new ProvenanceError(`${where}: round ${round} has made a step already`);
+      const plain = this.find(entry.parent, task).plain || entry.privacy !== "secure";
+      this.keep({ number, weights, task, plain, again: number, round });
     }
     // Last: after an entry that is refused the reader still stands at the entry before.
     this.seen = { ...this.seen, number, head: await bodyDigest(sealed) };
@@ -108,7 +124,7 @@ export class LogReader {
 
   /** The newest entry with these weights, of `task` or of any. Raises ProvenanceError where there is none. */
   find(weights: string, task = ""): Node {
-    const node = this.nodes.findLast((each) => each.weights === weights && (task === "" || each.task === task));
+    const node = this.nodes.get(this.newest.get(`${weights} ${task}`) ?? 0);
     if (node !== undefined) return node;
     throw new ProvenanceError(
       `weights ${weights.slice(0, 16)}...: not in the server's log of bundle ${this.bundle.slice(0, 16)}..., of ` +
@@ -116,9 +132,12 @@ export class LogReader {
     );
   }
 
-  private keep(entry: WeightsStatement, plain: boolean): void {
-    const { number, weights, round_id: round } = entry;
-    this.nodes.push({ number, weights, task: entry.task_id ?? "", plain, again: number, round });
+  private keep(node: Node): void {
+    const { number, weights, task, round } = node;
+    this.nodes.set(number, node);
+    if (round !== null) this.rounds.add(round);
+    // Nodes come in the order of their numbers, so the newest overwrites older ones. "" stands for any task.
+    for (const each of [task, ""]) this.newest.set(`${weights} ${each}`, number);
   }
 }
 
@@ -157,22 +176,14 @@ export async function checkEndorsement(
   }
   log.find(plan.weights, plan.task_id);
   // The policy is about the most that the manifest states, whatever clip the plan sets.
-  checkPlan(plan, manifest.privacy, planLayout({ ...plan, hyperparameters: {} }, manifest));
+  checkPlan(plan, manifest.privacy, uploadLayout(manifest, plan.program));
   const { devices } = evidence.survivors;
   const survivors = new Set(devices);
   const needed = Math.max(plan.threshold, plan.min_cohort);
   if (survivors.size !== entry.devices || survivors.size < needed) {
     refuse(`${survivors.size} survivors; the entry names ${entry.devices}, the plan needs ${needed}`);
   }
-  // All confirmations of a round are the same bytes, so one body and the signatures are enough.
-  const confirmed = decode("confirmation", evidence.confirmation, confirmation);
-  if (
-    confirmed.round_id !== plan.round_id || confirmed.plan !== entry.plan ||
-    confirmed.survivors !== (await survivorsDigest(evidence.survivors))
-  ) {
-    refuse("what the devices signed is of another round, plan or survivor set");
-  }
-  const signed = concat(label("confirmation"), evidence.confirmation);
+  const signed = await signedByDevices(evidence, plan, where);
   // A set: one device that signs twice counts once. Its signature counts only under a chain of the enrolment key, so
   // that the server cannot invent devices.
   const counted = new Set<string>();
@@ -184,7 +195,8 @@ export async function checkEndorsement(
     }
     counted.add(device.deviceId);
   }
-  if (counted.size < plan.threshold) {
-    refuse(`${counted.size} devices signed that they were in it, the threshold is ${plan.threshold}`);
+  const least = endorsersNeeded(plan);
+  if (counted.size < least) {
+    refuse(`${counted.size} devices signed that they were in it, ${least} are needed`);
   }
 }

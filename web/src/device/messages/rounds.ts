@@ -71,6 +71,9 @@ export interface RoundPlan {
   readonly serial: number;
   readonly not_after: number;
   readonly revocations: string | null;
+  readonly protocol: "complete" | "neighbours";
+  readonly neighbours: number;
+  readonly partners: number;
   readonly noise: NoiseShare | null;
 }
 
@@ -101,6 +104,9 @@ export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
   serial: optional(whole(0), 0),
   not_after: optional(whole(0), 0),
   revocations: optional(nullable(digestText), null),
+  protocol: optional(oneOf("complete", "neighbours"), "complete"),
+  neighbours: optional(whole(0, MAX_COHORT - 1), 0),
+  partners: optional(whole(0, MAX_COHORT - 1), 0),
   noise: optional(nullable(noiseShare), null),
 });
 

@@ -49,13 +49,13 @@ export function sendUpdate(session: DeviceSession, roundId: string, data: Bytes,
 
 /** The part of one device in one round: it sends, polls and waits within the owner's patience. */
 export class RoundExchange {
-  private readonly url: string;
+  protected readonly url: string;
   private readonly started = performance.now();
   private lastAnswer = this.started;
 
   constructor(
     protected readonly plan: RoundPlan,
-    private readonly session: DeviceSession,
+    protected readonly session: DeviceSession,
     private readonly config: Config,
     protected readonly owner: Owner,
   ) {
@@ -72,11 +72,16 @@ export class RoundExchange {
   }
 
   /** Get a message of `phase`, once the round has reached it. */
-  async get<T>(phase: Phase, path: string, decoder: Decoder<T>): Promise<T> {
+  get<T>(phase: Phase, path: string, decoder: Decoder<T>): Promise<T> {
+    return this.ask(phase, () => this.session.call("GET", `${this.url}/${path}`, decoder));
+  }
+
+  /** What `call` gets from the server, once the round has reached `phase`. */
+  protected async ask<T>(phase: Phase, call: () => Promise<T>): Promise<T> {
     for (;;) {
       const status = await this.reach(phase);
       try {
-        return await this.send(() => this.session.call("GET", `${this.url}/${path}`, decoder));
+        return await this.send(call);
       } catch (error) {
         // Two web processes may answer the two requests, and the second may not know of the new phase yet.
         if (!(error instanceof TooEarlyError)) throw error;
@@ -113,7 +118,7 @@ export class RoundExchange {
   }
 
   /** Send a message of `phase`, the same bytes each time, until the server has it. */
-  private async deliver(phase: Phase, call: () => Promise<unknown>): Promise<void> {
+  protected async deliver(phase: Phase, call: () => Promise<unknown>): Promise<void> {
     for (;;) {
       await this.owner.check();
       try {

@@ -3,7 +3,6 @@
 import {
   BundleError, NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError, SignatureError,
 } from "../../errors.js";
-import { randomBytes } from "../crypto.js";
 import type { Device } from "../device.js";
 import type { Enrolment } from "../enrolment.js";
 import {
@@ -15,10 +14,13 @@ import { OwnerLimits } from "../limits.js";
 import type { LeaveReason, RoundPlan } from "../messages/rounds.js";
 import { noiseOf } from "../privacy.js";
 import { Participant } from "../secagg/participant.js";
+import { Participant as NeighbourParticipant } from "../secagg_plus/participant.js";
+import { termsOf } from "../secagg_plus/terms.js";
 import { fetchRevoked } from "../storage/books.js";
 import { Files } from "../storage/files.js";
 import type { OpenRound } from "../storage/journal.js";
 import { type Ended, isLater } from "./exchange.js";
+import { NeighbourRound } from "./neighbour_round.js";
 import { SecureRound } from "./secure_round.js";
 import type { DeviceSession } from "./session.js";
 import { Settling } from "./settling.js";
@@ -104,22 +106,35 @@ export class Participation {
     const done = await this.contribute(prepared, journal);
     const { layout } = prepared;
     const identity = { key: device.vault.identity, chain: enrolment.chain, enrolmentKey: enrolment.enrolmentKey };
-    const participant = await Participant.open(plan, this.digest, identity, randomBytes, revoked);
     const encodeStale = (staleness: number): Uint32Array => {
       const arrays = layout.discount(done.arrays, staleness, plan.staleness_exponent ?? 0);
       return layout.encode(arrays, plan.modulus_bits, plan.max_cohort);
     };
     // Encode before keys are sent: a device that fails here has not joined the cohort yet.
     const fresh = layout.encode(done.arrays, plan.modulus_bits, plan.max_cohort);
+    const vector = (staleness: number): Uint32Array => (staleness ? encodeStale(staleness) : fresh);
     const owner = {
       pause: (seconds: number) => device.gate.pause(seconds),
       check: () => device.gate.passOrWait(),
       report: device.report,
     };
+    if (plan.protocol === "neighbours") {
+      const terms = termsOf(plan, this.digest, prepared.bundle.manifest.privacy);
+      const acting = await NeighbourParticipant.open(terms, identity, revoked);
+      return new NeighbourRound(plan, this.session, device.config, owner, journal).run(
+        acting,
+        terms.assumed.server,
+        layout,
+        vector,
+        // 0: over neighbours nobody proves to a device how many there are in the sum.
+        () => journal.storeState(done.state, 0),
+      );
+    }
+    const participant = await Participant.open(plan, this.digest, identity, revoked);
     return new SecureRound(plan, this.session, device.config, owner, journal).run(
       participant,
       layout,
-      (staleness) => (staleness ? encodeStale(staleness) : fresh),
+      vector,
       (devices) => journal.storeState(done.state, devices),
     );
   }

@@ -13,7 +13,7 @@ import type { Device, Examples } from "../device.js";
 import type { Enrolment } from "../enrolment.js";
 import type { OwnerLimits } from "../limits.js";
 import type { RoundPlan } from "../messages/rounds.js";
-import { checkOrigin } from "../origins.js";
+import { checkOrigin, checkTensors } from "../origins.js";
 import { checkPlan } from "../policy.js";
 import { checkPublished } from "../storage/books.js";
 import type { Files } from "../storage/files.js";
@@ -55,6 +55,7 @@ export async function prepare(
   limits.checkBundle(plan, bundle.manifest, layout);
   checkPlan(plan, bundle.manifest.privacy, layout);
   const weights = await files.weights(plan.weights);
+  checkTensors(bundle, plan.weights, weights);
   await checkOrigin(device.database, bundle, plan.weights, session, enrolment, plan.task_id);
   return { bundle, layout, parameters: Object.fromEntries(weights) };
 }

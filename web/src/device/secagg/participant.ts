@@ -17,7 +17,7 @@ import type {
   Advertisement, AdvertiseRequest, Cohort, Complaint, Complaints, Confirmation, Confirmations, EncryptedShare, Shares,
   Survivors, Unmasking,
 } from "../messages/secure.js";
-import { NOBODY, type Revoked } from "../revocations.js";
+import type { Revoked } from "../revocations.js";
 import { seal } from "../sealed.js";
 import { splits } from "../thresholds.js";
 import { cohortDigest, readEnvelopeKeys, verifyCohort } from "./cohort.js";
@@ -73,23 +73,23 @@ export class Participant {
     private readonly planDigest: string,
     private readonly identity: Identity,
     private readonly own: VerifiedDevice,
-    private readonly randomness: (bytes: number) => Bytes,
     private readonly revoked: Revoked,
+    private readonly randomness: (bytes: number) => Bytes,
   ) {
     this.salt = roundSalt(plan.round_id, planDigest);
     this.session = new Session(plan.round_id, planDigest, "", new Map(), plan.max_cohort);
   }
 
   /**
-   * `plan` is verified and checked against the policy by the caller. Raises CertificateError (chain or identity) or
-   * PolicyError (not a plan that can be secure).
+   * `plan` is verified and checked against the policy by the caller; cohorts with one of the `revoked` are refused.
+   * Raises CertificateError (chain or identity) or PolicyError (not a plan that can be secure).
    */
   static async open(
     plan: RoundPlan,
     planDigest: string,
     identity: Identity,
+    revoked: Revoked,
     randomness: (bytes: number) => Bytes = randomBytes,
-    revoked: Revoked = NOBODY,
   ): Promise<Participant> {
     const own = await verifyChain(identity.chain, identity.enrolmentKey);
     if (!sameBytes(identity.key.publicKey, own.deviceKey)) {
@@ -102,7 +102,7 @@ export class Participant {
           `got ${plan.privacy} with ${plan.min_cohort}`,
       );
     }
-    return new Participant(plan, planDigest, identity, own, randomness, revoked);
+    return new Participant(plan, planDigest, identity, own, revoked, randomness);
   }
 
   get deviceId(): string {

@@ -26,19 +26,25 @@ export function finishProgram(manifest: Manifest, name: string): Program {
   return (found[0] as [string, Program])[1];
 }
 
-/** The layout of the updates of the plan's round, whose deltas keep to the clip of the plan. Raises ProtocolError. */
-export function planLayout(plan: RoundPlan, manifest: Manifest): Layout {
-  const finish = finishProgram(manifest, plan.program);
+/** The layout of what this finish program uploads at most, and of the device's own entries. Raises ProtocolError. */
+export function uploadLayout(manifest: Manifest, program: string): Layout {
+  const finish = finishProgram(manifest, program);
   const updates = updatesOf(finish);
   // Checks that there is an update, and one weight at most.
   new Layout(updates);
-  const layout = [...updates, ...trainingEntries(manifest, finish, updates)];
+  return new Layout([...updates, ...trainingEntries(manifest, finish, updates)]);
+}
+
+/** The layout of the updates of the plan's round, whose deltas keep to the clip of the plan. Raises ProtocolError. */
+export function planLayout(plan: RoundPlan, manifest: Manifest): Layout {
+  const layout = uploadLayout(manifest, plan.program);
+  const finish = finishProgram(manifest, plan.program);
   const port = finish.inputs.find(
     (input): input is Hyperparameter => input.role === "hyperparameter" && input.name === UPDATE_CLIP,
   );
-  if (port === undefined) return new Layout(layout);
+  if (port === undefined) return layout;
   const clip = plan.hyperparameters[UPDATE_CLIP] ?? port.default;
-  return new Layout(layout.map((each) => keepToClip(each, clip)));
+  return new Layout(layout.updates.map((each) => keepToClip(each, clip)));
 }
 
 /** The arrays to upload: those of `finish`, and the device's own entries. Raises ProtocolError. */
