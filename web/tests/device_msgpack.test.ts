@@ -8,7 +8,7 @@ import { hex } from "../src/bundle/digests.js";
 import { unhex } from "../src/device/bytes.js";
 import { MessageError } from "../src/device/errors.js";
 import * as messages from "../src/device/secagg_plus/messages.js";
-import { bytes, integer, listOf, named, pack, row, unpack } from "../src/device/secagg_plus/msgpack.js";
+import { bytes, type Codec, integer, listOf, named, pack, row, unpack } from "../src/device/secagg_plus/msgpack.js";
 
 // The file's shape is that which scripts/make_vectors.py writes.
 type Json = any;
@@ -47,6 +47,24 @@ test("numbers, bytes, lists and maps of each width", () => {
   expect(hex(pack({ one: { a: 1, more: [] } }, codec))).toBe("9181a16101");
   expect(hex(pack({ one: { a: 1, more: [2] } }, codec))).toBe("9182a16101a46d6f72659102");
   expect(unpack("map", unhex("9181a16101"), codec)).toEqual({ one: { a: 1, more: [] } });
+});
+
+test.each<[string, string, Codec<any>]>([
+  ["a negative number of one byte", "d0ff", integer(0, 2 ** 32)],
+  ["a negative number of two bytes", "d1ffff", integer(0, 2 ** 32)],
+  ["a negative number of four bytes", "d2ffffffff", integer(0, 2 ** 32)],
+  ["a number below the least", "02", integer(3, 9)],
+  ["bytes that end too early", "c40201", bytes(8)],
+  ["too few bytes", "c40101", bytes(8, 2)],
+  ["too many bytes", "c403010203", bytes(2)],
+  ["a list that ends too early", "9201", listOf(integer(0, 9), 9)],
+  ["a list that is too long", "9201", listOf(integer(0, 9), 1)],
+  ["a row that is too short", "91019101", row<{ a: number; b: number }>({ a: integer(0, 9), b: integer(0, 9) })],
+  ["something after the message", "0100", integer(0, 9)],
+  ["an extension", "d40500", integer(0, 9)],
+  ["a name that ends too early", "81a361", named<{ a: number }>({ a: integer(0, 9) })],
+])("refused: %s", (_, data, codec) => {
+  expect(() => unpack("message", unhex(data), codec)).toThrow(MessageError);
 });
 
 test("a message of any garbled bytes is read as it would be written again, or refused", () => {
