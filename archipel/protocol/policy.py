@@ -32,6 +32,14 @@ def colluders_of(policy: PrivacyPolicy, max_cohort: int) -> int:
     return math.floor(Fraction(str(policy.colluders)).limit_denominator(_DENOMINATOR) * max_cohort)
 
 
+def smallest_threshold(policy: PrivacyPolicy, cohort: int) -> int:
+    """The smallest threshold of secret sharing that the policy allows: its ratio, and more than half of the cohort and
+    the colluders together."""
+    # Exact, as the devices compute it (`check_plan`): 0.56 * 25 in floating point is above 14.
+    ratio = Fraction(str(policy.threshold))
+    return max(math.ceil(ratio * cohort), (cohort + colluders_of(policy, cohort)) // 2 + 1)
+
+
 def splits(threshold: int, devices: int, colluders: int) -> bool:
     """Whether a server with so many colluders can have two groups of the cohort confirm different survivors.
 

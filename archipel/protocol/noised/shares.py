@@ -8,8 +8,8 @@ for the sum of d entries) show that it is (e^2 / 2)-concentrated differentially 
 
     e = D / (sqrt(h) s) + t sqrt(d),        t = 10 (exp(-2 pi^2 s^2 1/2) + ... + exp(-2 pi^2 s^2 (h-1)/h))
 
-which is what continuous Gaussian noise of 1 / e times D costs. From s = LEAST_DEVIATION on t is below 10^-64, so in
-floating point nothing of it is left. (Skellam noise, the other choice, is closed under sums, and pays for it by a term
+which is what continuous Gaussian noise of 1 / e times D costs. From s = 4 on t is below 10^-64, so in floating point
+nothing of it is left. (Skellam noise, the other choice, is closed under sums, and pays for it by a term
 with the L1 norm: Agarwal, Kairouz and Liu 2021, theorem 3.5. It would need another event in the account and another
 exact sampler, and gain where s is below 2 steps, which `choose_share` never chooses.)
 
@@ -25,8 +25,8 @@ from archipel.errors import PolicyError
 from archipel.protocol.messages import NoiseShare
 from archipel.protocol.messages.rounds import MOST_NOISE
 
-LEAST_DEVIATION = 4
-"""In steps."""
+LEAST_DEVIATION = 32
+"""In steps: rounding it up to a whole number makes little of the noise."""
 _FEWEST_STEPS = 256
 _FINE = 4
 """Steps of the clip, in roots of the number of entries: then rounding adds less than 2% to the noise."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Literal
 
 import msgspec
@@ -24,7 +23,7 @@ from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
-from archipel.protocol.policy import check_plan, colluders_of
+from archipel.protocol.policy import check_plan, colluders_of, smallest_threshold
 from archipel.protocol.secagg_plus.sizes import Sizes
 from archipel.protocol.uploads import plan_layout, upload_layout
 from archipel.protocol.vector import Layout
@@ -38,21 +37,13 @@ from archipel.strategies.update_compression import carried
 _NOWHERE = "0" * 32
 
 
-def smallest_threshold(manifest: Manifest, cohort: int) -> int:
-    """The smallest threshold of secret sharing that the privacy policy allows: its ratio, and more than half of the
-    cohort and the colluders together."""
-    # Exact, as the devices compute it (policy.check_plan): 0.56 * 25 in floating point is above 14.
-    ratio = Fraction(str(manifest.privacy.threshold))
-    return max(math.ceil(ratio * cohort), (cohort + colluders_of(manifest.privacy, cohort)) // 2 + 1)
-
-
 def threshold_of(request: TaskRequest, manifest: Manifest) -> int:
     """The threshold of secret sharing: the request's, or the smallest that is secure; 1 in plain rounds."""
     if request.privacy != "secure":
         return 1
     if request.protocol == "neighbours":
         return sizes_between(manifest.privacy, group_size(request)).threshold
-    return request.threshold or smallest_threshold(manifest, group_size(request))
+    return request.threshold or smallest_threshold(manifest.privacy, group_size(request))
 
 
 def server_hyperparameters(request: TaskRequest, manifest: Manifest) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ import pytest
 
 from archipel.errors import PolicyError
 from archipel.protocol.messages import NoiseShare
-from archipel.protocol.noised.shares import LEAST_DEVIATION, choose_share, noise_multiplier, squared_norm
+from archipel.protocol.noised.shares import choose_share, noise_multiplier, squared_norm
 
 
 @pytest.mark.parametrize(("steps", "length"), [(256, 8), (1000, 1024), (4032, 1_015_808), (1, 2), (100_000, 3)])
@@ -30,7 +30,7 @@ def test_the_multiplier_is_that_of_the_paper(deviation: int, devices: int) -> No
     e = norm / (math.sqrt(devices) * deviation) + tau * math.sqrt(length)
     found = noise_multiplier(NoiseShare(deviation=deviation, steps=steps), length, devices)
     assert found == pytest.approx(1 / e, rel=1e-12)
-    if deviation >= LEAST_DEVIATION:
+    if deviation >= 4:
         assert found == pytest.approx(math.sqrt(devices) * deviation / norm, rel=1e-15)
 
 
@@ -58,8 +58,8 @@ def test_a_sum_of_shares_diverges_no_more_than_continuous_noise(deviation: int, 
 def test_a_share_is_just_enough(multiplier: float, length: int, devices: int) -> None:
     share = choose_share(multiplier, length, devices)
     found = noise_multiplier(share, length, devices)
-    # Noise is a whole number of steps, of which there are 4 or more.
-    assert multiplier <= found <= multiplier * (1 + 1 / (share.deviation - 1))
+    # Noise is a whole number of steps, of which there are 32 or more.
+    assert multiplier <= found <= multiplier * (1 + 1 / 31)
     # Rounding adds less than 2% to what one device can change the sum by.
     assert share.steps <= math.sqrt(squared_norm(share.steps, length)) <= 1.02 * share.steps
 

@@ -83,10 +83,10 @@ def sensitivity(steps: int) -> float:
 
 
 def test_the_new_model_is_the_mean_with_the_noise_of_all_devices(noisy: World) -> None:
-    task = noisy.create_task(differential_privacy=distributed(0.05), rounds=12, **COHORT)
+    task = noisy.create_task(differential_privacy=distributed(0.05), rounds=5, **COHORT)
     devices = noisy.add_devices(6)
     before, noise = np.zeros(ENTRIES), []
-    for number in range(12):
+    for number in range(5):
         exact = run_round(noisy, devices, number)
         after = model_of(noisy, task["task_id"])
         noise.append((after - before) * 6 - exact)
