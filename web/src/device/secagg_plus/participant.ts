@@ -8,7 +8,7 @@
  */
 
 import { type Bytes, concat, sameBytes } from "../bytes.js";
-import { agree, agreementKey, digest, KEY_BYTES, publicKeyOf, randomBytes, sign } from "../crypto.js";
+import { agree, agreementKey, KEY_BYTES, publicKeyOf, randomBytes, sign } from "../crypto.js";
 import { CertificateError, ConsistencyError, SecureAggregationError, ShareError, ThresholdError } from "../errors.js";
 import { type VerifiedDevice, verifyChain } from "../identity.js";
 import type { Revoked } from "../revocations.js";
@@ -21,17 +21,14 @@ import { commitPair, envelopeKey, NONCE_BYTES, type Pair, seal, unseal } from ".
 import { inclusion, presence, requireInclusions } from "./inclusion.js";
 import { joinKeys, type RoundKeys, seedDigest, signMember } from "./member.js";
 import {
-  ANSWER, type Answer, CONFIRMED, type Confirmed, DEALT, DEALT_BYTES, type Dealt, divide, DRAWN, type Drawn, INBOX,
-  type Inbox, INCLUSIONS, type Inclusions, INVITATION, type Invitation, type Kind, NEIGHBOURS, type Neighbours,
-  NOBODY_SAYS, type Partners, QUESTION, type Question, read, REFUSED, type Refused, write,
+  type Answer, type Confirmed, DEALT_BYTES, type Dealt, divide, type Drawn, type Inbox, type Inclusions,
+  type Invitation, type Neighbours, NOBODY_SAYS, type Partners, QUESTION, type Question, type Refused, write,
 } from "./messages.js";
 import { bind } from "./session.js";
 import { split } from "./shares.js";
 import { checkSizes } from "./sizes.js";
+import { LEFT, readState, State, STEPS, type Step, writeState } from "./state.js";
 import type { Terms } from "./terms.js";
-
-const STEPS = ["advertise", "draw", "deal", "receive", "mask", "confirm", "answer", "done"] as const;
-type Step = (typeof STEPS)[number];
 
 const NOTHING = new Uint8Array();
 
@@ -39,31 +36,13 @@ const NOTHING = new Uint8Array();
  * One device in one secure round.
  *
  * A step that fails ends the participation: the secrets are dropped, and every later call raises
- * SecureAggregationError. A step out of order raises it, too, and changes nothing. The last step may be repeated with
- * what it was given before and returns the same.
+ * SecureAggregationError. A step out of order raises it, too, and changes nothing. `save` and `resume` take the device
+ * over a reload.
  */
 export class Participant {
-  private next: Step | "nothing, the device left the round" = "advertise";
   private readonly salt: Bytes;
-  private cipherSecret: Bytes = NOTHING;
-  private maskSecret: Bytes = NOTHING;
-  private seed: Bytes = NOTHING;
-  /** By dealer its shares that this device holds. */
-  private readonly held = new Map<number, Pair>();
-  private public: RoundKeys = { cipherKey: NOTHING, maskKey: NOTHING, seedDigest: NOTHING };
-  private member: Bytes = NOTHING;
-  private invited: Invitation | null = null;
-  /** The places that this device drew. */
-  private neighbours: readonly number[] = [];
-  /** Of its partners, and of its neighbours, by place. */
-  private maskKeys: ReadonlyMap<number, Uint8Array> = new Map();
-  private deviceKeys: ReadonlyMap<number, Uint8Array> = new Map();
-  /** The one that it has confirmed. */
-  private question: Bytes | null = null;
-  /** The last step, the digest of what it was given, and what it returned. */
-  private done = "";
-  private given: Bytes = NOTHING;
-  private said: Bytes = NOTHING;
+  private state: State;
+  private sent: Bytes = NOTHING;
 
   private constructor(
     private readonly terms: Terms,
@@ -73,6 +52,7 @@ export class Participant {
     private readonly randomness: (bytes: number) => Bytes,
   ) {
     this.salt = roundSalt(terms.session.roundId, terms.session.plan);
+    this.state = new State(terms.session, own.deviceId);
   }
 
   /**
@@ -92,30 +72,69 @@ export class Participant {
     return new Participant(terms, identity, own, revoked, randomness);
   }
 
+  /**
+   * The device after a reload, from what `save` gave; the other arguments are those of `open`. Raises MessageError for
+   * a damaged state, ConsistencyError for one of another round or device.
+   */
+  static async resume(
+    saved: Uint8Array,
+    terms: Terms,
+    ...given: [identity: Identity, revoked: Revoked, randomness?: (bytes: number) => Bytes]
+  ): Promise<Participant> {
+    const device = await Participant.open(terms, ...given);
+    const { state, said } = readState(saved, terms.session, device.deviceId);
+    [device.state, device.sent] = [state, said];
+    return device;
+  }
+
+  /**
+   * All that the device needs to go on after a reload, with `said`, the bytes that it is about to send. It has secrets.
+   *
+   * Whoever sends what a step returned MUST have stored this before, sealed and on disk: otherwise a device could be
+   * led to say two different things. Raises SecureAggregationError where the device has left the round.
+   */
+  save(said: Bytes = NOTHING): Bytes {
+    return writeState(this.state, said);
+  }
+
   get deviceId(): string {
     return this.own.deviceId;
   }
 
+  /** The step that comes next. */
+  get next(): State["next"] {
+    return this.state.next;
+  }
+
+  /** Of a device that was resumed: what it was about to send when it was saved. */
+  get said(): Bytes {
+    return this.sent;
+  }
+
+  /** Of a device that was resumed: the question that it has confirmed; null where there is none. */
+  get question(): Question | null {
+    return this.state.question;
+  }
+
   /** Step 0: makes the round's secrets; returns this device as a member, with the public keys, signed. */
-  async advertise(): Promise<Bytes> {
-    if (this.done === "advertise") return this.member;
+  advertise(): Promise<Bytes> {
     return this.step("advertise", async () => {
-      [this.cipherSecret, this.maskSecret] = [this.draw(KEY_BYTES), this.draw(KEY_BYTES)];
-      this.seed = this.draw(KEY_BYTES);
-      this.public = {
-        cipherKey: await publicKeyOf(this.cipherSecret),
-        maskKey: await publicKeyOf(this.maskSecret),
-        seedDigest: await seedDigest(this.seed, this.terms.session),
+      [this.state.cipherSecret, this.state.maskSecret] = [this.draw(KEY_BYTES), this.draw(KEY_BYTES)];
+      this.state.seed = this.draw(KEY_BYTES);
+      this.state.public = {
+        cipherKey: await publicKeyOf(this.state.cipherSecret),
+        maskKey: await publicKeyOf(this.state.maskSecret),
+        seedDigest: await seedDigest(this.state.seed, this.terms.session),
       };
       const { chain, key } = this.identity;
-      this.member = await signMember(this.terms.session, joinKeys(this.public), chain, key);
-      return this.member;
+      this.state.member = await signMember(this.terms.session, joinKeys(this.state.public), chain, key);
+      return this.state.member;
     });
   }
 
   /** Step 1: draws neighbours among the cohort, which is fixed by its root. Raises PolicyError or ThresholdError. */
   drawNeighbours(invitation: Invitation): Promise<Drawn> {
-    return this.once("draw", write(INVITATION, invitation), DRAWN, async () => {
+    return this.step("draw", async () => {
       const { sizes, assumed, minCohort, maxCohort } = this.terms;
       const { size, place } = invitation;
       if (size < minCohort || size > maxCohort || place >= size) {
@@ -124,38 +143,38 @@ export class Participant {
         );
       }
       checkSizes(sizes, size, assumed);
-      this.invited = invitation;
-      this.neighbours = drawNeighbours(size, place, sizes.neighbours, (bytes) => this.draw(bytes));
-      return { places: this.neighbours };
+      this.state.invitation = invitation;
+      this.state.neighbours = drawNeighbours(size, place, sizes.neighbours, (bytes) => this.draw(bytes));
+      return { places: this.state.neighbours };
     });
   }
 
   /** Step 2: verifies the neighbours; returns shares of the mask key and of the seed, sealed for each. */
   deal(neighbours: Neighbours): Promise<Dealt> {
-    return this.once("deal", write(NEIGHBOURS, neighbours), DEALT, async () => {
+    return this.step("deal", async () => {
       const { session, sizes } = this.terms;
       const { enrolmentKey } = this.identity;
-      const expected = { session, enrolmentKey, own: this.own, ownMember: this.member, revoked: this.revoked };
-      const found = await checkNeighbours(neighbours, this.neighbours, this.invitation, expected);
-      this.deviceKeys = new Map([...found].map(([place, { deviceKey }]) => [place, deviceKey]));
-      const partners = this.neighbours.slice(0, sizes.partners);
+      const expected = { session, enrolmentKey, own: this.own, ownMember: this.state.member, revoked: this.revoked };
+      const found = await checkNeighbours(neighbours, this.state.neighbours, this.invitation, expected);
+      this.state.deviceKeys = new Map([...found].map(([place, { deviceKey }]) => [place, deviceKey]));
+      const partners = this.state.neighbours.slice(0, sizes.partners);
       const keysAt = (place: number): RoundKeys => (found.get(place) as { keys: RoundKeys }).keys;
-      this.maskKeys = new Map(partners.map((place) => [place, keysAt(place).maskKey]));
+      this.state.maskKeys = new Map(partners.map((place) => [place, keysAt(place).maskKey]));
       // Every check is done: only now are secrets split and leave the device.
       const draw = (bytes: number): Bytes => this.draw(bytes);
-      const maskKeys = split(this.maskSecret, sizes.threshold, this.neighbours.length, draw);
-      const seeds = split(this.seed, sizes.threshold, this.neighbours.length, draw);
-      const cipher = await agreementKey(this.cipherSecret);
-      const [own, mine] = [this.invitation.place, this.public.cipherKey];
+      const maskKeys = split(this.state.maskSecret, sizes.threshold, this.state.neighbours.length, draw);
+      const seeds = split(this.state.seed, sizes.threshold, this.state.neighbours.length, draw);
+      const cipher = await agreementKey(this.state.cipherSecret);
+      const [own, mine] = [this.invitation.place, this.state.public.cipherKey];
       const dealt: Bytes[] = [];
-      for (const [index, place] of this.neighbours.entries()) {
+      for (const [index, place] of this.state.neighbours.entries()) {
         const theirs = keysAt(place).cipherKey;
         const key = await envelopeKey(cipher, theirs, this.salt, mine, theirs);
         const pair: Pair = { maskKey: maskKeys[index] as Bytes, seed: seeds[index] as Bytes };
         dealt.push(await seal(key, this.bound, own, place, pair, this.draw(NONCE_BYTES)));
         dealt.push(await commitPair(this.bound, own, index + 1, pair));
       }
-      return { places: this.neighbours, dealt: concat(...dealt) };
+      return { places: this.state.neighbours, dealt: concat(...dealt) };
     });
   }
 
@@ -166,15 +185,15 @@ export class Participant {
    * that no honest server makes.
    */
   receive(inbox: Inbox): Promise<Refused> {
-    return this.once("receive", write(INBOX, inbox), REFUSED, async () => {
+    return this.step("receive", async () => {
       const { dealers } = inbox;
       const cipherKeys = divide("inbox", inbox.cipher_keys, KEY_BYTES, dealers.length);
       const envelopes = divide("inbox", inbox.dealt, DEALT_BYTES, dealers.length);
-      const cipher = await agreementKey(this.cipherSecret);
-      const [own, mine, refused] = [this.invitation.place, this.public.cipherKey, new Set<number>()];
+      const cipher = await agreementKey(this.state.cipherSecret);
+      const [own, mine, refused] = [this.invitation.place, this.state.public.cipherKey, new Set<number>()];
       for (const [index, dealer] of dealers.entries()) {
         // A second envelope would replace the first, and a share of the one be shown for the other.
-        if (this.held.has(dealer) || refused.has(dealer)) {
+        if (this.state.held.has(dealer) || refused.has(dealer)) {
           throw new ShareError(`inbox: shares from place ${dealer} twice`);
         }
         if (dealer === own || dealer >= this.invitation.size) {
@@ -184,14 +203,14 @@ export class Participant {
         try {
           const key = await envelopeKey(cipher, theirs, this.salt, theirs, mine);
           const position = inbox.positions[index] as number;
-          this.held.set(dealer, await unseal(key, this.bound, dealer, own, position, dealt));
+          this.state.held.set(dealer, await unseal(key, this.bound, dealer, own, position, dealt));
         } catch (error) {
           if (!(error instanceof SecureAggregationError)) throw error;
           refused.add(dealer);
         }
       }
       // What leaks from the device later opens no envelope.
-      this.cipherSecret = NOTHING;
+      this.state.cipherSecret = NOTHING;
       return { dealers: [...refused].sort((one, other) => one - other) };
     });
   }
@@ -207,13 +226,13 @@ export class Participant {
       const { modulusBits, sizes, assumed } = this.terms;
       checkVector("update", vector, modulusBits);
       const needed = assumed.server === "malicious" ? sizes.threshold : 1;
-      const others = remaining(partners, this.maskKeys, this.invitation.place, needed);
+      const others = remaining(partners, this.state.maskKeys, this.invitation.place, needed);
       const masked = vector.slice();
-      const mine = this.public.maskKey;
+      const mine = this.state.public.maskKey;
       // Should this device seem to have left, its mask key is reconstructed. If its vector comes after all, this mask
       // alone still hides it.
-      await applyMask(masked, await selfMaskKey(this.seed, this.salt, mine), 1);
-      const secret = await agreementKey(this.maskSecret);
+      await applyMask(masked, await selfMaskKey(this.state.seed, this.salt, mine), 1);
+      const secret = await agreementKey(this.state.maskSecret);
       for (const [place, theirs] of others) {
         const key = await pairwiseMaskKey(await agree(secret, theirs), this.salt, mine, theirs);
         // The one at the higher place adds the pair's mask, the other subtracts it.
@@ -221,8 +240,7 @@ export class Participant {
       }
       reduce(masked, modulusBits);
       // Without these no other vector can be masked, by whatever way the step is reached again.
-      this.maskSecret = this.seed = NOTHING;
-      this.given = this.said = NOTHING;
+      this.state.maskSecret = this.state.seed = NOTHING;
       return masked;
     });
   }
@@ -232,10 +250,9 @@ export class Participant {
    * it holds that it is present. Raises ConsistencyError for a question that no honest server asks.
    */
   confirm(question: Question): Promise<Confirmed> {
-    const asked = write(QUESTION, question);
-    return this.once("confirm", asked, CONFIRMED, async () => {
-      checkQuestion(question, this.held);
-      this.question = asked;
+    return this.step("confirm", async () => {
+      checkQuestion(question, this.state.held);
+      this.state.question = question;
       if (this.terms.assumed.server !== "malicious") return { signatures: NOTHING };
       const signatures: Bytes[] = [];
       for (const dealer of question.present) {
@@ -252,17 +269,17 @@ export class Participant {
    * `threshold` neighbours that this device is present. Raises ConsistencyError or ThresholdError.
    */
   answer(question: Question, inclusions: Inclusions = NOBODY_SAYS): Promise<Answer> {
-    const asked = write(QUESTION, question);
-    return this.once("answer", concat(asked, write(INCLUSIONS, inclusions)), ANSWER, async () => {
-      checkQuestion(question, this.held);
-      if (this.question === null || !sameBytes(asked, this.question)) {
+    return this.step("answer", async () => {
+      checkQuestion(question, this.state.held);
+      const { question: confirmed } = this.state;
+      if (confirmed === null || !sameBytes(write(QUESTION, question), write(QUESTION, confirmed))) {
         throw new ConsistencyError("question: it is not the one that this device has confirmed");
       }
       const { assumed, sizes } = this.terms;
       if (assumed.server === "malicious") {
-        await requireInclusions(inclusions, this.deviceKeys, this.bound, this.invitation.place, sizes.threshold);
+        await requireInclusions(inclusions, this.state.deviceKeys, this.bound, this.invitation.place, sizes.threshold);
       }
-      const pair = (dealer: number): Pair => this.held.get(dealer) as Pair;
+      const pair = (dealer: number): Pair => this.state.held.get(dealer) as Pair;
       return {
         seeds: concat(...question.present.map((dealer) => pair(dealer).seed)),
         mask_keys: concat(...question.left.map((dealer) => pair(dealer).maskKey)),
@@ -274,8 +291,9 @@ export class Participant {
   // --- inside -------------------------------------------------------------------------------------------------------
 
   private get invitation(): Invitation {
-    if (this.invited === null) throw new SecureAggregationError("this device has not been invited to a cohort");
-    return this.invited;
+    const { invitation } = this.state;
+    if (invitation === null) throw new SecureAggregationError("this device has not been invited to a cohort");
+    return invitation;
   }
 
   private get bound(): Bytes {
@@ -291,37 +309,22 @@ export class Participant {
     return drawn;
   }
 
-  /** What `act` returns; where the step was done with the same `given`, what it has returned then. */
-  private async once<T>(name: Exclude<Step, "done">, given: Bytes, kind: Kind<T>, act: () => Promise<T>): Promise<T> {
-    const hash = await digest(given);
-    if (this.done === name && sameBytes(this.given, hash)) return read(kind, this.said);
-    return this.step(name, async () => {
-      const message = await act();
-      [this.given, this.said] = [hash, write(kind, message)];
-      return message;
-    });
-  }
-
   private async step<T>(name: Exclude<Step, "done">, work: () => Promise<T>): Promise<T> {
-    if (this.next !== name) {
-      throw new SecureAggregationError(`step ${name} in round ${this.terms.session.roundId}: expected ${this.next}`);
+    const { state } = this;
+    if (state.next !== name) {
+      throw new SecureAggregationError(`step ${name} in round ${this.terms.session.roundId}: expected ${state.next}`);
     }
     // Before the step: an interrupted step cannot be repeated, such as `answer` to another question.
-    this.next = "nothing, the device left the round";
+    state.next = LEFT;
     let result: T;
     try {
       result = await work();
     } catch (error) {
-      this.forget();
+      state.forget();
       throw error;
     }
-    [this.done, this.next] = [name, STEPS[STEPS.indexOf(name) + 1] as Step];
-    if (name === "answer") this.forget();
+    state.next = STEPS[STEPS.indexOf(name) + 1] as Step;
+    if (name === "answer") state.forget();
     return result;
-  }
-
-  private forget(): void {
-    this.cipherSecret = this.maskSecret = this.seed = NOTHING;
-    this.held.clear();
   }
 }
