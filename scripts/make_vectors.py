@@ -14,9 +14,12 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from vector_inputs import Json, Stream, fixed, flip, plain, signing_key
-from vector_rotation import rotation_vectors
-from vector_round import round_vectors
+from protocol_vectors.inputs import Json, Stream, fixed, flip, plain, signing_key
+from protocol_vectors.neighbour_lies import neighbour_lies
+from protocol_vectors.neighbour_parts import neighbour_parts
+from protocol_vectors.neighbours import neighbour_rounds
+from protocol_vectors.rotation import rotation_vectors
+from protocol_vectors.round import round_vectors
 
 from archipel.bundle.roles import Program, Update
 from archipel.protocol import Layout, add_masked, issue_identity, mint_token, pack, public_bytes, seal
@@ -187,6 +190,9 @@ VECTORS: dict[str, Callable[[], Json]] = {
     "fixed_point.json": fixed_point_vectors,
     "round.json": round_vectors,
     "rotation.json": rotation_vectors,
+    "neighbours.json": neighbour_rounds,
+    "neighbour_lies.json": neighbour_lies,
+    "neighbour_parts.json": neighbour_parts,
 }
 
 

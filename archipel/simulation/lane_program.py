@@ -64,6 +64,14 @@ class LaneEngine(Protocol):
     def fetch(self, held: Any) -> NDArray[Any]:
         """What is held as an array, which nothing changes."""
 
+    def find_finite(self, held: Any) -> NDArray[np.bool_]:
+        """Of each lane, whether all its elements are finite: `[lanes]`."""
+
+    def sum_steps(
+        self, held: Any, lanes: NDArray[np.int64], limit: NDArray[np.float64] | None, step: float, largest: int
+    ) -> NDArray[np.int64]:
+        """As simulation.sums.LaneArrays has it."""
+
 
 def open_lane_engine(delegates: Delegates, threads: int) -> LaneEngine:
     """ONNX Runtime for "cpu", PyTorch for "torch" and "torch:cuda:1".
@@ -113,6 +121,26 @@ class OnnxRuntimeLanes:
 
     def fetch(self, held: NDArray[Any]) -> NDArray[Any]:
         return held
+
+    def find_finite(self, held: NDArray[Any]) -> NDArray[np.bool_]:
+        return np.asarray(np.isfinite(held.reshape(len(held), -1)).all(axis=1))
+
+    def sum_steps(
+        self,
+        held: NDArray[Any],
+        lanes: NDArray[np.int64],
+        limit: NDArray[np.float64] | None,
+        step: float,
+        largest: int,
+    ) -> NDArray[np.int64]:
+        rows = held.reshape(len(held), -1)[lanes].astype(np.float64)
+        if limit is not None:
+            np.clip(rows, -limit[:, None], limit[:, None], out=rows)
+        rows /= step
+        np.rint(rows, out=rows)
+        np.clip(rows, -largest, largest, out=rows)
+        # Whole numbers below 2^53 add up exactly.
+        return np.asarray(rows.sum(axis=0).astype(np.int64))
 
 
 class LaneProgram:

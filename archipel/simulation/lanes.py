@@ -41,6 +41,7 @@ from archipel.lite_runtime.training.driver import data_ports, find_program, need
 from archipel.lite_runtime.training.features import DEFAULT_BUDGET, find_features
 from archipel.lite_runtime.training.loop import MOVING, port_key, port_moves
 from archipel.lite_runtime.values import Values
+from archipel.protocol.bounds import weight_port
 from archipel.protocol.training_metrics import lane_training_arrays
 from archipel.simulation.at_once.features import LaneFeatures
 from archipel.simulation.at_once.means import Mean
@@ -320,16 +321,16 @@ class Lanes:
 
     def _report(self, work: Work, group: _Group, outputs: Mapping[str, Any], partial: Partial) -> None:
         program = self._bundle.program(self._finish)
-        update = {
-            port.name: self._engine.fetch(outputs[port.name]) for port in program.outputs if isinstance(port, Update)
-        }
-        for array in update.values():
-            group.fine &= np.isfinite(array.reshape(len(group.numbers), -1)).all(axis=1)
+        update = {port.name: outputs[port.name] for port in program.outputs if isinstance(port, Update)}
+        for held in update.values():
+            group.fine &= self._engine.find_finite(held)
+        weight = weight_port([port for port in program.outputs if isinstance(port, Update)])
+        weights = {} if weight is None else {weight.name: self._engine.fetch(update[weight.name])}
         # A loss that was not finite in some step is in no mean, so it is looked for here.
         metrics = {name: mean.reduced() for name, mean in group.metrics.items()}
         counted = [port.name for port in program.outputs if isinstance(port, Metric)]
         metrics |= {name: self._engine.fetch(outputs[name]).astype(np.float64) for name in counted}
-        own, told = lane_training_arrays(self._bundle.manifest, program, update, metrics, len(group.numbers))
+        own, told = lane_training_arrays(self._bundle.manifest, program, weights, metrics, len(group.numbers))
         kept = np.flatnonzero(group.fine & told)
         losses = metrics.get("loss")
         for lane, number in enumerate(group.numbers):
@@ -342,7 +343,7 @@ class Lanes:
         self._keep(work, group, kept.tolist())
         if len(kept):
             numbers = [group.numbers[lane] for lane in kept]
-            partial.total.add_lanes({name: array[kept] for name, array in {**update, **own}.items()}, numbers)
+            partial.total.add_lanes({**update, **own}, kept, numbers, self._engine)
 
     def _keep(self, work: Work, group: _Group, lanes: Sequence[int]) -> None:
         """What outlives the round goes into the states of these devices."""

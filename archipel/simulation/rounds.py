@@ -11,7 +11,7 @@ from archipel import strategies
 from archipel.bundle import Bundle, write_weights
 from archipel.bundle.roles import Largest
 from archipel.errors import ArchipelError, SimulationError
-from archipel.privacy import spent_epsilon
+from archipel.privacy import Gaussian, spent_epsilon
 from archipel.privacy.central import Noise, draw_noise, events_of
 from archipel.protocol.messages import Protocol, RoundPlan
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
@@ -24,6 +24,7 @@ from archipel.simulation.attacks import Attack
 from archipel.simulation.clients import Clients
 from archipel.simulation.combining import Combining
 from archipel.simulation.draws import draw_cohort, drawn_uniform
+from archipel.simulation.secure.noise import multiplier_of, plan_noise
 from archipel.simulation.secure.protocol import sizes_of_rounds
 from archipel.simulation.several import SeveralModels
 from archipel.simulation.system.round_clock import ClockState, RoundClock
@@ -49,7 +50,8 @@ class RoundRow(msgspec.Struct, kw_only=True):
     the parameters. `tested`: metrics of the model after the round on the test examples, where they were measured.
     `spread`: the same metrics over the devices, each on examples of its own, where they were measured so; `binned`: as
     a server would learn these, from counts of devices in bins.
-    `releases`: how many sums with the server's noise there were up to this round; `epsilon`: what they cost together.
+    `releases`: how many sums with noise there were up to this round; `epsilon`: what they cost together; `multiplier`:
+    the noise multiplier of this round's sum, where devices add the noise.
     `failed`: why the round changed nothing, "" where it did. `seconds`: how long the simulation took for it.
 
     With a system: `time`, seconds by the virtual clock from the run's beginning to the round's end; `bytes_down` and
@@ -68,6 +70,7 @@ class RoundRow(msgspec.Struct, kw_only=True):
     spread: dict[str, Distribution] = {}
     binned: dict[str, Distribution] = {}
     releases: int = 0
+    multiplier: float | None = None
     epsilon: float | None = None
     failed: str = ""
     seconds: float = 0.0
@@ -168,7 +171,8 @@ class Rounds:
         if settings.protocol is not None:
             sizes_of_rounds(manifest, settings)
         self._combining = Combining(manifest, layout, population, settings)
-        self._bits = self._combining.modulus_bits(layout)
+        self._noised = plan_noise(manifest, settings)
+        self._bits = self._combining.modulus_bits(layout) if self._noised is None else self._noised.modulus_bits
         if standing is None:
             parameters = bundle.parameters()
             trained, _ = split_statistics(parameters, shared_statistics(manifest))
@@ -231,9 +235,9 @@ class Rounds:
     def spent(self) -> str:
         """Why no further round may begin: it would cost more than the settings allow. "" where it may."""
         noise = self._settings.differential_privacy
-        if not noise.is_central or noise.epsilon is None:
+        if not noise.is_private or noise.epsilon is None:
             return ""
-        cost = self._cost(self._releases + 1)
+        cost = self._cost(self._releases + 1, noise.noise_multiplier)
         if cost <= noise.epsilon:
             return ""
         return f"another round would cost epsilon {cost:.4g} in all, and {noise.epsilon:g} is allowed"
@@ -243,13 +247,19 @@ class Rounds:
         return self.standing.rows[-1].releases if self.standing.rows else 0
 
     def _charge(self, row: RoundRow) -> None:
-        if self._settings.differential_privacy.is_central:
+        if self._noised is not None:
+            row.multiplier = multiplier_of(self._noised, self._bundle.manifest, row.devices)
+        if self._settings.differential_privacy.is_private:
             row.releases += 1
-            row.epsilon = self._cost(row.releases)
+            row.epsilon = self._cost(row.releases, row.multiplier)
 
-    def _cost(self, releases: int) -> float:
+    def _cost(self, releases: int, last: float | None) -> float:
+        """What so many sums cost; where devices add the noise, the last one with that noise multiplier."""
         noise = self._settings.differential_privacy
-        return spent_epsilon(events_of(noise, 0, releases), noise.delta)
+        if not noise.is_distributed:
+            return spent_epsilon(events_of(noise, 0, releases), noise.delta)
+        multipliers = [*(row.multiplier for row in self.standing.rows), last]
+        return spent_epsilon([Gaussian(noise_multiplier=each) for each in multipliers if each], noise.delta)
 
     def _draw_noise(self, work: Work) -> Noise | None:
         """The noise of the round whose sum is paid for; of correlated noise, what later rounds need is kept."""
@@ -297,7 +307,7 @@ class Rounds:
         plan = RoundPlan(
             round_id="0" * 32, task_id="0" * 32, number=number, bundle=self._bundle.digest, weights=_NOBODY,
             privacy="plain", min_cohort=1, max_cohort=settings.cohort, threshold=1, modulus_bits=self._bits or 32,
-            hyperparameters=hyperparameters,
+            hyperparameters=hyperparameters, noise=None if self._noised is None else self._noised.noise,
         )  # fmt: skip
         return Work(
             number=number,

@@ -123,8 +123,8 @@ def simulate(
         attack: what attackers do, a name or an Attack: over updates, "sign-flip", "ipm", "alie", "mimic", "gaussian",
             "best-ipm" or "best-alie"; over their examples, "label-flip" or "backdoor".
         attackers: the share of the clients that attack, or these by number, for an attack given by name.
-        differential_privacy: noise that the server adds to each sum, and what it may cost (docs/privacy.md): the run
-            ends before the round that would cost more.
+        differential_privacy: noise that the server, or each device, adds to the sums, and what it may cost
+            (docs/privacy.md): the run ends before the round that would cost more.
         dropout: the share of drawn devices, 0 to below 1, that leave before their update counts.
         mode: when a round takes its updates, as a task's; a Pacing has goal, deadlines and the like as well. It needs
             a `system`.

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from archipel.privacy.central import Noise, release_sum
 from archipel.protocol.bounds import groups, largest, step, weight_port
+from archipel.protocol.noised.layout import NoisedLayout
 from archipel.protocol.plain import PlainSum, decode_plain, encode_plain
 from archipel.protocol.vector import DecodedSum, Layout, Vector
 
 _TAIL = 12.0
 
 Arrays = Mapping[str, NDArray[Any]]
+
+
+class LaneArrays(Protocol):
+    """What adds up arrays of many devices where they are, in memory or on a GPU."""
+
+    def fetch(self, held: Any) -> NDArray[Any]:
+        """What is held as an array."""
+
+    def sum_steps(
+        self, held: Any, lanes: NDArray[np.int64], limit: NDArray[np.float64] | None, step: float, largest: int
+    ) -> NDArray[np.int64]:
+        """The sum of these lanes of `[lanes, ...]` in whole steps, flat: each element is cut off at +-`limit` of its
+        lane (`[len(lanes)]`; None: at none), divided by `step` in float64, rounded to even and cut off at +-`largest`.
+        """
 
 
 class Sum(ABC):
@@ -37,10 +52,19 @@ class Sum(ABC):
     def decoded(self, devices: int) -> DecodedSum:
         """The sum of so many devices, checked. Raises ProtocolError, BoundError."""
 
-    def add_lanes(self, arrays: Arrays, clients: Sequence[int]) -> None:
-        """Add the updates of several devices, `[devices, ...]` by output name, as `add` would one after the other."""
-        for lane, client in enumerate(clients):
-            self.add({name: array[lane] for name, array in arrays.items()}, client)
+    def add_lanes(
+        self, arrays: Mapping[str, Any], lanes: NDArray[np.int64], clients: Sequence[int], held_by: LaneArrays
+    ) -> None:
+        """Add the updates of several devices as `add` would one after the other.
+
+        Arguments:
+            arrays: `[devices, ...]` by output name, arrays or what `held_by` holds.
+            lanes: which of the devices count.
+            clients: their numbers.
+        """
+        fetched = {name: held_by.fetch(array) for name, array in arrays.items()}
+        for lane, client in zip(lanes, clients):
+            self.add({name: array[lane] for name, array in fetched.items()}, client)
 
 
 class SecureSum(Sum):
@@ -63,25 +87,26 @@ class SecureSum(Sum):
     def add(self, arrays: Arrays, client: int = -1) -> None:
         self.total += self._layout.encode(self._discounted(arrays), modulus_bits=self._bits, max_cohort=self._cohort)
 
-    def add_lanes(self, arrays: Arrays, clients: Sequence[int]) -> None:
+    def add_lanes(
+        self, arrays: Mapping[str, Any], lanes: NDArray[np.int64], clients: Sequence[int], held_by: LaneArrays
+    ) -> None:
+        if isinstance(self._layout, NoisedLayout):
+            # Each device draws noise of its own.
+            return super().add_lanes(arrays, lanes, clients, held_by)
         start, arrays = 0, self._discounted(arrays)
         weight = weight_port(self._layout.updates)
-        weights = None if weight is None else np.asarray(arrays[weight.name], np.float64).reshape(-1)
+        weights = None
+        if weight is not None:
+            weights = np.asarray(held_by.fetch(arrays[weight.name]), np.float64).reshape(-1)[lanes]
         for port in self._layout.updates:
-            given = np.asarray(arrays[port.name])
-            rows = given.reshape(len(given), -1).astype(np.float64)
+            limit = None
             if port.name in self._limited and weights is not None:
                 limit = np.minimum(port.range, port.range * weights + port.noise * _TAIL)
-                np.clip(rows, -limit[:, None], limit[:, None], out=rows)
-            rows /= step(port)
-            np.rint(rows, out=rows)
-            np.clip(rows, -largest(port), largest(port), out=rows)
-            # Whole numbers below 2^53 add up exactly.
-            part = rows.sum(axis=0).astype(np.int64).astype(np.uint32)
-            self.total[start : start + len(part)] += part
-            start += len(part)
+            whole = held_by.sum_steps(arrays[port.name], lanes, limit, step(port), largest(port))
+            self.total[start : start + len(whole)] += whole.astype(np.uint32)
+            start += len(whole)
 
-    def _discounted(self, arrays: Arrays) -> Arrays:
+    def _discounted(self, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
         # Before encoding, as devices do it.
         return self._layout.discount(arrays, *self._stale) if self._stale[0] else arrays
 

@@ -119,8 +119,10 @@ REFUSED = {
 NOT_SECURE = "fedasync"
 
 
+@pytest.mark.parametrize("mechanism", ["central", "distributed"])
 @pytest.mark.parametrize("strategy", sorted(set(strategies.STRATEGIES) - {NOT_SECURE}))
-def test_every_strategy_gets_noise_or_is_refused_by_name(make: Make, strategy: str) -> None:
+def test_every_strategy_gets_noise_or_is_refused_by_name(make: Make, strategy: str, mechanism: str) -> None:
+    noise = DifferentialPrivacy(mechanism=mechanism, noise_multiplier=0.01, delta=1e-5)
     options = {} if REFUSED.get(strategy) == WEIGHS else {"weighting": "uniform"}
     given = {"clip": CLIP, "bits": BITS, **NEEDED.get(strategy, {}), **options}
     if strategy == "feddistill":
@@ -129,12 +131,13 @@ def test_every_strategy_gets_noise_or_is_refused_by_name(make: Make, strategy: s
     bundle = make(strategy, reference.normalized if strategy == "fedbn" else reference.dense, strategy_options=given)
     if strategy in REFUSED:
         with pytest.raises(PolicyError, match=f"strategy '{strategy}': {REFUSED[strategy]}"):
-            simulate(bundle, fields(), rounds=1, differential_privacy=NOISE)
+            simulate(bundle, fields(), rounds=1, differential_privacy=noise)
         return
-    found = simulate(bundle, fields(), rounds=2, differential_privacy=NOISE)
+    found = simulate(bundle, fields(), rounds=2, differential_privacy=noise)
     assert [(row.failed, row.releases) for row in found.history] == [("", 1), ("", 2)]
 
 
+@pytest.mark.parametrize("mechanism", ["central", "distributed"])
 @pytest.mark.parametrize(
     ("options", "settings", "message"),
     [
@@ -147,12 +150,14 @@ def test_every_strategy_gets_noise_or_is_refused_by_name(make: Make, strategy: s
         ({}, {"mode": Pacing(mode="asynchronous"), "system": System()}, "several times"),
     ],
 )
-def test_what_it_does_not_go_with(make: Make, options: dict[str, Any], settings: dict[str, Any], message: str) -> None:
-    module = options.pop("module", reference.dense)
+def test_what_it_does_not_go_with(
+    make: Make, options: dict[str, Any], settings: dict[str, Any], message: str, mechanism: str
+) -> None:
+    noise = DifferentialPrivacy(mechanism=mechanism, noise_multiplier=0.01, delta=1e-5)
     given = {"clip": CLIP, "bits": BITS, "weighting": "uniform", **options}
-    bundle = make("fedavg", module, strategy_options=given, privacy=SMALL)
+    bundle = make("fedavg", given.pop("module", reference.dense), strategy_options=given, privacy=SMALL)
     with pytest.raises((PolicyError, SimulationError), match=message):
-        simulate(bundle, fields(), rounds=1, cohort=4, differential_privacy=NOISE, **settings)
+        simulate(bundle, fields(), rounds=1, cohort=4, differential_privacy=noise, **settings)
 
 
 def test_an_adapted_clip_that_the_task_fixes(make: Make) -> None:

@@ -11,8 +11,12 @@ import torch
 from torch import nn
 
 from archipel.bundle import Bundle
+from archipel.bundle.roles import Update
 from archipel.errors import SimulationError
+from archipel.protocol.vector import Layout
 from archipel.simulation import SplitClients, simulate
+from archipel.simulation.lane_program import open_lane_engine
+from archipel.simulation.sums import SecureSum
 from tests.support import simulation as reference
 
 Make = Callable[..., Bundle]
@@ -74,3 +78,30 @@ def test_engines_that_are_not_there(make: Make) -> None:
     ):
         with pytest.raises(SimulationError, match=text):
             simulate(bundle, clients(), rounds=1, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "torch:cpu"])
+def test_sums_of_lanes_have_the_bits_of_devices_one_by_one(engine: str) -> None:
+    """Weighted values without a clip are cut off at their range times the weight, of some of the lanes."""
+    of: dict[str, Any] = {"dtype": "float32", "weighting": "examples", "bits": 16}
+    updates = (
+        Update(name="change", tensor="w", shape=(3, 5), kind="delta", range=1.0, clip=9.0, **of),
+        Update(name="steps", tensor="steps", shape=(4,), kind="value", range=2.0, **of),
+        Update(name="weight", tensor="weight", shape=(), kind="weight", range=1.0, lowest=0.01, **of),
+    )
+    rng = np.random.default_rng(3)
+    arrays = {
+        "change": rng.normal(0, 0.2, (7, 3, 5)).astype(np.float32),
+        "weight": rng.uniform(0.01, 1, 7).astype(np.float32),
+    }
+    arrays["steps"] = (rng.uniform(-2, 2, (7, 4)).T * arrays["weight"]).T.astype(np.float32)
+    arrays["steps"][2] *= 1 + 2e-7  # by its rounding beyond the range times the weight
+    chosen = np.array([6, 0, 2, 3])
+    one_by_one, at_once = (SecureSum(Layout(updates), 24, 7) for _ in range(2))
+    for lane in chosen:
+        one_by_one.add({name: array[lane] for name, array in arrays.items()})
+    held_by = open_lane_engine(engine, 1)
+    held = {name: held_by.hold(array) for name, array in arrays.items()}
+    at_once.add_lanes(held, chosen, chosen.tolist(), held_by)
+    modulus = np.uint32(2**24 - 1)
+    np.testing.assert_array_equal(at_once.total & modulus, one_by_one.total & modulus)

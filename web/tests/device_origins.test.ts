@@ -10,11 +10,13 @@ import type { Program } from "../src/bundle/roles.js";
 import { CertificateError, PolicyError, ProvenanceError } from "../src/device/errors.js";
 import type { Enrolment } from "../src/device/enrolment.js";
 import { encode } from "../src/device/messages/fields.js";
+import type { RoundPlan } from "../src/device/messages/rounds.js";
 import { checkOrigin } from "../src/device/origins.js";
 import { type History } from "../src/device/provenance.js";
 import type { DeviceSession } from "../src/device/rounds/session.js";
 import { DeviceDatabase } from "../src/device/storage/database.js";
-import { hexOf, keyOf, type Lies, Log, openModel, ownWeights, POPULATION } from "./device_world.js";
+import { endorsersNeeded } from "../src/device/secagg_plus/terms.js";
+import { fixed, hexOf, keyOf, type Lies, Log, openModel, ownWeights, POPULATION } from "./device_world.js";
 
 let [bundle, database, log] = [null as never as Bundle, null as never as DeviceDatabase, null as never as Log];
 
@@ -141,7 +143,8 @@ test.each([
 
 test("of many new steps the last is always checked", async () => {
   let newest = await log.start();
-  for (let index = 0; index < 40; index++) newest = await log.step(`${index}`, newest, { endorsers: index < 39 ? 7 : 6 });
+  for (let index = 0; index < 39; index++) newest = await log.step(`${index}`, newest);
+  newest = await log.step("last", newest, { endorsers: 6 });
   await expect(check(newest)).rejects.toThrow("6 devices signed");
 });
 
@@ -168,19 +171,49 @@ describe("steps without devices", () => {
     ["fewer than the plan needs", { entry: { devices: 6 }, survivors: OTHERS.slice(0, 6) }, "the plan needs 7"],
     ["signed for another plan", { confirmation: { plan: hexOf("x") } }, "of another round, plan or survivor"],
     ["signed for other survivors", { confirmation: { survivors: hexOf("x") } }, "of another round, plan or survivor"],
-    ["by devices that are not in the sum", { survivors: OTHERS, confirmation: { survivors: SIGNED } }, "not one of the"],
+    ["by devices not in the sum", { survivors: OTHERS, confirmation: { survivors: SIGNED } }, "not one of the"],
     ["by devices of other populations", { tokens: { population: "others" } }, "enrolled in others, not in pages"],
-    ["one signature many times", { repeated: true }, "1 devices signed that they were in it, the threshold is 7"],
+    ["one signature many times", { repeated: true }, "1 devices signed that they were in it, 7 are needed"],
     ["signed for another round", { confirmation: { round_id: hexOf("x", 16) } }, "of another round, plan or survivor"],
     ["signed by others", { signedBy: "somebody" }, CertificateError],
     ["invented devices", { enrolment: "somebody" }, CertificateError],
-    ["too few signatures", { endorsers: 6 }, "6 devices signed that they were in it, the threshold is 7"],
+    ["too few signatures", { endorsers: 6 }, "6 devices signed that they were in it, 7 are needed"],
     ["other survivors", { survivors: OTHERS }, ProvenanceError as typeof CertificateError],
   ];
 
   test.each(refusals)("%s", async (_, lies, error) => {
     await log.step("one", await log.start(), lies);
     await expect(check(hexOf("weights one"))).rejects.toThrow(error);
+  });
+
+  describe("over neighbours", () => {
+    const OVER = { protocol: "neighbours", neighbours: 8, partners: 8 };
+
+    beforeEach(() => {
+      const { manifest } = bundle;
+      const privacy = { ...manifest.privacy, protocols: ["complete", "neighbours"] };
+      bundle = Object.create(bundle, { manifest: { value: { ...manifest, privacy } } }) as Bundle;
+    });
+
+    test("a step that seven devices signed", async () => {
+      await check(await log.step("one", await log.start(), { plan: OVER }));
+    });
+
+    test.each<[string, Lies, string | typeof CertificateError]>([
+      ["too few signatures", { plan: OVER, endorsers: 6 }, "6 devices signed that they were in it, 7 are needed"],
+      ["one signature many times", { plan: OVER, repeated: true }, "1 devices signed that they were in it"],
+      ["another cohort", { plan: OVER, signedRoot: fixed("another root") }, CertificateError],
+      ["a root that is too short", { plan: OVER, root: fixed("root", 31) }, "root has 31 bytes, not 32"],
+      ["sizes outside the policy", { plan: { ...OVER, threshold: 6 } }, "threshold 6 of 8 neighbours"],
+    ])("%s", async (_, lies, error) => {
+      await log.step("one", await log.start(), lies);
+      await expect(check(hexOf("weights one"))).rejects.toThrow(error);
+    });
+
+    test("a threshold below the number of colluders, who could sign for rounds that never were", () => {
+      const plan = { protocol: "neighbours", threshold: 59, colluders: 200 } as RoundPlan;
+      expect([endorsersNeeded(plan), endorsersNeeded({ ...plan, protocol: "complete" })]).toEqual([201, 59]);
+    });
   });
 
   test("a round that made a step already", async () => {

@@ -75,16 +75,23 @@ describe("plans", () => {
   const policy: PrivacyPolicy = {
     modes: ["secure"], min_cohort: 4, threshold: 0.56, max_clip: 2, max_bits: 16, colluders: 0.2, min_contributors: 20,
     queries: 30, query_days: 30, max_value: 1e6, max_server_lr: 1, weighting: "examples",
-    protocols: ["complete"], dropouts: 0.2, server: "malicious",
+    protocols: ["complete"], dropouts: 0.2, server: "malicious", noise_multiplier: 0,
   };
   const plan = {
     round_id: "0".repeat(32), privacy: "secure", kind: "training", min_cohort: 9, max_cohort: 25, threshold: 16,
     modulus_bits: 32, colluders: 5, min_contributors: 0, count_adoption: false, distributions: {}, hyperparameters: {},
+    protocol: "complete", neighbours: 0, partners: 0,
   } as unknown as RoundPlan;
   const updates: Update[] = [{ ...DEFAULTS, name: "dw", tensor: "w", dtype: "float32", shape: [2], kind: "delta",
     weighting: "examples", range: 1, bits: 8, clip: 1 }];
 
+  const OVER: Partial<RoundPlan> = { protocol: "neighbours", neighbours: 20, threshold: 14, partners: 20 };
+  const BOTH: Partial<PrivacyPolicy> = { protocols: ["complete", "neighbours"] };
+
   test("one within the policy", () => checkPlan(plan, policy, new Layout(updates)));
+
+  test("one over neighbours within the policy, which does not state a threshold for it", () =>
+    checkPlan({ ...plan, ...OVER }, { ...policy, ...BOTH, threshold: 1 }, new Layout(updates)));
 
   test.each<[string, Partial<RoundPlan>, Partial<PrivacyPolicy>, Partial<Update>]>([
     ["mode plain", { privacy: "plain" }, {}, {}],
@@ -94,7 +101,16 @@ describe("plans", () => {
     ["max_cohort 25 is below", { threshold: 26 }, {}, {}],
     ["below the policy's ratio 0.56", { threshold: 13, max_cohort: 24, colluders: 4 }, {}, {}],
     ["more than half of max_cohort", { threshold: 15 }, { threshold: 0.5 }, {}],
-    ["this device speaks no other", {}, { protocols: ["neighbours"] }, {}],
+    ["protocol complete is not among the allowed neighbours", {}, { protocols: ["neighbours"] }, {}],
+    ["protocol neighbours is not among the allowed complete", OVER, {}, {}],
+    ["threshold 13 of 20 neighbours in a cohort of 25 is below 14", { ...OVER, threshold: 13 }, BOTH, {}],
+    ["19 partners for masks", { ...OVER, partners: 19 }, BOTH, {}],
+    ["the partners exceed the neighbours", { ...OVER, partners: 21 }, BOTH, {}],
+    ["for secure trainings", { ...OVER, kind: "evaluation" }, BOTH, {}],
+    ["for secure trainings", { ...OVER, privacy: "plain", colluders: 0 }, { ...BOTH, modes: ["plain"] }, {}],
+    ["in a round over the complete graph", { neighbours: 20 }, {}, {}],
+    ["add noise to their updates themselves", { noise: { deviation: 9, steps: 256 } }, {}, {}],
+    ["add noise to their updates themselves", {}, { noise_multiplier: 0.5 }, {}],
     ["can overflow", { modulus_bits: 8 }, {}, {}],
     ["max_cohort 25 is below min_cohort 26", { min_cohort: 26 }, {}, {}],
     ["adoption", { count_adoption: true }, {}, {}],

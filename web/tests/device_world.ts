@@ -6,7 +6,7 @@ import type { Decoder } from "../src/bundle/decoders.js";
 import { hex, sha256 } from "../src/bundle/digests.js";
 import { type Bundle, openBundle } from "../src/bundle/reader.js";
 import { writeWeights } from "../src/bundle/weights.js";
-import { concat, label } from "../src/device/bytes.js";
+import { concat, label, unhex } from "../src/device/bytes.js";
 import { sign, type SigningKey, signingKeyOf } from "../src/device/crypto.js";
 import { deviceIdOf } from "../src/device/identity.js";
 import { decode, encode } from "../src/device/messages/fields.js";
@@ -85,6 +85,9 @@ export interface Lies {
   readonly plan?: object;
   readonly planBy?: string;
   readonly confirmation?: object;
+  /** Of the cohort of a round over neighbours: what the server shows, and what the devices signed. */
+  readonly root?: Uint8Array;
+  readonly signedRoot?: Uint8Array;
   readonly survivors?: readonly string[];
   readonly endorsers?: number;
   /** One signature in the place of all. */
@@ -123,17 +126,22 @@ export class Log {
     const keys = await Promise.all(Array.from({ length: 7 }, (_, index) => keyOf(`endorser ${index}`)));
     const devices = (await Promise.all(keys.map((key) => deviceIdOf(key.publicKey)))).sort();
     const survivors = { devices: lies.survivors ?? devices };
-    const confirmation = encode({
+    const said = encode({
       round_id, plan, cohort: hexOf("cohort"), complaints: hexOf("complaints"),
       survivors: await sha256(encode({ devices })), ...lies.confirmation,
     });
+    const [root, signedRoot] = [lies.root ?? fixed("root"), lies.signedRoot ?? lies.root ?? fixed("root")];
+    const over = (lies.plan as { protocol?: string } | undefined)?.protocol === "neighbours";
+    const [confirmation, signed] = over
+      ? [root, concat(label("present", 2), unhex(round_id + plan), signedRoot)]
+      : [said, concat(label("confirmation"), said)];
     const endorsers = await Promise.all(
       keys.slice(0, lies.endorsers ?? 7).map(async (_, at) => {
         const index = lies.repeated ? 0 : at;
         const key = keys[index] as SigningKey;
         const chain = await chainOf(key, `endorser's token ${index}`, lies.enrolment, lies.tokens);
         const signing = lies.signedBy === undefined ? key : await keyOf(lies.signedBy);
-        return { chain, signature: await sign(signing, concat(label("confirmation"), confirmation)) };
+        return { chain, signature: await sign(signing, signed) };
       }),
     );
     const entry = { kind: "step", weights, task_id: hexOf("task", 16), parent, round_id, plan, devices: 7 };

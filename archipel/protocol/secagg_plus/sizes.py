@@ -219,7 +219,9 @@ def _disconnected(cohort: int, honest: int, partners: int) -> float:
     alone = _choose(cohort - 1 - rest, drawn) - _choose(cohort - 1, drawn)
     apart = _choose(cohort - 1 - inside, drawn) - _choose(cohort - 1, drawn)
     logs = _choose(honest, inside) + inside * alone + rest * apart
-    return float(np.exp(logs[logs > -745]).sum())
+    with np.errstate(over="ignore"):
+        # So many ways to fall apart that their number is beyond float64 are infinitely many.
+        return float(np.exp(logs[logs > -745]).sum())
 
 
 def _upper_tail(population: int, marked: int, drawn: int) -> NDArray[np.float64]:

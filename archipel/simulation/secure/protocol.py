@@ -24,7 +24,10 @@ def sizes_of_rounds(manifest: Manifest, settings: RoundSettings) -> Sizes | None
             raise SimulationError(f"protocol: {settings.protocol!r} is of secure rounds, these are plain; leave it out")
         return None
     policy, seats, threshold = manifest.privacy, seats_of(settings), settings.pacing.threshold
-    chosen = choose_protocol(policy, "training", seats, asked=settings.protocol, threshold=threshold)
+    asked = settings.protocol
+    if asked is None and settings.differential_privacy.is_distributed and "complete" in policy.protocols:
+        asked = "complete"  # over neighbours a device can count on less noise of others
+    chosen = choose_protocol(policy, "training", seats, asked=asked, threshold=threshold)
     return sizes_between(policy, seats) if chosen == "neighbours" else None
 
 

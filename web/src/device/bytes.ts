@@ -8,9 +8,9 @@ export function utf8(text: string): Bytes {
   return encoder.encode(text);
 }
 
-/** "archipel/v1/LABEL" and a zero byte. */
-export function label(name: string): Bytes {
-  return utf8(`archipel/v1/${name}\0`);
+/** "archipel/v1/LABEL" and a zero byte; version 2 is of rounds over neighbours. */
+export function label(name: string, version: 1 | 2 = 1): Bytes {
+  return utf8(`archipel/v${version}/${name}\0`);
 }
 
 export function concat(...parts: readonly Uint8Array[]): Bytes {

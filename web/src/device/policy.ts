@@ -3,6 +3,8 @@
 import type { Manifest, PrivacyPolicy } from "../bundle/manifest.js";
 import { PolicyError } from "./errors.js";
 import type { RoundPlan } from "./messages/rounds.js";
+import { checkSizes } from "./secagg_plus/sizes.js";
+import { assumptionsOf, leastCohort, sizesOf } from "./secagg_plus/terms.js";
 import { colludersOf, fractionOf, splits } from "./thresholds.js";
 import { groups, normBound } from "./updates/bounds.js";
 import type { Layout } from "./updates/layout.js";
@@ -51,10 +53,19 @@ export function checkPlan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout
   if (plan.max_cohort < Math.max(plan.min_cohort, plan.threshold)) {
     refuse(`max_cohort ${plan.max_cohort} is below min_cohort ${plan.min_cohort} or threshold ${plan.threshold}`);
   }
-  if (plan.privacy === "secure" && !policy.protocols.includes("complete")) {
-    refuse("rounds over the complete graph are not among its protocols, and this device speaks no other");
+  if (plan.privacy === "secure" && !policy.protocols.includes(plan.protocol)) {
+    refuse(`protocol ${plan.protocol} is not among the allowed ${policy.protocols.join(", ")}`);
   }
-  if (plan.privacy === "secure") checkThreshold(plan, policy);
+  if (plan.protocol === "neighbours") {
+    checkNeighbours(plan, policy);
+  } else if (plan.neighbours || plan.partners) {
+    refuse(`neighbours ${plan.neighbours} and partners ${plan.partners} in a round over the complete graph`);
+  } else if (plan.privacy === "secure") {
+    checkThreshold(plan, policy);
+  }
+  if (plan.noise || policy.noise_multiplier > 0) {
+    refuse("devices add noise to their updates themselves in its rounds, which this device cannot do");
+  }
   checkUpdates(plan, policy, layout);
   // A sum that overflows would be decoded to other numbers, without an error.
   if (!layout.fits(plan.modulus_bits, plan.max_cohort)) {
@@ -76,6 +87,14 @@ function checkThreshold(plan: RoundPlan, policy: PrivacyPolicy): void {
         "colluders together; a server with so many could have two groups each unmask something else",
     );
   }
+}
+
+function checkNeighbours(plan: RoundPlan, policy: PrivacyPolicy): void {
+  if (plan.privacy !== "secure" || plan.kind !== "training") {
+    refuse(`protocol neighbours is for secure trainings, this is a round of kind ${plan.kind}, ${plan.privacy}`);
+  }
+  // With the cohort as it comes a device checks this once more, before it shares a secret.
+  for (const cohort of [leastCohort(plan), plan.max_cohort]) checkSizes(sizesOf(plan), cohort, assumptionsOf(policy));
 }
 
 function checkUpdates(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout): void {

@@ -7,18 +7,16 @@
  */
 
 import type { Manifest } from "../bundle/manifest.js";
-import { concat, label } from "./bytes.js";
 import { verifies } from "./crypto.js";
+import { signedByDevices } from "./endorsed.js";
 import { CertificateError, ProvenanceError } from "./errors.js";
 import { verifyChain } from "./identity.js";
-import { decode } from "./messages/fields.js";
 import type { Sealed } from "./messages/identity.js";
 import { roundPlan } from "./messages/rounds.js";
-import { confirmation } from "./messages/secure.js";
 import { type Endorsement, type WeightsStatement, weightsStatement } from "./messages/weights_log.js";
 import { checkPlan } from "./policy.js";
 import { bodyDigest, unseal } from "./sealed.js";
-import { survivorsDigest } from "./secagg/confirmations.js";
+import { endorsersNeeded } from "./secagg_plus/terms.js";
 import { uploadLayout } from "./updates/uploads.js";
 
 const FIRST = "0".repeat(64);
@@ -70,8 +68,8 @@ export class LogReader {
   }
 
   /**
-   * What the device remembers: the newest entries, and two kinds that a later entry may name however old they are. These
-   * are the bundle's own weights, to which a rollback may go, and the newest entry of a paused task.
+   * What the device remembers: the newest entries, and two kinds that a later entry may name however old they are.
+   * These are the bundle's own weights, to which a rollback may go, and the newest entry of a paused task.
    */
   get history(): History {
     const nodes = [...this.nodes.values()];
@@ -185,15 +183,7 @@ export async function checkEndorsement(
   if (survivors.size !== entry.devices || survivors.size < needed) {
     refuse(`${survivors.size} survivors; the entry names ${entry.devices}, the plan needs ${needed}`);
   }
-  // All confirmations of a round are the same bytes, so one body and the signatures are enough.
-  const confirmed = decode("confirmation", evidence.confirmation, confirmation);
-  if (
-    confirmed.round_id !== plan.round_id || confirmed.plan !== entry.plan ||
-    confirmed.survivors !== (await survivorsDigest(evidence.survivors))
-  ) {
-    refuse("what the devices signed is of another round, plan or survivor set");
-  }
-  const signed = concat(label("confirmation"), evidence.confirmation);
+  const signed = await signedByDevices(evidence, plan, where);
   // A set: one device that signs twice counts once. Its signature counts only under a chain of the enrolment key, so
   // that the server cannot invent devices.
   const counted = new Set<string>();
@@ -205,7 +195,8 @@ export async function checkEndorsement(
     }
     counted.add(device.deviceId);
   }
-  if (counted.size < plan.threshold) {
-    refuse(`${counted.size} devices signed that they were in it, the threshold is ${plan.threshold}`);
+  const least = endorsersNeeded(plan);
+  if (counted.size < least) {
+    refuse(`${counted.size} devices signed that they were in it, ${least} are needed`);
   }
 }

@@ -2,6 +2,7 @@
 
 import { type Device, type DeviceEvent, type DeviceReport, openDevice, type Outcome } from "../../src/device/index.js";
 import { replay } from "../replay.js";
+import { replayNeighbours } from "../replay_neighbours.js";
 
 interface Setup {
   /** Of the linear model of tests/support/linear_bundle.py: rows of three numbers, and their labels. */
@@ -25,6 +26,8 @@ declare global {
   var report: () => Promise<DeviceReport>;
   /** Which steps of a device of vectors/protocol/round.json come out the same here. */
   var replayed: (round: object, index: number) => Promise<string[]>;
+  /** The same of vectors/protocol/neighbours.json. */
+  var replayedNeighbours: (round: object, index: number) => Promise<string[]>;
   /** Runs what docs/browser.md shows. */
   var snippet: () => void;
 }
@@ -69,5 +72,7 @@ globalThis.work = () => {
 globalThis.snippet = () => void import("virtual:snippet.ts");
 
 globalThis.replayed = replay;
+
+globalThis.replayedNeighbours = replayNeighbours;
 
 globalThis.report = () => window.device.report();

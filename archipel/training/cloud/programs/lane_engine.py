@@ -16,6 +16,9 @@ from archipel.training.cloud.programs.lanes import LaneProgram
 
 Rows = list[np.ndarray]
 
+_MOST_AT_ONCE = 2**25
+"""Elements in float64, 256 MiB."""
+
 
 class TorchLanes:
     """PyTorch for programs with lanes, and their tensors on its device from run to run.
@@ -61,6 +64,28 @@ class TorchLanes:
 
     def fetch(self, held: torch.Tensor) -> np.ndarray:
         return to_numpy(held)
+
+    def find_finite(self, held: torch.Tensor) -> np.ndarray:
+        return to_numpy(torch.isfinite(held).reshape(len(held), -1).all(dim=1))
+
+    def sum_steps(
+        self, held: torch.Tensor | np.ndarray, lanes: np.ndarray, limit: np.ndarray | None, step: float, largest: int
+    ) -> np.ndarray:
+        tensor = held if isinstance(held, torch.Tensor) else to_torch(held).to(self.device)
+        if self.device.type == "mps":  # which has no float64
+            tensor = tensor.cpu()
+        flat = tensor.reshape(len(tensor), -1)
+        total = np.empty(flat.shape[1], np.int64)
+        width = max(1, _MOST_AT_ONCE // len(lanes))
+        for start in range(0, flat.shape[1], width):
+            rows = flat[:, start : start + width][torch.from_numpy(lanes).to(flat.device)].double()
+            if limit is not None:
+                most = torch.from_numpy(limit).to(flat.device)[:, None]
+                rows = torch.clamp(rows, -most, most)
+            # Whole numbers below 2^53 add up exactly.
+            rows = rows.div_(step).round_().clamp_(-largest, largest)
+            total[start : start + width] = to_numpy(rows.sum(dim=0).long())
+        return total
 
     def _index(self, rows: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(rows).to(self.device)

@@ -47,6 +47,17 @@ const serverNoise: Decoder<ServerNoise> = struct<ServerNoise>({
   delta: required(real(Number.MIN_VALUE, 1)),
 });
 
+/** What devices add to their changes themselves; read, so that such a plan is refused by name and not for its form. */
+export interface NoiseShare {
+  readonly deviation: number;
+  readonly steps: number;
+}
+
+const noiseShare: Decoder<NoiseShare> = struct<NoiseShare>({
+  deviation: required(whole(1, 2 ** 24)),
+  steps: required(whole(1, 2 ** 24)),
+});
+
 /** Label "plan", sealed by the server key: what a round is. The fields are those of the Python package. */
 export interface RoundPlan {
   readonly round_id: string;
@@ -76,6 +87,10 @@ export interface RoundPlan {
   readonly not_after: number;
   readonly revocations: string | null;
   readonly server_noise: ServerNoise | null;
+  readonly protocol: "complete" | "neighbours";
+  readonly neighbours: number;
+  readonly partners: number;
+  readonly noise: NoiseShare | null;
 }
 
 export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
@@ -106,6 +121,10 @@ export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
   not_after: optional(whole(0), 0),
   revocations: optional(nullable(digestText), null),
   server_noise: optional(nullable(serverNoise), null),
+  protocol: optional(oneOf("complete", "neighbours"), "complete"),
+  neighbours: optional(whole(0, MAX_COHORT - 1), 0),
+  partners: optional(whole(0, MAX_COHORT - 1), 0),
+  noise: optional(nullable(noiseShare), null),
 });
 
 export const revocations: Decoder<Revocations> = struct<Revocations>({

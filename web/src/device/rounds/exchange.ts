@@ -32,6 +32,14 @@ export interface Owner {
   readonly report: Report;
 }
 
+/** The server has not answered for `patience` seconds. */
+export class SilentError extends RoundAbandonedError {}
+
+/** What the round needs after a reload is lost, damaged, or of another round. */
+export class LostError extends Error {
+  override name = "LostError";
+}
+
 /** The phase is over (410). */
 export class GoneError extends Error {
   override name = "GoneError";
@@ -49,13 +57,13 @@ export function sendUpdate(session: DeviceSession, roundId: string, data: Bytes,
 
 /** The part of one device in one round: it sends, polls and waits within the owner's patience. */
 export class RoundExchange {
-  private readonly url: string;
+  protected readonly url: string;
   private readonly started = performance.now();
   private lastAnswer = this.started;
 
   constructor(
     protected readonly plan: RoundPlan,
-    private readonly session: DeviceSession,
+    protected readonly session: DeviceSession,
     private readonly config: Config,
     protected readonly owner: Owner,
   ) {
@@ -72,11 +80,16 @@ export class RoundExchange {
   }
 
   /** Get a message of `phase`, once the round has reached it. */
-  async get<T>(phase: Phase, path: string, decoder: Decoder<T>): Promise<T> {
+  get<T>(phase: Phase, path: string, decoder: Decoder<T>): Promise<T> {
+    return this.ask(phase, () => this.session.call("GET", `${this.url}/${path}`, decoder));
+  }
+
+  /** What `call` gets from the server, once the round has reached `phase`. */
+  protected async ask<T>(phase: Phase, call: () => Promise<T>): Promise<T> {
     for (;;) {
       const status = await this.reach(phase);
       try {
-        return await this.send(() => this.session.call("GET", `${this.url}/${path}`, decoder));
+        return await this.send(call);
       } catch (error) {
         // Two web processes may answer the two requests, and the second may not know of the new phase yet.
         if (!(error instanceof TooEarlyError)) throw error;
@@ -113,7 +126,7 @@ export class RoundExchange {
   }
 
   /** Send a message of `phase`, the same bytes each time, until the server has it. */
-  private async deliver(phase: Phase, call: () => Promise<unknown>): Promise<void> {
+  protected async deliver(phase: Phase, call: () => Promise<unknown>): Promise<void> {
     for (;;) {
       await this.owner.check();
       try {
@@ -157,7 +170,9 @@ export class RoundExchange {
           this.lastAnswer = performance.now();
           throw error;
         }
-        if (performance.now() - this.lastAnswer > 1000 * this.config.patience) throw this.abandoned(error);
+        if (performance.now() - this.lastAnswer > 1000 * this.config.patience) {
+          throw new SilentError(this.abandoned(error).message);
+        }
         asked = refused ? error.retryAfter : null;
       }
       // Twice `backoff`: the transport has used waits of `backoff` already, in its own attempts.

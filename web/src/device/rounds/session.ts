@@ -8,7 +8,7 @@ import { RefusedError, SessionRefusedError, UnreachableError } from "../errors.j
 import { encode } from "../messages/fields.js";
 import { challenge, sessionResponse } from "../messages/identity.js";
 import { seal } from "../sealed.js";
-import type { Transport } from "./transport.js";
+import type { Sending, Transport } from "./transport.js";
 
 /** The share of a token's lifetime after which it is renewed. */
 const RENEW_AT = 0.8;
@@ -33,6 +33,19 @@ export class DeviceSession {
   ): Promise<T> {
     return this.authorized((bearer) =>
       this.transport.call(method, path, decoder, { body, headers: { ...headers, ...bearer } }),
+    );
+  }
+
+  /** As `call`, with an answer of at most `limit` bytes that is decoded by `read`. */
+  exchange<T>(
+    method: string,
+    path: string,
+    limit: number,
+    read: (data: Bytes) => T,
+    { body, headers = {} }: Sending = {},
+  ): Promise<T> {
+    return this.authorized((bearer) =>
+      this.transport.exchange(method, path, limit, read, { body, headers: { ...headers, ...bearer } }),
     );
   }
 

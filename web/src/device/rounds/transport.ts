@@ -47,9 +47,19 @@ export class Transport {
 
   /** Send a request, and decode the answer strictly. Raises RefusedError, UnreachableError. */
   call<T>(method: string, path: string, decoder: Decoder<T>, sending: Sending = {}): Promise<T> {
-    return this.send(method, path, sending, async (response) =>
-      decode(`${method} ${path}`, await this.read(response, MAX_MESSAGE_BYTES), decoder),
-    );
+    const read = (data: Bytes): T => decode(`${method} ${path}`, data, decoder);
+    return this.exchange(method, path, MAX_MESSAGE_BYTES, read, sending);
+  }
+
+  /** As `call`, with an answer of at most `limit` bytes that is decoded by `read`. Raises TooLargeError, too. */
+  exchange<T>(
+    method: string,
+    path: string,
+    limit: number,
+    read: (data: Bytes) => T,
+    sending: Sending = {},
+  ): Promise<T> {
+    return this.send(method, path, sending, async (response) => read(await this.read(response, limit)));
   }
 
   /**

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from vector_inputs import Json, Stream, fixed, flip, plain, signing_key
 
 from archipel.protocol import (
     Participant,
@@ -48,6 +47,7 @@ from archipel.protocol.secagg import (
     shamir,
 )
 from archipel.protocol.secagg.envelope import sign_envelope
+from protocol_vectors.inputs import Json, Stream, fixed, flip, plain, signing_key
 
 ORDER_8 = "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800"
 """A point of order 8 of Curve25519 (the list of RFC 7748's security considerations, as cr.yp.to/ecdh.html has it)."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from vector_inputs import Json, fixed, flip, plain, signing_key
 
 from archipel.protocol import device_id, issue_identity, mint_token, public_bytes, seal
 from archipel.protocol.identity import extend_chain, rotation_request
 from archipel.protocol.messages import MAX_ROTATIONS, Chain, RotationCertificate, RotationProof, RotationRequest
 from archipel.protocol.sealed import Sealed
+from protocol_vectors.inputs import Json, fixed, flip, plain, signing_key
 
 COUNT = MAX_ROTATIONS + 1
 KEYS = [signing_key("device 0"), *(signing_key(f"device 0, key {number}") for number in range(1, COUNT + 1))]

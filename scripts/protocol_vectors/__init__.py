@@ -1,0 +1,1 @@
+"""What make_vectors.py puts into the files of vectors/protocol."""
