@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from archipel.bundle import decode_manifest
+from archipel.bundle import decode_manifest, open_bundle
 from archipel.privacy import Gaussian, spent_epsilon
 from archipel.protocol.uploads import plan_layout
 from archipel.server.database.privacy_tables import PrivacyEvent
@@ -18,6 +19,7 @@ from archipel.server.database.tables import BundleRow
 from archipel.server.rounds import aggregation
 from tests.server.rounds.noisy import CLIP, ENTRIES, model_of
 from tests.support.devices import ANSWERED, Device
+from tests.support.neighbour_devices import add_devices, policy_of
 from tests.support.tiny_bundle import make_bundle
 from tests.support.world import World
 
@@ -42,7 +44,7 @@ def distributed(multiplier: float | None = 1.0, **more: Any) -> dict[str, Any]:
     return {"mechanism": "distributed", "noise_multiplier": multiplier, "delta": 1e-5, **more}
 
 
-def give_changes(world: World, devices: list[Device], seed: int = 7) -> np.ndarray:
+def give_changes(world: World, devices: Sequence[Device], seed: int = 7) -> np.ndarray:
     """Every device gets the vector of random changes, of about the clip's length; returns their sum, `[8]`."""
     generator, total = np.random.default_rng(seed), np.zeros(ENTRIES)
     with world.services.database.read() as session:
@@ -59,7 +61,7 @@ def give_changes(world: World, devices: list[Device], seed: int = 7) -> np.ndarr
     return total
 
 
-def run_round(world: World, devices: list[Device], seed: int = 7) -> np.ndarray:
+def run_round(world: World, devices: Sequence[Device], seed: int = 7) -> np.ndarray:
     """A whole round of these devices; returns the sum of their changes without noise."""
     world.start_round(devices)
     total = give_changes(world, devices, seed)
@@ -247,3 +249,30 @@ def test_a_policy_that_asks_for_noise_gets_no_task_without(world: World, tmp_pat
         assert status == 422
         assert "the policy wants" in str(answer)
     assert world.operator("POST", "/v1/tasks", {**values, "differential_privacy": distributed(1.0)})[0] == 201
+
+
+def test_over_neighbours_the_noise_is_for_the_fewest_that_hide_each_other(world: World, tmp_path: Path) -> None:
+    """Devices that take the server to be malicious count on three of ten, and are charged for no more."""
+    folder = tmp_path / "over"
+    folder.mkdir()
+    world.bundle_file = make_bundle(
+        folder, world.keys.publisher, weighting="uniform", policy={**policy_of("malicious"), "noise_multiplier": 1.0}
+    )
+    policy = open_bundle(world.bundle_file, world.settings.trusted_keys).manifest.privacy
+    settings = {"cohort": 10, "threshold": None, "differential_privacy": distributed(1.0)}
+    task = world.create_task(protocol="neighbours", **settings)
+    devices = add_devices(world, 10, policy)
+    exact = run_round(world, devices)
+    plan = devices[0].plan
+    assert plan is not None
+    assert plan.noise is not None
+    assert (plan.protocol, policy.min_cohort) == ("neighbours", 3)
+    norm = sensitivity(plan.noise.steps)
+    assert plan.noise.deviation == pytest.approx(norm / math.sqrt(3), abs=1)
+    [[event]] = rows(world)
+    assert event["noise_multiplier"] == pytest.approx(math.sqrt(3) * plan.noise.deviation / norm, rel=1e-3)
+    found = model_of(world, task["task_id"]) * 10 - exact
+    deviation = CLIP / plan.noise.steps * plan.noise.deviation * math.sqrt(10)
+    assert 0.1 * deviation < found.std() < 3 * deviation
+    # Where nobody asks for a protocol it is the complete graph, over which all ten are counted.
+    assert world.create_task(**settings)["protocol"] == "complete"
