@@ -33,8 +33,7 @@ export class NeighbourRound extends RoundExchange {
 
   /**
    * Carry out all phases, with `vector(staleness)` as the update of this layout. `server` is what the device takes it
-   * to be. `onCounted` is called when the server has asked the device for shares, so that its update is in the sum,
-   * and before the device answers.
+   * to be.
    *
    * Raises RoundAbandonedError, or ProtocolError for a message that the device must not answer.
    */
@@ -42,8 +41,7 @@ export class NeighbourRound extends RoundExchange {
     participant: Participant,
     server: Assumptions["server"],
     layout: Layout,
-    vector: (staleness: number) => Uint32Array,
-    onCounted: () => Promise<void>,
+    vector: (staleness: number) => Promise<Uint32Array>,
   ): Promise<Ended> {
     const { report } = this.owner;
     try {
@@ -59,8 +57,7 @@ export class NeighbourRound extends RoundExchange {
       await this.sendMasked(participant, layout, vector);
       const question = await this.fetch("confirming", "question", QUESTION);
       const confirmed = write(CONFIRMED, await participant.confirm(question));
-      // Before the first signature leaves: a device that is asked is in the sum, so its state must be on disk.
-      await onCounted();
+      // A device that is asked is in the sum, so from here on its new state counts.
       await this.say("confirming", "inclusions", confirmed);
       report("confirmed", {});
       const inclusions =
@@ -79,13 +76,13 @@ export class NeighbourRound extends RoundExchange {
   private async sendMasked(
     participant: Participant,
     layout: Layout,
-    vector: (staleness: number) => Uint32Array,
+    vector: (staleness: number) => Promise<Uint32Array>,
   ): Promise<void> {
     const partners = await this.fetch("masking", "partners", PARTNERS);
     const staleness = this.plan.staleness_exponent === null ? 0 : (await this.status()).staleness;
     // Before masking: the device must not store masked bytes for a round that it leaves.
     await this.owner.check();
-    const masked = packMasked(layout, await participant.mask(vector(staleness), partners), this.plan);
+    const masked = packMasked(layout, await participant.mask(await vector(staleness), partners), this.plan);
     const digest = await sha256(masked);
     await this.journal.storeMasked(masked, digest);
     this.owner.report("masked", { bytes: masked.length });
