@@ -55,7 +55,7 @@ def give_changes(world: World, devices: Sequence[Device], seed: int = 7) -> np.n
         changes = generator.normal(size=ENTRIES)
         changes *= 0.9 * CLIP / np.linalg.norm(changes)
         arrays = {"w.update": np.float32(changes[:6].reshape(3, 2)), "b.update": np.float32(changes[6:])}
-        layout = plan_layout(plan, manifest)
+        device.layout = layout = plan_layout(plan, manifest)
         device.vector = layout.encode(arrays, modulus_bits=plan.modulus_bits, max_cohort=plan.max_cohort)
         total += changes
     return total
@@ -201,7 +201,9 @@ def test_a_sum_that_no_devices_can_have_sent_fails_the_round(noisy: World) -> No
     give_changes(noisy, devices)
     plan = devices[0].plan
     assert plan is not None
-    devices[0].vector = (devices[0].vector + 2 ** (plan.modulus_bits - 1) - 1) % np.uint32(2**plan.modulus_bits)
+    assert devices[0].layout is not None
+    [(_, bits)] = devices[0].layout.widths(6)
+    devices[0].vector = (devices[0].vector + 2 ** (bits - 1) - 1) % np.uint32(2**plan.modulus_bits)
     for phase in ANSWERED:
         for device in devices:
             device.answer(phase)
