@@ -13,12 +13,14 @@ WEB_MODEL := web/demo/public/model/digits.bundle
 WEB_SOURCES := $(shell find web -type f -not -path '*/node_modules/*' -not -path '*/tests/*' -not -path '*/dist/*' -not -path '*/public/model/*')
 MODEL_SOURCES := scripts/web_demo_bundle.py $(shell find archipel/{autodiff,bundle,converter,datasets,graph,models,strategies,training} -name '*.py')
 
-# What the tests need beside Python. Of single rooms only the browser's need its page, which takes minutes to build.
+# Of single rooms only the browser's need its page, which takes minutes to build.
 ROOMS ?=
-BROWSER_ROOMS := $(filter browser% web% tests/browser% tests/web%,$(ROOMS))
-BEFORE_TESTS := known-rooms $(if $(ROOMS),$(if $(BROWSER_ROOMS),web-if-possible),web-if-possible) postgres-if-possible compiler-if-possible
+BROWSER_ROOMS := $(if $(ROOMS),$(filter browser% web% tests/browser% tests/web%,$(ROOMS)),all)
+NODE := $(if $(BROWSER_ROOMS),node-if-possible)
+WEB := $(if $(BROWSER_ROOMS),web-if-possible)
 
-.PHONY: help demo quick test test-all known-rooms mutants lint web npm web-if-possible postgres-if-possible compiler-if-possible clean
+.PHONY: help demo quick test test-all set-up tools known-rooms mutants lint web npm node-if-possible web-if-possible \
+	postgres-if-possible compiler-if-possible clean
 
 help:
 	@echo "make demo      install into .venv and run the main job (writes report.html)"
@@ -37,16 +39,26 @@ demo: $(READY)
 quick: $(READY)
 	@$(BIN)/python scripts/quick.py $(if $(BASE),--base $(BASE)) $(if $(BUDGET),--budget $(BUDGET))
 
-test: $(READY) $(BEFORE_TESTS) lint
+test: set-up
+	@$(MAKE) --no-print-directory --jobs=2 lint $(WEB)
 	@$(BIN)/python scripts/test_rooms.py $(ROOMS)
 
 # Hours, in which nobody looks: nothing that fails keeps the rest from running, and all of it is told at the end.
-test-all: $(READY) $(BEFORE_TESTS)
+test-all: set-up $(WEB)
 	@linted=; tested=; \
 		$(MAKE) --no-print-directory lint && linted=true; \
 		$(BIN)/python scripts/test_rooms.py --all $(ROOMS) && tested=true; \
 		[ "$$linted" = true ] || echo "lint FAILED: see make lint"; \
 		[ "$$linted" = true ] && [ "$$tested" = true ]
+
+# What the tests need. pip installs while the system's packages are installed, which takes one core each.
+set-up:
+	@$(MAKE) --silent --no-print-directory --jobs=2 $(READY) tools
+	@$(MAKE) --silent --no-print-directory known-rooms
+
+# One after the other: apt-get has a lock.
+tools:
+	@for tool in postgres-if-possible compiler-if-possible $(NODE); do $(MAKE) --silent --no-print-directory $$tool || exit 1; done
 
 # Before minutes go by: a name that is no room ends it.
 known-rooms: $(READY)
@@ -77,9 +89,12 @@ npm: $(READY) web/node_modules/.package-lock.json
 	@$(BIN)/python scripts/npm_package.py build/npm
 
 # A machine without Node.js or Chromium is told their names and goes on without the browser's tests, except in CI.
-web-if-possible: $(READY)
-	@if scripts/install_browser.sh; then $(MAKE) --no-print-directory web; \
+node-if-possible:
+	@if scripts/install_browser.sh; then $(MAKE) --no-print-directory $(NODE_READY); \
 		elif [ "$$CI" = true ]; then exit 1; else echo "the tests of the browser's runtime are skipped"; fi
+
+web-if-possible: $(READY)
+	@if scripts/install_browser.sh 2>/dev/null; then $(MAKE) --no-print-directory web; else [ "$$CI" != true ]; fi
 
 postgres-if-possible:
 	@scripts/install_postgres.sh || { [ "$$CI" != true ] && echo "the server's tests on PostgreSQL are skipped"; }

@@ -152,6 +152,7 @@ CHANGES: dict[str, Callable[[CompressedModel], CompressedModel]] = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("output", [0, 1])
 def test_a_compressed_model_that_was_changed_is_compared(change: str, output: int, tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def test_every_former_keyword_is_here() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize("keyword", FORMER)
 def test_it_makes_the_same_bundle_and_says_how_it_is_written_now(keyword: str, model: Model, tmp_path: Path) -> None:
     former, now = FORMER[keyword]

@@ -55,6 +55,7 @@ OPTIONS: dict[str, tuple[optimizers.Optimizer, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_device_makes_these_steps(
     model: Model, data: tuple[np.ndarray, np.ndarray], tmp_path: Path, name: str

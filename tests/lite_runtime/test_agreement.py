@@ -55,6 +55,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("options", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
 def test_classes(scale: float, options: dict[str, Any], tmp_path: Path) -> None:

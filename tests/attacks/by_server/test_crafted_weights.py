@@ -196,6 +196,7 @@ def attacked(federation: Federation, task: TaskInfo, attack: Attack) -> None:
         attack(services, session, session.get_one(Task, task.task_id))
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_devices_refuse_weights_that_no_round_has_made(federation: Federation, attack: Attack) -> None:
     agents = [federation.agent(number) for number in range(3)]
@@ -211,6 +212,7 @@ FROM_THE_BUNDLE: dict[Attack, str] = {
 }
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("attack", FROM_THE_BUNDLE, ids=lambda attack: attack.__name__)
 def test_a_device_that_comes_new_refuses_as_well(federation: Federation, attack: Attack) -> None:
     """It has seen no weights but those that its publisher signed, and reads the log from its start."""

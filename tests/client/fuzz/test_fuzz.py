@@ -244,6 +244,7 @@ def any_change(step: str, rng: random.Random, server: Scripted) -> Change:
     return rng.choice(changes)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MANY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", sorted(set(STEPS.values()) - {"pieces", *READ, *SENT} | {"update"}))
 def test_an_answer_that_is_not_right(fuzzed: Fuzzed, step: str, cases: int) -> None:
@@ -343,6 +344,7 @@ def test_versions_that_are_offered(fuzzed: Fuzzed, cases: int) -> None:
     server.chain, server.offers = chain, []
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 6))])
 @pytest.mark.parametrize("name", sorted(HEADERS))
 @pytest.mark.parametrize("step", ["session", "weights", "update"])

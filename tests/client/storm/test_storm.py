@@ -40,7 +40,7 @@ PER_SHIP = (17, 15, 3, 3, 3, 3, 3, 3)
 """Agents in each process; those with few of them are killed."""
 ISOLATED = 3
 """So many agents compute in a process of their own."""
-SHORT, LONG = 16.0, 600.0
+SHORT, LONG = 10.0, 600.0
 DEADLINES = dict.fromkeys(
     (
         "assigning",

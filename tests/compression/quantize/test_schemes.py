@@ -43,6 +43,7 @@ def scheme(request: pytest.FixtureRequest, network: Model, examples: Examples, a
     return apply(network, SCHEMES[request.param], examples)[0]
 
 
+@pytest.mark.sampled(every=3)
 def test_exported_is_what_was_simulated(scheme: CompressedModel, network: Model, examples: Examples, run: Run) -> None:
     deployed = scheme.deployed()
     assert (deployed.inputs, deployed.outputs) == (network.inputs, network.outputs)
@@ -57,6 +58,7 @@ def test_exported_is_what_was_simulated(scheme: CompressedModel, network: Model,
     assert 0 < noise < 2e-2
 
 
+@pytest.mark.sampled(every=3)
 def test_refresh_follows_the_parameters(scheme: CompressedModel, network: Model, stored: Stored) -> None:
     rng = np.random.default_rng(1)
     names = scheme.trainable_names

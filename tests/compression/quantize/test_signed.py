@@ -39,6 +39,7 @@ def answers(model: bytes | str, x: np.ndarray, optimized: bool) -> np.ndarray:
     return np.asarray(answer)
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("rounding", ["nearest", pytest.param("adaround", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("behind", BEHIND)
 def test_what_only_moves_numbers_behind_a_layer(behind: str, rounding: str, tmp_path: Path) -> None:
