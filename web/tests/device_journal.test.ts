@@ -113,7 +113,8 @@ describe("the journal", () => {
     for (const [serial, result, expected] of rounds) {
       const round = await journal.begin(planOf(serial), hexOf(serial, 64));
       await round.advance("assigned", { model: "net" });
-      await round.storeState(Uint8Array.of(serial), 5);
+      await round.keep(Uint8Array.of(), Uint32Array.of(7), Uint8Array.of(serial));
+      await round.advance("confirming", { cohort: 5 });
       await reload();
       const [open] = await journal.unfinished();
       expect(open!.counted).toBe(true);

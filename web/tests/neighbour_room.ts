@@ -71,7 +71,7 @@ export class NeighbourRoom {
   /** Steps 1 and 2 of everybody; what one of them deals may be garbled. */
   async deal(garble: (place: number, dealt: Dealt) => Dealt = (_, each) => each): Promise<void> {
     for (const [place, device] of this.devices.entries()) {
-      this.drawn.push([...(await device.drawNeighbours(this.invitation(place))).places]);
+      this.drawn.push([...(await device.draw(this.invitation(place))).places]);
       this.dealt.push(garble(place, await device.deal(this.introduce(place))));
     }
   }

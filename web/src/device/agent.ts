@@ -13,15 +13,15 @@ import { enrolmentRequest, readDeviceId } from "./identity.js";
 import { whyNotPopulation } from "./limits.js";
 import { decode, encode } from "./messages/fields.js";
 import { enrolmentResponse, enrolmentToken, type EnrolmentToken } from "./messages/identity.js";
-import { checkInResponse, type RoundPlan, roundPlan } from "./messages/rounds.js";
+import { checkInResponse, type RoundPlan } from "./messages/rounds.js";
 import { epsilonOf } from "./privacy.js";
 import { isLater } from "./rounds/exchange.js";
 import { Participation } from "./rounds/participation.js";
+import { type Assigned, assignedOf, findInterrupted } from "./rounds/resuming.js";
 import { DeviceSession } from "./rounds/session.js";
 import { Settling } from "./rounds/settling.js";
 import { Transport } from "./rounds/transport.js";
 import { jittered, waitAfter } from "./rounds/backoff.js";
-import { bodyDigest, unseal } from "./sealed.js";
 import { DeviceDatabase } from "./storage/database.js";
 import type { Entry, Totals } from "./storage/entry.js";
 import { Journal } from "./storage/journal.js";
@@ -106,7 +106,7 @@ export class DeviceAgent {
     return this.enrolment?.deviceId ?? "";
   }
 
-  /** End what is under way; a round is left. */
+  /** End what is under way; a round goes on when the device does, unless its task is asynchronous. */
   stop(): void {
     this.device.gate.stop();
   }
@@ -236,6 +236,10 @@ export class DeviceAgent {
     transport.sent = transport.received = 0;
     const settling = new Settling(device, session);
     // Before the check-in: a new round must not start from a state that an interrupted round may replace.
+    const interrupted = await findInterrupted(device.journal, enrolment.serverKey);
+    if (interrupted !== null) {
+      return this.takePart(interrupted.assigned, (part) => part.resume(interrupted.journal, this.config.pauseSeconds));
+    }
     const pending = await settling.recover();
     if (pending) {
       this.emit("waiting", { retry_after: this.config.pauseSeconds }, pending);
@@ -246,10 +250,10 @@ export class DeviceAgent {
     const body = encode({ protocols: PROTOCOLS, ...(Object.keys(attributes).length ? { attributes } : {}) });
     const answer = await session.call("POST", "/v1/check-ins", checkInResponse, body);
     const wait = Math.min(Math.max(answer.retry_after, SHORTEST_WAIT), LONGEST_WAIT);
-    let plan: RoundPlan | null = null;
+    let assigned: Assigned | null = null;
     if (answer.plan !== null) {
       try {
-        plan = await unseal("plan", answer.plan, enrolment.serverKey, roundPlan);
+        assigned = await assignedOf(answer.plan, enrolment.serverKey);
       } catch (error) {
         if (!(error instanceof CertificateError || error instanceof MessageError)) throw error;
         this.emit("refused", { reason: error.message });
@@ -258,14 +262,15 @@ export class DeviceAgent {
     }
     // Rounds in which this device sent nothing and that the server does not assign again go on without it.
     for (const journal of await device.journal.unfinished()) {
-      if (journal.keysSent || journal.entry.roundId === plan?.round_id) continue;
+      if (journal.keysSent || journal.entry.roundId === assigned?.plan.round_id) continue;
       await journal.close("dropped", "interrupted before keys were sent; the round went on without this device", 0, 0);
     }
-    if (plan === null || answer.plan === null || (await this.hasBeenIn(plan))) {
+    if (assigned === null || (await this.hasBeenIn(assigned.plan))) {
       this.noteSetAside(answer.set_aside?.until ?? null, answer.set_aside?.reason ?? "");
       this.emit("waiting", { retry_after: wait });
       return outcome("waiting", wait, { reason: answer.set_aside?.reason ?? "" });
     }
+    const { plan } = assigned;
     const old = whyExpired(plan, Date.now() / 1000, transport.serverTime) || (await device.journal.whyOld(plan));
     if (old) {
       // Not entered in the journal: old plans that are sent again must not push other rounds out of it.
@@ -274,10 +279,15 @@ export class DeviceAgent {
       this.emit("refused", { reason: text }, plan.round_id);
       return outcome("refused", wait, { roundId: plan.round_id, reason: text });
     }
-    this.roundId = plan.round_id;
+    return this.takePart(assigned, (part) => part.run(wait));
+  }
+
+  private async takePart(assigned: Assigned, work: (part: Participation) => Promise<Outcome>): Promise<Outcome> {
+    const { session, enrolment } = this.connect();
+    this.roundId = assigned.plan.round_id;
     try {
       const mine = withAllowedPublishers(enrolment, this.config);
-      return await new Participation(device, session, mine, plan, await bodyDigest(answer.plan)).run(wait);
+      return await work(new Participation(this.device, session, mine, assigned));
     } finally {
       this.roundId = "";
     }

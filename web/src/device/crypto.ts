@@ -15,6 +15,14 @@ export function randomBytes(count: number): Bytes {
   return crypto.getRandomValues(new Uint8Array(count));
 }
 
+/** `count` bytes of `randomness`. Raises SecureAggregationError for another number of bytes. */
+export function drawExactly(randomness: (bytes: number) => Bytes, count: number): Bytes {
+  const drawn = randomness(count);
+  // Too short a draw would still make keys, which somebody could guess.
+  if (drawn.length === count) return drawn;
+  throw new SecureAggregationError(`randomness: asked for ${count} bytes, got ${drawn.length}`);
+}
+
 /** SHA-256, 32 bytes. */
 export async function digest(data: Uint8Array): Promise<Bytes> {
   return new Uint8Array(await webCrypto().digest("SHA-256", data as Bytes));

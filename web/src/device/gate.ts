@@ -22,7 +22,7 @@ export class Gate {
     return this.stopping.signal;
   }
 
-  /** End work and waiting; a round that is under way is left. */
+  /** End work and waiting. */
   stop(): void {
     this.stopping.abort();
   }

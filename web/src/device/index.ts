@@ -102,7 +102,7 @@ export class Device {
     return this.call({ method: "runForever" });
   }
 
-  /** End `runForever`, and leave the round that is under way. */
+  /** End `runForever`. The round that is under way goes on when the device does, unless its task is asynchronous. */
   stop(): void {
     this.post({ type: "stop" });
   }

@@ -80,7 +80,7 @@ export class OwnerLimits {
       refuse("privacy", `no noise whose strength the bundle states, ${allowed}`);
     }
     // rho adds up over rounds; epsilon follows from the sum.
-    const spent = epsilonOf((await this.journal.totals()).rho + rho);
+    const spent = epsilonOf((await this.journal.totals(plan.round_id)).rho + rho);
     if (spent > most) {
       refuse("privacy", `epsilon ${spent.toPrecision(3)} with all rounds before, ${allowed}`);
     }

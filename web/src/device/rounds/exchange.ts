@@ -32,6 +32,14 @@ export interface Owner {
   readonly report: Report;
 }
 
+/** The server has not answered for `patience` seconds. */
+export class SilentError extends RoundAbandonedError {}
+
+/** What the round needs after a reload is lost, damaged, or of another round. */
+export class LostError extends Error {
+  override name = "LostError";
+}
+
 /** The phase is over (410). */
 export class GoneError extends Error {
   override name = "GoneError";
@@ -162,7 +170,9 @@ export class RoundExchange {
           this.lastAnswer = performance.now();
           throw error;
         }
-        if (performance.now() - this.lastAnswer > 1000 * this.config.patience) throw this.abandoned(error);
+        if (performance.now() - this.lastAnswer > 1000 * this.config.patience) {
+          throw new SilentError(this.abandoned(error).message);
+        }
         asked = refused ? error.retryAfter : null;
       }
       // Twice `backoff`: the transport has used waits of `backoff` already, in its own attempts.

@@ -79,7 +79,7 @@ export class Settling {
   }
 
   /**
-   * End the rounds that a reload interrupted after keys were sent; their secrets are gone with the page.
+   * End the rounds that a reload interrupted after keys were sent and that cannot be resumed: their secrets are gone.
    *
    * Gives the id of a round that has this device's update and no result yet, or an empty text. Until there is a result,
    * no other round may begin: it would train on a state that this result may replace.
@@ -91,15 +91,16 @@ export class Settling {
         // The server has counted this device, so its update may be in the sum: only the server knows.
         if ((await this.settle(journal, 0)) === null) pending = journal.entry.roundId;
       } else if (journal.keysSent) {
-        await this.abandon(journal);
+        await this.abandon(journal, "the page was closed or loaded again in the round", 0);
       }
     }
     return pending;
   }
 
-  private async abandon(journal: OpenRound): Promise<void> {
+  /** Leave a round with keys sent whose secrets are gone. Raises RefusedError if the server cannot answer now. */
+  async abandon(journal: OpenRound, why: string, wait: number): Promise<Outcome> {
     const { roundId } = journal.entry;
-    let reason = "the page was closed or loaded again in the round";
+    let reason = why;
     const stored = await journal.masked();
     if (stored === null) {
       await this.leave(roundId, "other");
@@ -118,5 +119,6 @@ export class Settling {
     }
     await journal.close("dropped", reason, 0, 0);
     this.device.report("dropped", { reason }, roundId);
+    return outcome("dropped", wait, { roundId, reason });
   }
 }

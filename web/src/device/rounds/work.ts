@@ -34,11 +34,29 @@ export interface Prepared {
 }
 
 /**
- * Fetch the plan's bundle and weights, if owner and publisher allow the plan, and check the weights' origin. The caller
- * has checked the plan itself against the owner's limits.
+ * Fetch the plan's bundle, if owner and publisher allow the plan. The caller has checked the plan itself against the
+ * owner's limits.
  *
  * Raises OwnerRefusalError, BundleError, PolicyError, another ProtocolError, RefusedError or UnreachableError.
  */
+export async function prepareBundle(
+  plan: RoundPlan,
+  device: Device,
+  enrolment: Enrolment,
+  files: Files,
+  limits: OwnerLimits,
+): Promise<Pick<Prepared, "bundle" | "layout">> {
+  // Each check comes as soon as what it needs is here: the publisher's and the owner's limits on the manifest before
+  // the weights, and the weights' origin before any graph runs.
+  const bundle = await files.bundle(plan.bundle, enrolment.publisherKeys);
+  await checkPublished(device.database, bundle, enrolment.population, Date.now() / 1000);
+  const layout = planLayout(plan, bundle.manifest);
+  limits.checkBundle(plan, bundle.manifest, layout);
+  checkPlan(plan, bundle.manifest.privacy, layout);
+  return { bundle, layout };
+}
+
+/** Fetch the plan's bundle and weights, and check the weights' origin. Raises as `prepareBundle`. */
 export async function prepare(
   plan: RoundPlan,
   device: Device,
@@ -47,13 +65,7 @@ export async function prepare(
   session: DeviceSession,
   limits: OwnerLimits,
 ): Promise<Prepared> {
-  // Each check comes as soon as what it needs is here: the publisher's and the owner's limits on the manifest before
-  // the weights, and the weights' origin before any graph runs.
-  const bundle = await files.bundle(plan.bundle, enrolment.publisherKeys);
-  await checkPublished(device.database, bundle, enrolment.population, Date.now() / 1000);
-  const layout = planLayout(plan, bundle.manifest);
-  limits.checkBundle(plan, bundle.manifest, layout);
-  checkPlan(plan, bundle.manifest.privacy, layout);
+  const { bundle, layout } = await prepareBundle(plan, device, enrolment, files, limits);
   const weights = await files.weights(plan.weights);
   checkTensors(bundle, plan.weights, weights);
   await checkOrigin(device.database, bundle, plan.weights, session, enrolment, plan.task_id);

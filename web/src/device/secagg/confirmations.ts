@@ -3,12 +3,13 @@
 import { hex } from "../../bundle/digests.js";
 import { sameBytes } from "../bytes.js";
 import { digest } from "../crypto.js";
-import { ConsistencyError, MessageError, SecureAggregationError } from "../errors.js";
+import { ConsistencyError, MessageError, SecureAggregationError, ThresholdError } from "../errors.js";
 import { encode } from "../messages/fields.js";
 import { MAX_STATEMENT_BYTES, type Sealed } from "../messages/identity.js";
-import { type Confirmation, confirmation, type Survivors } from "../messages/secure.js";
+import { type Confirmation, confirmation, type Confirmations, type Survivors } from "../messages/secure.js";
 import { unseal } from "../sealed.js";
 import { isAscending } from "./complaints.js";
+import type { Session } from "./session.js";
 
 /** SHA-256 (hex) over the JSON of U3. Raises ConsistencyError unless the devices are sorted and distinct. */
 export async function survivorsDigest(survivors: Survivors): Promise<string> {
@@ -41,6 +42,33 @@ export async function checkConfirmation(
   if (!sameBytes(sealed.body, encode(expected))) {
     // All confirmations of a round are the same bytes, so that one copy and the signatures prove it to others.
     throw new MessageError("confirmation: expected canonical JSON: keys sorted, no blanks");
+  }
+}
+
+/**
+ * Checks that at least `threshold` of the survivors signed what this device signed, `own`. Raises as
+ * `checkConfirmation`, ThresholdError for fewer, or ConsistencyError.
+ */
+export async function requireConfirmations(
+  { confirmations }: Confirmations,
+  survivors: readonly string[],
+  own: Confirmation | null,
+  session: Session,
+  threshold: number,
+): Promise<void> {
+  if (own === null) throw new ConsistencyError("confirmations: this device has signed none");
+  const confirmed = new Set<string>();
+  for (const { device, confirmation: sealed } of confirmations) {
+    if (!survivors.includes(device)) {
+      throw new ConsistencyError(`confirmations: ${device} is not one of the survivors`);
+    }
+    // Otherwise a server could reach the threshold by repeating one signature.
+    if (confirmed.has(device)) throw new ConsistencyError(`confirmations: ${device} twice`);
+    await checkConfirmation(sealed, session.peer(device).deviceKey, own);
+    confirmed.add(device);
+  }
+  if (confirmed.size < threshold) {
+    throw new ThresholdError(`confirmations: ${confirmed.size}, the threshold is ${threshold}; nothing is revealed`);
   }
 }
 

@@ -3,6 +3,8 @@
 import { type Bytes, concat, label, unhex } from "../bytes.js";
 import { decrypt, encrypt, sign, type SigningKey, verifies } from "../crypto.js";
 import { CertificateError, ShareError } from "../errors.js";
+import type { Shares } from "../messages/secure.js";
+import type { Session } from "./session.js";
 import { decodeShare, SHARE_BYTES } from "./shamir.js";
 
 export const NONCE_BYTES = 12;
@@ -54,6 +56,19 @@ export async function openShares(
 
 export function signEnvelope(key: SigningKey, ciphertext: Uint8Array, associated: Uint8Array): Promise<Bytes> {
   return sign(key, concat(associated, ciphertext));
+}
+
+/** Raises ShareError unless the inbox has one envelope at most of each other member of the session. */
+export function checkSenders(inbox: Shares, own: string, session: Session): void {
+  const seen = new Set([own]);
+  for (const { peer: sender } of inbox.shares) {
+    if (!session.peers.has(sender) || sender === own) {
+      throw new ShareError(`inbox: shares from ${sender}, which is not a peer in this cohort`, [sender]);
+    }
+    // A second envelope would replace the shares of the first.
+    if (seen.has(sender)) throw new ShareError(`inbox: shares from ${sender} twice`, [sender]);
+    seen.add(sender);
+  }
 }
 
 /** Raises CertificateError, which blames nobody: the server can garble what the sender signed. */

@@ -11,7 +11,8 @@ const NODE = label("envelope-node");
 /** The tree is filled up to a power of two, so that every path has the same length. */
 export class KeyTree {
   private constructor(
-    private readonly keys: Uint8Array,
+    /** Of 32 bytes, one after the other. */
+    readonly keys: Uint8Array,
     /** Level 0 has the leaves' hashes, the last level the root. */
     private readonly levels: readonly Bytes[],
   ) {}

@@ -6,7 +6,7 @@
  */
 
 import { type Bytes, concat, sameBytes } from "../bytes.js";
-import { agree, agreementKey, publicKeyOf, randomBytes, type SigningKey } from "../crypto.js";
+import { agree, agreementKey, drawExactly, publicKeyOf, randomBytes, type SigningKey } from "../crypto.js";
 import {
   CertificateError, ConsistencyError, PolicyError, SecureAggregationError, ShareError, ThresholdError,
 } from "../errors.js";
@@ -14,7 +14,7 @@ import { type VerifiedDevice, verifyChain } from "../identity.js";
 import type { Chain, Sealed } from "../messages/identity.js";
 import type { RoundPlan } from "../messages/rounds.js";
 import type {
-  Advertisement, AdvertiseRequest, Cohort, Complaint, Complaints, Confirmation, Confirmations, EncryptedShare, Shares,
+  Advertisement, AdvertiseRequest, Cohort, Complaint, Complaints, Confirmations, EncryptedShare, Shares,
   Survivors, Unmasking,
 } from "../messages/secure.js";
 import type { Revoked } from "../revocations.js";
@@ -22,16 +22,16 @@ import { seal } from "../sealed.js";
 import { splits } from "../thresholds.js";
 import { cohortDigest, readEnvelopeKeys, verifyCohort } from "./cohort.js";
 import { checkComplaints, complaintsDigest } from "./complaints.js";
-import { checkConfirmation, survivorsDigest } from "./confirmations.js";
-import { checkSignature, type HeldShares, NONCE_BYTES, openShares, sealShares, signEnvelope } from "./envelope.js";
+import { requireConfirmations, survivorsDigest } from "./confirmations.js";
+import {
+  checkSenders, checkSignature, type HeldShares, NONCE_BYTES, openShares, sealShares, signEnvelope,
+} from "./envelope.js";
 import { KeyTree } from "./key_tree.js";
 import { envelopeKey, envelopePrivateKey, pairwiseMaskKey, roundSalt, selfMaskKey } from "./keys.js";
 import { applyMask, checkVector, pairwiseSign, reduce } from "./masks.js";
 import { type Peer, Session } from "./session.js";
 import { split } from "./shamir.js";
-
-const STEPS = ["advertise", "share", "complain", "mask", "confirm", "unmask", "done"] as const;
-type Step = (typeof STEPS)[number];
+import { LEFT, readState, State, type Step, STEPS, writeState } from "./state.js";
 
 const NOTHING = new Uint8Array();
 
@@ -46,27 +46,13 @@ export interface Identity {
  * One device in one secure round.
  *
  * A step that fails ends the participation: the secrets are dropped, and every later call raises
- * SecureAggregationError. A step out of order raises it, too, and changes nothing. Secrets live in memory only: after a
- * reload the device leaves the round.
+ * SecureAggregationError. A step out of order raises it, too, and changes nothing. `save` and `resume` take the device
+ * over a reload.
  */
 export class Participant {
-  private next: Step | "nothing, the device left the round" = "advertise";
   private readonly salt: Bytes;
-  private cipherSecret: Bytes = NOTHING;
-  private maskSecret: Bytes = NOTHING;
-  private envelopeSecret: Bytes = NOTHING;
-  private seed: Bytes = NOTHING;
-  /** This device's shares of each dealer's secrets. */
-  private readonly held = new Map<string, HeldShares>();
-  private tree = KeyTree.empty;
-  private session: Session;
-  /** U2. */
-  private sharers: ReadonlySet<string> = new Set();
-  /** The devices that this device accuses. */
-  private accused: ReadonlySet<string> = new Set();
-  private complaints = "";
-  private survivors: readonly string[] = [];
-  private confirmation: Confirmation | null = null;
+  private state: State;
+  private sent: Bytes = NOTHING;
 
   private constructor(
     private readonly plan: RoundPlan,
@@ -77,7 +63,7 @@ export class Participant {
     private readonly randomness: (bytes: number) => Bytes,
   ) {
     this.salt = roundSalt(plan.round_id, planDigest);
-    this.session = new Session(plan.round_id, planDigest, "", new Map(), plan.max_cohort);
+    this.state = new State(plan.round_id, planDigest, own.deviceId);
   }
 
   /**
@@ -105,29 +91,66 @@ export class Participant {
     return new Participant(plan, planDigest, identity, own, revoked, randomness);
   }
 
+  /**
+   * The device after a reload, from what `save` gave; the other arguments are those of `open`. Raises MessageError for
+   * a damaged state, ConsistencyError for one of another round or device.
+   */
+  static async resume(
+    saved: Uint8Array,
+    plan: RoundPlan,
+    planDigest: string,
+    ...given: [identity: Identity, revoked: Revoked, randomness?: (bytes: number) => Bytes]
+  ): Promise<Participant> {
+    const device = await Participant.open(plan, planDigest, ...given);
+    const { state, said } = await readState(saved, plan, planDigest, device.deviceId);
+    device.state = state;
+    device.sent = said;
+    return device;
+  }
+
+  /**
+   * All that the device needs to go on after a reload, with `said`, the bytes that it is about to send. It has secrets.
+   *
+   * Whoever sends what a step returned MUST have stored this before, sealed and on disk: otherwise a device could be
+   * led to say two different things. Raises SecureAggregationError where the device has left the round.
+   */
+  save(said: Uint8Array): Bytes {
+    return writeState(this.state, said);
+  }
+
   get deviceId(): string {
     return this.own.deviceId;
+  }
+
+  /** The step that comes next. */
+  get next(): State["next"] {
+    return this.state.next;
+  }
+
+  /** Of a device that was resumed: what it was about to send when it was saved. */
+  get said(): Bytes {
+    return this.sent;
   }
 
   /** Step 0: makes the round's X25519 keys, an envelope key for each possible sender among them. */
   advertise(): Promise<AdvertiseRequest> {
     return this.step("advertise", async () => {
-      this.cipherSecret = this.draw(32);
-      this.maskSecret = this.draw(32);
-      this.envelopeSecret = this.draw(32);
+      this.state.cipherSecret = this.draw(32);
+      this.state.maskSecret = this.draw(32);
+      this.state.envelopeSecret = this.draw(32);
       // The cohort is not known yet, so every place that it may have gets a key.
       const keys: Bytes[] = [];
       for (let place = 0; place < this.plan.max_cohort; place++) {
         keys.push(await publicKeyOf(await this.envelopePrivate(place)));
       }
       const envelopeKeys = concat(...keys);
-      this.tree = await KeyTree.of(envelopeKeys, this.plan.max_cohort);
+      this.state.tree = await KeyTree.of(envelopeKeys, this.plan.max_cohort);
       const advertisement: Advertisement = {
         round_id: this.plan.round_id,
         plan: this.planDigest,
-        cipher_key: await publicKeyOf(this.cipherSecret),
-        mask_key: await publicKeyOf(this.maskSecret),
-        envelope_root: this.tree.root,
+        cipher_key: await publicKeyOf(this.state.cipherSecret),
+        mask_key: await publicKeyOf(this.state.maskSecret),
+        envelope_root: this.state.tree.root,
       };
       return {
         advertisement: await seal("advertisement", advertisement, this.identity.key),
@@ -142,22 +165,23 @@ export class Participant {
       const { plan, planDigest, deviceId } = this;
       const { enrolmentKey } = this.identity;
       const peers = await verifyCohort(cohort, this.own, enrolmentKey, plan.round_id, planDigest, this.revoked);
-      this.session = new Session(plan.round_id, planDigest, await cohortDigest(cohort), peers, plan.max_cohort);
+      this.state.peers = peers;
+      this.state.cohort = await cohortDigest(cohort);
       await this.checkCohort();
       const envelopeKeys = await readEnvelopeKeys(cohort, deviceId, this.session);
       // Every check of U1 is done: only now are secrets split and leave the device.
-      this.seed = this.draw(32);
+      this.state.seed = this.draw(32);
       const draw = (bytes: number): Bytes => this.draw(bytes);
-      const maskKeyShares = split(this.maskSecret, plan.threshold, peers.size, draw);
-      const seedShares = split(this.seed, plan.threshold, peers.size, draw);
+      const maskKeyShares = split(this.state.maskSecret, plan.threshold, peers.size, draw);
+      const seedShares = split(this.state.seed, plan.threshold, peers.size, draw);
       const dealt = (place: number): HeldShares => ({
         maskKey: maskKeyShares[place] as Bytes,
         seed: seedShares[place] as Bytes,
       });
       const own = this.session.peer(deviceId);
       // The device is its own peer here: `unmask` reveals its share of its own seed like that of any survivor.
-      this.held.set(deviceId, dealt(own.place));
-      const cipher = await agreementKey(this.cipherSecret);
+      this.state.held.set(deviceId, dealt(own.place));
+      const cipher = await agreementKey(this.state.cipherSecret);
       const shares: EncryptedShare[] = [];
       for (const peer of this.others(peers.keys())) {
         const publicKey = envelopeKeys.get(peer.deviceId) as Uint8Array;
@@ -168,7 +192,7 @@ export class Participant {
         shares.push({ peer: peer.deviceId, ciphertext, signature });
       }
       // Each secret is dropped after its last use: what leaks from the device later opens no envelope.
-      this.cipherSecret = NOTHING;
+      this.state.cipherSecret = NOTHING;
       return { shares };
     });
   }
@@ -179,18 +203,19 @@ export class Participant {
    */
   complain(inbox: Shares): Promise<Complaints> {
     return this.step("complain", async () => {
-      this.checkSenders(inbox.shares.map((share) => share.peer));
+      checkSenders(inbox, this.deviceId, this.session);
       const complaints: Complaint[] = [];
       for (const share of inbox.shares) {
         const complaint = await this.receive(share);
         if (complaint !== null) complaints.push(complaint);
       }
-      this.accused = new Set(complaints.map((complaint) => complaint.accused));
+      this.state.accused = new Set(complaints.map((complaint) => complaint.accused));
       // The accused stay in U2 until `mask`, where all members exclude the same devices.
-      this.sharers = new Set([...this.held.keys(), ...this.accused]);
+      this.state.sharers = new Set([...this.state.held.keys(), ...this.state.accused]);
       // A complaint carries the one private key that proves it; the secret opens no envelope after this.
-      this.envelopeSecret = NOTHING;
-      this.require("devices that shared keys", this.sharers.size);
+      this.state.envelopeSecret = NOTHING;
+      this.state.tree = KeyTree.empty;
+      this.require("devices that shared keys", this.state.sharers.size);
       return { complaints: complaints.sort((one, other) => (one.accused < other.accused ? -1 : 1)) };
     });
   }
@@ -208,15 +233,15 @@ export class Participant {
       const masked = vector.slice();
       // The paper's double masking: the peers reveal the mask key of a device that seems to have dropped out. Should
       // its vector arrive after all, this mask alone still hides it.
-      await applyMask(masked, await selfMaskKey(this.seed, this.salt, own.maskKey), 1);
-      const secret = await agreementKey(this.maskSecret);
-      for (const peer of this.others(this.sharers)) {
+      await applyMask(masked, await selfMaskKey(this.state.seed, this.salt, own.maskKey), 1);
+      const secret = await agreementKey(this.state.maskSecret);
+      for (const peer of this.others(this.state.sharers)) {
         const shared = await agree(secret, peer.maskKey);
         const key = await pairwiseMaskKey(shared, this.salt, own.maskKey, peer.maskKey);
         await applyMask(masked, key, pairwiseSign(this.deviceId, peer.deviceId));
       }
       reduce(masked, this.plan.modulus_bits);
-      this.maskSecret = this.seed = NOTHING;
+      this.state.maskSecret = this.state.seed = NOTHING;
       return masked;
     });
   }
@@ -225,7 +250,7 @@ export class Participant {
   confirm(survivors: Survivors): Promise<Sealed> {
     return this.step("confirm", async () => {
       const survivorsHash = await survivorsDigest(survivors);
-      const foreign = survivors.devices.filter((device) => !this.sharers.has(device));
+      const foreign = survivors.devices.filter((device) => !this.state.sharers.has(device));
       if (foreign.length) {
         throw new ConsistencyError(`survivors: ${foreign.slice(0, 3).join(", ")} did not share keys with this device`);
       }
@@ -234,15 +259,15 @@ export class Participant {
         throw new ConsistencyError("survivors: this device is not among them, though its vector was sent");
       }
       this.require("survivors", survivors.devices.length);
-      this.survivors = survivors.devices;
-      this.confirmation = {
+      this.state.survivors = survivors.devices;
+      this.state.confirmation = {
         round_id: this.plan.round_id,
         plan: this.planDigest,
         cohort: this.session.cohort,
-        complaints: this.complaints,
+        complaints: this.state.complaints,
         survivors: survivorsHash,
       };
-      return seal("confirmation", this.confirmation, this.identity.key);
+      return seal("confirmation", this.state.confirmation, this.identity.key);
     });
   }
 
@@ -253,17 +278,23 @@ export class Participant {
   unmask(confirmations: Confirmations): Promise<Unmasking> {
     return this.step("unmask", async () => {
       // First: without this check a server could show two survivor sets and get both shares of one device.
-      await this.checkConfirmations(confirmations);
-      const dropped = [...this.sharers].filter((device) => !this.survivors.includes(device)).sort();
-      const held = (device: string): HeldShares => this.held.get(device) as HeldShares;
+      const { survivors, sharers, confirmation } = this.state;
+      await requireConfirmations(confirmations, survivors, confirmation, this.session, this.plan.threshold);
+      const dropped = [...sharers].filter((device) => !survivors.includes(device)).sort();
+      const held = (device: string): HeldShares => this.state.held.get(device) as HeldShares;
       return {
-        self_seeds: this.survivors.map((device) => ({ device, share: held(device).seed })),
+        self_seeds: survivors.map((device) => ({ device, share: held(device).seed })),
         mask_keys: dropped.map((device) => ({ device, share: held(device).maskKey })),
       };
     });
   }
 
   // --- inside -------------------------------------------------------------------------------------------------------
+
+  private get session(): Session {
+    const { plan, planDigest, state } = this;
+    return new Session(plan.round_id, planDigest, state.cohort, state.peers, plan.max_cohort);
+  }
 
   private async checkCohort(): Promise<void> {
     const { plan } = this;
@@ -272,9 +303,9 @@ export class Participant {
     // Its own advertisement, which is signed, may still be one of an earlier attempt, whose private keys are gone.
     const known =
       own !== undefined &&
-      sameBytes(own.cipherKey, await publicKeyOf(this.cipherSecret)) &&
-      sameBytes(own.maskKey, await publicKeyOf(this.maskSecret)) &&
-      sameBytes(own.envelopeRoot, this.tree.root);
+      sameBytes(own.cipherKey, await publicKeyOf(this.state.cipherSecret)) &&
+      sameBytes(own.maskKey, await publicKeyOf(this.state.maskSecret)) &&
+      sameBytes(own.envelopeRoot, this.state.tree.root);
     if (!known) throw new ConsistencyError("cohort: this device is not in it with the keys that it advertised");
     if (size > plan.max_cohort) {
       throw new ConsistencyError(`cohort: ${size} devices, the plan allows ${plan.max_cohort}`);
@@ -288,18 +319,6 @@ export class Participant {
     }
   }
 
-  private checkSenders(senders: readonly string[]): void {
-    const seen = new Set([this.deviceId]);
-    for (const sender of senders) {
-      if (!this.session.peers.has(sender) || sender === this.deviceId) {
-        throw new ShareError(`inbox: shares from ${sender}, which is not a peer in this cohort`, [sender]);
-      }
-      // A second envelope would replace the shares of the first.
-      if (seen.has(sender)) throw new ShareError(`inbox: shares from ${sender} twice`, [sender]);
-      seen.add(sender);
-    }
-  }
-
   /** Keeps the envelope's two shares; returns a complaint where it holds none. */
   private async receive(share: EncryptedShare): Promise<Complaint | null> {
     const sender = share.peer;
@@ -309,14 +328,14 @@ export class Participant {
     await checkSignature(peer.deviceKey, share.signature, share.ciphertext, associated, sender);
     const secret = await this.envelopePrivate(peer.place);
     const shared = await agree(await agreementKey(secret), peer.cipherKey);
-    const key = await envelopeKey(shared, this.salt, peer.cipherKey, this.tree.key(peer.place));
+    const key = await envelopeKey(shared, this.salt, peer.cipherKey, this.state.tree.key(peer.place));
     try {
-      this.held.set(sender, await openShares(key, share.ciphertext, associated, sender));
+      this.state.held.set(sender, await openShares(key, share.ciphertext, associated, sender));
       return null;
     } catch (error) {
       if (!(error instanceof ShareError)) throw error;
       const { ciphertext, signature } = share;
-      const path = this.tree.path(peer.place);
+      const path = this.state.tree.path(peer.place);
       return { complainer: this.deviceId, accused: sender, ciphertext, signature, key: secret, path };
     }
   }
@@ -327,36 +346,16 @@ export class Participant {
       throw new ConsistencyError("complaints: this device is accused; leaving the round");
     }
     // The server may merge complaints, but must not suppress one: this device cannot reveal a share that it lacks.
-    const missing = [...this.accused].filter((device) => !accused.has(device)).sort();
+    const missing = [...this.state.accused].filter((device) => !accused.has(device)).sort();
     if (missing.length) {
       throw new ConsistencyError(
         `complaints: nobody accuses ${missing.slice(0, 3).join(", ")}, about which this device complained`,
       );
     }
-    for (const device of accused) this.held.delete(device);
-    this.sharers = new Set([...this.sharers].filter((device) => !accused.has(device)));
-    this.complaints = await complaintsDigest(list);
-    this.require("devices that shared keys and are not accused", this.sharers.size);
-  }
-
-  private async checkConfirmations({ confirmations }: Confirmations): Promise<void> {
-    const own = this.confirmation;
-    if (own === null) throw new ConsistencyError("confirmations: this device has signed none");
-    const confirmed = new Set<string>();
-    for (const { device, confirmation } of confirmations) {
-      if (!this.survivors.includes(device)) {
-        throw new ConsistencyError(`confirmations: ${device} is not one of the survivors`);
-      }
-      // Otherwise a server could reach the threshold by repeating one signature.
-      if (confirmed.has(device)) throw new ConsistencyError(`confirmations: ${device} twice`);
-      await checkConfirmation(confirmation, this.session.peer(device).deviceKey, own);
-      confirmed.add(device);
-    }
-    if (confirmed.size < this.plan.threshold) {
-      throw new ThresholdError(
-        `confirmations: ${confirmed.size}, the threshold is ${this.plan.threshold}; nothing is revealed`,
-      );
-    }
+    for (const device of accused) this.state.held.delete(device);
+    this.state.sharers = new Set([...this.state.sharers].filter((device) => !accused.has(device)));
+    this.state.complaints = await complaintsDigest(list);
+    this.require("devices that shared keys and are not accused", this.state.sharers.size);
   }
 
   private require(what: string, count: number): void {
@@ -371,38 +370,28 @@ export class Participant {
   }
 
   private envelopePrivate(place: number): Promise<Bytes> {
-    return envelopePrivateKey(this.envelopeSecret, this.salt, place);
+    return envelopePrivateKey(this.state.envelopeSecret, this.salt, place);
   }
 
   private draw(count: number): Bytes {
-    const drawn = this.randomness(count);
-    // Too short a draw would still make keys, which somebody could guess.
-    if (drawn.length !== count) {
-      throw new SecureAggregationError(`randomness: asked for ${count} bytes, got ${drawn.length}`);
-    }
-    return drawn;
+    return drawExactly(this.randomness, count);
   }
 
   private async step<T>(name: Exclude<Step, "done">, work: () => Promise<T>): Promise<T> {
-    if (this.next !== name) {
-      throw new SecureAggregationError(`step ${name} in round ${this.plan.round_id}: expected ${this.next}`);
+    if (this.state.next !== name) {
+      throw new SecureAggregationError(`step ${name} in round ${this.plan.round_id}: expected ${this.state.next}`);
     }
     // Before the step: an interrupted step cannot be repeated, such as `unmask` for other survivors.
-    this.next = "nothing, the device left the round";
+    this.state.next = LEFT;
     let result: T;
     try {
       result = await work();
     } catch (error) {
-      this.forget();
+      this.state.forget();
       throw error;
     }
-    this.next = STEPS[STEPS.indexOf(name) + 1] as Step;
-    if (name === "unmask") this.forget();
+    this.state.next = STEPS[STEPS.indexOf(name) + 1] as Step;
+    if (name === "unmask") this.state.forget();
     return result;
-  }
-
-  private forget(): void {
-    this.cipherSecret = this.maskSecret = this.envelopeSecret = this.seed = NOTHING;
-    this.held.clear();
   }
 }

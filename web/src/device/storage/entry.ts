@@ -31,6 +31,8 @@ export interface Entry {
   readonly rho: number;
   readonly sent: number;
   readonly received: number;
+  /** Whether all that the round needs is kept beside the entry, so that it goes on after a reload. */
+  readonly resumes: boolean;
 }
 
 /** Numbers over all rounds of this device, also those whose entries were removed. */

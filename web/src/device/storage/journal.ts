@@ -2,9 +2,10 @@
  * The journal: what the device does in each round, on disk before the device does it
  * (archipel/client/memory/journal.py).
  *
- * The device records a step before it sends the step's message. The secrets of secure aggregation are in memory only,
- * so a round that was interrupted after its keys were sent is never begun again: it would use a mask twice. The masked
- * bytes are on disk before they are sent, and the device never sends other bytes for that round.
+ * The device records a step before it sends the step's message, and in the same transaction what the round needs to go
+ * on after a reload: the secrets of secure aggregation, and once there are any the masked bytes. So the device never
+ * sends other bytes for that step. All of this is sealed, and removed in the transaction that records the round's end.
+ * A round that was interrupted after its keys were sent is never begun again: it would use a mask twice.
  */
 
 import { sha256 } from "../../bundle/digests.js";
@@ -18,6 +19,13 @@ import type { SealedBytes, Vault } from "./vault.js";
 
 const KEPT_ROUNDS = 256;
 const DAY = 86400;
+
+/**
+ * Where in the store "sealed" a round's bytes are, beside its id: the plan as the server sealed it, the vector until it
+ * is masked, the participant's secrets, the masked bytes, and the device's new state of the model.
+ */
+const BESIDE = ["plan", "vector", "secrets", "masked", "new-state"] as const;
+type Beside = (typeof BESIDE)[number];
 
 /** Where in the store "sealed" a model's present state is. */
 export function statePlace(model: string): string {
@@ -44,10 +52,14 @@ export class Journal {
       roundId: plan.round_id, taskId: plan.task_id, number: plan.number, plan: digest, bundle: plan.bundle, model: "",
       step: "assigned", started: now, changed: now, masked: null, result: "", reason: "", examples: 0, steps: 0,
       cohort: 0, noise: "unknown", rho: 0, sent: 0, received: 0,
+      // In an asynchronous task the vector depends on when it is masked, so it cannot be kept before.
+      resumes: plan.staleness_exponent === null,
     };
     await this.database.write(
       { store: "rounds", key: entry.roundId, value: entry },
       { store: "books", key: "plans", value: takePlan(await this.plans(), plan) },
+      // Of an interrupted begin, which sent nothing.
+      ...remove(plan.round_id),
     );
     return new OpenRound(this, entry);
   }
@@ -81,8 +93,10 @@ export class Journal {
     ).length;
   }
 
-  async totals(): Promise<Totals> {
-    return (await this.entries()).reduce(plus, await this.forgotten());
+  /** The sums over all rounds, without the round `besides`. */
+  async totals(besides = ""): Promise<Totals> {
+    const entries = await this.entries();
+    return entries.filter(({ roundId }) => roundId !== besides).reduce(plus, await this.forgotten());
   }
 
   // --- for OpenRound ------------------------------------------------------------------------------------------------
@@ -149,42 +163,57 @@ export class OpenRound {
     return this.entry.step !== "assigned";
   }
 
-  /** Record that `step` begins, with these changes of the entry. */
-  async advance(step: Step, changes: Partial<Entry> = {}): Promise<void> {
-    this.entry = await this.journal.record({ ...this.entry, ...changes, step });
+  /** Record that `step` begins, with these changes of the entry and the participant's secrets (null: as they are). */
+  async advance(step: Step, changes: Partial<Entry> = {}, secrets: Uint8Array | null = null): Promise<void> {
+    this.entry = await this.journal.record({ ...this.entry, ...changes, step }, ...(await this.sealedOf({ secrets })));
   }
 
-  /** Store the masked bytes, and record step "masked". Raises ClientError if there are some already. */
-  async storeMasked(masked: Uint8Array, digest: string): Promise<void> {
+  /**
+   * Store what the round needs after a reload, before keys are sent: the plan as the server sealed it, the vector to
+   * mask, and the device's new state (null: none), which takes the place of the present one if the round counts.
+   */
+  async keep(plan: Uint8Array, vector: Uint32Array, state: Uint8Array | null): Promise<void> {
+    const beside = { "new-state": state, ...(this.entry.resumes ? { plan, vector: bytesOf(vector) } : {}) };
+    this.entry = await this.journal.record(this.entry, ...(await this.sealedOf(beside)));
+  }
+
+  /**
+   * Store the masked bytes with the secrets from which those of the masks are gone (null: none are kept), remove the
+   * vector, and record step "masked". Raises ClientError if there are masked bytes already.
+   */
+  async storeMasked(masked: Uint8Array, digest: string, secrets: Uint8Array | null = null): Promise<void> {
     if (this.entry.masked !== null) {
       throw new ClientError(`round ${this.entry.roundId}: masked bytes are stored already; they are never replaced`);
     }
-    const sealed = await this.journal.sealed(this.maskedPlace, masked);
-    this.entry = await this.journal.record({ ...this.entry, step: "masked", masked: digest }, sealed);
+    const changes = await this.sealedOf({ masked, secrets });
+    changes.push({ store: "sealed", key: this.place("vector") });
+    this.entry = await this.journal.record({ ...this.entry, step: "masked", masked: digest }, ...changes);
   }
 
   /** The masked bytes, which may be sent, and sent again; null if there are none. */
   async masked(): Promise<{ data: Bytes; digest: string } | null> {
     const digest = this.entry.masked;
     if (this.entry.step !== "masked" || digest === null) return null;
-    const data = await this.journal.open(this.maskedPlace);
+    const data = await this.kept("masked");
     // Lost bytes: the device drops out, and sends nothing more.
     return data !== null && (await sha256(data)) === digest ? { data, digest } : null;
   }
 
-  /** Store the device's new state (null: none) until the round's result is known, and record step "confirming". */
-  async storeState(state: Uint8Array | null, cohort: number): Promise<void> {
-    const sealed = state === null ? [] : [await this.journal.sealed(this.statePlace, state)];
-    this.entry = await this.journal.record({ ...this.entry, step: "confirming", cohort }, ...sealed);
+  /** What is kept beside the entry; null if it is not there, or damaged. */
+  kept(what: Beside): Promise<Bytes | null> {
+    return this.journal.open(this.place(what));
+  }
+
+  /** The vector that `keep` stored, if it has this length; null if it is not there, or damaged. */
+  async vector(length: number): Promise<Uint32Array | null> {
+    const data = await this.kept("vector");
+    return data === null || data.length !== 4 * length ? null : new Uint32Array(data.buffer);
   }
 
   /** Close the round. Where it counts, the new state takes the place of the present one in the same transaction. */
   async close(result: Result, reason: string, sent: number, received: number): Promise<void> {
-    const changes: Change[] = [
-      { store: "sealed", key: this.maskedPlace },
-      { store: "sealed", key: this.statePlace },
-    ];
-    const state = result === "took_part" ? await this.journal.open(this.statePlace) : null;
+    const changes = remove(this.entry.roundId);
+    const state = result === "took_part" ? await this.kept("new-state") : null;
     if (state !== null) changes.push(await this.journal.sealed(statePlace(this.entry.model), state));
     const entry: Entry = {
       ...this.entry, step: "closed", result, reason,
@@ -195,11 +224,26 @@ export class OpenRound {
     await this.journal.forgetOld();
   }
 
-  private get maskedPlace(): string {
-    return `masked/${this.entry.roundId}`;
+  private place(what: Beside): string {
+    return placeOf(what, this.entry.roundId);
   }
 
-  private get statePlace(): string {
-    return `new-state/${this.entry.roundId}`;
+  private sealedOf(beside: Partial<Record<Beside, Uint8Array | null>>): Promise<Change[]> {
+    const there = BESIDE.flatMap((what) => (beside[what] == null ? [] : [[what, beside[what]] as const]));
+    return Promise.all(there.map(([what, data]) => this.journal.sealed(this.place(what), data)));
   }
+}
+
+function placeOf(what: Beside, roundId: string): string {
+  return `${what}/${roundId}`;
+}
+
+/** Removes what is beside the entry of a round. */
+function remove(roundId: string): Change[] {
+  return BESIDE.map((what) => ({ store: "sealed", key: placeOf(what, roundId) }));
+}
+
+/** In the order of this machine, on which alone they are read again. */
+function bytesOf(vector: Uint32Array): Uint8Array {
+  return new Uint8Array(vector.buffer, vector.byteOffset, vector.byteLength);
 }
