@@ -45,6 +45,17 @@ def permuted(positions: np.ndarray, count: int, seed: int, phase: int, epoch: in
     return mapped.astype(np.int64)
 
 
+def draw_bits(seed: int, stream: int, count: int) -> np.ndarray:
+    """32 random bits for each counter from 0 to count - 1: uint32 `[count]`.
+
+    Those of the streams `stream` and `stream + 1` of step graphs (archipel/training/hashing.py).
+    """
+    # Arrays, not scalars, as NumPy warns of scalars that overflow.
+    base = lowbias32(np.array([seed], np.uint32))
+    a, b = (lowbias32(base ^ np.uint32(stream + i)) for i in (0, 1))
+    return lowbias32(np.arange(count, dtype=np.uint32) ^ a, b)
+
+
 def _mix_words(words: np.ndarray, bits: int, keys: list[int]) -> np.ndarray:
     # Each line is a bijection of words of so many bits: xor with a key, an odd factor mod 2**bits, an xor with a
     # shift to the right.

@@ -120,6 +120,8 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
             is there the share of the cohort as it is, and `threshold` says nothing.
         server: what a round over neighbours takes the server to be: one that does what it likes, or one that keeps to
             the protocol and keeps what it sees.
+        noise_multiplier: of a training: devices add noise themselves, and that of the honest ones in a sum has at least
+            this standard deviation, over the most by which one device can change the sum. 0: none is needed.
     """
 
     modes: tuple[Literal["secure", "plain"], ...]
@@ -137,6 +139,7 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
     protocols: tuple[Literal["complete", "neighbours"], ...] = ("complete",)
     dropouts: float = 0.2
     server: Literal["malicious", "semi-honest"] = "malicious"
+    noise_multiplier: float = 0.0
 
 
 class Statistic(_Strict, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ SIGNATURE_FILE = "manifest.sig"
 MAX_TENSOR_BYTES = 2 << 30
 MAX_RANK = 8
 MAX_BITS = 30
+MAX_NOISE = 1e6
 MAX_QUERIES = 256
 """Queries of one device in a period of the privacy policy. Bounded, as a device stores the cohort of each."""
 MAX_EPOCHS = 10_000
@@ -291,6 +292,8 @@ def validate_policy(policy: PrivacyPolicy) -> None:
         raise ManifestError(f"privacy: max_clip must be above 0 and finite, max_bits from 2 to {MAX_BITS}")
     if not (0 < policy.max_value < math.inf and 0 < policy.max_server_lr < math.inf):
         raise ManifestError("privacy: max_value and max_server_lr must be above 0 and finite")
+    if not 0 <= policy.noise_multiplier <= MAX_NOISE:
+        raise ManifestError(f"privacy: noise_multiplier must be from 0 to {MAX_NOISE:g}, is {policy.noise_multiplier}")
 
 
 def _validate_validity(manifest: Manifest) -> None:

@@ -30,16 +30,16 @@ from archipel.errors import PolicyError
 from archipel.privacy.calibration import least_multiplier
 from archipel.privacy.correlated import correlate, rounds_event, settle_coefficients, spread, unit_of
 from archipel.privacy.events import Event, Gaussian, Repeated
-from archipel.protocol.bounds import SLACK, Group, entries, groups, joint_norm, step, sum_bound
+from archipel.protocol.bounds import SLACK, Group, entries, joint_norm, step, sum_bound
+from archipel.protocol.noised.group import noised_group
 from archipel.protocol.operator.aggregation import Aggregation
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
-from archipel.protocol.training_metrics import CLAMPED, CLIPPED, DEVICES, TRAINING, UPDATE_CLIP
+from archipel.protocol.training_metrics import CLIPPED, DEVICES, UPDATE_CLIP
 from archipel.protocol.uploads import clip_input, upload_program
 from archipel.protocol.vector import DecodedSum, Layout, Vector
 
 Randomness = Callable[[int], bytes]
 Noise = NDArray[np.int64]
-_METRICS = (TRAINING, CLAMPED, DEVICES)
 _BELOW = 1 - 1e-9
 """A shortened sum stays below its bound in floating point, too."""
 
@@ -62,7 +62,7 @@ def check_composition(
         layout: of its uploads.
         hyperparameters: of the task.
     """
-    if not settings.is_central:
+    if not settings.is_private:
         return
     name = f"mechanism {settings.mechanism!r}"
     if privacy != "secure":
@@ -89,7 +89,7 @@ def check_composition(
             f"{name}: clip_noise is for a clip that the server adapts, and this one is fixed; leave it away, or the "
             f"strategy option clip and hyperparameter {UPDATE_CLIP!r}"
         )
-    _noisy_group(layout, manifest.strategy, settings.mechanism)
+    noised_group(layout, manifest.strategy, settings.mechanism)
 
 
 def settle(settings: DifferentialPrivacy, rounds: int, before: tuple[Event, ...] = ()) -> DifferentialPrivacy:
@@ -100,7 +100,7 @@ def settle(settings: DifferentialPrivacy, rounds: int, before: tuple[Event, ...]
     dp-accounting.
     """
     settings = settle_coefficients(settings, rounds)
-    if not settings.is_central or settings.noise_multiplier is not None or settings.epsilon is None:
+    if not settings.is_private or settings.noise_multiplier is not None or settings.epsilon is None:
         return settings
     if settings.is_correlated:
         # All rounds together cost as much as a single one with so much less noise.
@@ -152,7 +152,7 @@ def draw_noise(
 
     Raises PolicyError for a layout that `check_composition` refuses, or noise beyond 64 bits.
     """
-    group = _noisy_group(layout, "", settings.mechanism)
+    group = noised_group(layout, "", settings.mechanism)
     if settings.noise_multiplier is None:
         raise PolicyError("noise_multiplier: is not settled yet")
     size = sum(entries(port) for port in group.ports)
@@ -176,7 +176,7 @@ def release_sum(total: Vector, layout: Layout, *, cohort: int, modulus_bits: int
     Raises PolicyError for a layout that `check_composition` refuses, ProtocolError and BoundError for a sum that no
     devices can have sent.
     """
-    group = _noisy_group(layout, "")
+    group = noised_group(layout, "", "central")
     exact = layout.decode_sum(total, cohort=cohort, modulus_bits=modulus_bits)
     layout.check_sum(exact, cohort)
     whole = layout.signed_sum(total, cohort=cohort, modulus_bits=modulus_bits)
@@ -218,36 +218,6 @@ def sensitivity(group: Group) -> int:
 def noise_scale(group: Group, multiplier: float) -> int:
     """The standard deviation of the noise, in steps, rounded up to a whole number."""
     return max(math.ceil(multiplier * sensitivity(group)), 1)
-
-
-def _noisy_group(layout: Layout, strategy: str, mechanism: str = "central") -> Group:
-    """The clipped changes, which alone get noise. Raises PolicyError where devices send anything else."""
-    name = f"mechanism {mechanism!r}: strategy {strategy!r}" if strategy else f"mechanism {mechanism!r}"
-    own = [port for port in layout.updates if not port.name.startswith(_METRICS)]
-    for port in own:
-        if port.kind == "weight" or port.weighting != "uniform":
-            raise PolicyError(
-                f"{name}: devices have weights of their own, such as their examples, which the sum would tell; make "
-                "the bundle with the strategy option weighting = 'uniform', or use a strategy that has it"
-            )
-        if port.carries is not None:
-            raise PolicyError(f"{name}: updates are packed; make the bundle without the strategy option compress")
-        if port.kind in ("mean", "variance"):
-            raise PolicyError(
-                f"{name}: devices send running statistics of BatchNormalization, which have no clip; use strategy "
-                "'fedbn', or another normalization"
-            )
-        if port.kind != "delta" or port.clip is None:
-            raise PolicyError(
-                f"{name}: devices send {port.tensor!r} beside their clipped changes, and noise covers these alone; "
-                "fedavg, fedprox, fedavgm, fedadam, dpsgd and others send nothing else"
-            )
-        if port.noise:
-            raise PolicyError(f"{name}: devices add noise to their updates already; leave mechanism away")
-    found = groups(own)
-    if len(found) != 1:
-        raise PolicyError(f"{name}: devices send {len(found)} groups of changes with clips of their own, expected one")
-    return found[0]
 
 
 def _sample(scale: int, count: int, randomness: Randomness) -> Noise:

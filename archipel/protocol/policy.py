@@ -13,6 +13,7 @@ from archipel.protocol.bounds import groups
 from archipel.protocol.distributions import LEAST_COUNTED
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.moments import moment
+from archipel.protocol.noised.shares import noise_multiplier
 from archipel.protocol.sealed import Sealed
 from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes, check_sizes
 from archipel.protocol.vector import Layout
@@ -88,6 +89,7 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
     _check_updates(policy, layout)
     if plan.kind == "training":
         _check_weighting(policy, layout)
+    _check_noise(plan, policy, layout)
     for port in layout.updates:
         if plan.privacy == "secure" and isinstance(port.carries, Largest):
             _refuse(
@@ -155,6 +157,26 @@ def assumptions_of(policy: PrivacyPolicy) -> Assumptions:
     )
 
 
+def noisy_devices(plan: RoundPlan, policy: PrivacyPolicy, present: int | None = None) -> int:
+    """How many devices' shares of noise a round's sum has at least, besides those that may work with the server.
+
+    Arguments:
+        plan: the round's, within the policy.
+        policy: the bundle's.
+        present: how many devices' vectors are in the sum; None: as few as the plan allows.
+    """
+    if plan.privacy == "plain":
+        # The server sees each update by itself.
+        return 1
+    assumed = assumptions_of(policy)
+    if plan.protocol == "neighbours" and assumed.server == "malicious":
+        # A device cannot count the survivors. With its own, so many vectors hide each other whatever the server does.
+        return assumed.hidden + 1
+    # Over the complete graph each device sees that there are so many survivors before it helps to unmask.
+    fewest = max(plan.min_cohort, plan.threshold) if plan.protocol == "complete" else plan.min_cohort
+    return max(fewest, present or 0) - plan.colluders
+
+
 def endorsers_needed(plan: RoundPlan) -> int:
     """How many devices have to sign that they were in a secure round before others believe that it took place."""
     # Of a complete graph more than half of all and of the colluders have to agree anyway. A threshold of neighbours may
@@ -183,6 +205,25 @@ def _check_weighting(policy: PrivacyPolicy, layout: Layout) -> None:
     for port in layout.updates:
         if port.kind == "weight" or port.weighting != "uniform":
             _refuse(f"update {port.name!r} is weighted by {port.weighting}, the policy wants every device to weigh 1")
+
+
+def _check_noise(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
+    if plan.noise is None:
+        if plan.kind == "training" and policy.noise_multiplier:
+            _refuse(f"devices add no noise, the policy wants a noise multiplier of {policy.noise_multiplier:g} or more")
+        return
+    if plan.kind != "training" or plan.staleness_exponent is not None or plan.buffered or plan.narrow:
+        # A device whose update may be asked for in several forms would have to draw noise for each.
+        _refuse("devices add noise in synchronous and semi-synchronous trainings only, to updates that are not packed")
+    if plan.privacy == "plain":
+        _refuse("devices add noise to masked vectors, this is a plain round")
+    devices = noisy_devices(plan, policy)
+    multiplier = noise_multiplier(plan.noise, layout.length, devices)
+    if multiplier < policy.noise_multiplier * (1 - 1e-9):
+        _refuse(
+            f"the noise of {devices} devices is {multiplier:.4g} times what one can change the sum by, the policy "
+            f"wants {policy.noise_multiplier:g} times or more (noise_multiplier)"
+        )
 
 
 def _refuse(why: str) -> None:

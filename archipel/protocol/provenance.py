@@ -42,7 +42,7 @@ from archipel.protocol.secagg_plus.envelope import bind
 from archipel.protocol.secagg_plus.inclusion import presence
 from archipel.protocol.secagg_plus.member import Session
 from archipel.protocol.secagg_plus.tree import HASH_BYTES
-from archipel.protocol.uploads import upload_layout
+from archipel.protocol.uploads import plan_layout
 
 FIRST = "0" * 64
 """The first entry's hash of the entry before."""
@@ -263,7 +263,7 @@ def check_endorsement(
     if plan.weights != entry.parent and plan.staleness_exponent is None:
         raise ProvenanceError(f"{where}: its plan began with other weights than the entry's parent")
     log.find(plan.weights, plan.task_id)
-    check_plan(plan, manifest.privacy, upload_layout(manifest, plan.kind, plan.program))
+    check_plan(plan, manifest.privacy, plan_layout(plan, manifest))
     survivors = set(evidence.survivors.devices)
     if len(survivors) != entry.devices or len(survivors) < max(plan.threshold, plan.min_cohort):
         raise ProvenanceError(

@@ -27,6 +27,7 @@ from archipel.protocol.distributions import one_hot
 from archipel.protocol.measures import measures
 from archipel.protocol.messages import Kind, RoundPlan
 from archipel.protocol.messages.distributions import Bins
+from archipel.protocol.noised.layout import NoisedLayout
 from archipel.protocol.training_metrics import CLAMPED, DEVICES, UPDATE_CLIP, count_entry, training_entries
 from archipel.protocol.vector import Layout
 
@@ -42,6 +43,7 @@ DECIDED, TOOK = "archipel/decided", "archipel/took"
 TRUTHFUL = 0.75
 """The probability with which a device's answer is the true one; epsilon is ln(TRUTHFUL / (1 - TRUTHFUL)) = ln 3."""
 
+_SEEDS = 1 << 32
 _KINDS = {"training": "finish", "evaluation": "evaluate", "analytics": "analyze"}
 
 
@@ -101,8 +103,15 @@ def upload_layout(
 def plan_layout(plan: RoundPlan, manifest: Manifest) -> Layout:
     """The layout of the updates of the plan's round, whose deltas keep to the clip of the plan, where it sets one.
 
-    Raises ProtocolError.
+    Raises ProtocolError, and PolicyError where devices add noise that cannot cover what they send.
     """
+    layout = _clipped_layout(plan, manifest)
+    if plan.noise is None or plan.kind != "training":
+        return layout  # the policy's check refuses noise in other rounds
+    return NoisedLayout.over(layout, plan.noise, plan.number % _SEEDS)
+
+
+def _clipped_layout(plan: RoundPlan, manifest: Manifest) -> Layout:
     layout = upload_layout(
         manifest, plan.kind, plan.program, plan.metrics,
         count_adoption=plan.count_adoption, distributions=plan.distributions,

@@ -62,6 +62,7 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
         messages.Bins(low=0.5, high=10.0, count=30, scale="log", better="lower"),
         messages.CheckIn(attributes={"battery": 0.5, "model": "x", "charging": True}, versions={"digits": 3}),
         messages.CheckInResponse(plan=round_.sealed_plan, offers=[round_.sealed_plan]),
+        messages.NoiseShare(deviation=149, steps=256),
         messages.SetAside(until=3.5, reason="spoils rounds (9 of the 9 rounds that it was in were spoiled)"),
         messages.Offer(
             population="p", model="digits", version=3, bundle="0" * 64, weights="1" * 64, rollout="2" * 32, serial=5

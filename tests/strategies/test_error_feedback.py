@@ -13,11 +13,11 @@ import archipel
 from archipel.bundle import Bundle
 from archipel.bundle.roles import Rotation, Update
 from archipel.errors import ConversionError, SimulationError
+from archipel.permutations import draw_bits
+from archipel.protocol.noised.rotation import PLACES, draw_places, rotate
 from archipel.protocol.plain import plain_size
 from archipel.protocol.uploads import upload_layout
 from archipel.simulation.draws import device_seed
-from archipel.strategies.update_compression.hashing import PLACES, draw_bits
-from archipel.strategies.update_compression.rotation import draw_places, rotate
 from tests.support import simulation
 from tests.support.simulation import clients, dense, descended, tensors
 

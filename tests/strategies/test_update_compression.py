@@ -17,12 +17,13 @@ from archipel.bundle import Bundle
 from archipel.bundle.roles import Rotation, Seed, State, Update
 from archipel.errors import ConversionError, SimulationError
 from archipel.graph import Builder
+from archipel.permutations import draw_bits
 from archipel.protocol.bounds import step
+from archipel.protocol.noised.rotation import SIGNS, choose_block, draw_signs, rotate, unrotate
 from archipel.protocol.vector import Layout
 from archipel.simulation import System
 from archipel.strategies.program import ProgramGraph
-from archipel.strategies.update_compression.hashing import SIGNS, add_bits, draw_bits
-from archipel.strategies.update_compression.rotation import choose_block, draw_signs, rotate, unrotate
+from archipel.strategies.update_compression.hashing import add_bits
 from archipel.training import hashing
 from tests.support.simulation import clients, dense
 

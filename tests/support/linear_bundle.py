@@ -42,6 +42,13 @@ finish (float[3] w, float[3] w0, float n) => (float[3] dw, float weight) {
     bounded = Clip(change, low, high)
     dw = Mul(bounded, weight)
 }"""
+EQUAL_FINISH = """<ir_version: 10, opset_import: ["": 21]>
+finish (float[3] w, float[3] w0) => (float[3] dw) {
+    change = Sub(w, w0)
+    low = Constant <value_float = -1.0> ()
+    high = Constant <value_float = 1.0> ()
+    dw = Clip(change, low, high)
+}"""
 PREDICT = """<ir_version: 10, opset_import: ["": 21]>
 predict (float[n, 3] x, float[3] w) => (float[n] p) {
     p = MatMul(x, w)
@@ -72,12 +79,17 @@ look (float[n] y) => (float total, float count, float[4] bins) {
 }"""
 
 
-def make_bundle(folder: Path, key: Ed25519PrivateKey, **policy: Any) -> Path:
-    """A linear model with hand-written gradient; device state counts its steps. Returns the .bundle file."""
+def make_bundle(folder: Path, key: Ed25519PrivateKey, *, weighting: str = "examples", **policy: Any) -> Path:
+    """A linear model with hand-written gradient; device state counts its steps. Returns the .bundle file.
+
+    `weighting` "uniform": every device weighs 1, and sends no weight.
+    """
+    weighted = weighting == "examples"
+    finish = FINISH if weighted else EQUAL_FINISH
     f32: dict[str, Any] = {"dtype": "float32"}
     w = roles.Parameter(name="w", tensor="w", shape=(3,), **f32)
     seen: dict[str, Any] = {"tensor": "seen", "lifetime": "device", "shape": (), **f32}
-    update: dict[str, Any] = {"weighting": "examples", "range": 4.0, "bits": 20, **f32}
+    update: dict[str, Any] = {"weighting": weighting, "range": 4.0, "bits": 20, **f32}
     programs = {
         "train": b.Program(
             kind="train",
@@ -101,11 +113,15 @@ def make_bundle(folder: Path, key: Ed25519PrivateKey, **policy: Any) -> Path:
             inputs=(
                 w,
                 roles.Start(name="w0", tensor="w", shape=(3,), **f32),
-                roles.Count(name="n", shape=(), of="examples", **f32),
+                *([roles.Count(name="n", shape=(), of="examples", **f32)] if weighted else []),
             ),
             outputs=(
                 roles.Update(name="dw", tensor="w", kind="delta", shape=(3,), clip=2.0, **update),
-                roles.Update(name="weight", tensor="weight", kind="weight", shape=(), lowest=0.01, **update),
+                *(
+                    [roles.Update(name="weight", tensor="weight", kind="weight", shape=(), lowest=0.01, **update)]
+                    if weighted
+                    else []
+                ),
             ),
         ),
     }
@@ -153,7 +169,7 @@ def make_bundle(folder: Path, key: Ed25519PrivateKey, **policy: Any) -> Path:
         name="linear",
         programs=programs,
         graphs={f"{name}.onnx": parser.parse_model(text).SerializeToString() for name, text in
-                (("train", TRAIN), ("finish", FINISH), ("predict", PREDICT), ("evaluate", EVALUATE), ("look", LOOK))},
+                (("train", TRAIN), ("finish", finish), ("predict", PREDICT), ("evaluate", EVALUATE), ("look", LOOK))},
         statistics=statistics,
         weights=b.write_weights({"w": W0}),
         parameters=b.parameter_specs({"w": W0}, ["w"]),

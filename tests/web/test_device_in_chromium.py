@@ -79,31 +79,53 @@ def test_secure_rounds_with_agents(pages: Pages, fleet: Fleet) -> None:
     }  # fmt: skip
 
 
+RESUMED = ["resumed", "masked", "uploaded", "confirmed", "unmasked", "committed"]
+
+
 def test_a_reload_before_the_update(pages: Pages, fleet: Fleet) -> None:
-    """The device leaves the round, which goes on without it, and takes part in the next one."""
+    """The device goes on with the round, and what it had computed before is in the sum."""
     federation, fleet.hold_at = pages.federation, "advertised"
     with pages.tab(4) as tab:
-        tab.open()
+        tab.open(examples=4)
         enrolled = tab.enrol()
-        task = federation.task(rounds=2, deadlines={"sharing": 20.0, "advertising": 20.0})
+        task = federation.task(
+            rounds=1, min_cohort=4, cohort=4, threshold=3, deadlines={"sharing": 20.0, "advertising": 20.0}
+        )
         tab.work()
         with fleet.working():
             eventually(lambda: "shared" in tab.names())
             tab.reload()
-            assert tab.open() == enrolled
-            assert tab.until("waiting")["reason"] == ""
-            (left,) = tab.report()["rounds"]
-            federation.end_rests()
+            assert tab.open(examples=4) == enrolled
+            tab.work()
+            eventually(lambda: "resumed" in tab.names())
             fleet.hold_at = ""
             fleet.hold.clear()
-            tab.work()
             fleet.await_end(task)
-        first, second = federation.rounds(task)
-        assert (left["roundId"], left["step"], left["result"]) == (first.round_id, "closed", "dropped")
-        assert left["reason"] == "the page was closed or loaded again in the round"
-        assert left["masked"] is None
-        assert (first.phase, enrolled in first.survivors) == ("committed", False)
-        assert (second.phase, enrolled in second.survivors) == ("committed", True)
+        (info,) = federation.rounds(task)
+        assert (info.phase, enrolled in info.survivors) == ("committed", True)
+        eventually(lambda: tab.names() == RESUMED)
+        (entry,) = tab.report()["rounds"]
+        assert (entry["roundId"], entry["result"], entry["cohort"]) == (info.round_id, "took_part", 4)
+        assert info.weights_out is not None
+        weights = federation.operator.weights.read(info.weights_out)["w"]
+        agents = list(zip(fleet.agents, range(3)))
+        np.testing.assert_allclose(weights, expected(federation, task, agents, [4]), atol=2e-6)
+        assert tab.page.evaluate(SEALED) == ["state/linear"]
+
+
+SEALED = """async () => {
+    const database = await new Promise((done) => {
+        const request = indexedDB.open("archipel-device/device");
+        request.onsuccess = () => done(request.result);
+    });
+    const keys = await new Promise((done) => {
+        const request = database.transaction("sealed").objectStore("sealed").getAllKeys();
+        request.onsuccess = () => done(request.result);
+    });
+    database.close();
+    return keys;
+}"""
+"""Where the device keeps what only its sealing key opens."""
 
 
 def test_a_reload_after_the_update_was_stored(pages: Pages, fleet: Fleet) -> None:
@@ -123,23 +145,24 @@ def test_a_reload_after_the_update_was_stored(pages: Pages, fleet: Fleet) -> Non
             route.continue_()
 
         tab.page.context.route("**/update", lose)
-        task = federation.task(deadlines={"masking": 20.0, "confirming": 2.0})
+        task = federation.task(deadlines={"masking": 20.0, "confirming": 10.0})
         tab.work()
         with fleet.working():
             eventually(lambda: "masked" in tab.names())
             tab.reload()
+            assert len(tab.page.evaluate(SEALED)) > 1
             tab.page.context.unroute("**/update")
             tab.page.context.route("**/update", note)
             tab.open()
-            tab.until("waiting")
+            assert tab.until("took_part")["reason"] == ""
             fleet.await_end(task)
         (info,) = federation.rounds(task)
         (entry,) = tab.report()["rounds"]
-    assert (info.phase, enrolled in info.survivors) == ("committed", True)
-    assert entry["reason"] == "the page was closed or loaded again in the round; the stored update was sent"
-    assert (entry["step"], entry["result"]) == ("closed", "dropped")
-    assert len(sent) > 1
-    assert set(sent) == {entry["masked"]}
+        assert (info.phase, enrolled in info.survivors) == ("committed", True)
+        assert (entry["step"], entry["result"]) == ("closed", "took_part")
+        assert len(sent) > 1
+        assert set(sent) == {entry["masked"]}
+        assert tab.page.evaluate(SEALED) == ["state/linear"]
 
 
 def test_the_vectors_of_a_round_in_chromium(pages: Pages) -> None:

@@ -4,17 +4,26 @@ import { IDBFactory } from "fake-indexeddb";
 import { beforeEach, describe, expect, test } from "vitest";
 
 import { sha256 } from "../src/bundle/digests.js";
+import { openBundle } from "../src/bundle/reader.js";
+import { configOf } from "../src/device/config.js";
+import type { Enrolment } from "../src/device/enrolment.js";
 import { ClientError } from "../src/device/errors.js";
+import { OwnerLimits } from "../src/device/limits.js";
 import type { RoundPlan } from "../src/device/messages/rounds.js";
+import { epsilonOf, noiseOf } from "../src/device/privacy.js";
 import { DeviceDatabase } from "../src/device/storage/database.js";
 import { Journal, statePlace } from "../src/device/storage/journal.js";
 import { NO_PLANS, takePlan, whyExpired, whyOld } from "../src/device/storage/plan_book.js";
 import { type SealedBytes, Vault } from "../src/device/storage/vault.js";
+import { keyBytes } from "../src/source.js";
+import { fixture } from "./fixture.js";
 
 const hexOf = (number: number, digits = 32): string => number.toString(16).padStart(digits, "0");
 
 function planOf(serial: number, changes: Partial<RoundPlan> = {}): RoundPlan {
-  const fixed = { task_id: hexOf(7), number: 1, bundle: hexOf(1, 64), buffered: false, staleness_exponent: null };
+  const fixed = {
+    protocol: "complete", task_id: hexOf(7), number: 1, bundle: hexOf(1, 64), buffered: false, staleness_exponent: null,
+  };
   return { ...fixed, round_id: hexOf(serial), serial, not_after: 1000, ...changes } as RoundPlan;
 }
 
@@ -124,6 +133,42 @@ describe("the journal", () => {
     }
     expect(await database.keys("sealed")).toEqual(["state/net"]);
     expect((await journal.totals()).smallest).toBe(5);
+  });
+
+  test("a round that begins again has nothing of the attempt before", async () => {
+    const first = await journal.begin(planOf(1), hexOf(1, 64));
+    await first.keep(Uint8Array.of(1), Uint32Array.of(7), Uint8Array.of(2));
+    await reload();
+    expect(await database.keys("sealed")).toHaveLength(3);
+    await journal.begin(planOf(1), hexOf(1, 64));
+    expect(await database.keys("sealed")).toEqual([]);
+  });
+
+  test("the vector comes back as it was, and is gone once it is masked", async () => {
+    const vector = Uint32Array.of(0, 1, 2 ** 32 - 1);
+    const round = await journal.begin(planOf(1), hexOf(1, 64));
+    await round.keep(Uint8Array.of(1), vector, null);
+    await round.advance("advertising", {}, Uint8Array.of(3));
+    await reload();
+    const [open] = await journal.unfinished();
+    expect([await open!.vector(3), await open!.vector(2)]).toEqual([vector, null]);
+    expect(await open!.kept("secrets")).toEqual(Uint8Array.of(3));
+    await open!.storeMasked(Uint8Array.of(4), await sha256(Uint8Array.of(4)), Uint8Array.of(5));
+    expect(await open!.vector(3)).toBe(null);
+    expect(await open!.kept("secrets")).toEqual(Uint8Array.of(5));
+  });
+
+  test("the limit on epsilon counts a round once that goes on after its update was masked", async () => {
+    const given = fixture("private");
+    const { manifest } = await openBundle(given.bundle, keyBytes([given.numbers.publicKey]), true);
+    const { rho } = noiseOf(manifest, "", 60);
+    const limits = new OwnerLimits(configOf({ maxEpsilon: epsilonOf(1.5 * rho) }), {} as Enrolment, journal);
+    const round = await journal.begin(planOf(1), hexOf(1, 64));
+    await limits.checkExamples(planOf(1, { program: "" }), manifest, 60);
+    await round.advance("assigned", { noise: "added", rho });
+    await round.storeMasked(Uint8Array.of(4), hexOf(4, 64));
+    await limits.checkExamples(planOf(1, { program: "" }), manifest, 60);
+    await expect(limits.checkExamples(planOf(2, { program: "" }), manifest, 60)).rejects.toThrow("with all rounds");
   });
 
   test("old entries become sums", async () => {

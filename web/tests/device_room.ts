@@ -40,8 +40,9 @@ export interface Member {
 export async function memberOf(
   name: string,
   plan: RoundPlan,
-  { key = name, token = `token of ${name}`, attempt = "", chain }: {
+  { key = name, token = `token of ${name}`, attempt = "", chain, digest = DIGEST }: {
     readonly key?: string; readonly token?: string; readonly attempt?: string; readonly chain?: Chain;
+    readonly digest?: string;
   } = {},
   revoked: Revoked = NOBODY,
 ): Promise<Member> {
@@ -53,7 +54,7 @@ export async function memberOf(
   };
   const own = chain ?? (await chainOf(signing, token));
   const identity = { key: signing, chain: own, enrolmentKey: (await keyOf("enrolment")).publicKey };
-  const acting = await Participant.open(plan, DIGEST, identity, revoked, draw);
+  const acting = await Participant.open(plan, digest, identity, revoked, draw);
   return { acting, key: signing, chain: own, advertised: await acting.advertise(), drawn };
 }
 

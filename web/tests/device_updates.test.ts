@@ -75,7 +75,7 @@ describe("plans", () => {
   const policy: PrivacyPolicy = {
     modes: ["secure"], min_cohort: 4, threshold: 0.56, max_clip: 2, max_bits: 16, colluders: 0.2, min_contributors: 20,
     queries: 30, query_days: 30, max_value: 1e6, max_server_lr: 1, weighting: "examples",
-    protocols: ["complete"], dropouts: 0.2, server: "malicious",
+    protocols: ["complete"], dropouts: 0.2, server: "malicious", noise_multiplier: 0,
   };
   const plan = {
     round_id: "0".repeat(32), privacy: "secure", kind: "training", min_cohort: 9, max_cohort: 25, threshold: 16,
@@ -109,6 +109,8 @@ describe("plans", () => {
     ["for secure trainings", { ...OVER, kind: "evaluation" }, BOTH, {}],
     ["for secure trainings", { ...OVER, privacy: "plain", colluders: 0 }, { ...BOTH, modes: ["plain"] }, {}],
     ["in a round over the complete graph", { neighbours: 20 }, {}, {}],
+    ["add noise to their updates themselves", { noise: { deviation: 9, steps: 256 } }, {}, {}],
+    ["add noise to their updates themselves", {}, { noise_multiplier: 0.5 }, {}],
     ["can overflow", { modulus_bits: 8 }, {}, {}],
     ["max_cohort 25 is below min_cohort 26", { min_cohort: 26 }, {}, {}],
     ["adoption", { count_adoption: true }, {}, {}],

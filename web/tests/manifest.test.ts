@@ -402,6 +402,7 @@ describe("manifest", () => {
       errors.ManifestError,
       /expected one of secure, plain/,
     ],
+    ["noise below 0", (m) => void (m.privacy.noise_multiplier = -1), errors.ManifestError, /noise_multiplier must be/],
     ["everybody colludes", (m) => void (m.privacy.colluders = 1), errors.ManifestError, /colluders must be a share/],
     ["too many queries", (m) => void (m.privacy.queries = 257), errors.ManifestError, /queries from 1 to 256/],
     ["no contributors", (m) => void (m.privacy.min_contributors = 0), errors.ManifestError, /at least 1/],

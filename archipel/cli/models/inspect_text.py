@@ -84,13 +84,16 @@ def _until(not_after: int) -> str:
 
 
 def _protocols(privacy: Mapping[str, Any]) -> list[str]:
-    """A line where secure rounds may be over neighbours."""
-    if "neighbours" not in privacy["protocols"]:
-        return []
-    return [
-        f"secure rounds: {' or '.join(privacy['protocols'])}; over neighbours {privacy['dropouts']:.3g} may leave, "
-        f"with a {privacy['server']} server"
-    ]
+    """Lines where secure rounds may be over neighbours, and where devices add noise themselves."""
+    lines = []
+    if "neighbours" in privacy["protocols"]:
+        lines.append(
+            f"secure rounds: {' or '.join(privacy['protocols'])}; over neighbours {privacy['dropouts']:.3g} may leave, "
+            f"with a {privacy['server']} server"
+        )
+    if privacy["noise_multiplier"]:
+        lines.append(f"noise: devices add it themselves, with a multiplier of {privacy['noise_multiplier']:g} or more")
+    return lines
 
 
 def _phase(phase: Mapping[str, Any]) -> str:

@@ -52,6 +52,7 @@ from archipel.protocol.messages.rounds import CheckInResponse as CheckInResponse
 from archipel.protocol.messages.rounds import Kind as Kind
 from archipel.protocol.messages.rounds import LeaveReason as LeaveReason
 from archipel.protocol.messages.rounds import LeaveRequest as LeaveRequest
+from archipel.protocol.messages.rounds import NoiseShare as NoiseShare
 from archipel.protocol.messages.rounds import Offer as Offer
 from archipel.protocol.messages.rounds import Phase as Phase
 from archipel.protocol.messages.rounds import Protocol as Protocol

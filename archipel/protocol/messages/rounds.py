@@ -32,6 +32,18 @@ Protocol = Literal["complete", "neighbours"]
 (protocol.secagg_plus)."""
 
 
+MOST_NOISE = 1 << 24
+"""Up to this, samples of noise are drawn many at once (lite_runtime.many_samples)."""
+
+
+class NoiseShare(Message, frozen=True, kw_only=True):
+    """What each device of a training's round does to its changes: it makes `steps` whole steps of their clip, and adds
+    discrete Gaussian noise of a standard deviation of `deviation` steps to each entry (protocol.noised)."""
+
+    deviation: Annotated[int, Meta(ge=1, le=MOST_NOISE)]
+    steps: Annotated[int, Meta(ge=1, le=MOST_NOISE)]
+
+
 class RoundPlan(Message, frozen=True, kw_only=True):
     """Label "plan"; sealed by the server key. The agent refuses it when outside the bundle's privacy policy.
 
@@ -53,6 +65,7 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     device takes part in a round once. `number` is that of the version that the round makes, and says nothing of that.
     With protocol `neighbours` each device shares its secrets with so many others, of whose shares `threshold` give a
     secret, and masks with the first `partners` of them.
+    With `noise` devices send their clipped changes alone, without metrics, and add noise to them before they mask.
     `revocations` is the digest of the list (a Sealed Revocations, as JSON) of those who must not be in the cohort, None
     where there is nobody.
     """
@@ -86,6 +99,7 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     protocol: Protocol = "complete"
     neighbours: Annotated[int, Meta(ge=0, lt=MAX_COHORT)] = 0
     partners: Annotated[int, Meta(ge=0, lt=MAX_COHORT)] = 0
+    noise: NoiseShare | None = None
 
 
 class Revocations(Message, frozen=True, kw_only=True):

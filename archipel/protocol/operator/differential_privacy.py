@@ -1,4 +1,4 @@
-"""Noise on the server: what a task says of it, and what it has cost."""
+"""Noise on sums of devices: what a task says of it, and what it has cost."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from msgspec import Meta
 from archipel.errors import PolicyError
 from archipel.protocol.messages import Message, Name, Whole
 
-Mechanism = Literal["none", "central", "correlated"]
+Mechanism = Literal["none", "central", "correlated", "distributed"]
 MAX_BANDS = 64
 """Coefficients at most: the server keeps the noise of so many rounds, less one, each as large as two models."""
 MAX_UNIT = 1 << 16
 _MOST = 1e6
-_NAMES = ("none", "central", "correlated")
+_NAMES = ("none", "central", "correlated", "distributed")
 
 
 class DifferentialPrivacyError(PolicyError, ValueError):
@@ -22,13 +22,14 @@ class DifferentialPrivacyError(PolicyError, ValueError):
 
 
 class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Noise that the server adds to the sum of each round of a training (docs/privacy.md).
+    """Noise on the sum of each round of a training (docs/privacy.md).
 
     Arguments:
-        mechanism: "none"; "central": discrete Gaussian noise; "correlated": the same, less a part of the noise of
-            earlier rounds.
+        mechanism: "none"; "central": the server adds discrete Gaussian noise; "correlated": the same, less a part of
+            the noise of earlier rounds; "distributed": each device adds a share of it before it masks its update.
         noise_multiplier: the standard deviation of what a round's noise has that earlier rounds' has not, over the most
-            by which one device can change the sum. Null: the least with which all rounds of the task cost `epsilon`.
+            by which one device can change the sum; of "distributed" that of the fewest devices that a round accepts,
+            less those that may work with the server. Null: the least with which all rounds of the task cost `epsilon`.
         epsilon: what the model may cost each device of the population, in all tasks together; the task ends before the
             round that would cost more. Null: no limit.
         delta: the probability with which the bound may fail; choose it well below 1 / (number of devices).
@@ -58,27 +59,44 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
             if value is not None and not 0 < value <= most:
                 raise DifferentialPrivacyError(f"{name}: {value} is not above 0 and below {most:g}")
         given = self.noise_multiplier is not None or self.epsilon is not None
-        if self.is_central and not given:
+        if self.is_private and not given:
             raise DifferentialPrivacyError(
                 f"noise_multiplier, epsilon: mechanism {self.mechanism!r} needs one of them, or both"
             )
-        if not self.is_central and given:
-            raise DifferentialPrivacyError("mechanism: noise_multiplier and epsilon are for 'central'; set it")
+        if not self.is_private and given:
+            raise DifferentialPrivacyError(
+                "mechanism: noise_multiplier and epsilon are for 'central' and others; set it"
+            )
         self._check_correlation()
         if self.clip_noise is None:
             return
         if self.mechanism != "central":
             raise DifferentialPrivacyError(
-                f"clip_noise: with mechanism {self.mechanism!r} the clip is not adapted, as noise that is taken back "
-                "later has to be that of one clip"
+                f"clip_noise: with mechanism {self.mechanism!r} the clip is not adapted, which only 'central' can do; "
+                "leave it away"
             )
         if not 1 <= self.clip_noise <= _MOST:
             raise DifferentialPrivacyError(f"clip_noise: {self.clip_noise} is not from 1 to {_MOST:g} devices")
 
     @property
-    def is_central(self) -> bool:
-        """Whether the server adds noise."""
+    def is_private(self) -> bool:
+        """Whether sums have noise."""
         return self.mechanism != "none"
+
+    @property
+    def is_central(self) -> bool:
+        """Whether the server adds it."""
+        return self.mechanism in ("central", "correlated")
+
+    @property
+    def draws_again(self) -> bool:
+        """Whether a round that is aggregated again gets other noise, and so costs again."""
+        return self.mechanism == "central"
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether the devices add it."""
+        return self.mechanism == "distributed"
 
     @property
     def is_correlated(self) -> bool:

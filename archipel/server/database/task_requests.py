@@ -38,5 +38,5 @@ def audited(task: Task) -> dict[str, str | int | float | None]:
     if noise.is_correlated:
         private["separation"] = noise.separation
     rule = {"aggregation": request.aggregation.rule, "root": task.root}
-    more = {**(private if noise.is_central else {}), **rule, "percent": task.percent, "state": task.state}
+    more = {**(private if noise.is_private else {}), **rule, "percent": task.percent, "state": task.state}
     return {**{name: getattr(request, name) for name in names}, **more}

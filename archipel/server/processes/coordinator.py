@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
+from archipel.protocol.uploads import plan_layout
 from archipel.server.database.tables import (
     LIVE,
     Answer,
@@ -41,7 +42,6 @@ from archipel.server.registry.rollout_steps import step_rollouts
 from archipel.server.rounds import buffers, evaluating, folding, ledger, opening, robust
 from archipel.server.rounds.aggregation import aggregate
 from archipel.server.rounds.candidates import fewest, root_waits
-from archipel.server.rounds.checks import layout_of
 from archipel.server.rounds.committing import record_result
 from archipel.server.rounds.groups import grouping
 from archipel.server.rounds.machine import (
@@ -253,7 +253,7 @@ class Coordinator:
         # The sum is computed outside of any transaction, which may take seconds. Only this coordinator changes it.
         reason = ""
         try:
-            total = folding.load(services.spool, current, plan, layout_of(request, manifest))
+            total = folding.load(services.spool, current, plan, plan_layout(plan, manifest))
             folding.fold(services.spool, total, waiting, request.staleness_exponent)
             digest = services.spool.keep_sum(round_id, (total.encode(),)).digest
         except ArchipelError as error:

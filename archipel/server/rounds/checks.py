@@ -14,6 +14,7 @@ from archipel.bundle import Manifest
 from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ServerError
 from archipel.privacy.central import check_composition as check_noise
+from archipel.privacy.distributed import add_share
 from archipel.protocol.choosing import choose_protocol, sizes_between
 from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
@@ -25,7 +26,7 @@ from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan, colluders_of
 from archipel.protocol.secagg_plus.sizes import Sizes
-from archipel.protocol.uploads import upload_layout
+from archipel.protocol.uploads import plan_layout, upload_layout
 from archipel.protocol.vector import Layout
 from archipel.server.rounds.candidates import least_devices
 from archipel.server.rounds.groups.grouping import group_size
@@ -98,12 +99,15 @@ def make_plan(
     not_after: int = 0,
     revocations: str | None = None,
 ) -> RoundPlan:
-    """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum."""
+    """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum, PolicyError
+    where devices are to add noise that cannot cover what they send."""
     secure = request.privacy == "secure"
     own, size = server_hyperparameters(request, manifest), group_size(request)
     over_neighbours = request.protocol == "neighbours"
     sizes = sizes_between(manifest.privacy, size) if over_neighbours else Sizes(0, 0, 0)
-    return RoundPlan(
+    noise = request.differential_privacy
+    noised = secure and request.kind == "training" and noise.is_distributed
+    plan = RoundPlan(
         round_id=round_id,
         task_id=task_id,
         number=number,
@@ -113,7 +117,7 @@ def make_plan(
         min_cohort=request.min_cohort,
         max_cohort=size,
         threshold=threshold_of(request, manifest),
-        modulus_bits=layout_of(request, manifest).modulus_bits(size) if secure else 32,
+        modulus_bits=layout_of(request, manifest).modulus_bits(size) if secure and not noised else 32,
         hyperparameters={name: value for name, value in request.hyperparameters.items() if name not in own},
         broadcast=broadcast,
         kind=request.kind,
@@ -135,11 +139,12 @@ def make_plan(
         neighbours=sizes.neighbours,
         partners=sizes.partners,
     )
+    return add_share(plan, noise, manifest) if noised else plan
 
 
-def update_size(request: TaskRequest, manifest: Manifest, plan: RoundPlan) -> int:
+def update_size(manifest: Manifest, plan: RoundPlan) -> int:
     """Bytes of one update on the wire."""
-    layout = layout_of(request, manifest)
+    layout = plan_layout(plan, manifest)
     if plan.privacy == "plain":
         return plain_size(layout)
     return masked_size(layout, plan.max_cohort, plan.modulus_bits, narrow=plan.narrow)
@@ -196,9 +201,8 @@ def check_task(
     if request.kind == "analytics":
         _check_counts(request, manifest, layout)
     # The devices make the same check of each plan. A task that fails it would wait for devices that all refuse.
-    plan = make_plan(request, manifest, round_id=_NOWHERE, task_id=_NOWHERE, number=1, weights=request.bundle)
-    check_plan(plan, manifest.privacy, layout)
-    size = update_size(request, manifest, plan)
+    plan = check_first_plan(request, manifest)
+    size = update_size(manifest, plan)
     if size > max_update_bytes:
         raise ServerError(f"one update has {size} bytes, the server's limit max_update_bytes is {max_update_bytes}")
     _check_hyperparameters(request, manifest)
@@ -210,14 +214,24 @@ def check_task(
     return request
 
 
+def check_first_plan(request: TaskRequest, manifest: Manifest) -> RoundPlan:
+    """The plan of the task's first round, once it is checked as its devices do. Raises PolicyError, ProtocolError."""
+    plan = make_plan(request, manifest, round_id=_NOWHERE, task_id=_NOWHERE, number=1, weights=request.bundle)
+    check_plan(plan, manifest.privacy, plan_layout(plan, manifest))
+    return plan
+
+
 def _protocol_of(request: TaskRequest, manifest: Manifest) -> Protocol | None:
     """That of the task's rounds; None where they are plain."""
     if request.privacy != "secure":
         if request.protocol is not None:
             raise ServerError(f"protocol: {request.protocol!r} is of secure rounds; this task has privacy plain")
         return None
-    size = group_size(request)
-    return choose_protocol(manifest.privacy, request.kind, size, asked=request.protocol, threshold=request.threshold)
+    size, asked = group_size(request), request.protocol
+    if request.differential_privacy.is_distributed and "complete" in manifest.privacy.protocols:
+        # Over neighbours a device can count on less noise of others, and so needs more of its own.
+        asked = asked or "complete"
+    return choose_protocol(manifest.privacy, request.kind, size, asked=asked, threshold=request.threshold)
 
 
 def _check_kind(request: TaskRequest, manifest: Manifest) -> None:
@@ -290,7 +304,7 @@ def _check_aggregation(request: TaskRequest, manifest: Manifest, layout: Layout,
 
 
 def _check_noise(request: TaskRequest, manifest: Manifest, layout: Layout) -> None:
-    if not request.differential_privacy.is_central:
+    if not request.differential_privacy.is_private:
         return
     if request.kind != "training":
         raise ServerError(

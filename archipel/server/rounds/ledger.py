@@ -3,7 +3,8 @@
 A round with noise is paid for in a transaction of its own, before the coordinator looks at its sum. So whatever
 becomes of the round then, also a kill at any point, it has been paid for. A round that is aggregated again is paid for
 again: its first attempt may have left a noisy model on the disk. With correlated noise it adds the same noise again,
-so it has been paid for (archipel.server.rounds.kept_noise).
+so it has been paid for (archipel.server.rounds.kept_noise); so has one whose devices add the noise, which costs
+what the noise of those that were in it makes of it.
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from archipel.bundle import Manifest
+from archipel.bundle import Manifest, decode_manifest
 from archipel.errors import ArchipelError, PolicyError
 from archipel.privacy import Event, Repeated, read_events, spent_epsilon, write_events
 from archipel.privacy.central import events_of, settle
+from archipel.privacy.distributed import round_event
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy, PrivacySpent
 from archipel.protocol.operator.tasks import TaskRequest
+from archipel.protocol.policy import noisy_devices
 from archipel.server.audit import log as audit
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import BundleRow, Round, Task
-from archipel.server.database.task_requests import request_of
+from archipel.server.database.task_requests import read_plan, request_of
 from archipel.server.rounds import kept_noise
 from archipel.server.rounds.assigning import let_go
+from archipel.server.rounds.machine import answered
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -46,6 +50,10 @@ TRUST = (
     "whoever reads the server's memory or disk during a round sees its sum without noise, and with correlated noise "
     "those of the task's last rounds; devices see it with noise"
 )
+TRUST_OF_DISTRIBUTED = (
+    "nobody sees a sum without noise; more devices than the bundle's privacy policy expects to work with the server "
+    "can take theirs out of it"
+)
 COVERS = (
     "the weights of all versions, and noisy counts of clipped updates; not who took part, nor the results of "
     "evaluations and analyses, nor failures"
@@ -60,10 +68,13 @@ def settle_noise(session: Session, request: TaskRequest, manifest: Manifest) -> 
     Raises PolicyError where the account has no room for a single round.
     """
     noise = request.differential_privacy
-    if not noise.is_central:
+    if not noise.is_private:
         return request
     before = _counts(session, request.population, manifest.name)
     settled = settle(noise, request.rounds, tuple(_events(before)))
+    least = manifest.privacy.noise_multiplier
+    if noise.is_distributed and noise.noise_multiplier is None and (settled.noise_multiplier or 0.0) < least:
+        settled = msgspec.structs.replace(settled, noise_multiplier=least)
     if why := _lacking(settled, before):
         raise PolicyError(f"differential_privacy: {why}")
     return msgspec.structs.replace(request, differential_privacy=settled)
@@ -72,7 +83,7 @@ def settle_noise(session: Session, request: TaskRequest, manifest: Manifest) -> 
 def lacks_room(session: Session, task: Task) -> str:
     """Why the task may begin no further round: the account would hold more than the task allows. "" where it may."""
     noise = request_of(task).differential_privacy
-    if not noise.is_central or noise.epsilon is None:
+    if not noise.is_private or noise.epsilon is None:
         return ""
     return _lacking(noise, _counts(session, task.population, _model(session, task)), _paid_for(session, task))
 
@@ -85,8 +96,8 @@ def charge(services: Services, write: Write, round_id: str) -> str:
     """
     with services.database.read() as session:
         noise = request_of(session.get_one(Task, session.get_one(Round, round_id).task_id)).differential_privacy
-        drawn = noise.is_correlated and kept_noise.is_drawn(session, round_id)
-    if not noise.is_central or drawn:
+        drawn = not noise.draws_again and kept_noise.is_drawn(session, round_id)
+    if not noise.is_private or drawn:
         return ""
     kept = None
     if noise.is_correlated:
@@ -110,7 +121,7 @@ def charge(services: Services, write: Write, round_id: str) -> str:
                 model=_model(session, task),
                 task_id=task.task_id,
                 round_id=round_id,
-                event=write_events(events_of(noise, _paid_for(session, task))),
+                event=write_events(_cost_of(session, task, current)),
                 charged=services.clock(),
                 noise=kept,
             )
@@ -119,6 +130,16 @@ def charge(services: Services, write: Write, round_id: str) -> str:
     if kept is not None:
         kept_noise.forget(services, task_id, noise)
     return ""
+
+
+def _cost_of(session: Session, task: Task, current: Round) -> list[Event]:
+    """What looking at the round's sum costs."""
+    noise = request_of(task).differential_privacy
+    if not noise.is_distributed:
+        return events_of(noise, _paid_for(session, task))
+    manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
+    plan, present = read_plan(current), len(answered(session, current.round_id, "masking"))
+    return [round_event(plan, manifest, noisy_devices(plan, manifest.privacy, present))]
 
 
 def end_spent(write: Write, task_id: str, why: str, *, now: float) -> None:
@@ -135,7 +156,7 @@ def end_spent(write: Write, task_id: str, why: str, *, now: float) -> None:
 def spent_by(session: Session, task: Task, round_id: str | None = None) -> PrivacySpent | None:
     """What the task's model has cost so far, or had cost after that round; None for a task without noise."""
     noise = request_of(task).differential_privacy
-    if not noise.is_central:
+    if not noise.is_private:
         return None
     model = _model(session, task)
     last = None
@@ -151,7 +172,7 @@ def spent_by(session: Session, task: Task, round_id: str | None = None) -> Priva
         accountant=ACCOUNTANT,
         unit=UNIT,
         sampling=SAMPLING,
-        trust=TRUST,
+        trust=TRUST_OF_DISTRIBUTED if noise.is_distributed else TRUST,
         covers=COVERS,
     )
 

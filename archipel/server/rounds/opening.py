@@ -221,7 +221,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
                     reason="",
                     plan=encode(sealed),
                     plan_digest=plan_digest(sealed),
-                    update_bytes=update_size(request, manifest, plan),
+                    update_bytes=update_size(manifest, plan),
                     weights_in=task.model,
                     weights_out=None,
                     weight_sum=None,

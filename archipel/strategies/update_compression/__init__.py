@@ -3,6 +3,7 @@
 Every method is linear, so that the server unpacks the sum of the devices' updates and sees none of them.
 """
 
+from archipel.protocol.noised.rotation import unrotate
 from archipel.strategies.update_compression.low_rank import (
     basis_shapes,
     check_bases,
@@ -10,7 +11,6 @@ from archipel.strategies.update_compression.low_rank import (
     next_bases,
     split_bases,
 )
-from archipel.strategies.update_compression.rotation import unrotate
 from archipel.strategies.update_compression.unpacking import carried, round_seed, unpack_deltas
 
 __all__ = [

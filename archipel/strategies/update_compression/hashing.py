@@ -1,8 +1,9 @@
-"""The counter-based hash of step graphs (archipel/training/hashing.py), as nodes of `finish` and in NumPy.
+"""The counter-based hash of step graphs (archipel/training/hashing.py), as nodes of `finish`.
 
 For the seed s, the number n of a stream and the counter i, all uint32: bits(i ^ a, b) with a = mix(mix(s) ^ n) and
-b = mix(mix(s) ^ (n + 1)). The streams of step graphs have the number of a step there, which is small; those of `finish`
-begin at FIRST, so they draw other bits of the same seed.
+b = mix(mix(s) ^ (n + 1)). archipel.permutations.draw_bits draws the same in NumPy. The
+streams of step graphs have the number of a step there, which is small; those of `finish` begin at
+protocol.noised.rotation.FIRST, so they draw other bits of the same seed.
 """
 
 from __future__ import annotations
@@ -10,27 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
-
-from archipel.permutations import lowbias32
 
 if TYPE_CHECKING:
     from archipel.strategies.program import ProgramGraph
 
-FIRST = 0xF0000000
-"""The number of the first stream; streams are two apart."""
-SIGNS, ROUNDING, PLACES = (FIRST + 2 * i for i in range(3))
 _FACTORS = 0x7FEB352D, 0x846CA68B
-
-Words = NDArray[np.uint32]
-
-
-def draw_bits(seed: int, stream: int, count: int) -> Words:
-    """32 random bits for each counter from 0 to count - 1."""
-    # Arrays, not scalars, as NumPy warns of scalars that overflow.
-    base = lowbias32(np.array([seed], np.uint32))
-    a, b = (lowbias32(base ^ np.uint32(stream + i)) for i in (0, 1))
-    return lowbias32(np.arange(count, dtype=np.uint32) ^ a, b)
 
 
 def add_bits(graph: ProgramGraph, seed: str, stream: int, count: int, prefix: str) -> str:

@@ -15,8 +15,8 @@ import numpy as np
 
 from archipel.bundle.carried import MOST_SEED, UPDATE_SEED
 from archipel.bundle.roles import Hyperparameter, Rotation, Seed, Update
-from archipel.strategies.update_compression.hashing import PLACES, ROUNDING, SIGNS, add_bits
-from archipel.strategies.update_compression.rotation import SPREAD, choose_block
+from archipel.protocol.noised.rotation import PLACES, ROUNDING, SIGNS, SPREAD, choose_block
+from archipel.strategies.update_compression.hashing import add_bits
 from archipel.strategies.update_compression.shortening import add_shortened
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import numpy as np
 from archipel.bundle import Manifest
 from archipel.bundle.carried import LEFT, RIGHT, UPDATE_SEED
 from archipel.bundle.roles import Hyperparameter, LowRank, Rotation, Update
+from archipel.protocol.noised.rotation import unrotate
 from archipel.protocol.uploads import upload_program
 from archipel.protocol.vector import DecodedSum
 from archipel.strategies.update_compression.low_rank import expand
-from archipel.strategies.update_compression.rotation import unrotate
 
 
 def carried(manifest: Manifest) -> list[Update]:

@@ -126,9 +126,14 @@ def test_until_when_and_for_whom_a_bundle_is() -> None:
 
 
 def test_what_secure_rounds_may_be() -> None:
-    assert _protocols({"protocols": ["complete"], "dropouts": 0.2, "server": "malicious"}) == []
-    assert _protocols({"protocols": ["complete", "neighbours"], "dropouts": 0.25, "server": "semi-honest"}) == [
+    policy = {"protocols": ["complete"], "dropouts": 0.2, "server": "malicious", "noise_multiplier": 0.0}
+    assert _protocols(policy) == []
+    other = {"protocols": ["complete", "neighbours"], "dropouts": 0.25, "server": "semi-honest"}
+    assert _protocols({**policy, **other}) == [
         "secure rounds: complete or neighbours; over neighbours 0.25 may leave, with a semi-honest server"
+    ]
+    assert _protocols({**policy, "noise_multiplier": 1.5}) == [
+        "noise: devices add it themselves, with a multiplier of 1.5 or more"
     ]
 
 

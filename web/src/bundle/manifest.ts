@@ -82,6 +82,7 @@ export interface PrivacyPolicy {
   readonly protocols: readonly ("complete" | "neighbours")[];
   readonly dropouts: number;
   readonly server: "malicious" | "semi-honest";
+  readonly noise_multiplier: number;
 }
 
 /** Everything about a bundle but the bytes. `files` maps every other file to its SHA-256 (hex). */
@@ -148,6 +149,7 @@ const decoder = struct<Manifest>({
       protocols: optional(list(oneOf("complete", "neighbours")), ["complete"], '["complete"]'),
       dropouts: optional(float, 0.2),
       server: optional(oneOf("malicious", "semi-honest"), "malicious", '"malicious"'),
+      noise_multiplier: optional(float, 0),
     }),
   ),
   files: required(dictionary(text)),

@@ -13,6 +13,7 @@ export const SIGNATURE_FILE = "manifest.sig";
 export const MAX_TENSOR_BYTES = 2 ** 31;
 export const MAX_RANK = 8;
 export const MAX_BITS = 30;
+const MAX_NOISE = 1e6;
 export const MAX_QUERIES = 256;
 export const MAX_POPULATIONS = 64;
 
@@ -417,6 +418,9 @@ function validatePolicy(manifest: Manifest): void {
       "privacy: protocols must name at least one of 'complete', 'neighbours', and dropouts be a share from 0 to " +
         `below 1, is ${policy.dropouts}`,
     );
+  }
+  if (!(policy.noise_multiplier >= 0 && policy.noise_multiplier <= MAX_NOISE)) {
+    throw new ManifestError(`privacy: noise_multiplier must be from 0 to ${MAX_NOISE}, is ${policy.noise_multiplier}`);
   }
   const queries = policy.queries >= 1 && policy.queries <= MAX_QUERIES;
   if (!(policy.min_contributors >= 1) || !queries || !(policy.query_days >= 1 && policy.query_days <= 366)) {

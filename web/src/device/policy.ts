@@ -63,6 +63,9 @@ export function checkPlan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout
   } else if (plan.privacy === "secure") {
     checkThreshold(plan, policy);
   }
+  if (plan.noise || policy.noise_multiplier > 0) {
+    refuse("devices add noise to their updates themselves in its rounds, which this device cannot do");
+  }
   checkUpdates(plan, policy, layout);
   // A sum that overflows would be decoded to other numbers, without an error.
   if (!layout.fits(plan.modulus_bits, plan.max_cohort)) {

@@ -68,8 +68,8 @@ export class LogReader {
   }
 
   /**
-   * What the device remembers: the newest entries, and two kinds that a later entry may name however old they are. These
-   * are the bundle's own weights, to which a rollback may go, and the newest entry of a paused task.
+   * What the device remembers: the newest entries, and two kinds that a later entry may name however old they are.
+   * These are the bundle's own weights, to which a rollback may go, and the newest entry of a paused task.
    */
   get history(): History {
     const nodes = [...this.nodes.values()];

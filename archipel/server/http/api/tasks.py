@@ -30,7 +30,7 @@ from archipel.server.registry import rollouts
 from archipel.server.rounds import ledger, reach
 from archipel.server.rounds.assigning import let_go
 from archipel.server.rounds.candidates import count_candidates
-from archipel.server.rounds.checks import check_task
+from archipel.server.rounds.checks import check_first_plan, check_task
 from archipel.server.rounds.evaluating import cancel_evaluations, check_evaluations
 from archipel.server.rounds.opening import add_task, new_task
 from archipel.server.rounds.refusals import refusals_of_task
@@ -76,6 +76,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         check_evaluations(checked, manifest, max_update_bytes=services.settings.max_update_bytes)
         with services.database.read() as session:
             checked = ledger.settle_noise(session, checked, manifest)
+        check_first_plan(checked, manifest)
     except ArchipelError as error:
         raise refuse(422, f"the task is not possible: {error}") from None
     proposed = checked.kind != "training" and services.settings.query_approval

@@ -34,6 +34,7 @@ from archipel.protocol.secagg_plus.roster import Roster, check_answer
 from archipel.protocol.secagg_plus.sizes import Sizes
 from archipel.protocol.secagg_plus.terms import terms_of
 from archipel.protocol.secagg_plus.unmask import unmask_sum
+from archipel.protocol.uploads import plan_layout
 from archipel.protocol.vector import Layout, Vector
 from tests.support.linear_bundle import make_bundle
 from tests.support.scripted_server import Reply, Scripted, refused
@@ -52,12 +53,13 @@ READ: dict[str, m.Phase] = {
 
 
 class NeighbourServer(Scripted):
-    """`server` is what the bundle's policy takes it to be. `total` is the sum of a round that was committed."""
+    """`server` is what the bundle's policy takes it to be, `options` are others of the bundle. `total` is the sum of a
+    round that was committed."""
 
-    def __init__(self, folder: Path, server: str = "malicious") -> None:
+    def __init__(self, folder: Path, server: str = "malicious", **options: Any) -> None:
         super().__init__(folder)
         self.malicious = server == "malicious"
-        policy: dict[str, Any] = {"protocols": ("complete", "neighbours"), "server": server}
+        policy: dict[str, Any] = {"protocols": ("complete", "neighbours"), "server": server, **options}
         file = make_bundle(folder / server, self.publisher, **policy)
         self.opened = b.open_bundle(file, [public_bytes(self.publisher)])
         self.bundle, self.files["bundle"] = self.opened.digest, file.read_bytes()
@@ -78,6 +80,8 @@ class NeighbourServer(Scripted):
         }  # fmt: skip
         self.plan = plan = RoundPlan(**values)
         self.sealed = seal("plan", plan, self.key)
+        if plan.noise is not None:
+            self.layout = plan_layout(plan, self.opened.manifest)
         self.terms = terms_of(plan, plan_digest(self.sealed), self.opened.manifest.privacy)
         self.phase, self.total, self.kept = "advertising", None, {}
         enrolment = public_bytes(self.enrolment_key)

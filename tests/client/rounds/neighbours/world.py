@@ -143,9 +143,10 @@ class NeighbourWorld(World):
 
 
 @contextmanager
-def opened(folder: Path, server: str = "malicious") -> Iterator[NeighbourWorld]:
-    """An enrolled agent and its server, which the policy takes to be malicious or semi-honest."""
-    with in_thread(NeighbourServer(folder, server)) as double:
+def opened(folder: Path, server: str = "malicious", **options: Any) -> Iterator[NeighbourWorld]:
+    """An enrolled agent and its server, which the policy takes to be malicious or semi-honest. `options` are others of
+    the bundle."""
+    with in_thread(NeighbourServer(folder, server, **options)) as double:
         made = NeighbourWorld(folder, double)
         try:
             yield made

@@ -32,6 +32,17 @@ const bins: Decoder<Bins> = struct<Bins>({
   better: optional(oneOf("higher", "lower"), "higher"),
 });
 
+/** What devices add to their changes themselves; read, so that such a plan is refused by name and not for its form. */
+export interface NoiseShare {
+  readonly deviation: number;
+  readonly steps: number;
+}
+
+const noiseShare: Decoder<NoiseShare> = struct<NoiseShare>({
+  deviation: required(whole(1, 2 ** 24)),
+  steps: required(whole(1, 2 ** 24)),
+});
+
 /** Label "plan", sealed by the server key: what a round is. The fields are those of the Python package. */
 export interface RoundPlan {
   readonly round_id: string;
@@ -63,6 +74,7 @@ export interface RoundPlan {
   readonly protocol: "complete" | "neighbours";
   readonly neighbours: number;
   readonly partners: number;
+  readonly noise: NoiseShare | null;
 }
 
 export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
@@ -95,6 +107,7 @@ export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
   protocol: optional(oneOf("complete", "neighbours"), "complete"),
   neighbours: optional(whole(0, MAX_COHORT - 1), 0),
   partners: optional(whole(0, MAX_COHORT - 1), 0),
+  noise: optional(nullable(noiseShare), null),
 });
 
 export const revocations: Decoder<Revocations> = struct<Revocations>({

@@ -22,7 +22,7 @@ import { termsOf } from "../secagg_plus/terms.js";
 import { fetchRevoked } from "../storage/books.js";
 import { Files } from "../storage/files.js";
 import type { OpenRound } from "../storage/journal.js";
-import { type Ended, isLater, LostError, SilentError } from "./exchange.js";
+import { type Ended, isLater, LostError, type Owner, SilentError } from "./exchange.js";
 import { NeighbourRound } from "./neighbour_round.js";
 import type { Assigned } from "./resuming.js";
 import { type Part, SecureRound } from "./secure_round.js";
@@ -174,12 +174,7 @@ export class Participation {
   ): Promise<SecureRound | NeighbourRound> {
     const { device, plan, identity } = this;
     const { digest } = this.assigned;
-    const owner = {
-      pause: (seconds: number) => device.gate.pause(seconds),
-      check: () => device.gate.passOrWait(),
-      report: device.report,
-    };
-    const given = [plan, this.session, device.config, owner, journal] as const;
+    const given = [plan, this.session, device.config, this.owner, journal] as const;
     if (plan.protocol === "neighbours") {
       const terms = termsOf(plan, digest, bundle.manifest.privacy);
       const participant = await (saved === null
@@ -191,6 +186,11 @@ export class Participation {
       ? Participant.open(plan, digest, identity, revoked)
       : orLost(Participant.resume(saved, plan, digest, identity, revoked)));
     return new SecureRound(...given, { participant, layout, vector });
+  }
+
+  private get owner(): Owner {
+    const { gate, report } = this.device;
+    return { pause: (seconds) => gate.pause(seconds), check: () => gate.passOrWait(), report };
   }
 
   private get identity(): Identity {

@@ -16,8 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.bundle.roles import Rotation
-from archipel.strategies.update_compression.hashing import PLACES, SIGNS, draw_bits
+from archipel.permutations import draw_bits
 
+FIRST = 0xF0000000
+"""The number of the first stream of bits of a round's seed; streams are two apart."""
+SIGNS, ROUNDING, PLACES = (FIRST + 2 * i for i in range(3))
 MOST, LEAST = 1 << 14, 1 << 8
 """The largest and, for vectors with more elements, the smallest block."""
 _PADDING = 1 / 16
