@@ -41,7 +41,7 @@ def add_share(
     group = noised_group(upload_layout(manifest, "training"), manifest.strategy, settings.mechanism)
     length = padded_length(sum(entries(port) for port in group.ports))
     share = choose_share(multiplier, length, devices or noisy_devices(plan, manifest.privacy))
-    noised = msgspec.structs.replace(plan, noise=share)
+    noised = msgspec.structs.replace(plan, noise=share, narrow=True)
     bits = plan_layout(noised, manifest).modulus_bits(plan.max_cohort)
     return msgspec.structs.replace(noised, modulus_bits=bits)
 

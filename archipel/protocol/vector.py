@@ -211,6 +211,11 @@ class Layout:
         # Sums are from -cohort M to cohort M, and each sign has half of the residues.
         return all(cohort * largest(port) < 1 << (modulus_bits - 1) for port in self.updates)
 
+    def widths(self, max_cohort: int) -> list[tuple[int, int]]:
+        """For each part of the vector how many entries it has, and the bits that a sum of `max_cohort` devices needs:
+        one more than its largest value has, for the sign."""
+        return [(entries(port), (max_cohort * largest(port)).bit_length() + 1) for port in self.updates]
+
     def _check_modulus(self, modulus_bits: int, cohort: int) -> None:
         if not 1 <= modulus_bits <= 32 or not self.fits(modulus_bits, cohort):
             raise ProtocolError(

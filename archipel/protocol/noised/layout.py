@@ -130,6 +130,10 @@ class NoisedLayout(Layout):
         """Whether sums of `cohort` devices with their noise go round 2^modulus_bits in less than one case of 10^20."""
         return self._largest(cohort) < 1 << (modulus_bits - 1)
 
+    def widths(self, max_cohort: int) -> list[tuple[int, int]]:
+        """As of `Layout`: of the whole vector at once."""
+        return [(self.length, self._largest(max_cohort).bit_length() + 1)]
+
     @property
     def _group(self) -> Group:
         return noised_group(self, "", "distributed")

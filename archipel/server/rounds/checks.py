@@ -191,6 +191,7 @@ def check_task(
     layout = layout_of(request, manifest)
     if request.kind == "analytics":
         _check_counts(request, manifest, layout)
+    _check_noise(request, manifest, layout)
     # The devices make the same check of each plan. A task that fails it would wait for devices that all refuse.
     plan = check_first_plan(request, manifest)
     size = update_size(manifest, plan)
@@ -198,7 +199,6 @@ def check_task(
         raise ServerError(f"one update has {size} bytes, the server's limit max_update_bytes is {max_update_bytes}")
     _check_hyperparameters(request, manifest)
     _check_aggregation(request, manifest, layout, robust_bytes)
-    _check_noise(request, manifest, layout)
     if request.kind == "training":
         # Raises PolicyError for a server_lr beyond the policy.
         strategies.get(manifest.strategy).step_bound(manifest, request.hyperparameters, request.cohort)

@@ -160,6 +160,7 @@ def test_moduli_have_room_and_sums_beyond_what_devices_can_send_are_refused() ->
     assert (bits, math.ceil(math.log2(most) + 1)) == (16, 15)
     assert layout.fits(15, 10)
     assert not layout.fits(14, 10)
+    assert layout.widths(10) == [(1024, 15)]
     total = np.zeros(layout.length, np.uint32)
     total[7] = most + 1
     with pytest.raises(ProtocolError, match=f"beyond ±{most}"):
