@@ -11,30 +11,19 @@ of the right length are a vector: what is left over of a port's last byte is not
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from archipel.errors import MessageError
 from archipel.protocol.bits import pack_bits, packed_size, unpack_bits
-from archipel.protocol.bounds import entries, largest
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.vector import Layout, Vector, check_vector, pack, unpack
-
-Widths = Sequence[tuple[int, int]]
-"""For each update port how many entries it has, and how many bits each takes."""
-
-
-def widths_of(layout: Layout, max_cohort: int) -> list[tuple[int, int]]:
-    """The bits that a sum of `max_cohort` devices needs, one more than its largest value has, for the sign."""
-    return [(entries(port), (max_cohort * largest(port)).bit_length() + 1) for port in layout.updates]
 
 
 def masked_size(layout: Layout, max_cohort: int, modulus_bits: int, *, narrow: bool) -> int:
     """Bytes of a masked vector on the wire."""
     if not narrow:
         return layout.length * -(-modulus_bits // 8)
-    return sum(packed_size(count, bits) for count, bits in widths_of(layout, max_cohort))
+    return sum(packed_size(count, bits) for count, bits in layout.widths(max_cohort))
 
 
 def pack_masked(layout: Layout, vector: Vector, plan: RoundPlan) -> bytes:
@@ -43,7 +32,7 @@ def pack_masked(layout: Layout, vector: Vector, plan: RoundPlan) -> bytes:
         return pack(vector, plan.modulus_bits)
     check_vector("vector", vector, plan.modulus_bits, layout.length)
     parts, start = [], 0
-    for count, bits in widths_of(layout, plan.max_cohort):
+    for count, bits in layout.widths(plan.max_cohort):
         parts.append(pack_bits(vector[start : start + count], bits))
         start += count
     return b"".join(parts)
@@ -59,7 +48,7 @@ def unpack_masked(layout: Layout, data: bytes, plan: RoundPlan) -> Vector:
         raise MessageError(f"vector: expected {layout.length} entries in {size} bytes, got {len(data)}")
     raw, start = np.frombuffer(data, np.uint8), 0
     parts = []
-    for count, bits in widths_of(layout, plan.max_cohort):
+    for count, bits in layout.widths(plan.max_cohort):
         stop = start + packed_size(count, bits)
         parts.append(unpack_bits(raw[start:stop], count, bits))
         start = stop
@@ -71,7 +60,7 @@ def reduce_sum(layout: Layout, total: Vector, plan: RoundPlan) -> Vector:
     if not plan.narrow:
         return total
     parts, start = [], 0
-    for count, bits in widths_of(layout, plan.max_cohort):
+    for count, bits in layout.widths(plan.max_cohort):
         unused = np.uint32(32 - bits)
         # Up and down again as a signed number: the top bit that is right becomes the sign.
         signed = (total[start : start + count] << unused).view(np.int32) >> np.int32(unused)

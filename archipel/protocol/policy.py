@@ -220,11 +220,9 @@ def _check_noise(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None
         if plan.kind == "training" and policy.noise_multiplier:
             _refuse(f"devices add no noise, the policy wants a noise multiplier of {policy.noise_multiplier:g} or more")
         return
-    if plan.kind != "training" or plan.staleness_exponent is not None or plan.buffered or plan.narrow:
+    if plan.kind != "training" or plan.staleness_exponent is not None or plan.buffered:
         # A device whose update may be asked for in several forms would have to draw noise for each.
-        _refuse("devices add noise in synchronous and semi-synchronous trainings only, to updates that are not packed")
-    if plan.privacy == "plain":
-        _refuse("devices add noise to masked vectors, this is a plain round")
+        _refuse("devices add noise in synchronous and semi-synchronous trainings only")
     devices = noisy_devices(plan, policy)
     multiplier = noise_multiplier(plan.noise, layout.length, devices)
     if multiplier < policy.noise_multiplier * (1 - 1e-9):

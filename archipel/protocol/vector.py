@@ -146,6 +146,10 @@ class Layout:
         check_update(self.updates, checked)
         return checked
 
+    def to_send(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """What a device of a plain round sends of these arrays, checked as `check` does."""
+        return self.check(arrays)
+
     def check_sum(self, total: DecodedSum, cohort: int) -> None:
         """Raises BoundError unless `cohort` devices that run the signed program can have sent updates of this sum."""
         sums = {port.name: total.read(port) for port in self.updates}
@@ -210,6 +214,11 @@ class Layout:
         """Whether sums of `cohort` devices cannot overflow modulo 2^modulus_bits."""
         # Sums are from -cohort M to cohort M, and each sign has half of the residues.
         return all(cohort * largest(port) < 1 << (modulus_bits - 1) for port in self.updates)
+
+    def widths(self, max_cohort: int) -> list[tuple[int, int]]:
+        """For each part of the vector how many entries it has, and the bits that a sum of `max_cohort` devices needs:
+        one more than its largest value has, for the sign."""
+        return [(entries(port), (max_cohort * largest(port)).bit_length() + 1) for port in self.updates]
 
     def _check_modulus(self, modulus_bits: int, cohort: int) -> None:
         if not 1 <= modulus_bits <= 32 or not self.fits(modulus_bits, cohort):

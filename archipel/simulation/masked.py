@@ -32,6 +32,7 @@ from archipel.protocol.messages import (
     Survivors,
 )
 from archipel.protocol.narrow import pack_masked, reduce_sum, unpack_masked
+from archipel.protocol.noised.layout import NoisedLayout
 from archipel.protocol.policy import least_cohort, plan_digest
 from archipel.protocol.secagg import KeyTree, hand_out_keys, merge_complaints
 from archipel.protocol.secagg_plus.sizes import Sizes
@@ -172,7 +173,8 @@ class Masked:
             round_id=secrets.token_hex(16), task_id="0" * 32, number=work.number, bundle=_NOBODY, weights=_NOBODY,
             privacy="secure", min_cohort=_FEWEST, max_cohort=devices, threshold=devices // 2 + 1,
             modulus_bits=work.modulus_bits or 32, serial=self._serial,
-            narrow=any(port.carries is not None for port in work.layout.updates),
+            narrow=isinstance(work.layout, NoisedLayout)
+            or any(port.carries is not None for port in work.layout.updates),
         )  # fmt: skip
         if self._sizes is None:
             return plan

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from archipel.bundle.roles import Rotation, Update
 from archipel.errors import MessageError, ProtocolError
 from archipel.protocol.messages import RoundPlan
-from archipel.protocol.narrow import masked_size, pack_masked, reduce_sum, unpack_masked, widths_of
+from archipel.protocol.narrow import masked_size, pack_masked, reduce_sum, unpack_masked
 from archipel.protocol.secagg import add_masked
 from archipel.protocol.vector import Layout
 
@@ -51,7 +51,7 @@ PORTS = st.lists(st.tuples(st.integers(0, 30), st.integers(2, 16)), min_size=1, 
 @settings(max_examples=150)
 def test_entries_take_their_bits_and_sums_come_back(ports: list[tuple[int, int]], cohort: int, seed: int) -> None:
     where, rng = layout(*ports), np.random.default_rng(seed)
-    widths = widths_of(where, cohort)
+    widths = where.widths(cohort)
     for (_, own), (_, bits) in zip(ports, widths, strict=True):
         # As few bits as hold every sum from -most to most.
         most = cohort * (2 ** (own - 1) - 1)
@@ -78,7 +78,7 @@ def test_long_vectors_are_packed_in_parts() -> None:
     asked = plan(10, where.modulus_bits(10))
     vector = np.random.default_rng(1).integers(0, 2**7, 70_001, np.uint32)
     data = pack_masked(where, vector, asked)
-    assert data == by_hand(vector.tolist(), widths_of(where, 10))
+    assert data == by_hand(vector.tolist(), where.widths(10))
     assert unpack_masked(where, data, asked).tolist() == (vector % 2**6).tolist()
 
 
@@ -87,7 +87,7 @@ def test_long_vectors_are_packed_in_parts() -> None:
 def test_any_bytes_of_the_right_length_are_a_vector(data: bytes) -> None:
     where = layout((5, 4), (1, 9))
     asked = plan(10, where.modulus_bits(10))
-    widths = widths_of(where, 10)
+    widths = where.widths(10)
     assert widths == [(5, 8), (1, 13)]
     if len(data) != 5 + 2:
         with pytest.raises(MessageError, match="expected 6 entries in 7 bytes"):

@@ -15,9 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.bundle import generate_key, write_weights
 from archipel.protocol import identity, messages
+from archipel.protocol.narrow import pack_masked
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import Sealed, encode, public_bytes, seal, unseal
 from archipel.protocol.secagg import Participant
+from archipel.protocol.vector import Layout
 from archipel.protocol.vector import pack as pack_vector
 from tests.support.tiny_bundle import LENGTH, WEIGHT_STEP
 
@@ -66,6 +68,8 @@ class Device:
         self.participant: Participant
         """Of the secure round that it has joined."""
         self.vector = nothing_learned()
+        self.layout: Layout | None = None
+        """Of its vector, where entries have bits of their own."""
         self.masked = b""
         self.attributes: dict[str, str | float | bool] = {}
         self.versions: dict[str, int] | None = None
@@ -150,8 +154,14 @@ class Device:
     def masking(self) -> None:
         complaints = self.ask("GET", f"{self.round}/complaints", messages.Complaints)
         assert self.plan is not None
-        self.masked = pack_vector(self.participant.mask(self.vector, complaints), self.plan.modulus_bits)
+        self.masked = self.pack(self.participant.mask(self.vector, complaints))
         self.upload(self.masked)
+
+    def pack(self, masked: np.ndarray) -> bytes:
+        assert self.plan is not None
+        if self.layout is not None:
+            return pack_masked(self.layout, masked, self.plan)
+        return pack_vector(masked, self.plan.modulus_bits)
 
     def upload(self, data: bytes) -> None:
         headers = {"Digest-SHA256": hashlib.sha256(data).hexdigest(), "Content-Type": "application/octet-stream"}

@@ -16,7 +16,6 @@ from archipel.protocol.sealed import public_bytes, unseal
 from archipel.protocol.secagg_plus import messages as packed
 from archipel.protocol.secagg_plus.participant import Participant
 from archipel.protocol.secagg_plus.terms import Terms, terms_of
-from archipel.protocol.vector import pack as pack_vector
 from tests.support.devices import Device
 from tests.support.tiny_bundle import make_bundle
 from tests.support.world import World
@@ -83,7 +82,7 @@ class NeighbourDevice(Device):
     def masking(self) -> None:
         partners = self.fetch("GET", "partners", packed.Partners)
         assert self.plan is not None
-        self.masked = pack_vector(self.over.mask(self.vector, partners), self.plan.modulus_bits)
+        self.masked = self.pack(self.over.mask(self.vector, partners))
         self.upload(self.masked)
 
     def confirming(self) -> None:

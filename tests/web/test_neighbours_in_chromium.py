@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from playwright.sync_api import Route
 
 from tests.support.fixtures.chromium import chromium
 from tests.support.fixtures.device_page import WEB, Fleet, Pages, device_page, eventually, pages
@@ -26,7 +27,9 @@ def fleet(pages: Pages) -> Fleet:
     return Fleet(pages.federation, COUNT - 1)
 
 
-@pytest.mark.parametrize(("server", "rounds"), [("malicious", 2), ("semi-honest", 1)])
+@pytest.mark.parametrize(
+    ("server", "rounds"), [("malicious", 2), pytest.param("semi-honest", 1, marks=pytest.mark.slow)]
+)
 def test_rounds_over_neighbours_with_agents(pages: Pages, fleet: Fleet, server: str, rounds: int) -> None:
     """The second round begins with weights that devices of the first endorsed."""
     federation = pages.federation
@@ -62,3 +65,54 @@ def test_the_vectors_of_rounds_in_chromium(pages: Pages) -> None:
             for index, device in enumerate(given["devices"]):
                 said = tab.page.evaluate("([round, index]) => replayedNeighbours(round, index)", [given, index])
                 assert said == (steps if device["masked"] else steps[:5])
+
+
+@pytest.mark.parametrize(
+    "event",
+    ["masked", *(pytest.param(each, marks=pytest.mark.slow) for each in ("advertised", "shared", "confirmed"))],
+)  # fmt: skip
+def test_a_reload_in_a_round(pages: Pages, fleet: Fleet, event: str) -> None:
+    """The device goes on where it was: it sends the same once more, and takes the next step."""
+    federation = pages.federation
+    policy: dict[str, Any] = {"protocols": ("neighbours",), "dropouts": 0.1}
+    file = make_bundle(federation.folder / event / "linear", federation.publisher_key, **policy)
+    # What it would send next is lost, until the page is loaded again.
+    path = {"advertised": "invitation", "shared": "refused", "masked": "update", "confirmed": "answer"}[event]
+    with pages.tab(COUNT - 1) as tab:
+        tab.open(examples=4)
+        enrolled = tab.enrol()
+        sent: list[bytes | None] = []
+        lost = [True]
+
+        def pass_on(route: Route) -> None:
+            if route.request.method != "OPTIONS":
+                sent.append(route.request.post_data_buffer)
+            route.abort() if lost[0] else route.continue_()
+
+        tab.page.context.route(f"**/{path}", pass_on)
+        task = federation.task(
+            bundle=federation.operator.bundles.upload(file).digest, cohort=COUNT, min_cohort=COUNT, threshold=None,
+            protocol="neighbours", deadlines=LONG,
+        )  # fmt: skip
+        tab.work()
+        with fleet.working():
+            # Playwright hands over requests only while it is asked for something.
+            eventually(lambda: event in tab.names() and bool(sent))
+            tab.reload()
+            lost[0] = False
+            assert tab.open(examples=4) == enrolled
+            tab.work()
+            eventually(lambda: tab.names()[-1:] == ["committed"], 60)
+            fleet.await_end(task, 60)
+        (info,) = federation.rounds(task)
+        assert (info.phase, enrolled in info.survivors) == ("committed", True)
+        eventually(lambda: [each["result"] for each in tab.report()["rounds"]] == ["took_part"])
+        assert tab.names()[0] == "resumed"
+        assert "trained" not in tab.names()
+    # Whatever is sent before and after the reload is the same.
+    assert len(sent) > 1
+    assert len({data for data in sent if data is not None}) == (0 if path == "invitation" else 1)
+    assert info.weights_out is not None
+    weights = federation.operator.weights.read(info.weights_out)["w"]
+    agents = list(zip(fleet.agents, range(COUNT - 1)))
+    np.testing.assert_allclose(weights, expected(federation, task, agents, [COUNT - 1]), atol=2e-6)

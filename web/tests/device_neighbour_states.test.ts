@@ -32,7 +32,7 @@ function take(acting: Participant, step: (typeof STEPS)[number]): Promise<unknow
     case "advertise":
       return acting.advertise();
     case "draw":
-      return acting.drawNeighbours(read(INVITATION, GETS.draw!));
+      return acting.draw(read(INVITATION, GETS.draw!));
     case "deal":
       return acting.deal(read(NEIGHBOURS, GETS.deal!));
     case "receive":

@@ -58,7 +58,7 @@ test.each(LIES.refused as Json[])("refused: $name", async ({ inbox, refused }) =
   const [device] = ROUNDS.malicious.devices as Json[];
   const acting = await participantOf(ROUNDS.malicious, device);
   await acting.advertise();
-  await acting.drawNeighbours(read(INVITATION, unhex(device.gets.draw)));
+  await acting.draw(read(INVITATION, unhex(device.gets.draw)));
   await acting.deal(read(NEIGHBOURS, unhex(device.gets.deal)));
   expect((await acting.receive(read(INBOX, unhex(inbox)))).dealers).toEqual(refused);
 });

@@ -42,8 +42,15 @@ class Life {
   }
 }
 
+/** What a tab needs of its server. */
+export interface TabServer {
+  readonly bundle: Bundle;
+  readonly plan: RoundPlan;
+  readonly fetch: typeof globalThis.fetch;
+}
+
 /** An enrolled device of a new profile, and the server of its one round. Call `vi.restoreAllMocks` in the end. */
-export class Tab {
+export class Tab<S extends TabServer = RoundServer> {
   events: DeviceEvent[] = [];
   life = new Life(Number.POSITIVE_INFINITY);
   agent = null as never as DeviceAgent;
@@ -53,12 +60,17 @@ export class Tab {
   /** Closes the page when the server has answered this request ("GET cohort"), which the device never learns. */
   closeAfter = "";
 
-  private constructor(readonly server: RoundServer) {}
+  private constructor(readonly server: S) {}
 
   static async open(changes: object = {}): Promise<Tab> {
-    globalThis.indexedDB = new IDBFactory();
     const bundle = await openModel();
-    const tab = new Tab(await RoundServer.of(bundle, layoutOf(bundle).length, changes));
+    return Tab.at(await RoundServer.of(bundle, layoutOf(bundle).length, changes));
+  }
+
+  /** With another server. */
+  static async at<S extends TabServer>(server: S): Promise<Tab<S>> {
+    globalThis.indexedDB = new IDBFactory();
+    const tab = new Tab(server);
     vi.restoreAllMocks();
     const { write } = DeviceDatabase.prototype;
     vi.spyOn(DeviceDatabase.prototype, "write").mockImplementation(function (this: DeviceDatabase, ...changes) {
@@ -146,7 +158,7 @@ export class Tab {
   }
 }
 
-function layoutOf(bundle: Bundle): ReturnType<typeof planLayout> {
+export function layoutOf(bundle: Bundle): ReturnType<typeof planLayout> {
   return planLayout({ program: "", hyperparameters: {} } as unknown as RoundPlan, bundle.manifest);
 }
 

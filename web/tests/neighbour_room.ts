@@ -27,16 +27,17 @@ async function treeOf(members: readonly Bytes[]): Promise<Bytes[][]> {
 }
 
 export class NeighbourRoom {
-  drawn: number[][] = [];
-  dealt: Dealt[] = [];
-  inboxes: Inbox[] = [];
-  refused: Refused[] = [];
-  questions = new Map<number, Question>();
-  confirmed = new Map<number, Confirmed>();
+  /** All of these by place. */
+  readonly drawn: (readonly number[])[] = [];
+  readonly dealt: Dealt[] = [];
+  readonly inboxes: Inbox[] = [];
+  readonly refused: Refused[] = [];
+  readonly questions = new Map<number, Question>();
+  readonly confirmed = new Map<number, Confirmed>();
 
   private constructor(
-    readonly devices: readonly Participant[],
     readonly members: readonly Bytes[],
+    readonly devices: readonly Participant[],
     private readonly tree: readonly Bytes[][],
     readonly root: Bytes,
     private readonly sizes: Sizes,
@@ -46,17 +47,26 @@ export class NeighbourRoom {
   static async of(devices: readonly Participant[], sizes: Sizes): Promise<NeighbourRoom> {
     const members: Bytes[] = [];
     for (const device of devices) members.push(await device.advertise());
+    return NeighbourRoom.with(members, sizes, devices);
+  }
+
+  /** Of members in the order of their ids, of whom somebody else may act for some. */
+  static async with(
+    members: readonly Bytes[],
+    sizes: Sizes,
+    devices: readonly Participant[] = [],
+  ): Promise<NeighbourRoom> {
     const tree = await treeOf(members);
     const root = await digest(concat(label("cohort", 2), uint32Bytes(members.length), tree.at(-1)![0]!));
-    return new NeighbourRoom(devices, members, tree, root, sizes);
+    return new NeighbourRoom(members, devices, tree, root, sizes);
   }
 
   invitation(place: number): Invitation {
     return { size: this.members.length, root: this.root, place };
   }
 
-  introduce(place: number): Neighbours {
-    const shown = [...this.drawn[place]!, place];
+  introduce(place: number, drawn = this.drawn[place]!): Neighbours {
+    const shown = [...drawn, place];
     let known = new Set(shown);
     const proof: Bytes[] = [];
     for (const level of this.tree.slice(0, -1)) {
@@ -71,8 +81,9 @@ export class NeighbourRoom {
   /** Steps 1 and 2 of everybody; what one of them deals may be garbled. */
   async deal(garble: (place: number, dealt: Dealt) => Dealt = (_, each) => each): Promise<void> {
     for (const [place, device] of this.devices.entries()) {
-      this.drawn.push([...(await device.drawNeighbours(this.invitation(place))).places]);
-      this.dealt.push(garble(place, await device.deal(this.introduce(place))));
+      const { places } = await device.draw(this.invitation(place));
+      this.dealt[place] = garble(place, await device.deal(this.introduce(place, places)));
+      this.drawn[place] = places;
     }
   }
 
@@ -90,8 +101,8 @@ export class NeighbourRoom {
   /** Step 3 of everybody. */
   async receive(): Promise<void> {
     for (const [place, device] of this.devices.entries()) {
-      this.inboxes.push(this.inbox(place));
-      this.refused.push(await device.receive(this.inboxes[place]!));
+      this.inboxes[place] = this.inbox(place);
+      this.refused[place] = await device.receive(this.inboxes[place]!);
     }
   }
 
@@ -135,7 +146,7 @@ export class NeighbourRoom {
     return this.drawn.flatMap((drawn, dealer) => (drawn.includes(place) ? [dealer] : []));
   }
 
-  private keysOf(place: number): ReturnType<typeof splitKeys> {
+  keysOf(place: number): ReturnType<typeof splitKeys> {
     // A member ends with its keys, their length before them, and the signature with its length.
     const member = this.members[place]!;
     return splitKeys(member.slice(member.length - 66 - 96, member.length - 66));

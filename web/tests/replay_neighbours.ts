@@ -84,7 +84,7 @@ export async function replayNeighbours(
   };
   const question = (): never => read(QUESTION, unhex(lie.messages.question ?? gets.confirm)) as never;
   const steps: Readonly<Record<string, () => Promise<Bytes>>> = {
-    draw: async () => write(DRAWN, await acting.drawNeighbours(told("draw", INVITATION))),
+    draw: async () => write(DRAWN, await acting.draw(told("draw", INVITATION))),
     deal: async () => write(DEALT, await acting.deal(introduced())),
     receive: async () => write(REFUSED, await acting.receive(told("receive", INBOX))),
     mask: async () => {

@@ -23,7 +23,7 @@ from archipel.bundle import Manifest
 from archipel.client.config import AgentConfig
 from archipel.client.connection.identity import DeviceRecord
 from archipel.client.memory.journal import Journal
-from archipel.client.memory.privacy import DELTA, epsilon, noise_of
+from archipel.client.memory.privacy import DELTA, epsilon, noise_in_round
 from archipel.errors import OwnerRefusalError
 from archipel.protocol.messages import LeaveReason, RoundPlan
 from archipel.protocol.narrow import masked_size
@@ -219,7 +219,7 @@ def _epsilon(asked: AskedWithExamples) -> str:
     most = asked.config.max_epsilon
     if most is None:
         return ""
-    noise, rho = noise_of(asked.manifest, asked.plan.kind, asked.plan.program, asked.examples)
+    noise, rho = noise_in_round(asked.plan, asked.manifest, asked.examples)
     # Without stated noise no epsilon bounds the round, so any limit excludes it.
     if noise != "added" or rho <= 0:
         return f"no noise whose strength the bundle states, its owner allows an epsilon of {most:g} (max_epsilon)"

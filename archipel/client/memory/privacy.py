@@ -6,6 +6,8 @@ example can change costs rho = 1 / (2 multiplier^2), for a discrete Gaussian as 
 counts for nothing in one of them (zero-out): the example is in one minibatch of each pass, and a pass releases it once.
 There is no amplification by sampling, because the minibatches are parts of a permutation and no random samples.
 
+Noise that devices add to their updates for a round's sum (protocol.noised) counts as well.
+
 It does not cover how many examples there are, nor what rounds without noise send.
 """
 
@@ -18,8 +20,10 @@ import numpy as np
 from archipel.bundle import Manifest, Phase, Program
 from archipel.bundle.roles import Noise as NoisePort
 from archipel.client.memory.entry import Noise
-from archipel.protocol.messages import Kind
-from archipel.protocol.uploads import upload_program
+from archipel.protocol.messages import Kind, RoundPlan
+from archipel.protocol.noised.shares import noise_multiplier
+from archipel.protocol.policy import noisy_devices
+from archipel.protocol.uploads import plan_layout, upload_program
 
 DELTA = 1e-6
 
@@ -40,6 +44,23 @@ def noise_of(manifest: Manifest, kind: Kind, program: str, examples: int) -> tup
     # One phase without noise, or without a stated multiplier, leaves the whole round without a bound.
     stated = last is None and all(multiplier for multiplier, _ in noises)
     return "added", sum(passes * _rho(multiplier) for multiplier, passes in noises if multiplier) if stated else 0.0
+
+
+def noise_in_round(plan: RoundPlan, manifest: Manifest, examples: int) -> tuple[Noise, float]:
+    """The same of a round with this plan, with the noise that its devices add to their updates.
+
+    That one counts as far as the policy says how many devices may work with the server. Raises ProtocolError, and
+    PolicyError for noise that cannot cover what the device sends.
+    """
+    noise, rho = noise_of(manifest, plan.kind, plan.program, examples)
+    if plan.noise is None:
+        return noise, rho
+    devices = noisy_devices(plan, manifest.privacy)
+    multiplier = noise_multiplier(plan.noise, plan_layout(plan, manifest).length, devices)
+    # The multiplier is that of all of the device's changes against none. One example makes other changes of them, which
+    # differ by twice as much at most.
+    own = _rho(multiplier / 2)
+    return "added", min(rho, own) if rho else own
 
 
 def epsilon(rho: float, delta: float = DELTA) -> float:

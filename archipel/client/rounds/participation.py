@@ -15,7 +15,7 @@ from archipel.client.connection.transport import Transport
 from archipel.client.device import Device
 from archipel.client.events import Outcome
 from archipel.client.memory.journal import OpenRound
-from archipel.client.memory.privacy import noise_of
+from archipel.client.memory.privacy import noise_in_round
 from archipel.client.rounds.exchange import LATER, Ended, LostError, Owner, SilentError
 from archipel.client.rounds.neighbours import NeighbourRound
 from archipel.client.rounds.plain import PlainRound
@@ -270,7 +270,7 @@ class Participation:
             decisions=self._device.decisions,
         )
         manifest, plan = prepared.bundle.manifest, self._plan
-        noise, rho = noise_of(manifest, plan.kind, plan.program, done.examples)
+        noise, rho = noise_in_round(plan, manifest, done.examples)
         # In the journal before any key is sent: the owner's totals include a round even if its end is never known.
         journal.advance("assigned", examples=done.examples, steps=done.steps, noise=noise, rho=rho)
         detail = {"examples": done.examples, "steps": done.steps, "seconds": time.monotonic() - started}

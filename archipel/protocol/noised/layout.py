@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.bundle.roles import Rotation
+from archipel.bundle.roles import Rotation, Update
 from archipel.errors import ProtocolError
 from archipel.protocol.bounds import Group, entries, joint_norm, sum_bound
 from archipel.protocol.messages import NoiseShare
@@ -70,13 +70,12 @@ class NoisedLayout(Layout):
     def encode(self, arrays: Mapping[str, NDArray[Any]], *, modulus_bits: int, max_cohort: int) -> Vector:
         """The vector to mask, with noise that differs from call to call. Raises as `Layout.encode`."""
         self._check_modulus(modulus_bits, max_cohort)
-        from archipel.lite_runtime.many_samples import sample_gaussian
+        return (self._noisy(self.check(arrays)) & ((1 << modulus_bits) - 1)).astype(np.uint32)
 
-        noisy = self._round(self._rotated(self.check(arrays)))
-        for start in range(0, noisy.size, _CHUNK):
-            part = noisy[start : start + _CHUNK]
-            part += sample_gaussian(self.noise.deviation, part.size, self.randomness)
-        return (noisy & ((1 << modulus_bits) - 1)).astype(np.uint32)
+    def to_send(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """The changes with noise that differs from call to call, shortened to their clip: for plain rounds."""
+        noisy = self._noisy(self.check(arrays)).astype(np.float64)
+        return {port.name: array for port, array in self._changes(noisy, self._group.bound).items()}
 
     def check(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """The changes among `arrays`, checked as `Layout.check` does. The others, such as metrics, stay here."""
@@ -89,20 +88,9 @@ class NoisedLayout(Layout):
         Raises ProtocolError for a sum that no `cohort` devices can have sent.
         """
         rows = self.signed_sum(total, cohort=cohort, modulus_bits=modulus_bits).astype(np.float64)
-        group, block = self._group, self._block
-        size = sum(entries(port) for port in group.ports)
-        changes = unrotate(rows, Rotation(parameters=(), block=block), size, self.seed) * (group.bound / self._steps)
-        deltas: dict[str, NDArray[np.float64]] = {}
-        start = 0
-        for port in group.ports:
-            stop = start + entries(port)
-            deltas[port.tensor] = changes[start:stop].reshape([int(dim) for dim in port.shape])
-            start = stop
-        most = sum_bound(self.updates, group, cohort, float(cohort)) * _BELOW
-        norm = joint_norm(deltas.values())
-        if norm > most:
-            deltas = {tensor: array * (most / norm) for tensor, array in deltas.items()}
-        return DecodedSum(deltas, {}, None)
+        most = sum_bound(self.updates, self._group, cohort, float(cohort))
+        changes = self._changes(rows, most)
+        return DecodedSum({port.tensor: array for port, array in changes.items()}, {}, None)
 
     def signed_sum(self, total: Vector, *, cohort: int, modulus_bits: int) -> Whole:
         """The noisy sum in whole steps, rotated, `[length]`. Raises ProtocolError as `decode_sum` does."""
@@ -130,6 +118,10 @@ class NoisedLayout(Layout):
         """Whether sums of `cohort` devices with their noise go round 2^modulus_bits in less than one case of 10^20."""
         return self._largest(cohort) < 1 << (modulus_bits - 1)
 
+    def widths(self, max_cohort: int) -> list[tuple[int, int]]:
+        """As of `Layout`: of the whole vector at once."""
+        return [(self.length, self._largest(max_cohort).bit_length() + 1)]
+
     @property
     def _group(self) -> Group:
         return noised_group(self, "", "distributed")
@@ -149,6 +141,28 @@ class NoisedLayout(Layout):
         share = min(1.0, _TAIL / math.sqrt(self._block))
         noise = _TAIL * self.noise.deviation * math.sqrt(cohort)
         return math.ceil(cohort * self._steps * share) + cohort + math.ceil(noise)
+
+    def _noisy(self, arrays: Mapping[str, NDArray[Any]]) -> Whole:
+        """The changes in whole steps, rotated, with noise, `[length]`."""
+        from archipel.lite_runtime.many_samples import sample_gaussian
+
+        noisy = self._round(self._rotated(arrays))
+        for start in range(0, noisy.size, _CHUNK):
+            part = noisy[start : start + _CHUNK]
+            part += sample_gaussian(self.noise.deviation, part.size, self.randomness)
+        return noisy
+
+    def _changes(self, rows: NDArray[np.float64], most: float) -> dict[Update, NDArray[np.float64]]:
+        """What rotated steps are changes of; shortened, where their norm is above `most`."""
+        group = self._group
+        size = sum(entries(port) for port in group.ports)
+        flat = unrotate(rows, Rotation(parameters=(), block=self._block), size, self.seed)
+        flat *= group.bound / self._steps
+        norm = joint_norm([flat])
+        if norm > most * _BELOW:
+            flat *= most * _BELOW / norm
+        parts = np.split(flat, np.cumsum([entries(port) for port in group.ports])[:-1])
+        return {port: part.reshape([int(dim) for dim in port.shape]) for port, part in zip(group.ports, parts)}
 
     def _rotated(self, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         """The changes, clipped and rotated, in steps, `[length]`."""

@@ -98,7 +98,7 @@ def make_plan(
     over_neighbours = request.protocol == "neighbours"
     sizes = sizes_between(manifest.privacy, size) if over_neighbours else Sizes(0, 0, 0)
     noise = request.differential_privacy
-    noised = secure and request.kind == "training" and noise.is_distributed
+    noised = request.kind == "training" and noise.on_devices
     plan = RoundPlan(
         round_id=round_id,
         task_id=task_id,
@@ -193,6 +193,7 @@ def check_task(
     layout = layout_of(request, manifest)
     if request.kind == "analytics":
         _check_counts(request, manifest, layout)
+    _check_noise(request, manifest, layout)
     # The devices make the same check of each plan. A task that fails it would wait for devices that all refuse.
     plan = check_first_plan(request, manifest)
     size = update_size(manifest, plan)
@@ -200,7 +201,6 @@ def check_task(
         raise ServerError(f"one update has {size} bytes, the server's limit max_update_bytes is {max_update_bytes}")
     _check_hyperparameters(request, manifest)
     _check_aggregation(request, manifest, layout, robust_bytes)
-    _check_noise(request, manifest, layout)
     if request.kind == "training":
         # Raises PolicyError for a server_lr beyond the policy.
         strategies.get(manifest.strategy).step_bound(manifest, request.hyperparameters, request.cohort)

@@ -14,8 +14,9 @@ from archipel.errors import SimulationError
 from archipel.permutations import permuted
 from archipel.protocol.narrow import masked_size
 from archipel.protocol.plain import plain_size
-from archipel.protocol.uploads import upload_layout
+from archipel.protocol.uploads import plan_layout, upload_layout
 from archipel.simulation.clients import Clients
+from archipel.simulation.secure.noise import plan_noise
 from archipel.simulation.secure.protocol import seats_of, sizes_of_rounds
 from archipel.simulation.system.clock import Costs, Outcome, required, run_round
 from archipel.simulation.system.devices import Fleet
@@ -226,8 +227,11 @@ def costs_of(
     secure = settings.privacy == "secure"
     # Of one sum: of a group, or of the cohort.
     seats = seats_of(settings)
-    bits = layout.modulus_bits(seats) if secure else 0
-    update = masked_size(layout, seats, bits, narrow=bool(carried(manifest))) if secure else plain_size(layout)
+    noised = plan_noise(manifest, settings)
+    if noised is not None:
+        layout = plan_layout(noised, manifest)
+    bits, narrow = layout.modulus_bits(seats) if secure else 0, bool(carried(manifest)) or noised is not None
+    update = masked_size(layout, seats, bits, narrow=narrow) if secure else plain_size(layout)
     sizes = sizes_of_rounds(manifest, settings)
     bundles = (bundle,) if models is None else models.bundles
     assert settings.system is not None

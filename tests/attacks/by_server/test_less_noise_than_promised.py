@@ -114,13 +114,18 @@ def test_over_the_complete_graph_it_counts_the_fewest_survivors_less_the_collude
         check(math.floor(needed))
 
 
-def test_plain_rounds_are_refused_where_the_policy_asks_for_noise(world: NeighbourWorld) -> None:
+def test_a_plain_round_has_the_noise_of_one_device(world: NeighbourWorld) -> None:
     manifest = world.server.opened.manifest
     policy = msgspec.structs.replace(manifest.privacy, modes=("secure", "plain"))
-    for noise in (None, ENOUGH):
+
+    def check(noise: NoiseShare | None) -> None:
         plan = complete(privacy="plain", colluders=0, noise=noise)
-        with pytest.raises(PolicyError, match="noise"):
-            check_plan(plan, policy, plan_layout(plan, manifest))
+        check_plan(plan, policy, plan_layout(plan, manifest))
+
+    for less in (None, ENOUGH, NoiseShare(deviation=1000, steps=1000)):
+        with pytest.raises(PolicyError, match=r"devices add no noise|the noise of 1 devices"):
+            check(less)
+    check(NoiseShare(deviation=1001, steps=1000))
 
 
 def test_the_vector_has_noise_and_its_metrics_stay(world: NeighbourWorld) -> None:

@@ -3,6 +3,7 @@
 import {
   BundleError, NonFiniteLossError, RuntimeInputError, RuntimeLimitError, RuntimeProgramError, SignatureError,
 } from "../../errors.js";
+import type { Bytes } from "../bytes.js";
 import type { Device } from "../device.js";
 import type { Enrolment } from "../enrolment.js";
 import {
@@ -145,14 +146,7 @@ export class Participation {
     const fresh = layout.encode(done.arrays, plan.modulus_bits, plan.max_cohort);
     await journal.keep(encode(this.assigned.sealed), fresh, done.state);
     const vector = async (staleness: number) => (staleness ? encodeStale(staleness) : fresh);
-    if (plan.protocol === "neighbours") {
-      const terms = termsOf(plan, this.assigned.digest, prepared.bundle.manifest.privacy);
-      const acting = await NeighbourParticipant.open(terms, this.identity, revoked);
-      const round = new NeighbourRound(plan, this.session, device.config, this.owner, journal);
-      return round.run(acting, terms.assumed.server, layout, vector);
-    }
-    const participant = await Participant.open(plan, this.assigned.digest, this.identity, revoked);
-    return this.inRound(journal, { participant, layout, vector }).run();
+    return (await this.inRound(journal, { ...prepared, vector }, revoked, null)).run();
   }
 
   private async goOn(journal: OpenRound): Promise<Ended> {
@@ -161,29 +155,37 @@ export class Participation {
     const { bundle, layout } = await prepareBundle(plan, device, enrolment, files, this.limits);
     await this.limits.checkExamples(plan, bundle.manifest, journal.entry.examples);
     await device.gate.passOrWait();
-    const participant = await this.wake(journal, revoked);
+    const saved = await journal.kept("secrets");
+    if (saved === null) throw new LostError("the secrets are lost");
     const vector = async (): Promise<Uint32Array> => {
       const kept = await journal.vector(layout.length);
       if (kept === null) throw new LostError("the vector is lost");
       return kept;
     };
-    return this.inRound(journal, { participant, layout, vector }).run();
+    return (await this.inRound(journal, { bundle, layout, vector }, revoked, saved)).run();
   }
 
-  /** The participant as it was stored last. Raises LostError. */
-  private async wake(journal: OpenRound, revoked: Revoked): Promise<Participant> {
-    const kept = await journal.kept("secrets");
-    if (kept === null) throw new LostError("the secrets are lost");
-    try {
-      return await Participant.resume(kept, this.plan, this.assigned.digest, this.identity, revoked);
-    } catch (error) {
-      if (error instanceof MessageError || error instanceof ConsistencyError) throw new LostError(error.message);
-      throw error;
+  /** With a new participant, or with the one that was stored last as `saved`. Raises LostError. */
+  private async inRound(
+    journal: OpenRound,
+    { bundle, layout, vector }: Pick<Prepared, "bundle" | "layout"> & Pick<Part, "vector">,
+    revoked: Revoked,
+    saved: Bytes | null,
+  ): Promise<SecureRound | NeighbourRound> {
+    const { device, plan, identity } = this;
+    const { digest } = this.assigned;
+    const given = [plan, this.session, device.config, this.owner, journal] as const;
+    if (plan.protocol === "neighbours") {
+      const terms = termsOf(plan, digest, bundle.manifest.privacy);
+      const participant = await (saved === null
+        ? NeighbourParticipant.open(terms, identity, revoked)
+        : orLost(NeighbourParticipant.resume(saved, terms, identity, revoked)));
+      return new NeighbourRound(...given, { participant, server: terms.assumed.server, layout, vector });
     }
-  }
-
-  private inRound(journal: OpenRound, part: Part): SecureRound {
-    return new SecureRound(this.plan, this.session, this.device.config, this.owner, journal, part);
+    const participant = await (saved === null
+      ? Participant.open(plan, digest, identity, revoked)
+      : orLost(Participant.resume(saved, plan, digest, identity, revoked)));
+    return new SecureRound(...given, { participant, layout, vector });
   }
 
   private get owner(): Owner {
@@ -216,6 +218,16 @@ export class Participation {
     const seconds = (performance.now() - started) / 1000;
     device.report("trained", { examples, steps, seconds, ...(done.loss === null ? {} : { loss: done.loss }) });
     return done;
+  }
+}
+
+/** What was stored, or LostError where it is damaged or of another round or device. */
+async function orLost<T>(resumed: Promise<T>): Promise<T> {
+  try {
+    return await resumed;
+  } catch (error) {
+    if (error instanceof MessageError || error instanceof ConsistencyError) throw new LostError(error.message);
+    throw error;
   }
 }
 

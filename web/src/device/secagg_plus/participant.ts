@@ -111,7 +111,17 @@ export class Participant {
     return this.sent;
   }
 
-  /** Of a device that was resumed: the question that it has confirmed; null where there is none. */
+  /** The places that it drew. */
+  get neighbours(): readonly number[] {
+    return this.state.neighbours;
+  }
+
+  /** How many devices are in the cohort; 0 before it was invited. */
+  get cohort(): number {
+    return this.state.invitation?.size ?? 0;
+  }
+
+  /** The question that it has confirmed; null where there is none. */
   get question(): Question | null {
     return this.state.question;
   }
@@ -119,8 +129,8 @@ export class Participant {
   /** Step 0: makes the round's secrets; returns this device as a member, with the public keys, signed. */
   advertise(): Promise<Bytes> {
     return this.step("advertise", async () => {
-      [this.state.cipherSecret, this.state.maskSecret] = [this.draw(KEY_BYTES), this.draw(KEY_BYTES)];
-      this.state.seed = this.draw(KEY_BYTES);
+      [this.state.cipherSecret, this.state.maskSecret] = [this.random(KEY_BYTES), this.random(KEY_BYTES)];
+      this.state.seed = this.random(KEY_BYTES);
       this.state.public = {
         cipherKey: await publicKeyOf(this.state.cipherSecret),
         maskKey: await publicKeyOf(this.state.maskSecret),
@@ -133,7 +143,7 @@ export class Participant {
   }
 
   /** Step 1: draws neighbours among the cohort, which is fixed by its root. Raises PolicyError or ThresholdError. */
-  drawNeighbours(invitation: Invitation): Promise<Drawn> {
+  draw(invitation: Invitation): Promise<Drawn> {
     return this.step("draw", async () => {
       const { sizes, assumed, minCohort, maxCohort } = this.terms;
       const { size, place } = invitation;
@@ -144,7 +154,7 @@ export class Participant {
       }
       checkSizes(sizes, size, assumed);
       this.state.invitation = invitation;
-      this.state.neighbours = drawNeighbours(size, place, sizes.neighbours, (bytes) => this.draw(bytes));
+      this.state.neighbours = drawNeighbours(size, place, sizes.neighbours, (bytes) => this.random(bytes));
       return { places: this.state.neighbours };
     });
   }
@@ -161,7 +171,7 @@ export class Participant {
       const keysAt = (place: number): RoundKeys => (found.get(place) as { keys: RoundKeys }).keys;
       this.state.maskKeys = new Map(partners.map((place) => [place, keysAt(place).maskKey]));
       // Every check is done: only now are secrets split and leave the device.
-      const draw = (bytes: number): Bytes => this.draw(bytes);
+      const draw = (bytes: number): Bytes => this.random(bytes);
       const maskKeys = split(this.state.maskSecret, sizes.threshold, this.state.neighbours.length, draw);
       const seeds = split(this.state.seed, sizes.threshold, this.state.neighbours.length, draw);
       const cipher = await agreementKey(this.state.cipherSecret);
@@ -171,7 +181,7 @@ export class Participant {
         const theirs = keysAt(place).cipherKey;
         const key = await envelopeKey(cipher, theirs, this.salt, mine, theirs);
         const pair: Pair = { maskKey: maskKeys[index] as Bytes, seed: seeds[index] as Bytes };
-        dealt.push(await seal(key, this.bound, own, place, pair, this.draw(NONCE_BYTES)));
+        dealt.push(await seal(key, this.bound, own, place, pair, this.random(NONCE_BYTES)));
         dealt.push(await commitPair(this.bound, own, index + 1, pair));
       }
       return { places: this.state.neighbours, dealt: concat(...dealt) };
@@ -300,7 +310,7 @@ export class Participant {
     return bind(this.terms.session, this.invitation.root);
   }
 
-  private draw(count: number): Bytes {
+  private random(count: number): Bytes {
     const drawn = this.randomness(count);
     // Too short a draw would still make keys, which somebody could guess.
     if (drawn.length !== count) {

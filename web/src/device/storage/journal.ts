@@ -53,7 +53,7 @@ export class Journal {
       step: "assigned", started: now, changed: now, masked: null, result: "", reason: "", examples: 0, steps: 0,
       cohort: 0, noise: "unknown", rho: 0, sent: 0, received: 0,
       // In an asynchronous task the vector depends on when it is masked, so it cannot be kept before.
-      resumes: plan.protocol === "complete" && plan.staleness_exponent === null,
+      resumes: plan.staleness_exponent === null,
     };
     await this.database.write(
       { store: "rounds", key: entry.roundId, value: entry },
