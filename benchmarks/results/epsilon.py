@@ -142,7 +142,7 @@ def main() -> None:
     if options.plot:
         draw_curves(
             options.plot, {"digits by writer, 60 rounds": lines}, "epsilon (delta 1e-5)", "test accuracy, %",
-            [float(np.mean(none))], log=True,
+            [float(np.mean(none))], log=True, marks=sorted(epsilons),
         )  # fmt: skip
 
 
