@@ -20,6 +20,7 @@ from protocol_vectors.neighbour_parts import neighbour_parts
 from protocol_vectors.neighbours import neighbour_rounds
 from protocol_vectors.rotation import rotation_vectors
 from protocol_vectors.round import round_vectors
+from protocol_vectors.steps import step_vectors
 
 from archipel.bundle.roles import Program, Update
 from archipel.protocol import Layout, add_masked, issue_identity, mint_token, pack, public_bytes, seal
@@ -193,6 +194,7 @@ VECTORS: dict[str, Callable[[], Json]] = {
     "neighbours.json": neighbour_rounds,
     "neighbour_lies.json": neighbour_lies,
     "neighbour_parts.json": neighbour_parts,
+    "steps.json": step_vectors,
 }
 
 

@@ -65,14 +65,21 @@ def check_composition(
     if not settings.is_private:
         return
     name = f"mechanism {settings.mechanism!r}"
-    if privacy != "secure":
+    local = settings.mechanism == "local"
+    if local and privacy != "plain":
+        raise PolicyError(
+            f"{name}: each device adds noise enough for a server that sees its update, which in secure rounds none "
+            "does; take 'distributed', or set privacy to 'plain'"
+        )
+    if not local and privacy != "secure":
         raise PolicyError(f"{name}: noise is added to whole numbers, which secure rounds sum; set privacy to 'secure'")
     if mode == "asynchronous":
         raise PolicyError(
             f"{name}: a device may be in one version of an asynchronous task several times; set mode to "
             "'semi-synchronous' or 'synchronous'"
         )
-    if aggregation.robust or secure_groups:
+    # Of updates that have their noise already, a rule may make what it likes.
+    if (aggregation.robust and not local) or secure_groups:
         raise PolicyError(
             f"{name}: how much one device changes what a robust rule or several groups give is not known; leave "
             "aggregation and secure_groups away"

@@ -2,7 +2,8 @@
 
 The server sees sums with noise alone, so devices trust it neither to add it nor to forget a sum without. The account is
 of the plan's noise (archipel.protocol.noised.shares): a round is planned for the fewest devices that it accepts, less
-those that may work with the server, and costs what those that were in it make of it.
+those that may work with the server, and costs what those that were in it make of it. With mechanism "local" the server
+sees updates, each with all the noise, and the account is of one device's noise.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def add_share(
 
     Arguments:
         plan: without noise.
-        settings: of mechanism "distributed"; where they are not settled yet, the noise has a size to check with.
+        settings: of mechanism "distributed" or "local"; where they are not settled yet, the noise has a size to check
+            with.
         manifest: the bundle's.
         devices: whose noise has to be enough; None: the fewest that the plan and the policy allow.
 
@@ -41,7 +43,7 @@ def add_share(
     group = noised_group(upload_layout(manifest, "training"), manifest.strategy, settings.mechanism)
     length = padded_length(sum(entries(port) for port in group.ports))
     share = choose_share(multiplier, length, devices or noisy_devices(plan, manifest.privacy))
-    noised = msgspec.structs.replace(plan, noise=share, narrow=True)
+    noised = msgspec.structs.replace(plan, noise=share, narrow=plan.privacy == "secure")
     bits = plan_layout(noised, manifest).modulus_bits(plan.max_cohort)
     return msgspec.structs.replace(noised, modulus_bits=bits)
 

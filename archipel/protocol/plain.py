@@ -30,7 +30,7 @@ def encode_plain(layout: Layout, arrays: Mapping[str, NDArray[Any]], scale: floa
     Raises ProtocolError for a missing, unknown or misshapen array, and for NaN or infinity; BoundError where the arrays
     exceed the norms that the manifest states.
     """
-    checked = layout.check(arrays)
+    checked = layout.to_send(arrays)
     limits = clamp(layout.updates, checked)
     sent: Arrays = {}
     for port in layout.updates:

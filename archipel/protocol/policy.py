@@ -223,8 +223,6 @@ def _check_noise(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None
     if plan.kind != "training" or plan.staleness_exponent is not None or plan.buffered:
         # A device whose update may be asked for in several forms would have to draw noise for each.
         _refuse("devices add noise in synchronous and semi-synchronous trainings only")
-    if plan.privacy == "plain":
-        _refuse("devices add noise to masked vectors, this is a plain round")
     devices = noisy_devices(plan, policy)
     multiplier = noise_multiplier(plan.noise, layout.length, devices)
     if multiplier < policy.noise_multiplier * (1 - 1e-9):

@@ -146,6 +146,10 @@ class Layout:
         check_update(self.updates, checked)
         return checked
 
+    def to_send(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """What a device of a plain round sends of these arrays, checked as `check` does."""
+        return self.check(arrays)
+
     def check_sum(self, total: DecodedSum, cohort: int) -> None:
         """Raises BoundError unless `cohort` devices that run the signed program can have sent updates of this sum."""
         sums = {port.name: total.read(port) for port in self.updates}

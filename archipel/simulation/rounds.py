@@ -172,7 +172,9 @@ class Rounds:
             sizes_of_rounds(manifest, settings)
         self._combining = Combining(manifest, layout, population, settings)
         self._noised = plan_noise(manifest, settings)
-        self._bits = self._combining.modulus_bits(layout) if self._noised is None else self._noised.modulus_bits
+        self._bits = self._combining.modulus_bits(layout)
+        if self._noised is not None and self._bits is not None:
+            self._bits = self._noised.modulus_bits
         if standing is None:
             parameters = bundle.parameters()
             trained, _ = split_statistics(parameters, shared_statistics(manifest))
@@ -256,7 +258,7 @@ class Rounds:
     def _cost(self, releases: int, last: float | None) -> float:
         """What so many sums cost; where devices add the noise, the last one with that noise multiplier."""
         noise = self._settings.differential_privacy
-        if not noise.is_distributed:
+        if not noise.on_devices:
             return spent_epsilon(events_of(noise, 0, releases), noise.delta)
         multipliers = [*(row.multiplier for row in self.standing.rows), last]
         return spent_epsilon([Gaussian(noise_multiplier=each) for each in multipliers if each], noise.delta)

@@ -112,3 +112,27 @@ def test_more_colluders_take_more_noise(make: Make) -> None:
     # Planned for three of three, and for two of four, as all of these have to stay; four were there.
     assert few.history[0].multiplier == pytest.approx(0.01 * math.sqrt(4 / 3), rel=0.05)
     assert many.history[0].multiplier == pytest.approx(0.01 * math.sqrt(2 / 2), rel=0.05)
+
+
+@pytest.mark.parametrize("run", [{"client_axis": "off"}, {"client_axis": "on"}, {"aggregation": "median"}], ids=str)
+def test_devices_of_plain_rounds_add_all_of_the_noise(make: Make, run: dict[str, Any]) -> None:
+    """Each shortens its noisy update to the clip, so the mean of four is half as long as that, or shorter."""
+    bundle = bundle_of(make, modes=("secure", "plain"))
+    noise = DifferentialPrivacy(mechanism="local", noise_multiplier=2.0, delta=DELTA)
+    found = simulate(bundle, fields(), rounds=2, differential_privacy=noise, privacy="plain", **run)
+    assert [(row.failed, row.releases) for row in found.history] == [("", 1), ("", 2)]
+    for row in found.history:
+        assert row.multiplier == pytest.approx(2.0, rel=0.05)
+        assert row.epsilon == pytest.approx(
+            spent_epsilon([Gaussian(noise_multiplier=row.multiplier)] * row.number, DELTA), rel=1e-9
+        )
+        assert row.metrics == {}
+    assert 0.3 * CLIP < found.history[0].step < 0.8 * CLIP
+    exact = simulate(bundle, fields(), rounds=1, privacy="plain", **run)
+    assert exact.history[0].step < 0.1 * CLIP
+
+
+def test_local_noise_is_for_plain_rounds(make: Make) -> None:
+    noise = DifferentialPrivacy(mechanism="local", noise_multiplier=2.0, delta=DELTA)
+    with pytest.raises(PolicyError, match="take 'distributed', or set privacy to 'plain'"):
+        simulate(bundle_of(make), fields(), rounds=1, differential_privacy=noise)

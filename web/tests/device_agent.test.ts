@@ -10,7 +10,7 @@ import { required, struct } from "../src/bundle/decoders.js";
 import { sha256 } from "../src/bundle/digests.js";
 import { type Bundle, openBundle } from "../src/bundle/reader.js";
 import { writeWeights } from "../src/bundle/weights.js";
-import { DeviceAgent } from "../src/device/agent.js";
+import { databaseName, DeviceAgent } from "../src/device/agent.js";
 import { checkedServer, type DeviceSettings } from "../src/device/config.js";
 import { CertificateError, ClientError, MessageError, RefusedError } from "../src/device/errors.js";
 import type { DeviceEvent, Outcome } from "../src/device/events.js";
@@ -18,7 +18,10 @@ import { readDeviceId } from "../src/device/identity.js";
 import { decode, encode } from "../src/device/messages/fields.js";
 import { type Chain, chain, type Sealed, sealed } from "../src/device/messages/identity.js";
 import { seal } from "../src/device/sealed.js";
-import { fixed, hexOf, keyOf, MODEL, openModel, planOf, POPULATION, PUBLISHER, tokenText } from "./device_world.js";
+import { DeviceDatabase } from "../src/device/storage/database.js";
+import {
+  fixed, hexOf, keyOf, Log, MODEL, openModel, planOf, POPULATION, PUBLISHER, tokenText,
+} from "./device_world.js";
 import { withManifest } from "./forge.js";
 
 const enrolling = struct<{ chain: Chain; proof: Sealed }>({ chain: required(chain), proof: required(sealed) });
@@ -316,6 +319,42 @@ test("weights that no step of the bundle's can have made", async () => {
     expect([outcome.kind, outcome.reason]).toEqual(["refused", expect.stringContaining(words)]);
     expect(server.left).toEqual([{ reason: "policy" }]);
   }
+});
+
+test("weights that the device used before are what it measures new ones from", async () => {
+  const log = new Log(bundle);
+  /** The agent is assigned weights of the log, the bundle's moved so far, of which entries after `seen` are new. */
+  const trained = async (name: string, distance: number, parent: string, seen: number): Promise<string> => {
+    const own = bundle.parameters();
+    const [first, array] = [...own][0]!;
+    const data = (array.data as Float32Array).slice();
+    data[0] = data[0]! + distance;
+    const file = writeWeights(new Map([...own, [first, { ...array, data }]]));
+    const weights = await sha256(file);
+    server.files.set(`/v1/blobs/${weights}`, file);
+    await log.step(name, parent, { entry: { weights } });
+    const url = `/v1/populations/${POPULATION}/weights-log/${bundle.digest}`;
+    server.files.set(url, encode({ entries: log.entries.slice(seen), newest: log.entries.length }));
+    const { length } = log.entries;
+    server.files.set(`${url}/${length}/endorsement`, encode(log.evidence.get(length) as object));
+    return weights;
+  };
+  const next = (weights: string, serial: number): Promise<Outcome> =>
+    assigned({ weights, serial, round_id: hexOf(`round ${serial}`, 16) });
+  // A step of the model goes about 1 far. With every check passed, the examples are asked for.
+  const one = await trained("one", -0.9, await log.start(), 0);
+  await expect(next(one, 1)).rejects.toThrow("the examples must not be asked for");
+  const two = await trained("two", 1.5, one, 2);
+  expect((await next(two, 2)).reason).toContain("2.400 away from weights that this device knows");
+  // What is damaged cannot be measured from.
+  const database = await DeviceDatabase.open(databaseName("device"));
+  const kept = (await database.get<Uint8Array>("files", one)) as Uint8Array;
+  kept[kept.length - 1]! ^= 1;
+  await database.write({ store: "files", key: one, value: kept });
+  database.close();
+  const url = `/v1/populations/${POPULATION}/weights-log/${bundle.digest}`;
+  server.files.set(url, encode({ entries: [], newest: log.entries.length }));
+  await expect(next(two, 3)).rejects.toThrow("the examples must not be asked for");
 });
 
 test("the bundle's own weights are read as they were published", async () => {

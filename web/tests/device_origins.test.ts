@@ -12,7 +12,9 @@ import type { Enrolment } from "../src/device/enrolment.js";
 import { encode } from "../src/device/messages/fields.js";
 import type { RoundPlan } from "../src/device/messages/rounds.js";
 import { checkOrigin } from "../src/device/origins.js";
-import { type History } from "../src/device/provenance.js";
+import { type History, LogReader, NO_HISTORY } from "../src/device/provenance.js";
+import { stepBound } from "../src/device/steps/step_bounds.js";
+import type { Tensors } from "../src/device/steps/distances.js";
 import type { DeviceSession } from "../src/device/rounds/session.js";
 import { DeviceDatabase } from "../src/device/storage/database.js";
 import { endorsersNeeded } from "../src/device/secagg_plus/terms.js";
@@ -27,11 +29,30 @@ beforeEach(async () => {
   log = new Log(bundle);
 });
 
-/** What the device says of these weights, for a training of the task. */
-async function check(weights: string, shown = log, task = hexOf("task", 16)): Promise<void> {
+/** What the device still has of weights that it used, by digest. */
+const files = new Map<string, Tensors>();
+
+/** What the device says of these weights (default: they are where the bundle's are), for a training of the task. */
+async function check(
+  digest: string,
+  shown = log,
+  task = hexOf("task", 16),
+  tensors: Tensors = bundle.parameters(),
+): Promise<void> {
   const keys = { serverKey: (await keyOf("server")).publicKey, enrolmentKey: (await keyOf("enrolment")).publicKey };
   const enrolment = { population: POPULATION, ...keys } as unknown as Enrolment;
-  await checkOrigin(database, bundle, weights, shown as unknown as DeviceSession, enrolment, task);
+  const find = async (wanted: string): Promise<Tensors | null> => files.get(wanted) ?? null;
+  const session = shown as unknown as DeviceSession;
+  await checkOrigin(database, bundle, { digest, tensors }, find, session, enrolment, task);
+}
+
+/** The bundle's weights, moved so far in all, as an L2 norm. */
+function moved(distance: number): Tensors {
+  const own = bundle.parameters();
+  const [name, array] = [...own][0]!;
+  const data = (array.data as Float32Array).slice();
+  data[0] = data[0]! + distance;
+  return new Map([...own, [name, { ...array, data }]]);
 }
 
 test("the bundle's own weights need no log", async () => {
@@ -48,6 +69,107 @@ test("weights that rounds of devices made are taken, newest first", async () => 
   await expect(check(await ownWeights(bundle))).rejects.toThrow(ProvenanceError);
   await log.add({ kind: "rollback", weights: one });
   await check(one);
+});
+
+describe("weights that no steps of the log can have made", () => {
+  const far = "these are not the weights that the server says they are";
+  let [one, two, step] = ["", "", 0];
+
+  beforeEach(async () => {
+    files.clear();
+    one = await log.step("one", await log.start());
+    two = await log.step("two", one);
+    // Of the entry's seven devices and no hyperparameters of the server half.
+    step = stepBound(bundle.manifest, {}, 7);
+    expect(step).toBeCloseTo(1, 1);
+  });
+
+  const at = (digest: string, distance: number): Promise<void> => check(digest, log, undefined, moved(distance));
+
+  test("are farther from the bundle's than so many steps go", async () => {
+    await at(one, 0.999 * step);
+    await at(two, 1.999 * step);
+    await expect(at(two, 2.001 * step)).rejects.toThrow(far);
+  });
+
+  test("are farther from those that the device used last than the steps since", async () => {
+    await at(one, 0);
+    files.set(one, moved(0));
+    await expect(at(two, 1.001 * step)).rejects.toThrow(far);
+    // Without them it can measure from the bundle's alone.
+    files.clear();
+    await at(two, 1.001 * step);
+  });
+
+  test("after a way back the steps on both sides count", async () => {
+    await at(two, 1.9 * step);
+    files.set(two, moved(1.9 * step));
+    const other = await log.step("three", one);
+    await expect(at(other, -0.2 * step)).rejects.toThrow(far);
+    await at(other, -0.05 * step);
+  });
+
+  test("came of a step beyond the policy", async () => {
+    await log.step("four", two, { entry: { hyperparameters: { server_lr: 1.5 } } });
+    await expect(at(hexOf("weights four"), 0)).rejects.toThrow("server_lr: 1.5 is outside");
+  });
+
+  test("the bound of the steps is remembered", async () => {
+    await at(two, 0);
+    database.close();
+    database = await DeviceDatabase.open("test");
+    const three = await log.step("three", two);
+    await expect(at(three, 3.001 * step)).rejects.toThrow(far);
+    await at(three, 2.999 * step);
+  });
+});
+
+describe("steps between two entries", () => {
+  type Seen = ConstructorParameters<typeof LogReader>[4];
+
+  async function readerOf(seen: Seen, bound = 1): Promise<LogReader> {
+    const { publicKey } = await keyOf("server");
+    return new LogReader(POPULATION, bundle.digest, await ownWeights(bundle), publicKey, seen, () => bound);
+  }
+
+  test("lead back to where they parted, and on from there", async () => {
+    // start - one - two - three
+    //            `- four
+    const one = await log.step("one", await log.start());
+    await log.step("three", await log.step("two", one));
+    await log.step("four", one);
+    const reader = await readerOf(NO_HISTORY, 0.25);
+    for (const entry of log.entries) await reader.add(entry);
+    const [first, third, fourth] = ["one", "three", "four"].map((name) => reader.find(hexOf(`weights ${name}`)));
+    expect([reader.boundBetween(third!, fourth!), reader.roundsBetween(third!, fourth!)]).toEqual([
+      0.75, { back: 2, on: 1 },
+    ]);
+    expect([reader.boundBetween(first!, third!), reader.roundsBetween(first!, third!)]).toEqual([
+      0.5, { back: 0, on: 2 },
+    ]);
+    expect([first, third, fourth].map((node) => reader.roundsTo(node!))).toEqual([1, 3, 2]);
+    expect([first, third, fourth].map((node) => node!.bound)).toEqual([0.25, 0.75, 0.5]);
+  });
+
+  test("are counted as the most that there can be where entries were forgotten", async () => {
+    const node = (number: number, parent: number): Seen["nodes"][number] => {
+      const names = { weights: hexOf(`${number}`), task: hexOf("task", 16), round: hexOf(`round ${number}`, 16) };
+      return { number, parent, bound: number, plain: false, again: number, ...names };
+    };
+    const [earlier, later] = [node(60, 59), node(90, 89)];
+    const reader = await readerOf({ number: 90, head: hexOf("head"), nodes: [earlier, later] });
+    expect(reader.boundBetween(earlier, later)).toBe(150);
+    expect(reader.roundsBetween(earlier, later)).toEqual({ back: 60, on: 90 });
+    expect(reader.roundsTo(later)).toBe(90);
+  });
+
+  test.each([Number.POSITIVE_INFINITY, Number.NaN, -1])("with a bound of %d are no steps", async (bound) => {
+    await log.step("one", await log.start());
+    const reader = await readerOf(NO_HISTORY, bound);
+    await reader.add(log.entries[0]!);
+    await expect(reader.add(log.entries[1]!)).rejects.toThrow("its step has no bound");
+    expect(reader.history.number).toBe(1);
+  });
 });
 
 describe("a log that is another one", () => {

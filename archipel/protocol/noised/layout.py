@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from archipel.bundle.roles import Rotation
+from archipel.bundle.roles import Rotation, Update
 from archipel.errors import ProtocolError
 from archipel.protocol.bounds import Group, entries, joint_norm, sum_bound
 from archipel.protocol.messages import NoiseShare
@@ -40,7 +40,7 @@ _BELOW = 1 - 1e-9
 _TRIES = 256
 """One try of rounding is short enough with a probability of 0.39 or more."""
 _CHUNK = 1 << 16
-"""Samples drawn at once, so that a device needs little memory beside the vector."""
+"""Entries at a time, so that a device needs little memory beside the vector."""
 
 Whole = NDArray[np.int64]
 
@@ -70,13 +70,12 @@ class NoisedLayout(Layout):
     def encode(self, arrays: Mapping[str, NDArray[Any]], *, modulus_bits: int, max_cohort: int) -> Vector:
         """The vector to mask, with noise that differs from call to call. Raises as `Layout.encode`."""
         self._check_modulus(modulus_bits, max_cohort)
-        from archipel.lite_runtime.many_samples import sample_gaussian
+        return (self._noisy(self.check(arrays)) & ((1 << modulus_bits) - 1)).astype(np.uint32)
 
-        noisy = self._round(self._rotated(self.check(arrays)))
-        for start in range(0, noisy.size, _CHUNK):
-            part = noisy[start : start + _CHUNK]
-            part += sample_gaussian(self.noise.deviation, part.size, self.randomness)
-        return (noisy & ((1 << modulus_bits) - 1)).astype(np.uint32)
+    def to_send(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """The changes with noise that differs from call to call, shortened to their clip: for plain rounds."""
+        noisy = self._noisy(self.check(arrays)).astype(np.float64)
+        return {port.name: array for port, array in self._changes(noisy, self._group.bound).items()}
 
     def check(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """The changes among `arrays`, checked as `Layout.check` does. The others, such as metrics, stay here."""
@@ -89,20 +88,9 @@ class NoisedLayout(Layout):
         Raises ProtocolError for a sum that no `cohort` devices can have sent.
         """
         rows = self.signed_sum(total, cohort=cohort, modulus_bits=modulus_bits).astype(np.float64)
-        group, block = self._group, self._block
-        size = sum(entries(port) for port in group.ports)
-        changes = unrotate(rows, Rotation(parameters=(), block=block), size, self.seed) * (group.bound / self._steps)
-        deltas: dict[str, NDArray[np.float64]] = {}
-        start = 0
-        for port in group.ports:
-            stop = start + entries(port)
-            deltas[port.tensor] = changes[start:stop].reshape([int(dim) for dim in port.shape])
-            start = stop
-        most = sum_bound(self.updates, group, cohort, float(cohort)) * _BELOW
-        norm = joint_norm(deltas.values())
-        if norm > most:
-            deltas = {tensor: array * (most / norm) for tensor, array in deltas.items()}
-        return DecodedSum(deltas, {}, None)
+        most = sum_bound(self.updates, self._group, cohort, float(cohort))
+        changes = self._changes(rows, most)
+        return DecodedSum({port.tensor: array for port, array in changes.items()}, {}, None)
 
     def signed_sum(self, total: Vector, *, cohort: int, modulus_bits: int) -> Whole:
         """The noisy sum in whole steps, rotated, `[length]`. Raises ProtocolError as `decode_sum` does."""
@@ -154,6 +142,28 @@ class NoisedLayout(Layout):
         noise = _TAIL * self.noise.deviation * math.sqrt(cohort)
         return math.ceil(cohort * self._steps * share) + cohort + math.ceil(noise)
 
+    def _noisy(self, arrays: Mapping[str, NDArray[Any]]) -> Whole:
+        """The changes in whole steps, rotated, with noise, `[length]`."""
+        from archipel.lite_runtime.many_samples import sample_gaussian
+
+        noisy = self._round(self._rotated(arrays))
+        for start in range(0, noisy.size, _CHUNK):
+            part = noisy[start : start + _CHUNK]
+            part += sample_gaussian(self.noise.deviation, part.size, self.randomness)
+        return noisy
+
+    def _changes(self, rows: NDArray[np.float64], most: float) -> dict[Update, NDArray[np.float64]]:
+        """What rotated steps are changes of; shortened, where their norm is above `most`."""
+        group = self._group
+        size = sum(entries(port) for port in group.ports)
+        flat = unrotate(rows, Rotation(parameters=(), block=self._block), size, self.seed)
+        flat *= group.bound / self._steps
+        norm = joint_norm([flat])
+        if norm > most * _BELOW:
+            flat *= most * _BELOW / norm
+        parts = np.split(flat, np.cumsum([entries(port) for port in group.ports])[:-1])
+        return {port: part.reshape([int(dim) for dim in port.shape]) for port, part in zip(group.ports, parts)}
+
     def _rotated(self, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         """The changes, clipped and rotated, in steps, `[length]`."""
         group = self._group
@@ -165,12 +175,14 @@ class NoisedLayout(Layout):
 
     def _round(self, rotated: NDArray[np.float64]) -> Whole:
         """Whole numbers next to `rotated`, whose mean is `rotated`, but for those that are too long together."""
-        below = np.floor(rotated)
-        above, floors = rotated - below, below.astype(np.int64)
         most = squared_norm(self._steps, self.length)
+        rounded: Whole = np.empty(rotated.size, np.int64)
         for _ in range(_TRIES):
-            drawn = np.frombuffer(self.randomness(8 * above.size), "<u8") >> np.uint64(11)
-            rounded: Whole = floors + (drawn * 2.0**-53 < above)
+            for start in range(0, rotated.size, _CHUNK):
+                part = rotated[start : start + _CHUNK]
+                below = np.floor(part)
+                drawn = np.frombuffer(self.randomness(8 * part.size), "<u8") >> np.uint64(11)
+                rounded[start : start + _CHUNK] = below + (drawn * 2.0**-53 < part - below)
             if int((rounded * rounded).sum()) <= most:
                 return rounded
         raise ProtocolError(f"update: rounding made it too long {_TRIES} times, which comes once in 10^50 cases")

@@ -9,12 +9,12 @@ from msgspec import Meta
 from archipel.errors import PolicyError
 from archipel.protocol.messages import Message, Name, Whole
 
-Mechanism = Literal["none", "central", "correlated", "distributed"]
+Mechanism = Literal["none", "central", "correlated", "distributed", "local"]
 MAX_BANDS = 64
 """Coefficients at most: the server keeps the noise of so many rounds, less one, each as large as two models."""
 MAX_UNIT = 1 << 16
 _MOST = 1e6
-_NAMES = ("none", "central", "correlated", "distributed")
+_NAMES = ("none", "central", "correlated", "distributed", "local")
 
 
 class DifferentialPrivacyError(PolicyError, ValueError):
@@ -26,10 +26,12 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
 
     Arguments:
         mechanism: "none"; "central": the server adds discrete Gaussian noise; "correlated": the same, less a part of
-            the noise of earlier rounds; "distributed": each device adds a share of it before it masks its update.
+            the noise of earlier rounds; "distributed": each device adds a share of it before it masks its update;
+            "local": each device of a plain round adds all of it to its own.
         noise_multiplier: the standard deviation of what a round's noise has that earlier rounds' has not, over the most
             by which one device can change the sum; of "distributed" that of the fewest devices that a round accepts,
-            less those that may work with the server. Null: the least with which all rounds of the task cost `epsilon`.
+            less those that may work with the server, of "local" that of one device. Null: the least with which all
+            rounds of the task cost `epsilon`.
         epsilon: what the model may cost each device of the population, in all tasks together; the task ends before the
             round that would cost more. Null: no limit.
         delta: the probability with which the bound may fail; choose it well below 1 / (number of devices).
@@ -95,8 +97,13 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
 
     @property
     def is_distributed(self) -> bool:
-        """Whether the devices add it."""
+        """Whether each device adds a share of it."""
         return self.mechanism == "distributed"
+
+    @property
+    def on_devices(self) -> bool:
+        """Whether devices add it."""
+        return self.mechanism in ("distributed", "local")
 
     @property
     def is_correlated(self) -> bool:

@@ -123,7 +123,7 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     number and threshold follow from what the bundle's privacy policy says of colluders, dropouts and the server (null:
     the server chooses by the cohort, see docs/protocol.md).
 
-    `differential_privacy` of a secure training: the noise that the server adds to each round's sum, and what the model
+    `differential_privacy` of a training: noise on each round's sum, of the server or of the devices, and what the model
     may cost a device in all its tasks (docs/privacy.md). Its metrics, which have no noise, are then kept back.
 
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A

@@ -97,7 +97,7 @@ def make_plan(
     over_neighbours = request.protocol == "neighbours"
     sizes = sizes_between(manifest.privacy, size) if over_neighbours else Sizes(0, 0, 0)
     noise = request.differential_privacy
-    noised = secure and request.kind == "training" and noise.is_distributed
+    noised = request.kind == "training" and noise.on_devices
     plan = RoundPlan(
         round_id=round_id,
         task_id=task_id,

@@ -50,10 +50,17 @@ TRUST = (
     "whoever reads the server's memory or disk during a round sees its sum without noise, and with correlated noise "
     "those of the task's last rounds; devices see it with noise"
 )
-TRUST_OF_DISTRIBUTED = (
-    "nobody sees a sum without noise; more devices than the bundle's privacy policy expects to work with the server "
-    "can take theirs out of it"
-)
+TRUSTS = {
+    "distributed": (
+        "nobody sees a sum without noise; more devices than the bundle's privacy policy expects to work with the "
+        "server can take theirs out of it"
+    ),
+    "local": (
+        "nobody sees a device's update without noise; the server sees those of rounds that failed as well, which only "
+        "the devices' own journals count"
+    ),
+}
+"""Of mechanisms whose noise devices add; of others TRUST."""
 COVERS = (
     "the weights of all versions, and noisy counts of clipped updates; not who took part, nor the results of "
     "evaluations and analyses, nor failures"
@@ -73,7 +80,7 @@ def settle_noise(session: Session, request: TaskRequest, manifest: Manifest) -> 
     before = _counts(session, request.population, manifest.name)
     settled = settle(noise, request.rounds, tuple(_events(before)))
     least = manifest.privacy.noise_multiplier
-    if noise.is_distributed and noise.noise_multiplier is None and (settled.noise_multiplier or 0.0) < least:
+    if noise.on_devices and noise.noise_multiplier is None and (settled.noise_multiplier or 0.0) < least:
         settled = msgspec.structs.replace(settled, noise_multiplier=least)
     if why := _lacking(settled, before):
         raise PolicyError(f"differential_privacy: {why}")
@@ -135,7 +142,7 @@ def charge(services: Services, write: Write, round_id: str) -> str:
 def _cost_of(session: Session, task: Task, current: Round) -> list[Event]:
     """What looking at the round's sum costs."""
     noise = request_of(task).differential_privacy
-    if not noise.is_distributed:
+    if not noise.on_devices:
         return events_of(noise, _paid_for(session, task))
     manifest = decode_manifest(session.get_one(BundleRow, task.bundle).manifest)
     plan, present = read_plan(current), len(answered(session, current.round_id, "masking"))
@@ -172,7 +179,7 @@ def spent_by(session: Session, task: Task, round_id: str | None = None) -> Priva
         accountant=ACCOUNTANT,
         unit=UNIT,
         sampling=SAMPLING,
-        trust=TRUST_OF_DISTRIBUTED if noise.is_distributed else TRUST,
+        trust=TRUSTS.get(noise.mechanism, TRUST),
         covers=COVERS,
     )
 

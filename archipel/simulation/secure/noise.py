@@ -25,10 +25,16 @@ def plan_noise(manifest: Manifest, settings: RoundSettings) -> RoundPlan | None:
 
     Raises PolicyError for noise that does not go with the bundle, ProtocolError where no modulus holds a sum with it.
     """
-    if not settings.differential_privacy.is_distributed:
+    if not settings.differential_privacy.on_devices:
         return None
     policy, seats = manifest.privacy, seats_of(settings)
     sizes = sizes_of_rounds(manifest, settings)
+    if settings.privacy == "plain":
+        plan = RoundPlan(
+            round_id="0" * 32, task_id="0" * 32, number=1, bundle=_NOBODY, weights=_NOBODY, privacy="plain",
+            min_cohort=1, max_cohort=seats, threshold=1, modulus_bits=32,
+        )  # fmt: skip
+        return add_share(plan, settings.differential_privacy, manifest)
     plan = RoundPlan(
         round_id="0" * 32, task_id="0" * 32, number=1, bundle=_NOBODY, weights=_NOBODY, privacy="secure",
         min_cohort=settings.pacing.min_cohort, max_cohort=seats,

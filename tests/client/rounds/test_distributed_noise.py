@@ -100,3 +100,30 @@ def test_the_owner_sees_what_the_noise_of_devices_costs_an_example_and_limits_it
     noisy.run(agents, lambda: sum(each.rounds[-1].result == "refused" for each in agents) == 3)
     assert all("epsilon" in each.rounds[-1].reason for each in agents[1:])
     noisy.operator.tasks.cancel(more.task_id)
+
+
+def test_agents_of_plain_rounds_add_all_of_the_noise(noisy: Federation) -> None:
+    noisy.bundle_file = make_bundle(
+        noisy.folder / "plain", noisy.publisher_key, weighting="uniform", noise_multiplier=3.0, modes=("plain",),
+    )  # fmt: skip
+    settings = DifferentialPrivacy(mechanism="local", epsilon=8.0, delta=1e-5)
+    agents = [noisy.agent(number, allow_plain=True) for number in range(3)]
+    task = noisy.task(rounds=1, differential_privacy=settings, cohort=3, threshold=None, privacy="plain")
+    # The policy wants more noise than the target needs.
+    assert task.differential_privacy.noise_multiplier == 3.0
+    noisy.run(agents, lambda: noisy.operator.tasks.get(task.task_id).ended is not None)
+    [info] = noisy.rounds(task)
+    [plan] = plans(noisy)
+    assert (info.phase, info.reason, info.result) == ("committed", "", None)
+    assert plan.noise is not None
+    z = plan.noise.deviation / math.sqrt(plan.noise.steps**2 + 1 + plan.noise.steps + 1)
+    assert 3.0 <= z < 3.1
+    spent = noisy.operator.tasks.get(task.task_id).privacy_spent
+    assert spent is not None
+    assert spent.epsilon == pytest.approx(spent_epsilon([Gaussian(noise_multiplier=z)], 1e-5), rel=1e-9)
+    assert "nobody sees a device's update without noise" in spent.trust
+    for agent in agents:
+        assert agent.rounds[-1].rho == pytest.approx(2 / z**2, rel=1e-9)
+    before, after = (noisy.operator.weights.read(each)["w"] for each in (info.weights_in, info.weights_out))
+    # Three updates of the clip's length, which point nearly anywhere.
+    assert 0 < np.linalg.norm(after - before) <= 2.0 * (1 + 1e-6)

@@ -14,6 +14,7 @@ from archipel.errors import BoundError, PolicyError, ProtocolError
 from archipel.protocol.messages import NoiseShare
 from archipel.protocol.noised.layout import NoisedLayout, padded_length
 from archipel.protocol.noised.shares import choose_share, squared_norm
+from archipel.protocol.plain import decode_plain, encode_plain
 from archipel.protocol.training_metrics import count_entry
 from archipel.protocol.vector import Layout, Vector
 
@@ -198,3 +199,21 @@ def test_an_update_that_breaks_its_manifest_is_refused() -> None:
 def test_noise_covers_clipped_changes_alone(port: Update, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         NoisedLayout.over(Layout((delta("w", 3), port)), NoiseShare(deviation=4, steps=256), 0)
+
+
+def test_a_plain_update_has_all_the_noise_and_is_as_long_as_the_clip_at_most() -> None:
+    """It passes the server's checks of plain updates, whose bounds know of no noise."""
+    layout = layout_of(20_000, NoiseShare(deviation=20, steps=568))
+    given = changes(20_000, CLIP)
+    update = decode_plain(encode_plain(layout, given), layout)
+    assert set(update) == {"w", "b"}
+    found, exact = (np.concatenate([each[name].ravel() for name in ("w", "b")]) for each in (update, given))
+    assert np.linalg.norm(found) == pytest.approx(CLIP, rel=1e-5)
+    # Noise of 20 steps in each of 20,001 elements, of a clip of 568 steps: the update points a little the right way.
+    cosine = found @ exact / CLIP**2
+    assert cosine == pytest.approx(568 / math.hypot(568, 20 * math.sqrt(20_001)), abs=5 / math.sqrt(20_001))
+    assert not np.array_equal(found, decode_plain(encode_plain(layout, given), layout)["w"].ravel())
+    # With little noise it is the update.
+    near = layout_of(20_000, NoiseShare(deviation=1, steps=1 << 20))
+    close = decode_plain(encode_plain(near, changes(20_000, CLIP / 2)), near)
+    np.testing.assert_allclose(close["w"], changes(20_000, CLIP / 2)["w"], atol=8 * CLIP / (1 << 20))

@@ -217,6 +217,7 @@ def test_a_sum_that_no_devices_can_have_sent_fails_the_round(noisy: World) -> No
     ("settings", "message"),
     [
         ({"privacy": "plain"}, "set privacy to 'secure'"),
+        ({"differential_privacy": {**distributed(), "mechanism": "local"}}, "take 'distributed'"),
         ({"mode": "asynchronous"}, "several times"),
         ({"secure_groups": 3, "cohort": 18}, "leave aggregation and secure_groups away"),
         ({"kind": "evaluation", "metrics": {"loss": 8.0}}, "belongs to tasks of kind training"),

@@ -3,7 +3,6 @@
  * (archipel/client/downloads/origins.py).
  */
 
-import { isFinite, type NdArray, sameDims } from "../arrays.js";
 import { sha256 } from "../bundle/digests.js";
 import type { Bundle } from "../bundle/reader.js";
 import { writeWeights } from "../bundle/weights.js";
@@ -13,6 +12,8 @@ import { ProvenanceError } from "./errors.js";
 import { endorsement, weightsLog, type WeightsStatement } from "./messages/weights_log.js";
 import { checkEndorsement, type History, LogReader, NO_HISTORY } from "./provenance.js";
 import type { DeviceSession } from "./rounds/session.js";
+import { checkMoved, checkTensors, type Tensors } from "./steps/distances.js";
+import { stepBound } from "./steps/step_bounds.js";
 import type { DeviceDatabase } from "./storage/database.js";
 
 /** The device asks for evidence of at most this many new steps, drawn at random where there are more. */
@@ -23,29 +24,44 @@ const MAX_TASKS = 256;
 
 interface Known {
   readonly history: History;
+  /** The digest of the weights that were used last. */
+  readonly last?: string;
   /** By task, newest first: the newest entry that this device has used. */
   readonly accepted: readonly (readonly [task: string, entry: number])[];
 }
 
+/** Weights, and the SHA-256 of their file. */
+export interface Weights {
+  readonly digest: string;
+  readonly tensors: Tensors;
+}
+
 /**
- * Accept weights with this digest for a training of `task`, or raise ProvenanceError (another ProtocolError if the log
- * is malformed). The log must not go back to older weights, unless an entry of it says so.
+ * Accept weights for a training of `task`, or raise ProvenanceError (another ProtocolError if the log is malformed).
+ * The log must not go back to older weights, unless an entry of it says so, and its steps must be able to lead to
+ * these. `find` gives weights with a digest where they are still here.
  */
 export async function checkOrigin(
   database: DeviceDatabase,
   bundle: Bundle,
-  digest: string,
+  { digest, tensors }: Weights,
+  find: (digest: string) => Promise<Tensors | null>,
   session: DeviceSession,
   enrolment: Enrolment,
   task: string,
 ): Promise<void> {
   const key = `origins/${bundle.digest}`;
-  const own = await sha256(writeWeights(bundle.parameters()));
+  const { manifest } = bundle;
+  const parameters = bundle.parameters();
+  checkTensors(`weights ${digest.slice(0, 16)}...`, tensors, parameters);
+  const own = await sha256(writeWeights(parameters));
   const known = (await database.get<Known>("books", key)) ?? { history: NO_HISTORY, accepted: [] };
   // The bundle's own weights are signed. Once the log has entries, they are looked up like any others.
   if (digest === own && !known.history.number) return;
   const { population, serverKey } = enrolment;
-  const log = new LogReader(population, bundle.digest, own, serverKey, known.history);
+  const log = new LogReader(population, bundle.digest, own, serverKey, known.history, (entry) =>
+    stepBound(manifest, entry.hyperparameters, entry.devices),
+  );
   await readOn(log, known.history.number, bundle, session, enrolment);
   const { history } = log;
   if (history.number > known.history.number) {
@@ -64,29 +80,22 @@ export async function checkOrigin(
       `${where}: older than entry ${newest}, which this device has used, and no later entry goes back to it`,
     );
   }
+  // Two bounds on the distance that the logged steps can cover: from the signed weights, and from the weights that
+  // this device used last. The second is tighter for a device that takes part often.
+  const rounds = { back: 0, on: log.roundsTo(node) };
+  checkMoved(where, manifest, tensors, parameters, node.bound, node.number, rounds);
+  const earlier = known.last === undefined ? undefined : log.newestOf(known.last);
+  if (earlier !== undefined && earlier.weights !== digest) {
+    const before = earlier.weights === own ? parameters : await find(earlier.weights);
+    if (before !== null) {
+      const bound = log.boundBetween(earlier, node);
+      checkMoved(where, manifest, tensors, before, bound, node.number, log.roundsBetween(earlier, node));
+    }
+  }
   // The task used now comes first, so the ones beyond MAX_TASKS ended long ago.
   const accepted = [[task, node.again] as const, ...known.accepted.filter(([each]) => each !== task)];
-  await database.write({ store: "books", key, value: { history, accepted: accepted.slice(0, MAX_TASKS) } });
-}
-
-/**
- * Raises ProvenanceError unless these weights are finite numbers of the bundle's names, shapes and dtypes, as every
- * step leaves them.
- */
-export function checkTensors(bundle: Bundle, digest: string, weights: ReadonlyMap<string, NdArray>): void {
-  const refuse = (why: string): never => {
-    throw new ProvenanceError(`weights ${digest.slice(0, 16)}...: ${why}`);
-  };
-  const own = bundle.parameters();
-  const foreign = [...weights.keys()].find((name) => !own.has(name));
-  if (foreign !== undefined) refuse(`tensor ${JSON.stringify(foreign)} is not one of the bundle's`);
-  for (const [name, { dtype, dims }] of own) {
-    const array = weights.get(name) ?? refuse(`tensor ${JSON.stringify(name)} is missing`);
-    if (array.dtype !== dtype || !sameDims(array.dims, dims)) {
-      refuse(`tensor ${JSON.stringify(name)} is ${array.dtype}[${array.dims}], expected ${dtype}[${dims}]`);
-    }
-    if (!isFinite(array)) refuse(`tensor ${JSON.stringify(name)} has entries that are no finite numbers`);
-  }
+  const value: Known = { history, accepted: accepted.slice(0, MAX_TASKS), last: digest };
+  await database.write({ store: "books", key, value });
 }
 
 /** Read what the server has added to the log, and check each entry, and the evidence for new steps. */

@@ -2,8 +2,8 @@
  * The log in which a server accounts for every change of a bundle's weights (archipel/protocol/provenance.py).
  *
  * The server signs each entry, which has the hash of the entry before, so it cannot show one device two histories; and
- * the entry of a secure round is endorsed by at least `threshold` of its devices. How far a step may move the weights
- * follows from the strategy, of which a browser knows nothing: that check is Python's alone.
+ * the entry of a secure round is endorsed by at least `threshold` of its devices. No step is longer than the strategy
+ * lets it be, so that new weights can be measured against those that a device has.
  */
 
 import type { Manifest } from "../bundle/manifest.js";
@@ -16,6 +16,7 @@ import { roundPlan } from "./messages/rounds.js";
 import { type Endorsement, type WeightsStatement, weightsStatement } from "./messages/weights_log.js";
 import { checkPlan } from "./policy.js";
 import { bodyDigest, unseal } from "./sealed.js";
+import type { Rounds } from "./steps/distances.js";
 import { endorsersNeeded } from "./secagg_plus/terms.js";
 import { uploadLayout } from "./updates/uploads.js";
 
@@ -31,6 +32,10 @@ export interface Node {
   readonly number: number;
   readonly weights: string;
   readonly task: string;
+  /** The number of the entry that it changed; 0 for a start. */
+  readonly parent: number;
+  /** How far its weights can be from the bundle's, as an L2 norm. */
+  readonly bound: number;
   /** A step from the bundle's weights to these was not a secure round. */
   readonly plain: boolean;
   /** The number of the newest rollback to it, else its own. */
@@ -63,6 +68,8 @@ export class LogReader {
     private readonly own: string,
     private readonly serverKey: Uint8Array,
     private seen: History,
+    /** How long the step of an entry can be, as an L2 norm over all parameters. Raises ProtocolError. */
+    private readonly bound: (entry: WeightsStatement) => number,
   ) {
     for (const node of seen.nodes) this.keep(node);
   }
@@ -104,7 +111,7 @@ export class LogReader {
       if (weights !== this.own || task === null) {
         throw new ProvenanceError(`${where}: a training starts with the bundle's own weights, this one with others`);
       }
-      this.keep({ number, weights, task, plain: false, again: number, round: null });
+      this.keep({ number, weights, task, parent: 0, bound: 0, plain: false, again: number, round: null });
     } else if (entry.kind === "rollback") {
       const node = this.find(weights);
       this.nodes.set(node.number, { ...node, again: number });
@@ -112,10 +119,16 @@ export class LogReader {
       if (entry.parent === null || round === null || task === null || entry.plan === null) {
         throw new ProvenanceError(`${where}: a step names its task, round, plan and parent`);
       }
-      // A round's endorsement vouches for one step: used twice, it would allow two steps.
+      // A round's endorsement vouches for one step: used twice, it would allow two steps of full length.
       if (this.rounds.has(round)) throw new ProvenanceError(`${where}: round ${round} has made a step already`);
-      const plain = this.find(entry.parent, task).plain || entry.privacy !== "secure";
-      this.keep({ number, weights, task, plain, again: number, round });
+      const parent = this.find(entry.parent, task);
+      const moved = this.bound(entry);
+      if (!(moved >= 0 && moved < Number.POSITIVE_INFINITY)) {
+        throw new ProvenanceError(`${where}: its step has no bound`);
+      }
+      const plain = parent.plain || entry.privacy !== "secure";
+      const bound = parent.bound + moved;
+      this.keep({ number, weights, task, parent: parent.number, bound, plain, again: number, round });
     }
     // Last: after an entry that is refused the reader still stands at the entry before.
     this.seen = { ...this.seen, number, head: await bodyDigest(sealed) };
@@ -124,12 +137,51 @@ export class LogReader {
 
   /** The newest entry with these weights, of `task` or of any. Raises ProvenanceError where there is none. */
   find(weights: string, task = ""): Node {
-    const node = this.nodes.get(this.newest.get(`${weights} ${task}`) ?? 0);
+    const node = this.newestOf(weights, task);
     if (node !== undefined) return node;
     throw new ProvenanceError(
       `weights ${weights.slice(0, 16)}...: not in the server's log of bundle ${this.bundle.slice(0, 16)}..., of ` +
         `which this device knows ${this.seen.number} entries; the server cannot say where they come from`,
     );
+  }
+
+  /** As `find`, but undefined where the device remembers no such entry. */
+  newestOf(weights: string, task = ""): Node | undefined {
+    return this.nodes.get(this.newest.get(`${weights} ${task}`) ?? 0);
+  }
+
+  /** How far apart the weights of two entries can be, as an L2 norm. */
+  boundBetween(one: Node, other: Node): number {
+    // Through their nearest common ancestor: `bound` adds up the steps from the start. Where the device remembers none,
+    // they are as far apart as through the bundle's own weights.
+    const path = this.path(one);
+    const common = Math.max(0, ...[...this.path(other)].filter((number) => path.has(number)));
+    return one.bound + other.bound - 2 * (this.nodes.get(common)?.bound ?? 0);
+  }
+
+  /**
+   * How many rounds lead back from the weights `one` to where `other` parted from them, and from there on to those.
+   * Upper bounds where entries are forgotten.
+   */
+  roundsBetween(one: Node, other: Node): Rounds {
+    const [first, second] = [this.path(one), this.path(other)];
+    const back = [...first].filter((number) => !second.has(number)).length;
+    const on = [...second].filter((number) => !first.has(number)).length;
+    return back < first.size ? { back, on } : { back: this.roundsTo(one), on: this.roundsTo(other) };
+  }
+
+  /** How many rounds lead from the bundle's own weights to these; an upper bound where entries are forgotten. */
+  roundsTo(node: Node): number {
+    // A path that reaches a start has each round once; else the log has no more rounds than entries.
+    const path = [...this.path(node)];
+    return this.nodes.get(path.at(-1) as number)?.parent === 0 ? path.length - 1 : node.number;
+  }
+
+  /** The node and those that it was made of, as far as the device remembers them. */
+  private path(node: Node): ReadonlySet<number> {
+    const path = new Set([node.number]);
+    for (let at = this.nodes.get(node.parent); at !== undefined; at = this.nodes.get(at.parent)) path.add(at.number);
+    return path;
   }
 
   private keep(node: Node): void {

@@ -13,7 +13,7 @@ import type { Device, Examples } from "../device.js";
 import type { Enrolment } from "../enrolment.js";
 import type { OwnerLimits } from "../limits.js";
 import type { RoundPlan } from "../messages/rounds.js";
-import { checkOrigin, checkTensors } from "../origins.js";
+import { checkOrigin } from "../origins.js";
 import { checkPlan } from "../policy.js";
 import { checkPublished } from "../storage/books.js";
 import type { Files } from "../storage/files.js";
@@ -67,8 +67,9 @@ export async function prepare(
 ): Promise<Prepared> {
   const { bundle, layout } = await prepareBundle(plan, device, enrolment, files, limits);
   const weights = await files.weights(plan.weights);
-  checkTensors(bundle, plan.weights, weights);
-  await checkOrigin(device.database, bundle, plan.weights, session, enrolment, plan.task_id);
+  const given = { digest: plan.weights, tensors: weights };
+  const find = (digest: string) => files.keptWeights(digest);
+  await checkOrigin(device.database, bundle, given, find, session, enrolment, plan.task_id);
   return { bundle, layout, parameters: Object.fromEntries(weights) };
 }
 

@@ -44,6 +44,13 @@ export class Files {
     });
   }
 
+  /** The weights with this digest, if they are here and not damaged; null otherwise. */
+  async keptWeights(digest: string): Promise<ReadonlyMap<string, NdArray> | null> {
+    const kept = await this.database.get<Bytes>("files", digest);
+    if (kept === undefined || (await sha256(kept)) !== digest) return null;
+    return readWeights(kept, this.config.maxDownloadBytes);
+  }
+
   /** A file with this digest that is nowhere kept. Raises DigestError, ... */
   async once(digest: string, limit: number): Promise<Bytes> {
     const data = await this.session.download(`/v1/blobs/${digest}`, limit);

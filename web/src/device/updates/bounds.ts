@@ -7,7 +7,7 @@ import { exactSum } from "../../runtime/exact_sum.js";
 import { BoundError } from "../errors.js";
 
 /** The relative error that float32 arithmetic in graphs may make. */
-const SLACK = 1e-3;
+export const SLACK = 1e-3;
 /** The absolute error allowed: where a bound is 0, a relative one allows none. */
 const TINY = 1e-12;
 /** In standard deviations: Gaussian noise exceeds this in less than one of 10^30 cases. */
@@ -87,7 +87,7 @@ export function checkUpdate(updates: readonly Update[], arrays: Arrays): void {
     if (group.norm === null) continue;
     const bound = group.norm * (group.weighted ? weight : 1);
     const norm = jointNorm(group.ports.map((each) => arrays[each.name] as NdArray));
-    if (!(norm <= bound * (1 + SLACK) + noiseOf(group) + TINY)) {
+    if (!(norm <= bound * (1 + SLACK) + noiseOf(group, 1) + TINY)) {
       throw new BoundError(
         `update: the norm of its ${group.name} is ${norm}, at most ${bound} is allowed; the program that made it ` +
           "breaks the bound that its manifest states",
@@ -120,12 +120,12 @@ export function jointNorm(arrays: readonly NdArray[]): number {
   return Math.sqrt(exactSum(sums));
 }
 
-/** What the noise of one device adds to the norm at most; so does what a program rounds by chance. */
-function noiseOf(group: Group): number {
+/** What the noise of so many devices adds to the measure at most; so does what a program rounds by chance. */
+export function noiseOf(group: Group, devices: number): number {
   const noise = Math.max(...group.ports.map((port) => port.noise));
   const size = (ports: readonly Update[]): number => ports.reduce((sum, port) => sum + entries(port), 0);
-  if (noise) return noise * (Math.sqrt(size(group.ports)) + TAIL);
+  if (noise) return noise * Math.sqrt(devices) * ((group.norm === null ? 0 : Math.sqrt(size(group.ports))) + TAIL);
   const rotated = group.ports.filter((port) => port.carries?.method === "rotation");
   if (!rotated.length) return 0;
-  return Math.max(...rotated.map(step)) * (Math.sqrt(size(rotated)) / 2 + TAIL);
+  return Math.max(...rotated.map(step)) * Math.sqrt(devices) * (Math.sqrt(size(rotated)) / 2 + TAIL);
 }
