@@ -264,7 +264,7 @@ def test_settling_fills_in_the_noise() -> None:
     [
         ({"mechanism": "central"}, "needs one of them"),
         ({"noise_multiplier": 1.0}, "mechanism: "),
-        ({"mechanism": "local"}, "there are: none, central"),
+        ({"mechanism": "everywhere"}, "there are: none, central"),
         ({"mechanism": "central", "noise_multiplier": 0.0}, "noise_multiplier: 0.0"),
         ({"mechanism": "central", "noise_multiplier": math.nan}, "noise_multiplier: nan"),
         ({"mechanism": "central", "epsilon": -1.0}, "epsilon: -1.0"),

@@ -16,6 +16,7 @@ interface Elements {
 const WORDS: Partial<Record<DeviceEvent["name"], string>> = {
   waiting: "Joined. Waiting for a round.",
   assigned: "In a round: training with your digits.",
+  resumed: "In a round: going on with it.",
   advertised: "In a round: agreeing on masks with the other devices.",
   masked: "In a round: sending the masked update.",
   confirmed: "In a round: waiting for its result.",

@@ -1,7 +1,7 @@
 /** The journal and the books of a device, in an IndexedDB of memory: what holds after an end between any two steps. */
 
-import { IDBFactory } from "fake-indexeddb";
-import { beforeEach, describe, expect, test } from "vitest";
+import { IDBDatabase, IDBFactory } from "fake-indexeddb";
+import { beforeEach, describe, expect, test, vi } from "vitest";
 
 import { sha256 } from "../src/bundle/digests.js";
 import { openBundle } from "../src/bundle/reader.js";
@@ -193,6 +193,34 @@ describe("the journal", () => {
     globalThis.indexedDB = new IDBFactory();
     await reload();
     expect(await vault.roundSeed(hexOf(1, 64))).not.toBe(seed);
+  });
+
+  test("what a message depends on is on the disk, and not with the system only, before the journal says so", async () => {
+    const asked: [mode: string | undefined, durability: string | undefined][] = [];
+    let open = 0;
+    const { transaction } = IDBDatabase.prototype;
+    vi.spyOn(IDBDatabase.prototype, "transaction").mockImplementation(function (this: IDBDatabase, ...given) {
+      const running = transaction.apply(this, given);
+      asked.push([given[1], given[2]?.durability]);
+      open++;
+      running.addEventListener("complete", () => open--);
+      return running;
+    });
+    const round = await journal.begin(planOf(1), hexOf(1, 64));
+    for (const write of [
+      () => round.keep(Uint8Array.of(1), Uint32Array.of(7), Uint8Array.of(2)),
+      () => round.advance("advertising", {}, Uint8Array.of(3)),
+      () => round.storeMasked(Uint8Array.of(4), hexOf(4, 64), Uint8Array.of(5)),
+      () => round.close("took_part", "", 0, 0),
+    ]) {
+      asked.length = 0;
+      await write();
+      expect(open).toBe(0);
+      const writing = asked.filter(([mode]) => mode === "readwrite");
+      // One transaction for the entry and all that is beside it.
+      expect(writing).toEqual([["readwrite", "strict"]]);
+    }
+    vi.restoreAllMocks();
   });
 
   test("nothing is left after an erase", async () => {

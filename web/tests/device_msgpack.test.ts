@@ -86,8 +86,9 @@ test("a message of any garbled bytes is read as it would be written again, or re
       if (next(3)) copy[at] = [0, 0x90, 0xc4, 0xc6, 0xcf, 0xd3, 0xdb, 0xdd, 0xdf, 0xff][next(10)] as number;
       else copy.splice(at, 1 + next(8));
       try {
-        const message = messages.read(kind, Uint8Array.from(copy));
-        expect(messages.read(kind, messages.write(kind, message))).toEqual(message);
+        // What was read in an odd spelling is written in the shortest one.
+        const written = messages.write(kind, messages.read(kind, Uint8Array.from(copy)));
+        expect(hex(messages.write(kind, messages.read(kind, written)))).toBe(hex(written));
       } catch (error) {
         expect(error).toBeInstanceOf(MessageError);
         refused++;

@@ -40,7 +40,7 @@ _BELOW = 1 - 1e-9
 _TRIES = 256
 """One try of rounding is short enough with a probability of 0.39 or more."""
 _CHUNK = 1 << 16
-"""Samples drawn at once, so that a device needs little memory beside the vector."""
+"""Entries at a time, so that a device needs little memory beside the vector."""
 
 Whole = NDArray[np.int64]
 
@@ -175,12 +175,14 @@ class NoisedLayout(Layout):
 
     def _round(self, rotated: NDArray[np.float64]) -> Whole:
         """Whole numbers next to `rotated`, whose mean is `rotated`, but for those that are too long together."""
-        below = np.floor(rotated)
-        above, floors = rotated - below, below.astype(np.int64)
         most = squared_norm(self._steps, self.length)
+        rounded: Whole = np.empty(rotated.size, np.int64)
         for _ in range(_TRIES):
-            drawn = np.frombuffer(self.randomness(8 * above.size), "<u8") >> np.uint64(11)
-            rounded: Whole = floors + (drawn * 2.0**-53 < above)
+            for start in range(0, rotated.size, _CHUNK):
+                part = rotated[start : start + _CHUNK]
+                below = np.floor(part)
+                drawn = np.frombuffer(self.randomness(8 * part.size), "<u8") >> np.uint64(11)
+                rounded[start : start + _CHUNK] = below + (drawn * 2.0**-53 < part - below)
             if int((rounded * rounded).sum()) <= most:
                 return rounded
         raise ProtocolError(f"update: rounding made it too long {_TRIES} times, which comes once in 10^50 cases")

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
+from statistics import NormalDist
 from typing import Any
 
 import msgspec
@@ -19,7 +21,9 @@ import pytest
 
 from archipel.errors import PolicyError
 from archipel.protocol.messages import NoiseShare, RoundPlan
-from archipel.protocol.policy import check_plan
+from archipel.protocol.noised.layout import NoisedLayout
+from archipel.protocol.noised.shares import choose_share, noise_multiplier
+from archipel.protocol.policy import check_plan, noisy_devices
 from archipel.protocol.uploads import plan_layout
 from tests.client.rounds.neighbours.server import digests
 from tests.client.rounds.neighbours.test_left import file, vault
@@ -138,3 +142,35 @@ def test_the_vector_has_noise_and_its_metrics_stay(world: NeighbourWorld) -> Non
     draws = (draws + 2**23) % 2**24 - 2**23
     assert draws.shape == (400, 4)
     assert draws.std() == pytest.approx(math.sqrt(2) * ENOUGH.deviation, rel=5 / math.sqrt(2 * draws.size))
+
+
+@pytest.mark.parametrize("multiplier", [0.5, 2.0])
+def test_a_server_with_colluders_tells_no_better_than_the_account_allows(
+    world: NeighbourWorld, multiplier: float
+) -> None:
+    """It sees the sum of six survivors before any noise of its own, knows what five of them changed, and has the noise
+    of three that work with it. No test of whether the sixth changed anything can have a rate of true positives above
+    that of false ones by more than 2 Phi(1 / (2 z)) - 1 (Dong, Roth and Su 2022, corollary 2.13)."""
+    manifest, trials, generator = world.server.opened.manifest, 400, Random(7)
+    share = choose_share(multiplier, 4, 3)
+    plan = complete(noise=share, min_cohort=6, threshold=6)
+    planned = plan_layout(plan, manifest)
+    assert isinstance(planned, NoisedLayout)
+    layout = NoisedLayout(planned.updates, noise=share, seed=planned.seed, randomness=generator.randbytes)
+    longest = {"dw": np.full(3, 2 / math.sqrt(3), np.float32)}
+    nothing = {"dw": np.zeros(3, np.float32)}
+    direction = layout._rotated(layout.check(longest))
+
+    def seen(update: dict[str, np.ndarray]) -> float:
+        sent = [layout.encode(each, modulus_bits=32, max_cohort=9) for each in (update, nothing, nothing)]
+        whole = np.sum(sent, axis=0, dtype=np.uint32).view(np.int32).astype(np.float64)
+        return float(whole @ direction)
+
+    half = float(direction @ direction) / 2
+    present, absent = (np.array([seen(each) for _ in range(trials)]) > half for each in (longest, nothing))
+    advantage, spread = present.mean() - absent.mean(), 4 * math.sqrt(0.5 / trials)
+    z = noise_multiplier(share, layout.length, noisy_devices(plan, manifest.privacy))
+    assert z == pytest.approx(multiplier, rel=0.04)
+    assert advantage < 2 * NormalDist().cdf(1 / (2 * z)) - 1 + spread
+    # The attack is a good one: with half of the noise it would break the bound.
+    assert advantage > 2 * NormalDist().cdf(0.8 / (2 * z)) - 1 - spread
