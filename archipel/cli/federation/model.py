@@ -9,10 +9,10 @@ import click
 
 from archipel.bundle import format_card
 from archipel.cli.federation.version_card import make_card
+from archipel.cli.input_output.card import card_option, read_card
 from archipel.cli.input_output.distributions import worst_tenths
 from archipel.cli.input_output.remote import fields, metrics_line, remote, save
 from archipel.cli.input_output.tables import as_json, show, table
-from archipel.cli.models.card import card_option, read_card
 from archipel.errors import CommandError
 from archipel.operator import OperatorClient
 from archipel.protocol.moments import moment

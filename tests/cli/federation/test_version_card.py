@@ -10,7 +10,7 @@ import pytest
 
 from archipel.bundle import ModelCard, format_card, parse_card
 from archipel.cli.federation.version_card import make_card
-from archipel.cli.models.card import card_lines
+from archipel.cli.input_output.card import card_lines
 from archipel.privacy import Gaussian, spent_epsilon
 from archipel.protocol.operator.registry import VersionDetail
 from tests.cli.federation.test_registry import digits  # noqa: F401  (a fixture)
