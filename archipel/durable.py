@@ -12,6 +12,7 @@ raise OSError.
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import secrets
@@ -56,8 +57,9 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
             # Before the rename: otherwise a power cut may leave the new name with none of the new bytes.
             sync_open(file)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        _name_full_disk(path, error)
         raise
     sync_folder(path.parent)
 
@@ -81,8 +83,9 @@ def creating(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
         with os.fdopen(handle, "wb") as file:
             yield file
             sync_open(file)
-    except BaseException:
+    except BaseException as error:
         path.unlink(missing_ok=True)
+        _name_full_disk(path, error)
         raise
     sync_folder(path.parent)
 
@@ -332,3 +335,9 @@ def _temporary_path(path: Path) -> Path:
 def _name_path(path: Path, error: OSError) -> OSError:
     # For the caller it is `path` that cannot be written; the temporary name would mean nothing.
     return OSError(error.errno, error.strerror, str(path))
+
+
+def _name_full_disk(path: Path, error: BaseException) -> None:
+    # The system names no file in an error of a write, and a user with several disks wants to know which one is full.
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+        error.filename = str(path)

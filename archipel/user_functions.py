@@ -6,11 +6,12 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from archipel.errors import CommandError
+from archipel.errors import ArchipelError, CommandError
 
 
 def load_function(name: str, key: str, folder: Path | None = None) -> Callable[..., Any]:
@@ -18,7 +19,7 @@ def load_function(name: str, key: str, folder: Path | None = None) -> Callable[.
 
     `folder` is where files lie; None: where you are.
 
-    Raises CommandError that names the key.
+    Raises CommandError that names the key, also for what the code of the module raises.
     """
     where, colon, function = name.rpartition(":")
     if not colon or not where or not function:
@@ -32,7 +33,10 @@ def load_function(name: str, key: str, folder: Path | None = None) -> Callable[.
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules.setdefault(path.stem, module)  # where dataclasses and pickle look for it
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise _in_one_line(error, key, name, str(path)) from error
     else:
         try:
             module = importlib.import_module(where)
@@ -62,3 +66,28 @@ def check_arguments(function: Callable[..., Any], name: str, arguments: Mapping[
                                "function whose arguments have names")  # fmt: skip
         if each.name not in arguments:
             raise CommandError(f"{key}: {name} needs {each.name!r}; give it in the table [{key}]")
+
+
+def call_function(function: Callable[..., Any], name: str, arguments: Mapping[str, Any], key: str) -> Any:
+    """What the user's function returns. Raises CommandError that names the key and the line of the user's file."""
+    try:
+        return function(**arguments)
+    except Exception as error:
+        code = getattr(function, "__code__", None)
+        raise _in_one_line(error, key, name, None if code is None else code.co_filename) from error
+
+
+def _in_one_line(error: Exception, key: str, name: str, file: str | None) -> Exception:
+    """The error of the user's code with the line of `file` where it arose, which is the one to look at.
+
+    archipel's own errors stay as they are, and so do those of which the command line says more: an extra that is not
+    installed, and memory that was not enough.
+    """
+    if isinstance(error, ArchipelError | ModuleNotFoundError | MemoryError):
+        return error
+    lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == file]
+    if isinstance(error, SyntaxError) and error.filename == file:
+        lines.append(error.lineno)
+    where = f"{name.rpartition(':')[0]}, line {lines[-1]}" if lines else name
+    reason = (str(error).strip().splitlines() or [""])[0]
+    return CommandError(f"{key}: {where}: {type(error).__name__}{f': {reason}' if reason else ''}")

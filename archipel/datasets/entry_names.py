@@ -53,10 +53,16 @@ class FieldNames(msgspec.Struct, frozen=True):
     inputs: dict[str, FieldType]
     labels: dict[str, FieldType]
 
-    def take(self, where: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def take(
+        self, where: str, arrays: Mapping[str, NDArray[Any]], rows: NDArray[Any] | None = None
+    ) -> dict[str, NDArray[Any]]:
         """The arrays under the model's names and with its dtypes, and all others as they are.
 
-        Raises DatasetError that names `where`, the field and the remedy.
+        Arguments:
+            where: what the arrays are, for errors.
+            rows: for errors, the number that each row has where the user looks for it (None: these numbers).
+
+        Raises DatasetError that names `where`, the field as the arrays have it, and the remedy.
         """
         given = dict(arrays)
         if INPUT in given and SHORT_INPUT not in given and INPUT not in self.labels:
@@ -72,7 +78,8 @@ class FieldNames(msgspec.Struct, frozen=True):
                     raise DatasetError(
                         f"{where}: no {kind} {name!r}; name them `{name}`{also} (it has {', '.join(sorted(arrays))})"
                     )
-                named[name] = _cast(f"{where}: {name}", np.asarray(named[name]), expected)
+                called = next((own for own, array in arrays.items() if array is named[name]), name)
+                named[name] = _cast(f"{where}: {called}", np.asarray(named[name]), expected, rows)
         counts = {name: len(named[name]) for name in (*self.inputs, *self.labels)}
         if len(set(counts.values())) != 1 or not min(counts.values()):
             sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
@@ -80,7 +87,7 @@ class FieldNames(msgspec.Struct, frozen=True):
         return named
 
 
-def _cast(where: str, array: NDArray[Any], expected: FieldType) -> NDArray[Any]:
+def _cast(where: str, array: NDArray[Any], expected: FieldType, rows: NDArray[Any] | None) -> NDArray[Any]:
     shape = expected.shape
     if shape is not None and (
         array.ndim != len(shape)
@@ -95,5 +102,6 @@ def _cast(where: str, array: NDArray[Any], expected: FieldType) -> NDArray[Any]:
         made = np.ascontiguousarray(array, wanted)
     if made.dtype.kind == "f" and not np.isfinite(made).all():
         row = int(np.argwhere(~np.isfinite(made.reshape(len(made), -1)).all(axis=1))[0, 0])
+        row = row if rows is None else int(rows[row])
         raise DatasetError(f"{where}: is not finite in row {row}; mend or leave out such examples")
     return made

@@ -106,7 +106,11 @@ def check_array(
             f"{where}: {port.name!r} must be a numpy array ({describe(port)}), got {type(array).__name__}"
         )
     if array.dtype.name != port.dtype or not array.dtype.isnative:
-        raise _mismatch(where, port, array, f"; convert it with .astype({port.dtype!r})")
+        one_hot = port.dtype.startswith("int") and array.dtype.kind == "f" and array.ndim == len(port.shape) + 1
+        hint = (
+            "give the number of the class, .argmax(axis=-1)" if one_hot else f"convert it with .astype({port.dtype!r})"
+        )
+        raise _mismatch(where, port, array, f"; {hint}")
     if array.ndim != len(port.shape):
         hint = "; add the batch axis with x[None]" if free_batch and array.ndim == len(port.shape) - 1 else ""
         raise _mismatch(where, port, array, hint)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from archipel.errors import CommandError
-from archipel.user_functions import check_arguments, load_function
+from archipel.user_functions import call_function, check_arguments, load_function
 
 
 class ModelSource(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -42,7 +42,7 @@ def make_network(source: ModelSource, seed: int, folder: Path | None = None) -> 
         seed: decides the parameters of a network of `archipel.models`, unless the arguments have a seed.
         folder: where a file of the user's lies; None: where you are.
 
-    Raises CommandError that names the key, and what a function of the user's raises.
+    Raises CommandError that names the key, also for what a function of the user's raises.
     """
     import archipel.graph  # noqa: F401  (first: its error names the extra that is missing)
 
@@ -50,7 +50,7 @@ def make_network(source: ModelSource, seed: int, folder: Path | None = None) -> 
     if kind == "python":
         make = load_function(name, "model.python", folder)
         check_arguments(make, name, source.arguments, "model.arguments")
-        return _checked(make(**source.arguments), name)
+        return _checked(call_function(make, name, source.arguments, "model.python"), name)
     from archipel import models
 
     if name not in models.__all__ or not callable(getattr(models, name)):

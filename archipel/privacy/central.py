@@ -87,9 +87,9 @@ def check_composition(
     adapted = clip_input(upload_program(manifest, "training")) is not None and UPDATE_CLIP not in hyperparameters
     if adapted and settings.clip_noise is None:
         raise PolicyError(
-            f"{name}: the bundle's clip follows counts of devices, which have no noise; set clip_noise (a twentieth of "
-            f"the cohort, say), which 'central' has, or fix the clip by hyperparameter {UPDATE_CLIP!r}, or make the "
-            "bundle with the strategy option clip"
+            f"{name}: the bundle's clip follows counts of devices, which have no noise; fix the clip: "
+            f"hyperparameters.{UPDATE_CLIP} = 1.0, say, or the strategy option clip of the bundle"
+            + ("; or set clip_noise (a twentieth of the cohort, say)" if settings.mechanism == "central" else "")
         )
     if settings.clip_noise is not None and not adapted:
         raise PolicyError(

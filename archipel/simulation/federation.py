@@ -24,7 +24,15 @@ from archipel.simulation.attacks import Attack
 from archipel.simulation.choosing import ClientAxis
 from archipel.simulation.clients import Clients, ListedClients
 from archipel.simulation.evaluation import Evaluation
-from archipel.simulation.federation_parts.data import DataSource, Partition, divide, read_examples, read_partition
+from archipel.simulation.federation_parts.data import (
+    DataSource,
+    Examples,
+    Partition,
+    divide,
+    read_examples,
+    read_fields,
+    read_partition,
+)
 from archipel.simulation.federation_parts.model import as_model, field_names, open_network
 from archipel.simulation.federation_parts.models import ModelOfSome, assign_models, check_models, renamed
 from archipel.simulation.federation_parts.root import RootSource, take_root
@@ -147,7 +155,7 @@ class Federation:
     def prepare(self) -> Prepared:
         """Read the data, make the model, and divide the data over the devices.
 
-        Raises SimulationError that names the file and the key; what a function of the user's raises.
+        Raises SimulationError that names the file and the key, also for what a function of the user's raises.
         """
         settings, folder = self.settings, self.file.parent
         try:
@@ -158,15 +166,15 @@ class Federation:
             if settings.root is not None:
                 root, examples = take_root(settings.root, examples, settings.data, folder, settings.seed)
             first = examples.train if isinstance(examples.train, dict) else examples.train.take(0)
-            models = [each if isinstance(each, Bundle) else as_model(each, first) for each in networks]
+            models = [each if isinstance(each, Bundle) else as_model(each, first, examples.rows) for each in networks]
             names = field_names(models[0])
-            clients = self._clients(examples.train, names)
+            clients = self._clients(examples, names)
             return Prepared(
                 model=models[0] if settings.model is not None else models,
                 training=training,
                 clients=clients,
-                test=_taken(examples.test, "data.test", names),
-                root=_taken(root, "root", names),
+                test=None if examples.test is None else read_fields(examples.test, "data.test", names),
+                root=None if root is None else read_fields(root, "root", names),
                 model_of=assign_models(settings.models, len(clients)),
             )
         except ArchipelError as error:
@@ -273,19 +281,19 @@ class Federation:
             strategy=strategy, strategy_options=options,
         )  # fmt: skip
 
-    def _clients(self, train: Mapping[str, Any] | Clients, names: FieldNames) -> Clients:
-        partition = self._partition()
+    def _clients(self, examples: Examples, names: FieldNames) -> Clients:
+        partition, train = self._partition(), examples.train
         if not isinstance(train, dict):
             if partition is not None:
                 raise SimulationError("partition: the data are divided over devices already; leave it out")
             if isinstance(train, ListedClients):
                 listed = range(len(train))
-                return ListedClients([_fields(train.take(each), f"device {each}", names) for each in listed])
+                return ListedClients([read_fields(train.take(each), f"device {each}", names) for each in listed])
             assert isinstance(train, Clients)
             return _NamedClients(train, names)
         if partition is None:
             raise SimulationError('partition: is missing; give how = "iid" and clients = 10, say')
-        return divide(names.take("data.train", train), names, partition, self.settings.seed)
+        return divide(names.take("data.train", train, examples.rows), names, partition, self.settings.seed)
 
     def _partition(self) -> Partition | None:
         return None if self.settings.partition is None else read_partition(self.settings.partition)
@@ -304,18 +312,7 @@ class _NamedClients:
         return self._clients.count(number)
 
     def take(self, number: int) -> Mapping[str, Any]:
-        return _fields(self._clients.take(number), f"device {number}", self._names)
-
-
-def _taken(examples: Mapping[str, Any] | None, what: str, names: FieldNames) -> dict[str, Any] | None:
-    if examples is None:
-        return None
-    return _fields(examples, what, names)
-
-
-def _fields(examples: Mapping[str, Any], what: str, names: FieldNames) -> dict[str, Any]:
-    found = names.take(what, examples)
-    return {name: found[name] for name in (*names.inputs, *names.labels)}
+        return read_fields(self._clients.take(number), f"device {number}", self._names)
 
 
 def load_federation(

@@ -128,7 +128,7 @@ class Lanes:
         if isinstance(clients, SplitClients):
             # Once for all: every client's rows are of these arrays.
             first = {name: array[:1] for name, array in clients.arrays.items()}
-            collect("local data", self._fields, first, None)
+            collect("data, the first example", self._fields, first, None)
             if self._backbone is not None:
                 # An example's features are the same in all rounds.
                 self._features = LaneFeatures(bundle, self._backbone, self._sessions, clients.arrays, feature_budget)

@@ -142,7 +142,7 @@ def test_every_strategy_gets_noise_or_is_refused_by_name(make: Make, strategy: s
     ("options", "settings", "message"),
     [
         ({"weighting": "examples"}, {}, "weighting = 'uniform'"),
-        ({"clip": None}, {}, "set clip_noise"),
+        ({"clip": None}, {}, "hyperparameters.update_clip = 1.0, say"),
         ({"compress": "rotation", "bits": 8}, {}, "updates are packed"),
         ({"module": reference.normalized}, {}, "use strategy 'fedbn', or another normalization"),
         ({}, {"privacy": "plain"}, "set privacy to 'secure'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import archipel
 from archipel import datasets
 from archipel.bundle import Bundle, development_key
-from archipel.errors import ClientError, SimulationError
+from archipel.errors import ClientError, RuntimeInputError, SimulationError
 from archipel.simulation import ListedClients, SplitClients
 from archipel.simulation.federation import Federation, load_federation
 from archipel.simulation.federation_parts.example import EXAMPLE
@@ -198,8 +199,8 @@ def test_mistakes_are_told(write: Write, settings: list[str], text: str) -> None
         ({"x": np.zeros((9, 6)), "z": np.zeros(9)}, "no labels 'label'; name them `label`, or `y` (it has x, z)"),
         ({"image": np.zeros((9, 6)), "y": np.zeros(9, int)}, "no examples for the model's input 'input'"),
         ({"x": np.zeros((9, 6)), "y": np.zeros(8, int)}, "the fields have different numbers of examples (x 9, y 8)"),
-        ({"x": np.full((9, 6), np.inf), "y": np.zeros(9, int)}, "data.train: input: is not finite in row 0"),
-        ({"x": np.zeros((9, 5)), "y": np.zeros(9, int)}, "input: has the shape [9, 5], the model takes [batch, 6]"),
+        ({"x": np.full((9, 6), np.inf), "y": np.zeros(9, int)}, "data.train: x: is not finite in row 0"),
+        ({"x": np.zeros((9, 5)), "y": np.zeros(9, int)}, "x: has the shape [9, 5], the model takes [batch, 6]"),
     ],
 )  # fmt: skip
 def test_data_that_do_not_fit_are_told(write: Write, tmp_path: Path, arrays: dict[str, Any], text: str) -> None:
@@ -209,6 +210,19 @@ def test_data_that_do_not_fit_are_told(write: Write, tmp_path: Path, arrays: dic
         load_federation(file, ["partition.clients=2"]).run()
     assert str(told.value).startswith(f"{file}: ")
     assert text in str(told.value)
+
+
+def test_a_row_that_is_not_finite_has_its_number_in_the_data(write: Write, tmp_path: Path) -> None:
+    file = write('data = { train = "data.npz", hold_out = 0.3 }\npartition = { how = "iid", clients = 4 }\n')
+    whole = loaded(tmp_path)
+    kept = datasets.hold_out(whole, 0.3, seed=5)[0].rows
+    row = int(kept[-1])
+    assert row > len(kept)
+    whole["x"][row, 0] = np.nan
+    np.savez(tmp_path / "data.npz", **whole)
+    for more in ([], ["root.share=0.1", "privacy=plain", "aggregation.rule=fltrust"]):
+        with pytest.raises(SimulationError, match=f"data.train: x: is not finite in row {row};"):
+            load_federation(file, more).prepare()
 
 
 def test_files_whose_labels_mean_something_else_are_refused(write: Write, tmp_path: Path) -> None:
@@ -273,3 +287,20 @@ def test_a_robust_rule_and_an_attack_are_tables(write: Write) -> None:
         SimulationError, match=r"federation\.toml: .*rule: there is no 'medoid'; there are: mean, centered"
     ):
         load_federation(write(DATA + rule.replace("median", "medoid")))
+
+
+@pytest.mark.parametrize(
+    ("labels", "remedy"),
+    [
+        (lambda y: y.astype(np.float32), "convert it with .astype('int64')"),
+        (lambda y: np.eye(3, dtype=np.float32)[y], "give the number of the class, .argmax(axis=-1)"),
+    ],
+)
+def test_labels_of_another_form_are_told_with_what_to_do(
+    write: Write, tmp_path: Path, labels: Callable[[np.ndarray], np.ndarray], remedy: str
+) -> None:
+    file, data = write(), loaded(tmp_path)
+    data["y"] = labels(data["y"])
+    np.savez(tmp_path / "data.npz", **data)
+    with pytest.raises(RuntimeInputError, match=re.escape(remedy)):
+        load_federation(file, ["run.client_axis=on", "rounds=1"]).run()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -21,6 +23,7 @@ from archipel.simulation import Range, RoundRow, TuneSettings, Tuning, load_fede
 from archipel.simulation.simulate import as_bundle
 from archipel.simulation.tuning import Trial, read_tuning, write_best
 from archipel.simulation.tuning.file import FederationRuns
+from archipel.simulation.tuning.result import mark_log
 from archipel.simulation.tuning.study import Study
 from archipel.training import losses, optimizers
 from tests.strategies.test_feddistill import wide
@@ -244,3 +247,18 @@ def test_what_cannot_be_tuned_is_told(run: Any, write: Write) -> None:
     ended = [Trial(0, {"lr": 0.1}, 3, 0.5, "pruned"), Trial(1, {"lr": 0.2}, 9, None, "pruned")]
     with pytest.raises(SimulationError, match="no trial ran to its end with a finite test loss"):
         _ = Tuning(asked(), "test loss", True, ended).best
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.01, 1.0), (0.0173, 0.4915), (0.1, 0.4), (1e-5, 10.0), (0.31, 0.39), (0.02, 0.9)]
+)
+def test_numbers_on_a_logarithmic_axis_stand_side_by_side(low: float, high: float) -> None:
+    figure = Figure(figsize=(3.6, 3.1), layout="constrained")
+    panel = figure.subplots()
+    mark_log(panel, low, high)
+    FigureCanvasAgg(figure).draw()
+    texts = [text for text in panel.get_xticklabels(which="both") if text.get_text()]
+    shown = [text for text in texts if panel.get_xlim()[0] <= text.get_position()[0] <= panel.get_xlim()[1]]
+    boxes = sorted((text.get_window_extent().x0, text.get_window_extent().x1) for text in shown)
+    assert len(boxes) >= 2
+    assert all(left[1] < right[0] for left, right in pairwise(boxes))

@@ -114,12 +114,15 @@ def simulate(
         replaced = None
         if client is not None and task_id is not None:
             replaced = _task(client, task_id, load_federation(file, given), Path(scratch))
-        result = _run(load_federation(file, given, replaced), file, as_json)
-    if plot_file is not None:
-        result.plot(plot_file)
-    if parquet is not None:
-        result.to_parquet(parquet)
-    show(_Summary.of(result), as_json, _last_lines(result, time.monotonic() - started, [plot_file, parquet]))
+        federation = load_federation(file, given, replaced)
+        result = _run(federation, file, as_json)
+    # Before the files, for which the disk may have no room: what the run came to is then not lost.
+    show(_Summary.of(result), as_json, _last_lines(result, federation, time.monotonic() - started))
+    for path, write in ((plot_file, result.plot), (parquet, result.to_parquet)):
+        if path is not None:
+            write(path)
+            if not as_json:
+                click.echo(f"written to {path}")
 
 
 def _task(client: OperatorClient, task_id: str, federation: Federation, folder: Path) -> dict[str, object]:
@@ -219,18 +222,28 @@ def _device_lines(result: Result) -> list[str]:
     return [f"devices: {name} {describe_distribution(each)}" for name, each in sorted(spread.items())]
 
 
-def _privacy_lines(result: Result) -> list[str]:
+def _privacy_lines(result: Result, delta: float) -> list[str]:
     last = result.history[-1]
     lines = [f"ended early: {result.ended}"] if result.ended else []
     if last.epsilon is not None:
-        lines.append(f"privacy: {last.releases} noisy sums cost epsilon {last.epsilon:.4g} for each device")
+        lines.append(
+            f"privacy: {last.releases} noisy sums cost epsilon {last.epsilon:.4g} for each device, at delta {delta:g}"
+        )
     return lines
 
 
-def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> list[str]:
+def _secure_lines(result: Result, federation: Federation) -> list[str]:
+    if not federation.settings.run.masks:
+        return []
+    done = sum(not row.failed for row in result.history)
+    return [f"secure: carried out in {done} of {len(result.history)} rounds; each sum was that of the bare updates"]
+
+
+def _last_lines(result: Result, federation: Federation, seconds: float) -> list[str]:
     from archipel.simulation.evaluation import has_own_tensors
 
     tested = ", ".join(f"{name} {value:.4f}" for name, value in sorted(result.history[-1].tested.items()))
+    rounds = sum(row.seconds for row in result.history)
     devices = _device_lines(result)
     if tested:
         devices.insert(0, f"test: {tested}")
@@ -240,8 +253,9 @@ def _last_lines(result: Result, seconds: float, files: list[Path | None]) -> lis
             )
     return [
         *(devices or ["no test data: give data.test or data.hold_out to measure the model"]),
-        *_privacy_lines(result),
+        *_privacy_lines(result, federation.settings.differential_privacy.delta),
+        *_secure_lines(result, federation),
         f"ran {result.engine}",
-        f"{len(result.history)} rounds, {seconds:.1f} s here",
-        *(f"written to {file}" for file in files if file is not None),
+        f"{len(result.history)} round{'s' * (len(result.history) != 1)} in {rounds:.1f} s, {seconds:.1f} s with "
+        "reading, converting and measuring",
     ]

@@ -49,8 +49,12 @@ def import_module(module: torch.nn.Module, example: Any, name: str, dynamic_batc
             with torch_layers.noting_packed() as packed:
                 expected = [answers(module, feed) for feed in feeds]
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            hint = "; if its batch size is fixed, pass dynamic_batch=False" if dynamic_batch else ""
-            raise ModelImportError(f"{name} does not run on the example: {_first_line(error)}{hint}") from error
+            shapes = ", ".join(f"{str(each.dtype).removeprefix('torch.')}{list(each.shape)}" for each in examples)
+            hint = ", or pass dynamic_batch=False if its batch size is fixed" if dynamic_batch else ""
+            raise ModelImportError(
+                f"{name} does not run on the example, {shapes}: {_first_line(error)}; "
+                f"give examples as the model takes them{hint}"
+            ) from error
         torch_layers.check_layers(module, name, packed)
         with (
             _keeping_dropout(),

@@ -22,8 +22,8 @@ def noised_group(layout: Layout, strategy: str, mechanism: str) -> Group:
     for port in own:
         if port.kind == "weight" or port.weighting != "uniform":
             raise PolicyError(
-                f"{name}: devices have weights of their own, such as their examples, which the sum would tell; make "
-                "the bundle with the strategy option weighting = 'uniform', or use a strategy that has it"
+                f"{name}: devices have weights of their own, such as their examples, which the sum would tell; give "
+                "the strategy the option weighting = 'uniform' when the bundle is made, or use one that has it"
             )
         if port.carries is not None:
             raise PolicyError(f"{name}: updates are packed; make the bundle without the strategy option compress")

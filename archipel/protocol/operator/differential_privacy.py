@@ -117,8 +117,9 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
             return
         if self.separation is None or self.separation < 2:
             raise DifferentialPrivacyError(
-                f"separation: {self.separation}; mechanism 'correlated' needs to know in how many rounds a device may "
-                "come again, 2 or more; where it may come in the next one, take 'central'"
+                f"separation: {'is missing' if self.separation is None else f'{self.separation} is below 2'}; "
+                "mechanism 'correlated' needs to know in how many rounds a device may come again, 2 or more; where it "
+                "may come in the next one, take 'central'"
             )
         given = self.coefficients
         if len(given) > MAX_BANDS:

@@ -19,7 +19,7 @@ from archipel.datasets.partitioners import FIELD, PARTITIONERS, takes_field
 from archipel.datasets.taking import take
 from archipel.errors import DatasetError, SimulationError
 from archipel.simulation.clients import Clients, ListedClients, SplitClients
-from archipel.user_functions import check_arguments, load_function
+from archipel.user_functions import call_function, check_arguments, load_function
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -76,10 +76,15 @@ def _options(how: str) -> dict[str, bool]:
 
 
 class Examples(msgspec.Struct, frozen=True):
-    """What was read: the training data, or the devices where these are divided already; the test data."""
+    """What was read: the training data, or the devices where these are divided already; the test data.
+
+    `rows` are the numbers that the rows of `train` have in the data, where some of these are kept out (None: all are
+    there).
+    """
 
     train: Arrays | Clients
     test: Arrays | None
+    rows: NDArray[Any] | None = None
 
 
 def read_examples(source: DataSource, folder: Path, seed: int) -> Examples:
@@ -88,7 +93,7 @@ def read_examples(source: DataSource, folder: Path, seed: int) -> Examples:
     if source.python is not None:
         load = load_function(source.python, "data.python", folder)
         check_arguments(load, source.python, source.arguments, "data.arguments")
-        found = _parts(load(**source.arguments))
+        found = _parts(call_function(load, source.python, source.arguments, "data.python"))
     paths = {name: file for name in ("train", "test") if (file := getattr(source, name)) is not None}
     files = {name: open_file(folder / file, **source.options) for name, file in paths.items()}
     for name, file in files.items():
@@ -104,12 +109,13 @@ def read_examples(source: DataSource, folder: Path, seed: int) -> Examples:
     elif _is_divided(train):
         clients = ListedClients([{name: np.asarray(each[name]) for name in each} for each in train])
     else:
-        whole = as_dataset(train)
+        whole, rows = as_dataset(train), None
         if test is not None and source.hold_out is not None:
             raise SimulationError("data.hold_out: there are test data as well; leave it out")
         if source.hold_out is not None:
             whole, test = datasets.hold_out(whole, source.hold_out, seed=seed)
-        return Examples(arrays_of("data.train", whole), None if test is None else arrays_of("data.test", test))
+            rows = whole.rows
+        return Examples(arrays_of("data.train", whole), None if test is None else arrays_of("data.test", test), rows)
     if source.hold_out is not None:
         raise SimulationError("data.hold_out: the devices are divided already; return test data beside them")
     return Examples(clients, None if test is None else arrays_of("data.test", test))
@@ -138,6 +144,12 @@ def arrays_of(key: str, data: Any) -> Arrays:
     if not isinstance(opened, Dataset):
         raise SimulationError(f"{key}: a stream of examples has no parts; read it into arrays first")
     return dict(take(opened, np.arange(len(opened))))
+
+
+def read_fields(examples: Mapping[str, Any], what: str, names: FieldNames) -> Arrays:
+    """What the model reads of them, under its names. Raises DatasetError that names `what` and the field."""
+    found = names.take(what, examples)
+    return {name: found[name] for name in (*names.inputs, *names.labels)}
 
 
 def divide(arrays: Arrays, names: FieldNames, partition: Partition, seed: int) -> SplitClients:

@@ -38,8 +38,11 @@ def open_network(source: ModelSource, seed: int, folder: Path) -> Any:
     return open_model(folder / name)
 
 
-def as_model(network: Any, train: Mapping[str, NDArray[Any]]) -> Model:
-    """A PyTorch module as a Model, exported with two of the examples. Raises SimulationError, ModelImportError."""
+def as_model(network: Any, train: Mapping[str, NDArray[Any]], rows: NDArray[Any] | None = None) -> Model:
+    """A PyTorch module as a Model, exported with two of the examples; `rows` are their numbers, for errors.
+
+    Raises SimulationError, ModelImportError.
+    """
     if isinstance(network, Model):
         return network
     if not callable(getattr(network, "forward", None)):
@@ -50,7 +53,7 @@ def as_model(network: Any, train: Mapping[str, NDArray[Any]]) -> Model:
         each.name for each in inspect.signature(network.forward).parameters.values()
         if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
     ]  # fmt: skip
-    arrays = FieldNames(dict.fromkeys(taken, FieldType()), {}).take("data", train)
+    arrays = FieldNames(dict.fromkeys(taken, FieldType()), {}).take("data", train, rows)
     examples = [two_of(arrays[name]) for name in taken]
     return Model.from_torch(network, tuple(examples) if len(examples) > 1 else examples[0])
 

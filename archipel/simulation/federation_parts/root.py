@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from archipel import datasets
 from archipel.datasets import open_file
@@ -52,11 +53,17 @@ def take_root(
         raise SimulationError(f"root.{key}: the data are divided over devices already; give root.data, a file")
     if source.share is not None:
         rest, held = datasets.hold_out(train, source.share, seed=seed)
-        return arrays_of("root.share", held), msgspec.structs.replace(examples, train=arrays_of("data.train", rest))
+        return arrays_of("root.share", held), _left(examples, arrays_of("data.train", rest), rest.rows)
     count, rows = len(next(iter(train.values()))), np.array(source.rows, np.int64)
     if rows.max() >= count:
         raise SimulationError(f"root.rows: no row {rows.max()}; the training data have 0 to {count - 1}")
     if len(rows) == count:
         raise SimulationError(f"root.rows: has all {count} rows of the training data; leave some to the devices")
     left: dict[str, Any] = {name: np.delete(array, rows, axis=0) for name, array in train.items()}
-    return {name: array[rows] for name, array in train.items()}, msgspec.structs.replace(examples, train=left)
+    kept = np.delete(np.arange(count), rows)
+    return {name: array[rows] for name, array in train.items()}, _left(examples, left, kept)
+
+
+def _left(examples: Examples, train: Arrays, kept: NDArray[Any]) -> Examples:
+    rows = kept if examples.rows is None else examples.rows[kept]
+    return msgspec.structs.replace(examples, train=train, rows=rows)

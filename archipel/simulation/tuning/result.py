@@ -100,7 +100,7 @@ class Tuning:
                 axes.set_xticks(range(len(asked)), [str(each) for each in asked])
                 axes.set_xlim(-0.5, len(asked) - 0.5)
             elif asked.log:
-                axes.set_xscale("log")
+                mark_log(axes, asked.low, asked.high)
             elif asked.whole:
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             self._draw(axes, given, shown)
@@ -132,3 +132,19 @@ class Tuning:
         if best:
             best.append((self.trials[-1].number, best[-1][1]))
             axes.step(*zip(*best), where="post", color="C1", label="best so far")
+
+
+def mark_log(axes: Any, low: float, high: float) -> None:
+    """Give the panel a logarithmic x-axis from low to high, with as many numbers below as stand side by side."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    decades = math.log10(high / low)
+    axes.set_xscale("log")
+    axes.set_xlim(low / 10 ** (decades / 20), high * 10 ** (decades / 20))
+    if decades < 1:  # powers of ten, or even their halves and fifths, may all lie outside
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    else:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2 else (1,), numticks=6))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:g}"))
+    # Matplotlib writes numbers at the minor marks too where there are few major ones, one over the other.
+    axes.xaxis.set_minor_formatter(NullFormatter())

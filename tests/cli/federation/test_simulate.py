@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -9,11 +10,13 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from archipel import durable
 from archipel.simulation import running
 from tests.support.commands import Command
 from tests.support.simulation import clients, dense, imported
@@ -61,7 +64,51 @@ def test_rounds_are_shown_and_written(archipel: Command, file: Path, tmp_path: P
     assert lines[4].endswith("no device's update came")
     assert lines[6].startswith(f"test: accuracy {written['test accuracy'][-1]:.4f}, loss")
     assert lines[7] == "ran one device after the other, as asked for"
+    assert re.fullmatch(r"4 rounds in [0-9.]+ s, [0-9.]+ s with reading, converting and measuring", lines[8])
+    assert lines[9:] == [f"written to {tmp_path / 'r.svg'}", f"written to {tmp_path / 'r.parquet'}"]
     assert (tmp_path / "r.svg").exists()
+
+
+def test_what_a_run_came_to_is_told_though_the_disk_has_no_room_for_a_plot(
+    archipel: Command, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = durable.sync_open
+
+    def full(file: IO[bytes]) -> None:
+        if "curves.svg" in os.readlink(f"/proc/self/fd/{file.fileno()}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(file)
+
+    monkeypatch.setattr(durable, "sync_open", full)
+    plot = tmp_path / "curves.svg"
+    out, error = archipel("simulate", str(file), "--plot", str(plot), code=1)
+    assert "test: accuracy" in out
+    assert error == f"archipel: {plot}: No space left on device; free some space and run again\n"
+    assert not plot.exists()
+
+
+def test_secure_rounds_and_what_noise_costs_are_told(archipel: Command, file: Path) -> None:
+    noise = "differential_privacy={mechanism = 'central', noise_multiplier = 1.0, delta = 1e-4}"
+    out, _ = archipel(
+        "simulate", str(file), "--secure", "--rounds", "2", "--set", "dropout=0", "--set", noise,
+        "--set", "strategy={name = 'fedavg', weighting = 'uniform', clip = 0.5}",
+    )  # fmt: skip
+    lines = out.splitlines()
+    assert "secure: carried out in 2 of 2 rounds; each sum was that of the bare updates" in lines
+    assert any(
+        re.fullmatch(r"privacy: 2 noisy sums cost epsilon \S+ for each device, at delta 0.0001", each) for each in lines
+    )
+
+
+def test_a_mistake_in_a_function_of_ones_own_is_one_line(archipel: Command, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def load(much=1):\n    return read(much)\n\n\ndef read(much):\n    return much[3]\n"
+    )
+    (tmp_path / "torn.py").write_text("def load():\n    return (\n")
+    for name, line, text in (("mine.py", 6, "TypeError: 'int' object is not subscriptable"), ("torn.py", 2, "")):
+        _, error = archipel("simulate", str(file), "--set", f"data={{python = '{name}:load'}}", code=1)
+        assert error.startswith(f"archipel: {file}: data.python: {name}, line {line}: {text}")
+        assert error.count("\n") == 1
 
 
 def test_a_test_without_the_devices_own_tensors_is_called_so(archipel: Command, file: Path) -> None:
@@ -153,7 +200,7 @@ def test_what_noise_costs_is_told_and_why_rounds_are_missing(archipel: Command, 
     found = re.search(r"privacy: (\d+) noisy sums cost epsilon ([\d.]+) for each device", out)
     assert found is not None
     sums, epsilon = int(found[1]), float(found[2])
-    assert f"{sums} rounds, " in out
+    assert f"{sums} rounds in " in out
     assert 1 < sums < 9
     # So many Gaussian releases are one with a multiplier smaller by the root of their number, whose exact delta for
     # this epsilon is Balle and Wang's (2018, theorem 8). The accountant is no lower, and stays within the budget.

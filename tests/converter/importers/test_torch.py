@@ -140,6 +140,12 @@ class Packed(nn.Module):
 
 
 REFUSED = {
+    "shape": (
+        nn.Linear(2, 2),
+        torch.zeros(3, 5),
+        {},
+        r"does not run on the example, float32\[3, 5\]: .*; give examples as the model takes them",
+    ),
     "data-dependent": (Branches(), torch.zeros(2, 2), {}, "Branches cannot be exported: .*dynamic_batch=False"),
     "fixed batch": (
         Fixed(),

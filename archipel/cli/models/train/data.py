@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from archipel.cli.models.train.job import Job
 from archipel.datasets import open_file
 from archipel.datasets.checks import check_same_classes
-from archipel.user_functions import check_arguments, load_function
+from archipel.user_functions import call_function, check_arguments, load_function
 
 PARTS = ("train", "validation", "test")
 
@@ -21,8 +21,8 @@ class Data(NamedTuple):
 
 
 def read_data(job: Job) -> Data:
-    """The data that the job names. Raises an ArchipelError that names the key, and what a function of the user's
-    raises."""
+    """The data that the job names. Raises an ArchipelError that names the key, also for what a function of the
+    user's raises."""
     part = job.data
     paths = {name: path for name in PARTS if (path := getattr(part, name)) is not None}
     files = {name: open_file(path, **part.options) for name, path in paths.items()}
@@ -31,7 +31,7 @@ def read_data(job: Job) -> Data:
         return Data(**files)
     load = load_function(part.python, "data.python")
     check_arguments(load, part.python, part.arguments, "data.arguments")
-    found = _parts(load(**part.arguments))
+    found = _parts(call_function(load, part.python, part.arguments, "data.python"))
     return Data(**{**found._asdict(), **files})
 
 
