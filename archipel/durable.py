@@ -58,8 +58,8 @@ def replacing(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
             sync_open(file)
         os.replace(temporary, path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
         _name_full_disk(path, error)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
@@ -84,8 +84,8 @@ def creating(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
             yield file
             sync_open(file)
     except BaseException as error:
-        path.unlink(missing_ok=True)
         _name_full_disk(path, error)
+        path.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
