@@ -1,7 +1,16 @@
 """The deployable: programs, weights and their meaning, in one signed folder or file."""
 
 from archipel.bundle.archive import MAX_ARCHIVE_BYTES, pack, unpack
-from archipel.bundle.card import CardData, CardMetric, ModelCard, decode_card, encode_card, parse_card
+from archipel.bundle.card import (
+    CardData,
+    CardMetric,
+    CardPrivacy,
+    ModelCard,
+    decode_card,
+    encode_card,
+    format_card,
+    parse_card,
+)
 from archipel.bundle.development import (
     development_key,
     development_key_file,
@@ -44,6 +53,7 @@ __all__ = [
     "Bundle",
     "CardData",
     "CardMetric",
+    "CardPrivacy",
     "Limits",
     "Lineage",
     "Manifest",
@@ -66,6 +76,7 @@ __all__ = [
     "encode_card",
     "encode_manifest",
     "encode_private_key",
+    "format_card",
     "generate_development_key",
     "generate_key",
     "is_development_key",

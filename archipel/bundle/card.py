@@ -6,6 +6,8 @@ who decide whether they use the model (after Mitchell et al. 2019, "Model Cards 
 
 from __future__ import annotations
 
+import json
+import math
 import tomllib
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -65,6 +67,31 @@ class CardMetric(_Strict, frozen=True, kw_only=True):
     command: str = ""
 
 
+class CardPrivacy(_Strict, frozen=True, kw_only=True):
+    """What the training tells about one unit, such as a device: (`epsilon`, `delta`)-differential privacy.
+
+    Arguments:
+        epsilon, delta: the bound, by `accountant`, of all that was released.
+        unit: whose data are protected.
+        sampling: what was assumed of who is in a round.
+        trust: who sees more than the bound allows.
+        covers: what the bound is about, and what not.
+        accountant: by which rules it was computed.
+        releases: how many noisy sums it covers.
+        source: who states it, and whether anybody can check it.
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    sampling: str
+    trust: str
+    covers: str
+    source: str
+    accountant: str = ""
+    releases: int = 0
+
+
 class ModelCard(_Strict, frozen=True, kw_only=True):
     """What people should know of a model before they use it. Texts may have several lines.
 
@@ -76,6 +103,7 @@ class ModelCard(_Strict, frozen=True, kw_only=True):
         limits: where it fails or must not be used.
         data: the data sets that it was trained, validated and tested on.
         metrics: what was measured.
+        privacy: what training told about the people or devices whose data it used; empty: no bound is stated.
         recipe: how it was trained: a command, or the text of its configuration.
         parameters: how many numbers training moves; 0: `convert` counts them.
         licence: of the weights.
@@ -94,6 +122,7 @@ class ModelCard(_Strict, frozen=True, kw_only=True):
     limits: str = ""
     data: tuple[CardData, ...] = ()
     metrics: tuple[CardMetric, ...] = ()
+    privacy: tuple[CardPrivacy, ...] = ()
     recipe: str = ""
     parameters: int = 0
     licence: str = ""
@@ -137,7 +166,9 @@ def decode_card(data: bytes) -> ModelCard:
 
 
 def parse_card(text: str) -> ModelCard:
-    """The card in a TOML text: the fields of ModelCard, with [[data]] and [[metrics]] tables. Raises CardError.
+    """The card in a TOML text: the fields of ModelCard, with [[data]], [[metrics]] and [[privacy]] tables.
+
+    Raises CardError.
 
     Example:
         card = parse_card(Path("card.toml").read_text(encoding="utf-8"))
@@ -151,6 +182,22 @@ def parse_card(text: str) -> ModelCard:
     except (ValueError, RecursionError) as error:  # of TOML, of msgspec, or of a number with thousands of digits
         raise CardError(f"card: {error}") from None
     return decode_card(encode_card(card))
+
+
+def format_card(card: ModelCard) -> str:
+    """The card as a TOML text, which `parse_card` reads. Raises CardError."""
+    fields = json.loads(encode_card(card))
+    tables = {name: value for name, value in fields.items() if isinstance(value, list) and isinstance(value[0], dict)}
+    lines = [_setting(name, value) for name, value in fields.items() if name not in tables]
+    for name, rows in tables.items():
+        for row in rows:
+            lines += ["", f"[[{name}]]", *(_setting(each, value) for each, value in row.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _setting(name: str, value: object) -> str:
+    # Numbers, and texts and lists of texts with printable characters alone, are written alike in JSON and TOML.
+    return f"{name} = {json.dumps(value, ensure_ascii=False)}"
 
 
 def mark_compressed(card: ModelCard) -> ModelCard:
@@ -181,15 +228,24 @@ def _validate(card: ModelCard) -> None:
     for where, text in (("name", card.name), ("description", card.description), ("task", card.task)):
         if not text.strip():
             raise CardError(f"card: {where} is empty")
-    for where, entries in (("data", card.data), ("metrics", card.metrics), ("references", card.references)):
+    for where, entries in (
+        ("data", card.data), ("metrics", card.metrics), ("privacy", card.privacy), ("references", card.references),
+    ):  # fmt: skip
         if len(entries) > MAX_ENTRIES:
             raise CardError(f"card: {len(entries)} {where}, the limit is {MAX_ENTRIES}")
     counts = [("parameters", card.parameters)]
     counts += [(f"data[{i}].examples", each.examples) for i, each in enumerate(card.data)]
     counts += [(f"metrics[{i}].examples", each.examples) for i, each in enumerate(card.metrics)]
+    counts += [(f"privacy[{i}].releases", each.releases) for i, each in enumerate(card.privacy)]
     for where, count in counts:
         if not 0 <= count < 2**53:
             raise CardError(f"card: {where} is {count}, expected 0 to 2^53")
+    for i, stated in enumerate(card.privacy):
+        if not (0 <= stated.epsilon < math.inf and 0 < stated.delta < 1):
+            raise CardError(
+                f"card: privacy[{i}] has epsilon {stated.epsilon} and delta {stated.delta}, expected a number from 0 "
+                "on, and one between 0 and 1"
+            )
 
 
 def _texts(part: msgspec.Struct, where: str = "") -> Iterator[tuple[str, str]]:

@@ -48,7 +48,7 @@ class ModelNow(msgspec.Struct, frozen=True, kw_only=True):
 
 class TaskPrivacy(msgspec.Struct, frozen=True, kw_only=True):
     """What one task spent. Its `noised` rounds together are (`epsilon`, delta)-differentially private, or better, for
-    each of the device's examples; None if there are none."""
+    each of the device's examples; None if there are none. What the server says of its own noise is in `spent.last`."""
 
     spent: Spent
     epsilon: float | None

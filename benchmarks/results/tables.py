@@ -119,6 +119,7 @@ def draw_curves(
     goals: Sequence[float] = (),
     *,
     log: bool = False,
+    marks: Sequence[float] = (),
 ) -> None:
     """A panel by title, in it a line by name: the mean of its runs, with the range from the lowest to the highest.
 
@@ -128,6 +129,7 @@ def draw_curves(
         across, up: what the axes have.
         goals: dashed lines, one for each panel.
         log: whether the axis across is logarithmic.
+        marks: where that axis has numbers; none: where it is left to the library.
     """
     from matplotlib.figure import Figure
 
@@ -145,6 +147,9 @@ def draw_curves(
             axes.axhline(goals[number], color="grey", linewidth=0.8, linestyle="--")
         if log:
             axes.set_xscale("log")
+        if marks:
+            axes.set_xticks(marks, [f"{mark:g}" for mark in marks])
+            axes.set_xticks([], minor=True)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel(across)
         axes.set_ylabel(up)

@@ -19,8 +19,8 @@ PUBLIC = {
     "decode_manifest decode_private_key development_key development_key_file encode_manifest "
     "encode_private_key generate_development_key generate_key is_development_key load_private_key "
     "load_public_key open_bundle open_release pack parameter_specs read_weights release_pages role_of "
-    "CardData CardMetric ModelCard decode_card encode_card parse_card save_private_key save_public_key unpack "
-    " weights_layout write_bundle write_weights",
+    "CardData CardMetric CardPrivacy ModelCard decode_card encode_card format_card parse_card save_private_key "
+    "save_public_key unpack weights_layout write_bundle write_weights",
     "archipel.client": "Agent AgentConfig ConditionSettings Conditions Entry Event FileKeys KeyStore Outcome Probe "
     "data_key erase pause paused resume",
     "archipel.compression": "Comparison CompressedModel Distil DynamicInt8 Examples FineTune Float16 LowRank Measured "

@@ -59,6 +59,7 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
         messages.SessionRequest(device_id=name, proof=proof),
         messages.SessionResponse(token="secret", expires=2.5),
         round_.plan,
+        messages.ServerNoise(mechanism="central", multiplier=2.5, epsilon=4.0, delta=1e-6),
         messages.Bins(low=0.5, high=10.0, count=30, scale="log", better="lower"),
         messages.CheckIn(attributes={"battery": 0.5, "model": "x", "charging": True}, versions={"digits": 3}),
         messages.CheckInResponse(plan=round_.sealed_plan, offers=[round_.sealed_plan]),

@@ -20,15 +20,27 @@ def run(*command: str, **environment: str) -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("script", ["check", "test"])
-def test_npm(script: str) -> None:
+@pytest.fixture
+def npm() -> str:
     npm = shutil.which("npm")
     if npm is None or not (WEB / "node_modules" / "vitest").is_dir():
         reason = "needs Node.js 20 and web/node_modules; `make web` sets them up"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
+    return npm
+
+
+@pytest.mark.parametrize("script", ["check", "test"])
+def test_npm(npm: str, script: str) -> None:
     run(npm, "run", "--silent", script, NO_COLOR="1")
+
+
+@pytest.mark.slow
+def test_a_reload_after_each_write_and_request(npm: str) -> None:
+    """Of a device in a round, where the suite above takes some of them."""
+    files = [f"tests/device_{name}.test.ts" for name in ("reload", "neighbour_reload")]
+    run(npm, "exec", "vitest", "--", "run", *files, NO_COLOR="1", ALL_POINTS="1")
 
 
 def test_the_vectors_are_what_python_draws(tmp_path: Path) -> None:

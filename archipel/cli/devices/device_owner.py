@@ -221,7 +221,10 @@ def _privacy(privacy: Privacy) -> Iterator[str]:
     if not privacy.tasks:
         yield "privacy     nothing spent: no update was sent"
         return
-    head = ("task", "model", "kind", "secure", "hidden among", "plain", "unsure", "sent", "noise", "epsilon")
+    head = (
+        "task", "model", "kind", "secure", "hidden among", "plain", "unsure", "sent", "noise", "epsilon",
+        "server's noise",
+    )  # fmt: skip
     yield from table(head, map(_privacy_row, privacy.tasks))
     yield "secure: the server saw the sum over so many devices. plain: it saw this device's update, or may have."
     yield "unsure: the masked update was sent, and is in a sum or lost."
@@ -229,6 +232,12 @@ def _privacy(privacy: Privacy) -> Iterator[str]:
         yield (
             f"noise: in {privacy.noised} of {privacy.rounds} rounds, which are together differentially private for "
             f"each example with epsilon {privacy.epsilon:.3g} at most, at delta {privacy.delta:g}"
+        )
+    if any(each.spent.stated for each in privacy.tasks):
+        yield (
+            "server's noise: what the server's signed plans say that it adds to the sums, and what all versions of the "
+            "model tell of this whole device up to the last of these rounds, whoever sees them; it is the server's "
+            "word, which no device can check"
         )
     if privacy.noised < privacy.rounds:
         yield (
@@ -242,8 +251,16 @@ def _privacy_row(task: TaskPrivacy) -> Sequence[str]:
     return (
         spent.task_id[:8] or "(older)", spent.model or "-", spent.kind, str(spent.secure), _cohort_text(spent),
         str(spent.plain), str(spent.unsure), f"{spent.sent:,}", f"{spent.noised} of {spent.rounds}",
-        "-" if task.epsilon is None else f"{task.epsilon:.3g}",
+        "-" if task.epsilon is None else f"{task.epsilon:.3g}", _stated_text(spent),
     )  # fmt: skip
+
+
+def _stated_text(spent: Spent) -> str:
+    # Rows of many old tasks are of several models, and so of several accounts.
+    if spent.last is None or not spent.task_id:
+        return f"in {spent.stated} of {spent.rounds}" if spent.stated else "-"
+    last = spent.last
+    return f"{last.mechanism}, epsilon {last.epsilon:.3g} at {last.delta:g}, in {spent.stated} of {spent.rounds}"
 
 
 def _cohort_text(spent: Spent) -> str:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import click
 
+from archipel.bundle import format_card
+from archipel.cli.federation.version_card import make_card
+from archipel.cli.input_output.card import card_option, read_card
 from archipel.cli.input_output.distributions import worst_tenths
 from archipel.cli.input_output.remote import fields, metrics_line, remote, save
 from archipel.cli.input_output.tables import as_json, show, table
@@ -173,6 +176,25 @@ def download(client: OperatorClient, name: str, number: int, file: Path) -> None
         save(file, lambda: client.bundles.download(info.bundle))
     else:
         save(file, lambda: client.weights.download(weights), weights)
+
+
+@model.command()
+@click.argument("name")
+@click.argument("number", type=click.IntRange(min=1))
+@click.argument("file", type=click.Path(path_type=Path))
+@card_option
+@remote
+def card(client: OperatorClient, name: str, number: int, file: Path, card_file: Path | None) -> None:
+    """Write a model card that says what a version's training tells about devices into FILE, a new file in TOML.
+
+    \b
+    archipel model card digits 2 digits-2.toml --card digits.toml
+    archipel convert trained.onnx -o digits.bundle --key publisher --card digits-2.toml
+
+    It has the server's account of differential privacy, epsilon and what that rests on, marked as the server's word.
+    """
+    text = format_card(make_card(client.models.version(name, number), read_card(card_file)))
+    save(file, text.encode)
 
 
 @model.command()

@@ -6,8 +6,8 @@ import click
 import msgspec
 
 from archipel.bundle import ModelCard
+from archipel.cli.input_output.card import card_lines
 from archipel.cli.input_output.tables import as_json, show, table
-from archipel.cli.models.card import card_lines
 from archipel.cli.models.hub import pull, push
 from archipel.errors import CommandError
 from archipel.models.catalogue import CATALOGUE, Field, Network, find

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from archipel.cli.input_output.card import card_lines
 from archipel.cli.input_output.tables import table
-from archipel.cli.models.card import card_lines
 from archipel.cli.models.convert.notes import note_lines, preparation_lines
 from archipel.cli.models.update_text import update_lines
 from archipel.lite_runtime.self_test import describe_vectors

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from archipel.protocol.messages import Digest, Kind, RoundId
+from archipel.protocol.messages import Digest, Kind, RoundId, ServerNoise
 
 Step = Literal["assigned", "advertising", "sharing", "complaining", "masked", "confirming", "unmasking", "closed"]
 Result = Literal["", "took_part", "dropped", "refused"]
@@ -29,6 +29,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     steps            the steps of its training
     noise, rho       whether this device added noise for differential privacy, and what that costs one example
                      (privacy.py; 0: not stated)
+    stated           what the server says of noise of its own, in the plan that it signed; None: nothing
     resumes          all that the round needs is kept beside the entry (kept.py), so that it goes on after a restart
     """
 
@@ -56,3 +57,4 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     noise: Noise = "unknown"
     rho: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     resumes: bool = False
+    stated: ServerNoise | None = None

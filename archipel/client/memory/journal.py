@@ -88,6 +88,7 @@ class Journal:
             buffered=plan.buffered,
             kind=plan.kind,
             privacy=plan.privacy,
+            stated=plan.server_noise,
             # In an asynchronous task the vector depends on when it is masked, so it cannot be kept before.
             resumes=plan.protocol == "neighbours" and plan.staleness_exponent is None,
         )

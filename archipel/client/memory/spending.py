@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 
 from archipel.client.memory.entry import Entry
+from archipel.protocol.messages import ServerNoise
 
 MAX_ROWS = 256
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53 - 1)]
@@ -49,6 +50,8 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     unsure     secure rounds that the device left after it sent its masked update, which is in a sum or lost
     noised     those of all these rounds with noise whose strength the bundle states
     rho        the sum of the rhos of the noised rounds (privacy.py)
+    stated     those of the rounds to whose sum the server says that it adds noise
+    last       what it said of that in the newest of them
 
     An empty task and model stand for many of the same kind.
     """
@@ -66,6 +69,8 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     received: _Count = 0
     noised: _Count = 0
     rho: _Sum = 0.0
+    stated: _Count = 0
+    last: ServerNoise | None = None
 
     @property
     def rounds(self) -> int:
@@ -73,13 +78,14 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def plus(self, other: Spent) -> Spent:
         """The sum of both, with the task, model and kind of this one."""
-        names = ("secure", "told", "devices", "plain", "unsure", "sent", "received", "noised", "rho")
+        names = ("secure", "told", "devices", "plain", "unsure", "sent", "received", "noised", "rho", "stated")
         # Without a told round `smallest` is 0, which is no number of devices.
         known = [each.smallest for each in (self, other) if each.told]
         return msgspec.structs.replace(
             self,
             **{name: getattr(self, name) + getattr(other, name) for name in names},
             smallest=min(known, default=0),
+            last=other.last or self.last,
         )
 
 
@@ -123,4 +129,6 @@ def _spent(entry: Entry) -> Spent:
         received=entry.received,
         noised=int(stated),
         rho=entry.rho if stated else 0.0,
+        stated=int(entry.stated is not None),
+        last=entry.stated,
     )

@@ -59,6 +59,7 @@ from archipel.protocol.messages.rounds import Protocol as Protocol
 from archipel.protocol.messages.rounds import Revocations as Revocations
 from archipel.protocol.messages.rounds import RoundPlan as RoundPlan
 from archipel.protocol.messages.rounds import RoundStatus as RoundStatus
+from archipel.protocol.messages.rounds import ServerNoise as ServerNoise
 from archipel.protocol.messages.rounds import SetAside as SetAside
 from archipel.protocol.messages.secure import Advertisement as Advertisement
 from archipel.protocol.messages.secure import AdvertiseRequest as AdvertiseRequest

@@ -32,6 +32,17 @@ Protocol = Literal["complete", "neighbours"]
 (protocol.secagg_plus)."""
 
 
+class ServerNoise(Message, frozen=True, kw_only=True):
+    """What the server says that it adds to a round's sum, and what everything costs that it has released of the model
+    up to this round, with the round, in all tasks: (`epsilon`, `delta`)-differential privacy of everything that a
+    device ever gave. `multiplier`: the standard deviation over the most by which one device changes the sum."""
+
+    mechanism: Literal["central", "correlated"]
+    multiplier: Annotated[float, Meta(gt=0, le=1e9)]
+    epsilon: Annotated[float, Meta(ge=0, le=1e30)]
+    delta: Annotated[float, Meta(gt=0, lt=1)]
+
+
 MOST_NOISE = 1 << 24
 """Up to this, samples of noise are drawn many at once (lite_runtime.many_samples)."""
 
@@ -67,7 +78,7 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     secret, and masks with the first `partners` of them.
     With `noise` devices send their clipped changes alone, without metrics, and add noise to them before they mask.
     `revocations` is the digest of the list (a Sealed Revocations, as JSON) of those who must not be in the cohort, None
-    where there is nobody.
+    where there is nobody. `server_noise` is the server's word, which no device can check.
     """
 
     round_id: RoundId
@@ -99,6 +110,7 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     protocol: Protocol = "complete"
     neighbours: Annotated[int, Meta(ge=0, lt=MAX_COHORT)] = 0
     partners: Annotated[int, Meta(ge=0, lt=MAX_COHORT)] = 0
+    server_noise: ServerNoise | None = None
     noise: NoiseShare | None = None
 
 

@@ -132,7 +132,8 @@ class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=Fals
 class PrivacySpent(Message, frozen=True, kw_only=True, omit_defaults=False):
     """What the released versions of a model have cost each device of a population, in all tasks together.
 
-    Everything that they show is (`epsilon`, `delta`)-differentially private, by `accountant`, of `releases` sums.
+    Everything that they show is (`epsilon`, `delta`)-differentially private, by `accountant`, of `releases` sums; but
+    `exact` further ones, of rounds of the model's trainings, evaluations and analyses without noise, have no bound.
     `unit` is whose data are protected, `sampling` what was assumed of who is in a round, `trust` who sees more than the
     bound allows, `covers` what it is about and what not.
     """
@@ -142,6 +143,7 @@ class PrivacySpent(Message, frozen=True, kw_only=True, omit_defaults=False):
     epsilon: float
     delta: float
     releases: Whole
+    exact: Whole
     accountant: str
     unit: str
     sampling: str

@@ -120,7 +120,8 @@ class Evaluation(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 class VersionDetail(VersionInfo, frozen=True, kw_only=True, omit_defaults=False):
     """A version with its `evaluations` on devices of the model's population, newest first, at most 100. Of a version
-    that rounds with the server's noise made, `privacy_spent` is what it and all versions before it cost a device."""
+    that rounds with the server's noise made, or a bundle that was made from one, `privacy_spent` is what it and all
+    versions before it cost a device."""
 
     evaluations: list[Evaluation]
     privacy_spent: PrivacySpent | None

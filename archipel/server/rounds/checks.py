@@ -17,7 +17,7 @@ from archipel.privacy.distributed import add_share
 from archipel.protocol.choosing import choose_protocol, sizes_between
 from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
-from archipel.protocol.messages import Protocol, RoundPlan
+from archipel.protocol.messages import Protocol, RoundPlan, ServerNoise
 from archipel.protocol.messages.distributions import Bins
 from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.aggregation import ROOTED
@@ -89,6 +89,7 @@ def make_plan(
     serial: int = 0,
     not_after: int = 0,
     revocations: str | None = None,
+    server_noise: ServerNoise | None = None,
 ) -> RoundPlan:
     """The plan of one round of a checked task. Raises ProtocolError when no modulus holds the cohort's sum, PolicyError
     where devices are to add noise that cannot cover what they send."""
@@ -129,6 +130,7 @@ def make_plan(
         protocol=request.protocol or "complete",
         neighbours=sizes.neighbours,
         partners=sizes.partners,
+        server_noise=server_noise,
     )
     return add_share(plan, noise, manifest) if noised else plan
 

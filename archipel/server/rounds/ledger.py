@@ -23,12 +23,14 @@ from archipel.errors import ArchipelError, PolicyError
 from archipel.privacy import Event, Repeated, read_events, spent_epsilon, write_events
 from archipel.privacy.central import events_of, settle
 from archipel.privacy.distributed import round_event
+from archipel.protocol.messages import ServerNoise
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy, PrivacySpent
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.policy import noisy_devices
 from archipel.server.audit import log as audit
 from archipel.server.database.privacy_tables import PrivacyEvent
-from archipel.server.database.tables import BundleRow, Round, Task
+from archipel.server.database.registry_tables import ModelVersion
+from archipel.server.database.tables import BundleRow, Round, Task, Version
 from archipel.server.database.task_requests import read_plan, request_of
 from archipel.server.rounds import kept_noise
 from archipel.server.rounds.assigning import let_go
@@ -65,6 +67,9 @@ COVERS = (
     "the weights of all versions, and noisy counts of clipped updates; not who took part, nor the results of "
     "evaluations and analyses, nor failures"
 )
+
+_MOST_TOLD = 1e30
+"""The largest epsilon of a plan."""
 
 Counts = tuple[tuple[bytes, int], ...]
 
@@ -160,6 +165,21 @@ def end_spent(write: Write, task_id: str, why: str, *, now: float) -> None:
         let_go(session, task)
 
 
+def state(session: Session, task: Task) -> ServerNoise | None:
+    """What the plan of the task's next round says of its noise; None for a task without noise."""
+    noise = request_of(task).differential_privacy
+    if not noise.is_central or noise.noise_multiplier is None:
+        return None
+    before = _counts(session, task.population, _model(session, task))
+    following = (*before, (write_events(events_of(noise, _paid_for(session, task))), 1))
+    return ServerNoise(
+        mechanism="correlated" if noise.is_correlated else "central",
+        multiplier=noise.noise_multiplier,
+        epsilon=min(_epsilon(following, noise.delta), _MOST_TOLD),
+        delta=noise.delta,
+    )
+
+
 def spent_by(session: Session, task: Task, round_id: str | None = None) -> PrivacySpent | None:
     """What the task's model has cost so far, or had cost after that round; None for a task without noise."""
     noise = request_of(task).differential_privacy
@@ -170,18 +190,54 @@ def spent_by(session: Session, task: Task, round_id: str | None = None) -> Priva
     if round_id is not None:
         last = session.scalar(select(func.max(PrivacyEvent.number)).where(PrivacyEvent.round_id == round_id)) or 0
     counts = _counts(session, task.population, model, last)
+    ended = None if round_id is None else session.get_one(Round, round_id).ended
     return PrivacySpent(
         population=task.population,
         model=model,
         epsilon=_epsilon(counts, noise.delta),
         delta=noise.delta,
         releases=sum(count for _, count in counts),
+        exact=_exact_sums(session, task.population, model, ended),
         accountant=ACCOUNTANT,
         unit=UNIT,
         sampling=SAMPLING,
         trust=TRUSTS.get(noise.mechanism, TRUST),
         covers=COVERS,
     )
+
+
+def spent_by_version(session: Session, version: ModelVersion) -> PrivacySpent | None:
+    """The same of a version in the registry: up to the round that made it, or that made what it was made from.
+
+    None where that round had no noise, or there is none.
+    """
+    while True:
+        if version.task_id is not None:
+            trained = session.get_one(Version, (version.task_id, version.task_version))
+            if trained.round_id is not None:
+                return spent_by(session, session.get_one(Task, version.task_id), trained.round_id)
+        # A bundle as published: it tells what the version told that it was made from. Parents were registered before.
+        if version.parent is None or version.parent >= version.number:
+            return None
+        version = session.get_one(ModelVersion, (version.model, version.parent))
+
+
+def _exact_sums(session: Session, population: str, model: str, ended: float | None) -> int:
+    """How many sums of the model's tasks were released without noise, up to that time."""
+    query = (
+        select(func.count())
+        .select_from(Round)
+        .join(Task, Task.task_id == Round.task_id)
+        .join(BundleRow, BundleRow.digest == Task.bundle)
+        .where(
+            Task.population == population,
+            BundleRow.name == model,
+            Round.phase == "committed",
+            # A task with noise has paid for whatever it has released.
+            Task.task_id.not_in(select(PrivacyEvent.task_id)),
+        )
+    )
+    return session.scalar(query if ended is None else query.where(Round.ended <= ended)) or 0
 
 
 def _paid_for(session: Session, task: Task) -> int:

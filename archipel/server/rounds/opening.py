@@ -21,7 +21,7 @@ from archipel.server.database.tables import Blob, BundleRow, Round, Task, Versio
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices.revocation_lists import revocations_of
 from archipel.server.devices.targeting import Target
-from archipel.server.rounds import kept_noise, reach, weights_log
+from archipel.server.rounds import kept_noise, ledger, reach, weights_log
 from archipel.server.rounds.checks import make_plan, update_size
 from archipel.server.rounds.clipping import adapted_clip
 from archipel.server.rounds.durations import measured_deadlines
@@ -163,6 +163,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
         revoked = revocations_of(session, task.population) if task.privacy == "secure" else None
         request = request_of(task)
         clip = adapted_clip(session, task, request, manifest)
+        noise = ledger.state(session, task)
         measured = measured_deadlines(session, task, adaptable(task))
     if task.model is None:
         raise ServerError(f"task {task.task_id} has no model yet")
@@ -190,6 +191,7 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
             # A round that uses every phase's deadline up ends before its plan does.
             not_after=math.ceil(now + sum(measured.get(phase, deadline(task, phase)) for phase in DEADLINES)),
             revocations=revocations,
+            server_noise=noise,
         )
         for place in range(max(request.secure_groups, 1))
     ]

@@ -36,6 +36,15 @@ value = 0.97
 data = "MNIST, test"
 examples = 10000
 command = "archipel run digits.bundle --data test.npz"
+[[privacy]]
+epsilon = 3.25
+delta = 0.0001
+unit = "a device"
+sampling = "none assumed"
+trust = "the server sees exact sums"
+covers = "the weights"
+source = "the server's word"
+releases = 12
 """
 CARD = b.parse_card(TOML)
 
@@ -56,7 +65,24 @@ def test_a_card_as_toml_and_as_json() -> None:
     assert b.decode_card(data) == CARD
     assert CARD.data == (b.CardData(name="MNIST", licence="CC-BY-SA-3.0", examples=60000),)
     assert CARD.metrics[0].value == 0.97
+    assert (CARD.privacy[0].epsilon, CARD.privacy[0].delta, CARD.privacy[0].releases) == (3.25, 0.0001, 12)
     assert CARD.description == "Ten digits.\nGrey pictures."
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        CARD,
+        b.ModelCard(name="n", description="d", task="t"),
+        b.ModelCard(name='"', description='a\\b\n\n"""c', task="ü 字", references=("x", 'y"')),
+        b.ModelCard(name="n", description="d", task="t", metrics=(
+            b.CardMetric(name="loss", value=1e-9, data="x", examples=1),
+            b.CardMetric(name="loss", value=-2.5e30, data="y", examples=2),
+        )),
+    ],
+)  # fmt: skip
+def test_a_card_that_is_written_as_toml_is_read_again(card: b.ModelCard) -> None:
+    assert b.parse_card(b.format_card(card)) == card
 
 
 def _set(**values: object) -> Callable[[dict[str, Any]], None]:
@@ -71,6 +97,12 @@ def _in(field: str, **values: object) -> Callable[[dict[str, Any]], None]:
     ("change", "message"),
     [
         (_set(name=""), "card: name is empty"),
+        (_in("privacy", epsilon=-1.0), r"privacy\[0\] has epsilon -1.0 and delta 0.0001, expected a number from 0 on"),
+        (_in("privacy", delta=0), r"privacy\[0\] has epsilon 3.25 and delta 0.0"),
+        (_in("privacy", delta=1.0), r"privacy\[0\] has epsilon 3.25 and delta 1.0"),
+        (_in("privacy", trust="a\x1b"), r"privacy\[0\].trust has U\+001B"),
+        (_in("privacy", releases=-1), r"privacy\[0\].releases is -1"),
+        (_in("privacy", verified=True), "unknown field `verified`"),
         (_set(task=" \n"), "card: task is empty"),
         (_set(name=3), r"Expected `str`, got `int` - at `\$.name`"),
         (_set(author="me"), "Object contains unknown field `author`"),

@@ -17,6 +17,7 @@ from archipel.client.memory.spending import MAX_ROWS, Sums
 from archipel.client.memory.vault import Vault
 from archipel.client.owner_view import look, read_rounds
 from archipel.errors import ClientError
+from archipel.protocol.messages import ServerNoise
 from archipel.protocol.sealed import encode
 from tests.client.memory.test_journal import begin
 
@@ -62,6 +63,19 @@ def test_what_was_spent() -> None:
     assert (found.sent, found.since) == (101, 1000.0)
     # Together or one after the other.
     assert Sums().plus(entries[:5]).plus(entries[5:]) == sums
+
+
+def test_what_the_server_states_last_is_kept() -> None:
+    def stated(epsilon: float) -> ServerNoise:
+        return ServerNoise(mechanism="correlated", multiplier=2.0, epsilon=epsilon, delta=1e-6)
+
+    entries = [entry(1, stated=stated(1.0)), entry(2, stated=stated(1.5)), entry(3)]
+    [row] = Sums().plus(entries).spent
+    assert (row.stated, row.rounds, row.last) == (2, 3, stated(1.5))
+    # As the journal forgets them one by one.
+    assert Sums().plus(entries[:1]).plus(entries[1:]).spent == [row]
+    [left] = Sums().plus([entry(4, stated=stated(9.0), masked=None, sent=0, result="dropped"), entry(5)]).spent
+    assert (left.stated, left.last) == (0, None)
 
 
 def test_nothing_sent_is_nothing_spent() -> None:

@@ -62,6 +62,28 @@ def test_the_new_model_is_the_mean_with_noise_of_the_stated_size(noisy: World) -
     assert noisy.task(task["task_id"])["state"] == "completed"
 
 
+def test_plans_state_the_noise_and_what_it_costs_up_to_their_round(noisy: World) -> None:
+    noisy.create_task(differential_privacy=central(3.0), rounds=1, cohort=3)
+    devices = noisy.add_devices(3)
+    run_round(noisy, devices)
+    # The account is that of the model, whichever task released it.
+    noisy.create_task(differential_privacy=central(3.0, delta=1e-7), rounds=2, cohort=3, name="second")
+    for number in (2, 3):
+        run_round(noisy, devices)
+        stated = devices[0].plan and devices[0].plan.server_noise
+        assert stated is not None
+        assert (stated.mechanism, stated.multiplier, stated.delta) == ("central", 3.0, 1e-7)
+        assert stated.epsilon == pytest.approx(epsilon(3.0, number, 1e-7))
+
+
+def test_a_plan_without_noise_states_none(noisy: World) -> None:
+    noisy.create_task(rounds=1, cohort=3)
+    devices = noisy.add_devices(3)
+    noisy.start_round(devices)
+    assert devices[0].plan is not None
+    assert devices[0].plan.server_noise is None
+
+
 def test_much_noise_moves_the_model_no_further_than_devices_accept(noisy: World) -> None:
     """A device knows the manifest alone: it takes the largest step that any cohort's sum can make for granted."""
     task = noisy.create_task(differential_privacy=central(50.0), rounds=2, cohort=3)
@@ -110,6 +132,44 @@ def test_the_account_is_of_all_tasks_of_a_model_in_a_population(noisy: World) ->
         version = noisy.operator("GET", f"/v1/models/hours/versions/{number}")[1]
         delta = 1e-5 if number == 1 else 1e-6
         assert version["privacy_spent"]["epsilon"] == pytest.approx(spent_epsilon(rounds, delta), rel=1e-12)
+
+
+def test_sums_without_noise_are_told_beside_the_account(noisy: World) -> None:
+    devices = noisy.add_devices(3)
+    noisy.create_task(rounds=2, cohort=3)
+    run_round(noisy, devices)
+    run_round(noisy, devices)
+    task = noisy.create_task(differential_privacy=central(3.0), rounds=1, cohort=3)["task_id"]
+    run_round(noisy, devices)
+    spent = noisy.task(task)["privacy_spent"]
+    assert (spent["releases"], spent["exact"]) == (1, 2)
+    # A version's own figure is of its moment here, too.
+    assert noisy.operator("POST", "/v1/models", {"name": "hours", "population": "pupils"})[0] == 201
+    assert noisy.operator("POST", "/v1/models/hours/versions", {"task_id": task})[0] == 201
+    noisy.clock.now += 60
+    noisy.create_task(rounds=1, cohort=3, name="later")
+    run_round(noisy, devices)
+    assert noisy.task(task)["privacy_spent"]["exact"] == 3
+    assert noisy.operator("GET", "/v1/models/hours/versions/1")[1]["privacy_spent"]["exact"] == 2
+
+
+def test_a_bundle_tells_what_the_version_told_that_it_was_made_from(noisy: World) -> None:
+    devices = noisy.add_devices(3)
+    own = noisy.publish()
+    task = noisy.create_task(differential_privacy=central(3.0), rounds=1, cohort=3)["task_id"]
+    run_round(noisy, devices)
+    assert noisy.operator("POST", "/v1/models", {"name": "hours", "population": "pupils"})[0] == 201
+    assert noisy.operator("POST", "/v1/models/hours/versions", {"task_id": task})[0] == 201
+    assert noisy.operator("POST", "/v1/models/hours/versions", {"bundle": own, "parent": 1})[0] == 201
+    first, second = (noisy.operator("GET", f"/v1/models/hours/versions/{number}")[1] for number in (1, 2))
+    assert second["task_id"] is None
+    assert first["privacy_spent"]["epsilon"] == pytest.approx(epsilon(3.0, 1), rel=1e-12)
+    assert second["privacy_spent"] == first["privacy_spent"]
+    # Of a version that rounds without noise made there is no such figure, whatever it began with.
+    exact = noisy.create_task(rounds=1, cohort=3)["task_id"]
+    run_round(noisy, devices)
+    assert noisy.operator("POST", "/v1/models/hours/versions", {"task_id": exact, "parent": 2})[0] == 201
+    assert noisy.operator("GET", "/v1/models/hours/versions/3")[1]["privacy_spent"] is None
 
 
 def test_a_task_ends_before_the_round_that_would_cost_too_much(noisy: World) -> None:

@@ -12,13 +12,13 @@ import click
 import numpy as np
 
 from archipel.cli.input_output.arrays import read_arrays
+from archipel.cli.input_output.card import card_option, read_card
 from archipel.cli.input_output.progress_line import progress_line
 from archipel.cli.input_output.publisher_keys import read_signing_key, signing_key
 from archipel.cli.input_output.sources import has_bundle, learned_weights, open_source
 from archipel.cli.input_output.spelling import spells_options
 from archipel.cli.input_output.stopping import catch_ctrl_c
 from archipel.cli.models.agreement import AgreementOptions, agreement_options
-from archipel.cli.models.card import card_option, read_card
 from archipel.cli.models.convert.analysis_options import AnalysisOptions, analysis_options
 from archipel.cli.models.convert.lists import ALL, LISTS, list_text
 from archipel.cli.models.convert.model_options import ModelOptions, model_options

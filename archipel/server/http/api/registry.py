@@ -27,7 +27,6 @@ from archipel.protocol.operator.registry import (
 )
 from archipel.server.audit import log as audit
 from archipel.server.database.registry_tables import Model, ModelVersion, Promotion
-from archipel.server.database.tables import Task
 from archipel.server.http.idempotency import Keyed, keyed
 from archipel.server.http.paging import page_by
 from archipel.server.http.problems import refuse
@@ -103,8 +102,7 @@ def show_version(call: Call[None], name: str, number: str) -> VersionDetail:
         version = find_version(session, model, int(number))
         [info] = _versions(call, session, model, [version])
         evaluations = evaluations_of(session, model, version)
-        task = None if info.round_id is None else session.get_one(Task, info.task_id)
-        spent = None if task is None else ledger.spent_by(session, task, info.round_id)
+        spent = ledger.spent_by_version(session, version)
     shown = {each: getattr(info, each) for each in info.__struct_fields__}
     return VersionDetail(**shown, evaluations=evaluations, privacy_spent=spent)
 

@@ -13,6 +13,7 @@ from archipel.client.conditions.conditions import Conditions
 from archipel.client.memory.folder import lock_folder
 from archipel.client.owner_view import is_running, look, present_conditions
 from archipel.errors import ClientError
+from archipel.protocol.messages import ServerNoise
 from archipel.protocol.sealed import encode
 from tests.client.memory.test_spending import entry
 
@@ -66,7 +67,7 @@ def test_lines_for_people(tmp_path: Path) -> None:
     assert began.endswith("the round failed: too? few?devices")
     assert any(line.startswith("rounds      2 since 1970-01-01 00:16:41Z: 1 took part, 1 dropped") for line in lines)
     row = next(line for line in lines if line.startswith("11111111  linear"))
-    assert re.split("  +", row)[2:] == ["training", "1", "5 at least, 5 on average", "1", "0", "20", "0 of 2", "-"]
+    assert re.split("  +", row)[2:] == ["training", "1", "5 at least, 5 on average", "1", "0", "20", "0 of 2", "-", "-"]
     assert lines[-1].startswith("no epsilon: 2 rounds added no noise")
 
 
@@ -78,10 +79,23 @@ def test_epsilon_of_rounds_with_noise(tmp_path: Path) -> None:
     lines = list(_lines(look(tmp_path)))
     row = next(line for line in lines if line.startswith("11111111  linear"))
     # dp-accounting 0.6.0, RdpAccountant: one Gaussian with multiplier 1 at delta 1e-6 has 5.22154.
-    assert re.split("  +", row)[3:] == ["3", "4 at least, 5 on average", "0", "0", "30", "2 of 3", "5.22"]
+    assert re.split("  +", row)[3:] == ["3", "4 at least, 5 on average", "0", "0", "30", "2 of 3", "5.22", "-"]
     assert lines[-2].startswith("noise: in 2 of 3 rounds, which are together differentially private for each example")
     assert "with epsilon 5.22 at most, at delta 1e-06" in lines[-2]
     assert lines[-1].startswith("no epsilon: 1 rounds added no noise, or none of a strength that the bundle states")
+
+
+def test_noise_of_the_server_is_shown_as_its_word(tmp_path: Path) -> None:
+    (tmp_path / "rounds").mkdir()
+    for number, spent in ((1, 2.0), (2, 3.4567), (3, None)):
+        stated = None if spent is None else ServerNoise(mechanism="central", multiplier=9, epsilon=spent, delta=1e-5)
+        (tmp_path / "rounds" / f"{number:032x}.json").write_bytes(encode(entry(number, stated=stated)))
+    lines = list(_lines(look(tmp_path)))
+    row = next(line for line in lines if line.startswith("11111111  linear"))
+    # The device's own epsilon stays none: what the server says is another column.
+    assert re.split("  +", row)[-3:] == ["0 of 3", "-", "central, epsilon 3.46 at 1e-05, in 2 of 3"]
+    assert any(line.startswith("server's noise: ") and "server's word" in line for line in lines)
+    assert look(tmp_path).privacy.epsilon is None
 
 
 @pytest.mark.parametrize("name", ["device.json", "rounds/" + "0" * 32 + ".json", "models/linear/state.json"])

@@ -32,6 +32,21 @@ const bins: Decoder<Bins> = struct<Bins>({
   better: optional(oneOf("higher", "lower"), "higher"),
 });
 
+/** What the server says of noise of its own; nobody can check it. */
+export interface ServerNoise {
+  readonly mechanism: "central" | "correlated";
+  readonly multiplier: number;
+  readonly epsilon: number;
+  readonly delta: number;
+}
+
+const serverNoise: Decoder<ServerNoise> = struct<ServerNoise>({
+  mechanism: required(oneOf("central", "correlated")),
+  multiplier: required(real(Number.MIN_VALUE, 1e9)),
+  epsilon: required(real(0, 1e30)),
+  delta: required(real(Number.MIN_VALUE, 1)),
+});
+
 /** What devices add to their changes themselves; read, so that such a plan is refused by name and not for its form. */
 export interface NoiseShare {
   readonly deviation: number;
@@ -71,6 +86,7 @@ export interface RoundPlan {
   readonly serial: number;
   readonly not_after: number;
   readonly revocations: string | null;
+  readonly server_noise: ServerNoise | null;
   readonly protocol: "complete" | "neighbours";
   readonly neighbours: number;
   readonly partners: number;
@@ -104,6 +120,7 @@ export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
   serial: optional(whole(0), 0),
   not_after: optional(whole(0), 0),
   revocations: optional(nullable(digestText), null),
+  server_noise: optional(nullable(serverNoise), null),
   protocol: optional(oneOf("complete", "neighbours"), "complete"),
   neighbours: optional(whole(0, MAX_COHORT - 1), 0),
   partners: optional(whole(0, MAX_COHORT - 1), 0),

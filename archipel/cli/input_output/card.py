@@ -17,7 +17,7 @@ WIDTH = 96
 card_option = click.option(
     "--card", "card_file", type=click.Path(path_type=Path), metavar="TOML",
     help="The model card: name, description, task, intended_use, limits, recipe, licence, references and contact, with "
-    "[[data]] and [[metrics]] tables. Default: the one that SOURCE has.",
+    "[[data]], [[metrics]] and [[privacy]] tables. Default: the one that SOURCE has.",
 )  # fmt: skip
 
 
@@ -55,6 +55,15 @@ def card_lines(card: Mapping[str, Any]) -> list[str]:
         lines += _wrapped(
             f"measured: {each['name']} {each['value']:.6g} on {each['examples']:,} examples of {each['data']}{shown}"
         )
+    for each in card.get("privacy", []):
+        counted = f" after {each['releases']:,} noisy sums" if each.get("releases") else ""
+        lines += _wrapped(f"privacy: epsilon {each['epsilon']:.4g} at delta {each['delta']:g}{counted}")
+        lines += [
+            line
+            for field in ("source", "unit", "sampling", "trust", "covers", "accountant")
+            if each.get(field)
+            for line in _wrapped(f"  {field}: {each[field]}")
+        ]
     for each in card.get("references", []):
         lines += _wrapped(f"see: {each}")
     return lines
