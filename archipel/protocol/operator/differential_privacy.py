@@ -22,7 +22,7 @@ class DifferentialPrivacyError(PolicyError, ValueError):
 
 
 class DifferentialPrivacy(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Noise on the sum of each round of a training (docs/privacy.md).
+    """Noise on the sum of each round of a task (docs/privacy.md). Evaluations and analyses have "central" alone.
 
     Arguments:
         mechanism: "none"; "central": the server adds discrete Gaussian noise; "correlated": the same, less a part of

@@ -63,6 +63,9 @@ class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
     such as `training loss`, means over the devices' weights of each device's mean over the steps of its round, and
     `clamped` as above; the numbers of devices whose update was `clipped`, and of those with more examples than their
     weight counts (`capped`; null: the bundle has devices not say it).
+
+    Of an evaluation or analysis with `differential_privacy` all numbers but `devices` have noise, and `noise` says how
+    much: its standard deviation in each element of a sum of `values`, and about that in each of the `metrics`.
     """
 
     devices: int
@@ -76,3 +79,4 @@ class RoundResult(Message, frozen=True, kw_only=True, omit_defaults=False):
     adoption: Adoption | None = None
     values: dict[str, Any] = {}
     statistics: dict[str, StatisticResult] = {}
+    noise: dict[str, float] = {}

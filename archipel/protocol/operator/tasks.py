@@ -123,8 +123,8 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     number and threshold follow from what the bundle's privacy policy says of colluders, dropouts and the server (null:
     the server chooses by the cohort, see docs/protocol.md).
 
-    `differential_privacy` of a training: noise on each round's sum, of the server or of the devices, and what the model
-    may cost a device in all its tasks (docs/privacy.md). Its metrics, which have no noise, are then kept back.
+    `differential_privacy`: noise on each round's sum, of the server or of the devices, and what the model
+    may cost a device in all its tasks (docs/privacy.md). Metrics of a training have none, and are then kept back.
 
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was

@@ -22,6 +22,7 @@ from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import PrivacyPolicy, decode_manifest
+from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import UPDATE_PHASES, Answer, BundleRow, Round, Task
 from archipel.server.database.task_requests import request_of
 
@@ -136,7 +137,10 @@ def tells_of_few(session: Session, current: Round, task: Task, contributors: int
         return ""
     counts: dict[Cell, int] = {}
     since = now - _policy(session, task).query_days * _DAY
-    committed = Round.phase == "committed", Round.round_id != current.round_id
+    # Sums with noise tell of no few devices more than their account says, whatever is taken from them; and the number
+    # of contributors that they show is not the true one.
+    exact = Task.task_id.not_in(select(PrivacyEvent.task_id))
+    committed = Round.phase == "committed", Round.round_id != current.round_id, exact
     query = select(Round.round_id, Round.result).join(Task).where(*_of_population(task, since), *committed)
     for row in session.execute(query.order_by(Round.ended, Round.round_id)):
         # A sum that divides several cells at once (because older sums do not count any more) says nothing about one of

@@ -43,7 +43,7 @@ from archipel.server.rounds.neighbours.unmasking import (
     collect,
     unmask,
 )
-from archipel.server.rounds.results import released
+from archipel.server.rounds.results import released, released_with_noise
 from archipel.server.rounds.weights_log import endorsement, sum_digest
 from archipel.strategies.moving import move_model
 from archipel.strategies.step_limits import History, Step
@@ -163,7 +163,7 @@ def _sum(services: Services, collected: Collected, layout: Layout) -> tuple[Deco
         try:
             plain = reduce_sum(layout, plain, plan)
             settings = collected.request.differential_privacy
-            if settings.is_central:
+            if settings.is_central and plan.kind == "training":
                 # The coordinator has charged the account. Each attempt draws noise of its own, unless it is kept.
                 correlated = settings.is_correlated
                 noise = noise_of(services, plan.round_id) if correlated else draw_noise(settings, layout)
@@ -193,6 +193,12 @@ def _make(services: Services, collected: Collected, decoded: DecodedSum, kept: T
         why = queries.tells_of_few(session, collected.current, task, made.contributors, now=services.clock())
     if why:
         raise ServerError(why)
+    if collected.request.differential_privacy.is_central:
+        # After the checks of the exact numbers, which say whether anything may be released.
+        made = released_with_noise(
+            collected.plan, collected.manifest, decoded, collected.updates, collected.request.differential_privacy
+        )
+        return Outcome(collected.updates, None, result=msgspec.to_builtins(made))
     return Outcome(collected.updates, decoded.weight, result=msgspec.to_builtins(made))
 
 

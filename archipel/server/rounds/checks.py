@@ -14,6 +14,7 @@ from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ServerError
 from archipel.privacy.central import check_composition as check_noise
 from archipel.privacy.distributed import add_share
+from archipel.privacy.queries import check_query
 from archipel.protocol.choosing import choose_protocol, sizes_between
 from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
@@ -300,9 +301,10 @@ def _check_noise(request: TaskRequest, manifest: Manifest, layout: Layout) -> No
     if not request.differential_privacy.is_private:
         return
     if request.kind != "training":
-        raise ServerError(
-            f"differential_privacy: belongs to tasks of kind training, this one is of kind {request.kind}"
+        check_query(
+            request.differential_privacy, layout, privacy=request.privacy, count_adoption=request.count_adoption
         )
+        return
     check_noise(
         request.differential_privacy, manifest, layout, privacy=request.privacy, mode=request.mode,
         aggregation=request.aggregation, secure_groups=request.secure_groups, hyperparameters=request.hyperparameters,

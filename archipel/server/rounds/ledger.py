@@ -64,8 +64,8 @@ TRUSTS = {
 }
 """Of mechanisms whose noise devices add; of others TRUST."""
 COVERS = (
-    "the weights of all versions, and noisy counts of clipped updates; not who took part, nor the results of "
-    "evaluations and analyses, nor failures"
+    "the weights of all versions, noisy counts of clipped updates, and evaluations and analyses with noise; not who "
+    "took part, nor the results of other evaluations and analyses, nor failures"
 )
 
 _MOST_TOLD = 1e30

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from archipel.bundle import Manifest, Statistic
 from archipel.errors import ServerError
+from archipel.privacy.queries import add_noise, errors_of
 from archipel.protocol.distributions import distribution_from_counts
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.results import Adoption, Distribution, RoundResult, StatisticResult
 from archipel.protocol.training_metrics import CLAMPED
-from archipel.protocol.uploads import BINS, CONTRIBUTORS, DECIDED, TOOK, TRUTHFUL
+from archipel.protocol.uploads import BINS, CONTRIBUTORS, DECIDED, EXAMPLES, TOOK, TRUTHFUL, plan_layout
 from archipel.protocol.vector import DecodedSum
 
 
@@ -29,6 +31,33 @@ def released(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: in
             f"fewer than {plan.min_contributors} of the devices had examples (min_contributors); nothing of their sum "
             "was kept"
         )
+    return _tell(plan, manifest, total, devices)
+
+
+def released_with_noise(
+    plan: RoundPlan, manifest: Manifest, exact: DecodedSum, devices: int, settings: DifferentialPrivacy
+) -> RoundResult:
+    """The same with noise in all that it tells, of a sum that `released` has accepted. `settings`: settled ones."""
+    if settings.noise_multiplier is None:
+        raise ServerError("differential_privacy: noise_multiplier is not settled yet")
+    layout = plan_layout(plan, manifest)
+    noisy = add_noise(exact, layout, cohort=devices, multiplier=settings.noise_multiplier)
+    found = _tell(plan, manifest, noisy, devices)
+    sums = errors_of(layout, settings.noise_multiplier)
+    if plan.kind != "evaluation":
+        return msgspec.structs.replace(found, noise=dict(sums))
+    # Noise can make a quotient larger than any mean.
+    metrics = {name: min(max(value, -plan.metrics[name]), plan.metrics[name]) for name, value in found.metrics.items()}
+    weight = noisy.weight or 0.0
+    errors = {
+        name: math.hypot(sums[name], value * sums[EXAMPLES]) / weight for name, value in metrics.items() if weight > 0
+    }
+    clamped = {name: min(share, 1.0) for name, share in found.clamped.items()}
+    return msgspec.structs.replace(found, metrics=metrics, clamped=clamped, noise=errors)
+
+
+def _tell(plan: RoundPlan, manifest: Manifest, total: DecodedSum, devices: int) -> RoundResult:
+    contributors = round(float(total.values[CONTRIBUTORS]))
     counts = {CONTRIBUTORS, *((DECIDED, TOOK) if plan.count_adoption else ())}
     counts |= {BINS + name for name in plan.distributions}
     rest = replace(total, values={name: array for name, array in total.values.items() if name not in counts})

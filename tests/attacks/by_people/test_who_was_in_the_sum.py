@@ -20,6 +20,7 @@ import pytest
 from archipel.bundle.roles import Update
 from archipel.privacy import Gaussian, spent_epsilon
 from archipel.privacy.central import draw_noise, events_of, release_sum
+from archipel.privacy.queries import add_noise, deviations
 from archipel.protocol.messages import WeightsStatement
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.sealed import Sealed
@@ -70,6 +71,49 @@ def test_the_best_test_is_no_better_than_the_noise_allows(multiplier: float) -> 
     assert advantage < allowed + 4 * math.sqrt(0.5 / TRIALS)
     # The attack is a good one: with half of the noise it would break the bound.
     assert advantage > 2 * NormalDist().cdf(1 / (2 * multiplier) * 0.8) - 1 - 4 * math.sqrt(0.5 / TRIALS)
+
+
+@pytest.mark.parametrize("multiplier", [0.5, 2.0])
+def test_the_best_test_of_an_evaluation_is_no_better_than_the_noise_allows(multiplier: float) -> None:
+    """The victim's entries are all as large as its runtime lets through: a mean, a weight, a count, and its bin of a
+    histogram. The attacker weighs each entry by what the noise on it is."""
+    count = {"dtype": "float32", "kind": "value", "weighting": "uniform", "range": 1.0, "bits": 2}
+    mean = {"dtype": "float32", "weighting": "examples", "range": 1.0, "bits": BITS, "shape": ()}
+    of = Layout(
+        (
+            Update(name="accuracy", tensor="accuracy", kind="value", **mean),
+            Update(name="examples", tensor="examples", kind="weight", **mean),
+            Update(name="devices", tensor="devices", shape=(), **count),
+            Update(name="bins", tensor="bins", shape=(5,), **count),
+        ),
+        histograms=frozenset({("bins", "devices")}),
+    )
+    # Others are half of the cohort, so that no count is at an end of its range.
+    others = {"accuracy": 0.0, "devices": COHORT / 2, "bins": np.array([0, 0, COHORT / 2, 0, 0])}
+    victim = {"accuracy": 1.0, "devices": 1.0, "bins": np.array([0, 0, 1.0, 0, 0])}
+    generator, sizes, cohort = Random(7), deviations(of, multiplier), 10**6
+    steps = {"accuracy": 1 / (2 ** (BITS - 1) - 1), "examples": 1 / (2 ** (BITS - 1) - 1), "devices": 1.0, "bins": 1.0}
+
+    def seen(present: bool) -> float:
+        total = {name: others[name] + (victim[name] if present else 0.0) for name in victim}
+        values = {name: np.asarray(each, np.float64) for name, each in total.items()}
+        found = add_noise(
+            DecodedSum({}, values, COHORT / 2 + present), of, cohort=cohort, multiplier=multiplier,
+            randomness=generator.randbytes,
+        )  # fmt: skip
+        score = sum(
+            float(np.sum(found.values[name] * victim[name])) / (sizes[name] * steps[name]) ** 2 for name in victim
+        )
+        return score + (found.weight or 0.0) / (sizes["examples"] * steps["examples"]) ** 2
+
+    present = np.array([seen(True) for _ in range(TRIALS // 2)])
+    absent = np.array([seen(False) for _ in range(TRIALS // 2)])
+    half = (present.mean() + absent.mean()) / 2
+    advantage = (present > half).mean() - (absent > half).mean()
+    allowed = 2 * NormalDist().cdf(1 / (2 * multiplier)) - 1
+    assert advantage < allowed + 4 * math.sqrt(1 / TRIALS)
+    # The attack is a good one, where clamped counts and rounded noise take little away.
+    assert advantage > 2 * NormalDist().cdf(1 / (2 * multiplier) * 0.7) - 1 - 4 * math.sqrt(1 / TRIALS)
 
 
 def test_all_rounds_together_tell_no_more_than_correlated_noise_allows() -> None:

@@ -273,7 +273,6 @@ def test_a_round_without_a_sum_costs_nothing(noisy: World) -> None:
         ({"privacy": "plain"}, "set privacy to 'secure'"),
         ({"mode": "asynchronous"}, "several times"),
         ({"secure_groups": 3, "cohort": 9}, "leave aggregation and secure_groups away"),
-        ({"kind": "evaluation", "metrics": {"loss": 8.0}}, "belongs to tasks of kind training"),
     ],
 )
 def test_what_it_does_not_go_with(noisy: World, settings: dict[str, Any], message: str) -> None:
