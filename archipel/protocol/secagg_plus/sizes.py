@@ -97,7 +97,8 @@ def choose_sizes(cohort: int, assumed: Assumptions) -> Sizes:
         f"a cohort of {cohort} with {_count(assumed.corrupt, cohort)} corrupt and {_count(assumed.dropped, cohort)} "
         f"leaving cannot be secure against a {assumed.server} server: even when each shares with all {cohort - 1} "
         f"others, the threshold would have to be at least {low} to keep secrets and at most {high} to recover them; "
-        "lower the shares of corrupt or leaving devices"
+        "take the protocol 'complete', which suits small cohorts, a larger cohort, or a policy with smaller shares of "
+        "corrupt (colluders) or leaving devices (dropouts)"
     )
 
 
