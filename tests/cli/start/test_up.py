@@ -151,7 +151,7 @@ def test_one_command_trains_and_the_same_one_goes_on(folder: Path, archipel: Com
         ({"x": np.zeros((9, 4)), "y": np.ones(9, int)}, "all labels are 1: of one class a model learns nothing"),
         ({"x": np.zeros((9, 4)), "y": np.zeros(9)}, "the labels are float32[9], but --loss mse of this model takes"),
         ({"x": np.zeros((0, 4)), "y": np.zeros(0, int)}, "in each field, 1 or more, got features 0, y 0"),
-        ({"x": np.full((9, 4), np.nan), "y": np.zeros(9, int)}, "wrong.npz: features: is not finite in row 0; mend"),
+        ({"x": np.full((9, 4), np.nan), "y": np.zeros(9, int)}, "wrong.npz: x: is not finite in row 0; mend"),
         ({"x": np.zeros((1, 4)), "y": np.zeros(1, int)}, "1 examples are too few for 2 devices"),
     ],
 )  # fmt: skip
