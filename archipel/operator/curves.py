@@ -77,7 +77,7 @@ def check_plot_name(file: Path) -> None:
 def draw(
     found: Mapping[str, Sequence[tuple[int, float]]], file: Path, spread: Mapping[str, Spread] | None = None
 ) -> None:
-    """A picture (PNG, SVG or PDF, by the name of `file`) with the losses above and the other metrics below.
+    """A picture (PNG, SVG or PDF, by the name of `file`) with losses above, other metrics below, then clipped shares.
 
     The axis of losses is logarithmic where one is more than a hundred times another.
 
@@ -97,17 +97,22 @@ def draw(
         raise MissingExtraError("matplotlib", "curves") from None
     bands = dict(spread or {})
     found = {**found, **{name: [(n, each.mean.value) for n, each in points] for name, points in bands.items()}}
-    losses = {name: points for name, points in found.items() if name.endswith("loss")}
-    panels = [group for group in (losses, {n: p for n, p in found.items() if n not in losses}) if group]
+    kinds: dict[str, dict[str, Sequence[tuple[int, float]]]] = {"loss": {}, "metric": {}, "share of devices": {}}
+    for name, points in found.items():
+        # What is 0 in most rounds would flatten an accuracy.
+        kind = "loss" if name.endswith("loss") else "share of devices" if name.endswith(CLIPPED_SHARE) else "metric"
+        kinds[kind][name] = points
+    panels = [(kind, group) for kind, group in kinds.items() if group]
     # Wider by the legends, which stand beside the curves: inside they would hide some of them.
     figure = Figure(figsize=(10 if bands else 9, 3 * len(panels)), layout="constrained")
-    for axes, group in zip(figure.subplots(len(panels), squeeze=False, sharex=True)[:, 0], panels):
+    for axes, (kind, group) in zip(figure.subplots(len(panels), squeeze=False, sharex=True)[:, 0], panels):
         for name, points in group.items():
             line = axes.plot(*zip(*points), marker="o", markersize=3, label=name)[0]
             if name in bands:
                 _draw_band(axes, bands[name], name, line.get_color())
         values = [value for points in group.values() for _, value in points if math.isfinite(value)]
-        if group is losses and values and 0 < _WIDE * min(values) < max(values):
+        axes.set_ylabel(kind if kind != "metric" or len(group) > 1 else next(iter(group)))
+        if kind == "loss" and values and 0 < _WIDE * min(values) < max(values):
             # Else one loss that is far off, such as the first, flattens all others.
             axes.set_yscale("log")
         axes.grid(alpha=0.3)

@@ -244,12 +244,6 @@ def metrics(
     clipped. --plot and --tensorboard need the extra `curves`. They replace the file that they write.
     """
     infos = list(client.tasks.metrics(task_id))
-    if csv_file is not None:
-        write_csv(infos, csv_file)
-    if plot_file is not None:
-        plot(infos, plot_file)
-    if tensorboard is not None:
-        write_tensorboard(infos, tensorboard)
     rows = [
         (
             str(each.number), each.round_id, str(each.devices), moment(each.ended),
@@ -260,6 +254,12 @@ def metrics(
     ]  # fmt: skip
     head = ("number", "round", "devices", "ended", "weight", "step", "clipped", "result")
     show(infos, as_json, table(head, rows))
+    # After the table, which a full disk then does not keep back.
+    for path, write in ((csv_file, write_csv), (plot_file, plot), (tensorboard, write_tensorboard)):
+        if path is not None:
+            write(infos, path)
+            if not as_json:
+                click.echo(f"written to {path}")
 
 
 def _step_text(metrics: RoundMetrics) -> str:

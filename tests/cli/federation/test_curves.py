@@ -75,6 +75,7 @@ def test_metrics_as_a_table_as_csv_and_as_a_picture(
     assert re.split(r"  +", shown[0])[-3:] == ["step", "clipped", "result"]
     assert "2 of 3  " in shown[1]
     assert shown[2].endswith("evaluation accuracy 0.75, evaluation loss 0.5, training accuracy 1, training loss 1")
+    assert shown[3:] == [f"written to {table}", f"written to {picture}"]
     first, second = csv.DictReader(table.read_text().splitlines())
     assert (first["round"], first["seconds"], first["devices"], first["clip"]) == ("1", "4.25", "3", "")
     assert (float(first["training loss"]), float(first["clipped share"])) == (2.0, 2 / 3)
@@ -84,7 +85,7 @@ def test_metrics_as_a_table_as_csv_and_as_a_picture(
         re.findall(r"<!-- (.+?) -->", picture.read_text())
     )
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
-    below = picture.read_text().split('id="axes_2"')[1]
+    below = picture.read_text().split('id="axes_3"')[1]
     # Rounds have whole numbers.
     assert re.findall(r'id="xtick_\d+".*?<!-- (.+?) -->', below, re.DOTALL) == ["1", "2"]
 
