@@ -220,7 +220,7 @@ def test_a_sum_that_no_devices_can_have_sent_fails_the_round(noisy: World) -> No
         ({"differential_privacy": {**distributed(), "mechanism": "local"}}, "take 'distributed'"),
         ({"mode": "asynchronous"}, "several times"),
         ({"secure_groups": 3, "cohort": 18}, "leave aggregation and secure_groups away"),
-        ({"kind": "evaluation", "metrics": {"loss": 8.0}}, "belongs to tasks of kind training"),
+        ({"kind": "evaluation", "metrics": {"loss": 8.0}}, "is for trainings, whose rounds add up"),
         ({"differential_privacy": distributed(1e6)}, "take a multiplier nearer to 1"),
         ({"differential_privacy": distributed(1.0, clip_noise=2.0)}, "which only 'central' can do"),
         ({"protocol": "neighbours"}, "protocol"),
