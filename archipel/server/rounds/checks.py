@@ -15,7 +15,6 @@ from archipel.errors import ServerError
 from archipel.privacy.central import check_composition as check_noise
 from archipel.privacy.distributed import add_share
 from archipel.privacy.queries import check_query
-from archipel.protocol.choosing import choose_protocol, sizes_between
 from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
 from archipel.protocol.messages import Protocol, RoundPlan, ServerNoise
@@ -25,6 +24,7 @@ from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan, colluders_of, smallest_threshold
+from archipel.protocol.secagg_plus.choosing import choose_protocol, sizes_between
 from archipel.protocol.secagg_plus.sizes import Sizes
 from archipel.protocol.uploads import plan_layout, upload_layout
 from archipel.protocol.vector import Layout

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from archipel.bundle.manifest import Manifest
 from archipel.errors import SimulationError
-from archipel.protocol.choosing import choose_protocol, sizes_between
+from archipel.protocol.secagg_plus.choosing import choose_protocol, sizes_between
 from archipel.protocol.secagg_plus.sizes import Sizes
 
 if TYPE_CHECKING:

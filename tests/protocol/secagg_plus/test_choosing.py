@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from archipel.bundle.manifest import PrivacyPolicy
 from archipel.errors import PolicyError
-from archipel.protocol.choosing import choose_protocol, sizes_between
+from archipel.protocol.secagg_plus.choosing import choose_protocol, sizes_between
 from archipel.protocol.secagg_plus.sizes import Assumptions, choose_sizes_between
 
 COMPLETE = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.56, max_clip=2.0, max_bits=16, colluders=0.2)
