@@ -23,6 +23,7 @@ from archipel.lite_runtime.engines.delegates import Delegates, split_device
 from archipel.lite_runtime.engines.onnx_runtime import Session, error_types, onnxruntime
 from archipel.lite_runtime.fields import BATCH_ROLES
 from archipel.lite_runtime.training.loop import MOVING
+from archipel.simulation.sums import LaneArrays
 
 OF_A_DEVICE = (*BATCH_ROLES, *MOVING, Seed, Noise, Count, Step)
 
@@ -40,7 +41,7 @@ class RunsLanes(Protocol):
         """
 
 
-class LaneEngine(Protocol):
+class LaneEngine(LaneArrays, Protocol):
     """Opens programs for many devices, and holds their tensors from run to run where it computes."""
 
     def open(self, bundle: Bundle, name: str) -> RunsLanes:
@@ -61,16 +62,8 @@ class LaneEngine(Protocol):
     def put(self, held: Any, lanes: NDArray[np.int64], values: Any) -> Any:
         """What is held, with these values in these lanes; `held` may be changed."""
 
-    def fetch(self, held: Any) -> NDArray[Any]:
-        """What is held as an array, which nothing changes."""
-
     def find_finite(self, held: Any) -> NDArray[np.bool_]:
         """Of each lane, whether all its elements are finite: `[lanes]`."""
-
-    def sum_steps(
-        self, held: Any, lanes: NDArray[np.int64], limit: NDArray[np.float64] | None, step: float, largest: int
-    ) -> NDArray[np.int64]:
-        """As simulation.sums.LaneArrays has it."""
 
 
 def open_lane_engine(delegates: Delegates, threads: int) -> LaneEngine:

@@ -24,7 +24,7 @@ class LaneArrays(Protocol):
     """What adds up arrays of many devices where they are, in memory or on a GPU."""
 
     def fetch(self, held: Any) -> NDArray[Any]:
-        """What is held as an array."""
+        """What is held as an array, which nothing changes."""
 
     def sum_steps(
         self, held: Any, lanes: NDArray[np.int64], limit: NDArray[np.float64] | None, step: float, largest: int
