@@ -81,6 +81,9 @@ def test_what_is_drawn_trains_the_common_network(chromium: Browser, federation: 
             stop.set()
             for thread in threads:
                 thread.join()
+        # A phone that is turned has another width: nothing stands out at the side.
+        demo.page.set_viewport_size({"width": 390, "height": 844})
+        demo.page.wait_for_function("() => document.documentElement.scrollWidth === 390")
         (committed,) = federation.rounds(task)
         assert (committed.phase, len(committed.survivors)) == ("committed", 3)
         # It is a device of this page again after a reload, also where it rests; and no more once it has left.
