@@ -322,7 +322,9 @@ class Agent:
             self._emit("waiting", {"retry_after": self.config.pause_seconds}, pending)
             return Outcome("waiting", self.config.pause_seconds, pending, "the round's result is still to come")
         attributes, versions = dict(self.config.attributes), self._adoption.fetched_versions()
-        request = CheckIn(attributes=attributes, versions=versions, protocols=("complete", "neighbours"))
+        request = CheckIn(
+            attributes=attributes, versions=versions, protocols=("complete", "neighbours"), adds_noise=True
+        )
         answer = session.call("POST", "/v1/check-ins", CheckInResponse, body=encode(request))
         wait = min(max(answer.retry_after, _SHORTEST_WAIT), _LONGEST_WAIT)
         try:

@@ -74,6 +74,7 @@ class Device:
         self.attributes: dict[str, str | float | bool] = {}
         self.versions: dict[str, int] | None = None
         self.protocols = messages.CheckIn().protocols
+        self.adds_noise = True
         self.offers: list[messages.Offer] = []
 
     def call(
@@ -112,7 +113,9 @@ class Device:
         return messages.SessionRequest(device_id=self.id, proof=proof)
 
     def check_in(self) -> Sealed | None:
-        request = messages.CheckIn(attributes=self.attributes, versions=self.versions, protocols=self.protocols)
+        request = messages.CheckIn(
+            attributes=self.attributes, versions=self.versions, protocols=self.protocols, adds_noise=self.adds_noise
+        )
         answer = self.ask("POST", "/v1/check-ins", messages.CheckInResponse, request)
         self.offers = [unseal("offer", each, self.server_key, messages.Offer) for each in answer.offers]
         return answer.plan

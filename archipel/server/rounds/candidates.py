@@ -176,6 +176,9 @@ def _able(task: Task, now: float, ends: InstrumentedAttribute[float]) -> list[Co
     if request.protocol == "neighbours":
         # Others cannot read the plan, and would keep their seats until the deadline.
         where.append(CheckInRow.neighbours.is_(True))
+    if request.differential_privacy.on_devices:
+        # Others leave each round, which then fails.
+        where.append(CheckInRow.adds_noise.is_(True))
     if request.max_contributions is not None:
         where.append(CheckInRow.device_id.not_in(have_given(task)))
     if request.differential_privacy.is_correlated:

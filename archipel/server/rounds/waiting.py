@@ -87,11 +87,14 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
         reasons.append(f"{_number(aside, 'device')} of the population set aside")
     if rest := _resting_devices(session, task, now):
         reasons.append(rest)
-    if request_of(task).protocol == "neighbours":
-        old = select(func.count()).select_from(CheckInRow)
-        waits = (CheckInRow.population == task.population, *is_waiting(now, window), CheckInRow.neighbours.is_(False))
-        if unable := session.scalar(old.where(*waits)) or 0:
-            reasons.append(f"{_number(unable, 'waiting device')} cannot take part in rounds over neighbours")
+    request, waits = request_of(task), (CheckInRow.population == task.population, *is_waiting(now, window))
+    for asked, able, what in (
+        (request.protocol == "neighbours", CheckInRow.neighbours, "take part in rounds over neighbours"),
+        (request.differential_privacy.on_devices, CheckInRow.adds_noise, "add noise to updates"),
+    ):
+        counted = select(func.count()).select_from(CheckInRow).where(*waits, able.is_(False))
+        if asked and (unable := session.scalar(counted) or 0):
+            reasons.append(f"{_number(unable, 'waiting device')} cannot {what}")
     if separated := session.scalar(select(func.count()).select_from(in_last_sums(task).subquery())) or 0:
         separation = request_of(task).differential_privacy.separation or 1
         reasons.append(f"{_number(separated, 'device')} rest: they were in a sum less than {separation} sums ago")

