@@ -67,7 +67,7 @@ def blocks(layout: Layout) -> list[Block]:
     for group in groups(layout.updates):
         size = sum(entries(port) for port in group.ports)
         if len(group.ports) == 1 and group.ports[0].name in bins:
-            found.append(Block(group.ports, 1.0))
+            found.append(Block(group.ports, 1.0 / step(group.ports[0])))
             continue
         most = max(largest(port) for port in group.ports) * math.sqrt(size)
         if group.norm is not None and not (group.weighted and weight is not None):
