@@ -41,6 +41,8 @@ every_weighting = pytest.mark.parametrize(
         if {name} - BY_LOSS or way != "uniform"
     ],
 )
+
+pytestmark = pytest.mark.sampled(every=3)
 # So that the largest step is near the bound.
 TIGHT = {"qfedavg": {"q": 0.01, "loss_cap": 0.5}}
 

@@ -26,6 +26,8 @@ from archipel.strategies.device import describe
 from archipel.strategies.strategy import Strategy
 from tests.support.simulation import added_up, clients, first_state, imported, normalized, ports, server_step
 
+pytestmark = pytest.mark.sampled(every=3)
+
 Make = Callable[..., Bundle]
 Of = Callable[[Strategy], Bundle]
 Updates = Callable[[Strategy], list[dict[str, np.ndarray]]]

@@ -31,9 +31,15 @@ def npm() -> str:
     return npm
 
 
-@pytest.mark.parametrize("script", ["check", "test"])
-def test_npm(npm: str, script: str) -> None:
-    run(npm, "run", "--silent", script, NO_COLOR="1")
+def test_its_types(npm: str) -> None:
+    run(npm, "run", "--silent", "check", NO_COLOR="1")
+
+
+@pytest.mark.sampled(every=2)
+@pytest.mark.parametrize("shard", [1, 2])
+def test_its_own_tests(npm: str, shard: int) -> None:
+    """One half of the files after the other."""
+    run(npm, "exec", "vitest", "--", "run", f"--shard={shard}/2", NO_COLOR="1")
 
 
 @pytest.mark.slow
