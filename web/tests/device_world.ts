@@ -171,3 +171,8 @@ export class Log {
     return decode(path, encode({ entries: this.entries.slice(after, Math.min(newest, after + 256)), newest }), decoder);
   };
 }
+
+/** The error shape, as a server of a test answers with it. */
+export function problem(status: number, detail: string): object {
+  return { type: "urn:archipel:problem:any", title: "any", status, detail, request_id: "1" };
+}

@@ -88,8 +88,8 @@ def test_an_update_outside_its_bounds_does_not_count(world: World, change: Updat
     data = encoded({**update(1), **change})
     status, answer = devices[0].try_upload(data)
     assert status in (413, 422), answer
-    if status == 422 and "bytes, an update" not in answer["message"]:
-        assert words in answer["message"]
+    if status == 422 and "bytes, an update" not in answer["detail"]:
+        assert words in answer["detail"]
     # Where only the length gives it away, the reader itself has to find it.
     assert world.stored("updates") == {}
     devices[0].updating(**update(1))

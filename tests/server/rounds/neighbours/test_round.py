@@ -167,9 +167,9 @@ def test_tasks_that_cannot_be_over_neighbours(
     request = {"name": "digits", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 10, **settings}
     status, answer = world.operator("POST", "/v1/tasks", {"bundle": world.publish(), **request})
     assert status == 422, answer
-    assert re.search(why, answer["message"]), answer
+    assert re.search(why, answer["detail"]), answer
     # And a bundle whose policy does not allow them.
     world.bundle_file = make_bundle(tmp_path, world.keys.publisher, name="other", policy={})
     request |= {"protocol": "neighbours", "kind": "training", "privacy": "secure", "threshold": None, "metrics": {}}
     status, answer = world.operator("POST", "/v1/tasks", {"bundle": world.publish(), **request})
-    assert (status, "allows ['complete']" in answer["message"]) == (422, True), answer
+    assert (status, "allows ['complete']" in answer["detail"]) == (422, True), answer
