@@ -66,7 +66,7 @@ def test_what_is_drawn_trains_the_common_network(chromium: Browser, federation: 
         assert not [url for url in demo.requests if "device" in url or "/v1/" in url]
         demo.page.locator("#token").set_input_files({**token, "buffer": b"{}"})
         demo.page.locator("#join").click()
-        demo.expect("federation", re.compile("enrolment token: .* is missing"))
+        demo.expect("federation", re.compile("not an enrolment token; choose the file"))
         demo.page.locator("#token").set_input_files(token)
         demo.page.locator("#join").click()
         demo.expect("federation", "Joined. Waiting for a round.")

@@ -254,6 +254,7 @@ test("enrolment", async () => {
   ] as const) {
     await expect(agent.enrol(text)).rejects.toThrow(error);
   }
+  await expect(agent.enrol("{}")).rejects.toThrow(/not an enrolment token; choose the file .*"server" is missing/);
   expect(server.requests).toEqual([]);
   server.device = "0".repeat(32);
   await expect(agent.enrol(await tokenText("token"))).rejects.toThrow("the server answered for device 000");

@@ -331,5 +331,14 @@ export class DeviceAgent {
 
 /** The token in the text of a token file. Raises MessageError. */
 function readToken(text: string): EnrolmentToken {
-  return decode("enrolment token", utf8(text), enrolmentToken);
+  try {
+    return decode("enrolment token", utf8(text), enrolmentToken);
+  } catch (error) {
+    if (!(error instanceof MessageError)) throw error;
+    // Mostly somebody has chosen another file: the first words say which one is meant, the last what is wrong with it.
+    throw new MessageError(
+      "this is not an enrolment token; choose the file of archipel token that the operator gave you for this device " +
+        `alone, unchanged (${error.message})`,
+    );
+  }
 }
