@@ -142,6 +142,7 @@ def test_the_population_is_asked_so_many_times(world: World) -> None:
     assert ask(world, devices)[0]["phase"] == "committed"
 
 
+@pytest.mark.sampled(every=2)
 def test_with_the_default_policy_thirty_devices_are_asked(
     world: World, bundle_maker: Callable[..., Path], keys: Keys, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ def actions(world: World, *prefixes: str) -> list[str]:
 
 
 @pytest.mark.parametrize("privacy", ["plain", "secure"])
+@pytest.mark.sampled(every=2)
 def test_a_version_that_is_good_in_every_stage_is_promoted(world: World, fleet: Fleet, privacy: str) -> None:
     rollout = fleet.begin(gate={"privacy": privacy})
     inside, outside = fleet.enrol(rollout, 3, 1)
@@ -81,6 +82,7 @@ def test_what_is_bad_by_itself_does_not_wait_for_the_comparison(world: World, fl
     assert (stage["candidate"]["state"], stage["baseline"]) == ("completed", None)
 
 
+@pytest.mark.sampled(every=2)
 def test_both_versions_are_evaluated_on_the_same_devices(world: World, fleet: Fleet) -> None:
     """However many others wait, and although one of them does not come again."""
     rollout = fleet.begin(gate={"min_devices": 3, "max_devices": 4})
@@ -99,6 +101,7 @@ def test_both_versions_are_evaluated_on_the_same_devices(world: World, fleet: Fl
     assert fleet.show(rollout)["state"] == "completed"
 
 
+@pytest.mark.sampled(every=2)
 def test_a_metric_beyond_its_range_is_no_measurement(world: World, fleet: Fleet) -> None:
     """Two versions that are both off the scale look alike."""
     rollout = fleet.begin(gate={"range": 0.5})
@@ -278,6 +281,7 @@ def test_one_rollout_of_a_model_at_a_time_and_no_promotion_beside_it(world: Worl
         ({"gate": None}, 400, "gate"),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_what_cannot_be_is_refused_when_it_is_asked_for(
     fleet: Fleet, settings: dict[str, Any], status: int, words: str
 ) -> None:

@@ -182,7 +182,7 @@ def test_a_buffer_that_does_not_fill_in_time_fails_or_is_taken_as_it_is(world: W
             device.open_session()
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("kill", range(12))
 def test_a_killed_coordinator_loses_no_update(world: World, kill: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at its `kill`th durable step (file or transaction) and started again, the versions are the same."""

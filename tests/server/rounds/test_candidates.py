@@ -132,6 +132,7 @@ def waits_for(world: World, task: dict[str, Any]) -> str:
     return str(shown["waiting_for"])
 
 
+@pytest.mark.sampled(every=2)
 def test_a_task_that_cannot_go_on_says_what_it_waits_for(world: World) -> None:
     other = world.create_task(population="plnat")
     few = world.create_task(cohort=6, min_cohort=6, threshold=6)

@@ -52,6 +52,7 @@ def finish(world: World, task: dict, devices: list[NeighbourDevice], gone: dict[
         ("semi-honest", {"complaining": [1], "masking": [4], "unmasking": [0]}, [0, 2, 3, 5, 6, 7, 8, 9]),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_the_new_parameters_are_the_exact_mean_of_the_survivors(
     world: World, tmp_path: Path, server: str, gone: dict[str, list[int]], survivors: list[int]
 ) -> None:
