@@ -12,7 +12,7 @@ import { Gate, type MayWork, sleep } from "./gate.js";
 import { enrolmentRequest, readDeviceId } from "./identity.js";
 import { whyNotPopulation } from "./limits.js";
 import { decode, encode } from "./messages/fields.js";
-import { enrolmentResponse, enrolmentToken, type EnrolmentToken } from "./messages/identity.js";
+import { enrolmentResponse, enrolmentToken, type EnrolmentToken, type Sealed } from "./messages/identity.js";
 import { checkInResponse, type RoundPlan } from "./messages/rounds.js";
 import { epsilonOf } from "./privacy.js";
 import { isLater } from "./rounds/exchange.js";
@@ -27,6 +27,9 @@ import type { Entry, Totals } from "./storage/entry.js";
 import { Journal } from "./storage/journal.js";
 import { whyExpired } from "./storage/plan_book.js";
 import { Vault } from "./storage/vault.js";
+import { Adoption } from "./versions/adoption.js";
+import { RunningModels } from "./versions/running.js";
+import type { NdArray } from "../arrays.js";
 import type { Engine } from "../runtime/delegates.js";
 
 /** The secure rounds that this device speaks. */
@@ -72,13 +75,18 @@ export class DeviceAgent {
   private roundId = "";
   private setAside = "";
   private busy = false;
+  private readonly models: RunningModels;
+  private readonly adoption: Adoption;
 
   private constructor(
     private readonly config: Config,
     private readonly page: Page,
     private readonly device: Device,
     private enrolment: Enrolment | null,
-  ) {}
+  ) {
+    this.models = new RunningModels(device);
+    this.adoption = new Adoption(device, this.models);
+  }
 
   /** Raises ClientError for settings that are none, NoStorageError, StorageError. */
   static async open(settings: DeviceSettings, page: Page): Promise<DeviceAgent> {
@@ -159,7 +167,8 @@ export class DeviceAgent {
     if (this.busy) throw new ClientError("this device is at work already");
     this.busy = true;
     try {
-      return await this.checkIn();
+      const done = await this.checkIn();
+      return { ...done, wait: done.wait + this.adoption.remainingSilence };
     } finally {
       this.busy = false;
     }
@@ -223,6 +232,18 @@ export class DeviceAgent {
     };
   }
 
+  /** The number of the version that this device runs, by model. */
+  running(): Promise<Readonly<Record<string, number>>> {
+    return this.models.slots.versions();
+  }
+
+  /** Predict with the version of a model that this device runs. Raises ClientError where it runs none. */
+  predict(model: string, x: NdArray | Examples): Promise<NdArray | Record<string, NdArray>> {
+    const { enrolment } = this;
+    if (enrolment === null) throw new ClientError("this device is not enrolled, so it runs no model");
+    return this.models.predict(model, x, withAllowedPublishers(enrolment, this.config).publisherKeys);
+  }
+
   // --- inside -------------------------------------------------------------------------------------------------------
 
   private async checkIn(): Promise<Outcome> {
@@ -247,7 +268,11 @@ export class DeviceAgent {
       return outcome("waiting", this.config.pauseSeconds, { roundId: pending, reason: why });
     }
     const { attributes } = this.config;
-    const body = encode({ protocols: PROTOCOLS, ...(Object.keys(attributes).length ? { attributes } : {}) });
+    const body = encode({
+      protocols: PROTOCOLS,
+      attributes: Object.keys(attributes).length ? attributes : undefined,
+      versions: (await this.adoption.fetchedVersions()) ?? undefined,
+    });
     const answer = await session.call("POST", "/v1/check-ins", checkInResponse, body);
     const wait = Math.min(Math.max(answer.retry_after, SHORTEST_WAIT), LONGEST_WAIT);
     let assigned: Assigned | null = null;
@@ -265,7 +290,9 @@ export class DeviceAgent {
       if (journal.keysSent || journal.entry.roundId === assigned?.plan.round_id) continue;
       await journal.close("dropped", "interrupted before keys were sent; the round went on without this device", 0, 0);
     }
+    const mine = withAllowedPublishers(enrolment, this.config);
     if (assigned === null || (await this.hasBeenIn(assigned.plan))) {
+      await this.adoption.consider(answer.offers, session, mine);
       this.noteSetAside(answer.set_aside?.until ?? null, answer.set_aside?.reason ?? "");
       this.emit("waiting", { retry_after: wait });
       return outcome("waiting", wait, { reason: answer.set_aside?.reason ?? "" });
@@ -279,7 +306,18 @@ export class DeviceAgent {
       this.emit("refused", { reason: text }, plan.round_id);
       return outcome("refused", wait, { roundId: plan.round_id, reason: text });
     }
-    return this.takePart(assigned, (part) => part.run(wait));
+    const done = await this.takePart(assigned, (part) => part.run(wait));
+    if (done.kind !== "paused" && !device.gate.stopped.aborted) await this.afterRound(answer.offers, session, mine);
+    return done;
+  }
+
+  private async afterRound(offers: readonly Sealed[], session: DeviceSession, mine: Enrolment): Promise<void> {
+    try {
+      await this.adoption.consider(offers, session, mine);
+    } catch (error) {
+      // The round is over, so its outcome counts: the next check-in offers the versions again.
+      if (!(error instanceof UnreachableError || error instanceof RefusedError)) throw error;
+    }
   }
 
   private async takePart(assigned: Assigned, work: (part: Participation) => Promise<Outcome>): Promise<Outcome> {
@@ -290,6 +328,7 @@ export class DeviceAgent {
       return await work(new Participation(this.device, session, mine, assigned));
     } finally {
       this.roundId = "";
+      await this.models.renew();
     }
   }
 
