@@ -9,8 +9,8 @@ import msgspec
 from archipel.protocol.messages import FieldProblem
 from archipel.protocol.written import pointer
 
-_BEGINNING = re.compile(r"((\w+)(?:\.\w+|\[\d+\])*): (.+)", re.S)
-"""How errors begin that name a field: `cohort: ...`, `policy.threshold: ...`, `stages[0].percent: ...`."""
+_PLACE = re.compile(r"(?:^|: )((\w+)(?:\.\w+|\[\d+\])*)(?=: (.+))", re.S)
+"""How errors name a field, at the beginning or after what they are about: `cohort: ...`, `stages[0].percent: ...`."""
 _STEP = re.compile(r"\w+")
 
 
@@ -28,8 +28,9 @@ def unread(error: msgspec.ValidationError) -> list[FieldProblem]:
 
 
 def named(message: str, kind: type[msgspec.Struct] | None) -> list[FieldProblem]:
-    """The field of a body of this kind that `message` begins with, if it does."""
-    match = _BEGINNING.fullmatch(message)
-    if match is None or kind is None or match[2] not in kind.__struct_fields__:
-        return []
-    return [FieldProblem(pointer="#/" + "/".join(_STEP.findall(match[1])), detail=match[3])]
+    """The field of a body of this kind that `message` names, if it does."""
+    fields = () if kind is None else kind.__struct_fields__
+    for match in _PLACE.finditer(message):
+        if match[2] in fields:
+            return [FieldProblem(pointer="#/" + "/".join(_STEP.findall(match[1])), detail=match[3])]
+    return []

@@ -75,13 +75,14 @@ def test_the_field_is_named(world: World) -> None:
     headers = {"Authorization": f"Bearer {world.operator_token}"}
     asked = {"name": "a", "population": "staff", "bundle": world.publish(), "rounds": 1, "cohort": 3, "min_cohort": 4}
     found = problem(client.post("/v1/tasks", json=asked, headers=headers), 422, "unprocessable")
-    assert [each.pointer for each in found.errors] == ["#/min_cohort"], found
+    assert [each.pointer for each in found.errors] == ["#/cohort"], found
+    assert found.errors[0].detail.startswith("3 is below min_cohort 4")
     asked["deadlines"] = {"masking": "soon"}
     found = problem(client.post("/v1/tasks", json=asked, headers=headers), 400, "bad_request")
     assert [each.pointer for each in found.errors] == ["#/deadlines"], found
     found = problem(client.get("/v1/tasks?limit=many", headers=headers), 400, "bad_request")
     assert [(each.parameter, each.pointer) for each in found.errors] == [("limit", "")]
-    for text in ("no such device: 12", "cohort", "other: it is wrong"):
+    for text in ("no such device: 12", "cohort", "other: it is wrong", "my cohort: it is wrong", "cohort:"):
         assert named(text, TaskRequest) == []
     (inner,) = named("deadlines.masking: 0 seconds", TaskRequest)
     assert (inner.pointer, inner.detail) == ("#/deadlines/masking", "0 seconds")
