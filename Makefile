@@ -19,7 +19,7 @@ BROWSER_ROOMS := $(if $(ROOMS),$(filter browser% web% tests/browser% tests/web%,
 NODE := $(if $(BROWSER_ROOMS),node-if-possible)
 WEB := $(if $(BROWSER_ROOMS),web-if-possible)
 
-.PHONY: help demo quick test test-all set-up tools known-rooms mutants lint web npm dist node-if-possible web-if-possible \
+.PHONY: help demo quick test test-all set-up tools known-rooms mutants lint web npm dist release node-if-possible web-if-possible \
 	postgres-if-possible compiler-if-possible clean
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make web       build the browser demo, which archipel serve shows at /demo/"
 	@echo "make npm       pack the browser's library for npm, into build/npm/"
 	@echo "make dist      build the Python packages that are released, into dist/ (FOLDER=...)"
+	@echo "make release   the same with the npm package, bills of materials and SHA256SUMS"
 	@echo "make clean     remove .venv and everything built"
 
 demo: $(READY)
@@ -92,6 +93,9 @@ npm: $(READY) web/node_modules/.package-lock.json
 FOLDER ?= dist
 dist: $(READY) web
 	@$(BIN)/python scripts/release/wheels.py $(FOLDER)
+
+release: $(READY) web
+	@$(BIN)/python scripts/release/release.py $(FOLDER)
 
 # A machine without Node.js or Chromium is told their names and goes on without the browser's tests, except in CI.
 node-if-possible:
