@@ -87,6 +87,7 @@ def test_secure_rounds_with_agents(pages: Pages, fleet: Fleet) -> None:
 RESUMED = ["resumed", "masked", "uploaded", "confirmed", "unmasked", "committed"]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_reload_before_the_update(pages: Pages, fleet: Fleet) -> None:
     """The device goes on with the round, and what it had computed before is in the sum."""
     federation, fleet.hold_at = pages.federation, "advertised"
@@ -133,6 +134,7 @@ SEALED = """async () => {
 """Where the device keeps what only its sealing key opens."""
 
 
+@pytest.mark.sampled(every=2)
 def test_a_reload_after_the_update_was_stored(pages: Pages, fleet: Fleet) -> None:
     """The very bytes that were stored are sent, and count; no other update is ever masked for this round."""
     federation = pages.federation
@@ -179,6 +181,7 @@ def test_the_vectors_of_a_round_in_chromium(pages: Pages) -> None:
             assert tab.page.evaluate("([round, index]) => replayed(round, index)", [round_, index]) == steps
 
 
+@pytest.mark.sampled(every=2)
 def test_the_documentation_s_code_runs(pages: Pages, fleet: Fleet) -> None:
     federation = pages.federation
     with pages.tab(10) as tab:

@@ -174,3 +174,8 @@ export class Log {
     return encode({ entries: this.entries.slice(after, Math.min(newest, after + 256)), newest });
   }
 }
+
+/** The error shape, as a server of a test answers with it. */
+export function problem(status: number, detail: string): object {
+  return { type: "urn:archipel:problem:any", title: "any", status, detail, request_id: "1" };
+}

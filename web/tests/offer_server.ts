@@ -11,7 +11,7 @@ import { decode, encode } from "../src/device/messages/fields.js";
 import { type Chain, chain, type Sealed, sealed } from "../src/device/messages/identity.js";
 import type { RoundPlan } from "../src/device/messages/rounds.js";
 import { seal } from "../src/device/sealed.js";
-import { fixed, keyOf, Log, MODEL, POPULATION } from "./device_world.js";
+import { fixed, keyOf, Log, MODEL, POPULATION, problem } from "./device_world.js";
 
 const enrolling = struct<{ chain: Chain; proof: Sealed }>({ chain: required(chain), proof: required(sealed) });
 
@@ -58,7 +58,7 @@ export class OfferServer {
     const answer = await this.answer(pathname, search, (init.body ?? new Uint8Array()) as Bytes);
     const headers = { Date: new Date().toUTCString() };
     if (answer !== null) return new Response(answer as BodyInit, { headers });
-    return new Response(encode({ type: "not_found", message: "none", request_id: "1" }), { status: 404, headers });
+    return new Response(encode(problem(404, "none")), { status: 404, headers });
   };
 
   private async answer(path: string, search: string, body: Bytes): Promise<Uint8Array | null> {

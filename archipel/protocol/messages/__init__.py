@@ -6,6 +6,7 @@ Keys are raw 32-byte public keys, digests are SHA-256 in hexadecimal, times are 
 
 from __future__ import annotations
 
+from archipel.protocol.messages.answers import FieldProblem as FieldProblem
 from archipel.protocol.messages.answers import Piece as Piece
 from archipel.protocol.messages.answers import Pieces as Pieces
 from archipel.protocol.messages.answers import Problem as Problem

@@ -31,10 +31,23 @@ class Pieces(Message, frozen=True, kw_only=True):
     pieces: Annotated[list[Piece], Meta(max_length=MAX_PIECES)]
 
 
+class FieldProblem(Message, frozen=True, kw_only=True):
+    """What is wrong with one field: of the body, by its JSON pointer (`#/cohort`), or of the query string, by name."""
+
+    detail: str
+    pointer: str = ""
+    parameter: str = ""
+
+
 class Problem(Message, frozen=True, kw_only=True):
-    """The one JSON error shape."""
+    """The one JSON error shape, of RFC 9457: application/problem+json.
+
+    `type` and `title` depend on `status` alone, and `detail` says what is wrong with this request.
+    """
 
     type: str
-    message: str
+    title: str
+    status: Annotated[int, Meta(ge=400, le=599)]
+    detail: str
     request_id: str
-    detail: str = ""
+    errors: list[FieldProblem] = []

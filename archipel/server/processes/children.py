@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Literal
 
 from archipel.server.settings import ENVIRONMENT_PREFIX, Settings, load_settings
+
+if TYPE_CHECKING:
+    from archipel.server.telemetry.measures import Measures
 
 FOLDER = "ARCHIPEL_DATA_FOLDER"
 PARENT = "ARCHIPEL_PARENT"
@@ -27,3 +31,12 @@ def settings_from_environment() -> Settings:
 def parent() -> int:
     """Process id of the supervisor."""
     return int(os.environ[PARENT])
+
+
+def measures(settings: Settings, kind: Literal["web", "coordinator"]) -> Measures | None:
+    """This child's measurements; None where the settings ask for none. Called once. Raises ServerError."""
+    if not settings.metrics_port:
+        return None
+    from archipel.server.telemetry import shared  # here, because most servers measure nothing
+
+    return shared.open_measures(settings, kind)

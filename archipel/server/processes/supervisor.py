@@ -19,10 +19,11 @@ from typing import BinaryIO
 from archipel.errors import ServerError
 from archipel.protocol.backoff import Backoff
 from archipel.readable import wait_readable
+from archipel.server.data_folder import check_private_key, keep_public_key
 from archipel.server.processes import children
 from archipel.server.processes.stopping import Stop
 from archipel.server.processes.tls import WebTls
-from archipel.server.settings import Settings, check_private_key, keep_public_key
+from archipel.server.settings import Settings
 from archipel.server.storage.log_files import bound
 
 START_SECONDS = 30.0
@@ -57,7 +58,7 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
     keep_public_key(settings)
     if settings.tls_certificate:
         WebTls(settings)
-    with stop.on_signals(), _listener(settings) as listener, _log_file(settings) as log:
+    with stop.on_signals(), _listener(settings) as listener, _log_file(settings) as log, _measured(settings):
         coordinator = _Child("coordinator", [sys.executable, "-m", "archipel.server.processes.coordinator_process"])
         web = _Child("web", [sys.executable, "-m", "gunicorn", "-c", "python:archipel.server.processes.web"])
         both = (coordinator, web)
@@ -240,6 +241,21 @@ def _listener(settings: Settings) -> Iterator[socket.socket]:
         seconds, rest = divmod(settings.stall_seconds, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
         yield listener
+
+
+@contextmanager
+def _measured(settings: Settings) -> Iterator[None]:
+    """Give the children an empty folder for what they measure, if they are to measure anything."""
+    if not settings.metrics_port:
+        yield
+        return
+    from archipel.server.telemetry import shared  # here, because most servers measure nothing
+
+    shared.begin(settings)
+    try:
+        yield
+    finally:
+        shared.end(settings)
 
 
 @contextmanager

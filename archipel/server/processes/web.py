@@ -70,10 +70,12 @@ def worker_exit(server: Any, worker: Any) -> None:
         # Counts of the current minute would be lost with the process.
         services = app.extensions["archipel"]
         services.tally.flush(services.database, services.clock(), whole=True)
+        if services.measures is not None:
+            services.measures.flush()
 
 
 def application() -> Flask:
     """Called in each web process."""
     from archipel.server.http.app import create_app
 
-    return create_app(settings)
+    return create_app(settings, measures=children.measures(settings, "web"))

@@ -19,7 +19,7 @@ def health(call: Call[None]) -> Health:
             session.execute(text("SELECT 1"))
         call.services.blobs.check()
     except (SQLAlchemyError, ServerError) as error:
-        raise refuse(503, "the server cannot work", str(error).splitlines()[0]) from None
+        raise refuse(503, f"the server cannot work: {str(error).splitlines()[0]}") from None
     return Health(status="ok", version=__version__)
 
 
