@@ -17,7 +17,7 @@ from archipel.client.connection.identity import DeviceRecord, IdentityStore
 from archipel.client.connection.rotation import rotate
 from archipel.client.connection.session import DeviceSession
 from archipel.client.connection.transport import Transport
-from archipel.client.device import Device, Examples
+from archipel.client.device import Device, Examples, Site
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.origins import Origins
 from archipel.client.events import Event, EventName, OnEvent, Outcome
@@ -69,6 +69,7 @@ class Agent:
         conditions: says whether the device may work now: True or "" for yes, False or a reason for no. The agent calls
             it before work, between training steps and between messages. None: the device may always work.
         keys: keeps the device's secrets. None: files in its folder, which only the owner can read.
+        site: of an edge server, which has no examples.
 
     What one of the three functions raises passes through; a round in which keys were sent is left first, unless it is
     one over neighbours, which goes on with the next `run_once`.
@@ -92,6 +93,7 @@ class Agent:
         on_event: OnEvent | None = None,
         conditions: MayWork | None = None,
         keys: KeyStore | None = None,
+        site: Site | None = None,
     ) -> None:
         config.require_engine()
         self.config = config
@@ -127,6 +129,7 @@ class Agent:
                 state_folder=state_folder,
                 queries=QueryBook(config.folder / "rounds"),
                 decisions=DecisionBook(config.folder),
+                site=site,
             )
             self._record = self._device.identity.record()
             self._adoption = Adoption(self._device)

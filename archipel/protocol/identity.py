@@ -26,6 +26,7 @@ from archipel.protocol.messages import (
     Key,
     Message,
     Name,
+    Root,
     RotationCertificate,
     RotationProof,
     RotationRequest,
@@ -49,7 +50,10 @@ class VerifiedDevice:
 
 
 class EnrolmentToken(Message, frozen=True, kw_only=True):
-    """The token file that an owner gets. `seed` is the token's private half, with which one device can enrol."""
+    """The token file that an owner gets. `seed` is the token's private half, with which one device can enrol.
+
+    Where the server is an edge server, `root` is the one at the top of its tree.
+    """
 
     server: str
     server_key: Key
@@ -58,6 +62,7 @@ class EnrolmentToken(Message, frozen=True, kw_only=True):
     population: Name
     seed: Annotated[bytes, Meta(min_length=32, max_length=32)]
     certificate: Sealed
+    root: Root | None = None
 
     def __repr__(self) -> str:
         # Without the seed, which must not reach a log or a traceback.

@@ -141,7 +141,7 @@ def update_size(manifest: Manifest, plan: RoundPlan) -> int:
     layout = plan_layout(plan, manifest)
     if plan.privacy == "plain":
         return plain_size(layout)
-    return masked_size(layout, plan.max_cohort, plan.modulus_bits, narrow=plan.narrow)
+    return masked_size(layout, plan.max_cohort * plan.site, plan.modulus_bits, narrow=plan.narrow)
 
 
 def check_task(
