@@ -188,12 +188,9 @@ class Agent:
     # --- enrolment ------------------------------------------------------------------------------------------------
 
     def enrol(self, token: EnrolmentToken) -> str:
-        """Join the token's population and pin the keys in the token.
+        """Join the token's population and pin the keys in the token; returns the device's id.
 
         After a failure it may be called again with the same token; once the device is enrolled it does nothing.
-
-        Returns:
-            The device's id.
 
         Raises:
             CertificateError: the token contradicts itself.
@@ -307,6 +304,7 @@ class Agent:
 
     def _run_once(self) -> Outcome:
         self._connect()
+        self._reconcile()
         reason = self._gate.why_not()
         if reason:
             self._emit("paused", {"reason": reason})
@@ -375,6 +373,11 @@ class Agent:
             return part.run(wait) if begun is None else part.resume(begun, wait)
         finally:
             self._round_id = ""
+            self._reconcile()
+
+    def _reconcile(self) -> None:
+        if (site := self._device.site) is not None:
+            site.reconcile(self._device.journal)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 

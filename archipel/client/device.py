@@ -59,6 +59,10 @@ class Site(Protocol):
         """
         ...
 
+    def reconcile(self, journal: Journal) -> None:
+        """Called between rounds, and after a restart, with the journal that says how they ended."""
+        ...
+
 
 class Emit(Protocol):
     """Reports an event to the program that embeds the agent."""

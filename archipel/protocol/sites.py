@@ -43,23 +43,23 @@ def device_layout(layout: Layout) -> Layout:
     return replace(layout, updates=layout.updates[:-1], not_negative=layout.not_negative - {SITE_DEVICES})
 
 
-def site_vector(signed: NDArray[np.int64], devices: int | None, modulus_bits: int) -> Vector:
+def site_vector(signed: NDArray[np.int64], devices: int, modulus_bits: int) -> Vector:
     """What an edge masks.
 
     Arguments:
-        signed: `[length]`, the sum of its own round in whole steps, as Layout.signed_sum gives it.
-        devices: how many devices' updates it is the sum of; None: it is one of sites, and has the entry already.
+        signed: `[length]`, the sum of the devices' updates in whole steps, as Layout.signed_sum gives it.
+        devices: how many they are.
         modulus_bits: b, from the plan of the round above.
 
     Returns:
-        uint32 [length of the layout of the round above], every entry below 2^b.
+        uint32 [length + 1], every entry below 2^b.
 
     Raises:
         ProtocolError: an entry has no place modulo 2^b.
     """
-    entries = signed if devices is None else np.append(signed, np.int64(devices))
+    entries = np.append(signed, np.int64(devices))
     half = 1 << (modulus_bits - 1)
-    if entries.size and not -half <= int(entries.min()) <= int(entries.max()) < half:
+    if not -half <= int(entries.min()) <= int(entries.max()) < half:
         raise ProtocolError(f"the sum of this site has entries beyond {modulus_bits} bits")
     return (entries & ((1 << modulus_bits) - 1)).astype(np.uint32)
 

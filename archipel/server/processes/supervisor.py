@@ -1,4 +1,5 @@
-"""Runs gunicorn and one coordinator as child processes: starts, watches, restarts and stops them together."""
+"""Runs gunicorn, one coordinator and, of an edge server, its uplink as child processes: starts, watches, restarts and
+stops them together."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def _print(line: str) -> None:
 
 
 def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, stop: Stop | None = None) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`, and end both child processes before returning.
+    """Serve until SIGTERM, SIGINT or `stop`, and end all child processes before returning.
 
     Children that die are restarted, after 0.5 s at first and at most 10 s. Each restart is a line in DATA/server.log
     and on standard error. The children's output goes to DATA/server.log too.
@@ -60,7 +61,9 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
     with stop.on_signals(), _listener(settings) as listener, _log_file(settings) as log:
         coordinator = _Child("coordinator", [sys.executable, "-m", "archipel.server.processes.coordinator_process"])
         web = _Child("web", [sys.executable, "-m", "gunicorn", "-c", "python:archipel.server.processes.web"])
-        both = (coordinator, web)
+        children_of = [coordinator, web]
+        if settings.upstream is not None:
+            children_of.append(_Child("uplink", [sys.executable, "-m", "archipel.edge.uplink_process"]))
         try:
             begun = log.tell()
             # The coordinator first: it migrates the database, and web processes refuse an older schema.
@@ -68,17 +71,20 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
             if _wait(coordinator, coordinator.is_ready, settings, begun, stop):
                 web.start(settings, listener, log)
             if _wait(web, web.is_ready, settings, begun, stop):
+                for child in children_of[2:]:
+                    # Not waited for: the upstream server may be away, and this one serves all the same.
+                    child.start(settings, listener, log)
                 announce(f"archipel server on {_address(settings, listener)}")
                 while not stop.wait(0.2):
                     bound(log, settings.process_log, most=settings.log_bytes, kept=settings.logs_kept)
-                    for child in both:
+                    for child in children_of:
                         child.restart_if_dead(settings, listener, log)
         finally:
-            # Both are asked before either is waited for, so they stop at the same time and share one deadline.
-            for child in both:
+            # All are asked before any is waited for, so they stop at the same time and share one deadline.
+            for child in children_of:
                 child.ask_to_stop()
             deadline = time.monotonic() + STOP_SECONDS
-            for child in both:
+            for child in children_of:
                 child.wait_or_kill(deadline, log)
 
 
