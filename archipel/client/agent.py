@@ -108,8 +108,7 @@ class Agent:
             finish_erasing(config.folder, self._keys)
             state_folder = config.folder / "state"
             make_folder(state_folder)
-            # A kill during a write leaves a temporary file behind.
-            for folder in (config.folder, state_folder):
+            for folder in (config.folder, state_folder):  # where a kill during a write leaves a temporary file
                 sweep(folder)
             secret = data_key(self._keys)
             vault = Vault(secret)
@@ -165,7 +164,7 @@ class Agent:
 
     @property
     def rounds(self) -> list[Entry]:
-        """The journal: what this device did and sent in each round, the oldest round first."""
+        """The journal: what this device did and sent in each round, the oldest first."""
         return self._device.journal.entries()
 
     @property

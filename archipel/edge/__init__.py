@@ -4,3 +4,7 @@ The edge is a member of its upstream as a device is, with the agent of `archipel
 own it contributes the sum of a round of its own devices, which its coordinator carries out
 (`archipel.server.rounds.sites`); docs/edge.md has the whole.
 """
+
+from archipel.edge.uplink import run_uplink
+
+__all__ = ["run_uplink"]

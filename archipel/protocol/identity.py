@@ -200,6 +200,13 @@ def verify_rotation(
     return extended, device
 
 
+def root_of(token: EnrolmentToken) -> Root:
+    """The root of the tree that an edge server joins with this token: what those below it pin."""
+    return token.root or Root(
+        server_key=token.server_key, enrolment_key=token.enrolment_key, population=token.population
+    )
+
+
 def enrolment_request(token: EnrolmentToken, device_private_key: Ed25519PrivateKey) -> EnrolmentRequest:
     """The request with which a device enrols. Raises CertificateError when the token file contradicts itself."""
     certificate = unseal("token", token.certificate, token.enrolment_key, TokenCertificate)

@@ -140,8 +140,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     logs_kept: Annotated[int, Meta(ge=0, le=1000)] = 4
     """How many earlier files of each log are kept, as NAME.1 (the newest) and so on."""
     upstream: Upstream | None = None
-    """Of an edge server: the server above it. With it, bundles whose policy has a part `aggregators` are trained by the
-    upstream's tasks only."""
+    """Of an edge server: the server above it, by whose tasks alone bundles for edge servers are then trained."""
 
     def __post_init__(self) -> None:
         if self.check_in_window < 3 * self.retry_after:
@@ -303,7 +302,12 @@ def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None =
 
 
 def init_data_folder(
-    folder: Path | str, *, enrolment_key: bytes, publisher_keys: Sequence[bytes], allow_development: bool = False
+    folder: Path | str,
+    *,
+    enrolment_key: bytes,
+    publisher_keys: Sequence[bytes],
+    allow_development: bool = False,
+    upstream: tuple[Upstream, bytes] | None = None,
 ) -> str:
     """Make a data folder with a new server key and server.toml.
 
@@ -312,6 +316,7 @@ def init_data_folder(
         enrolment_key: Raw 32-byte Ed25519 public key that certifies enrolment tokens.
         publisher_keys: Raw 32-byte Ed25519 public keys of accepted publishers, at least one.
         allow_development: Whether development keys may be among them.
+        upstream: Of an edge server: its settings, and the bytes of its enrolment token.
 
     Returns:
         An operator token. Only its hash is stored, so it is shown here once.
@@ -347,6 +352,7 @@ def init_data_folder(
         f"publisher_keys = [{', '.join(chr(34) + key.hex() + chr(34) for key in publisher_keys)}]",
         f'operator_token_sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"',
         *(["allow_development = true"] if allow_development else []),
+        *([] if upstream is None else upstream[0].lines()),
     ]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -357,6 +363,8 @@ def init_data_folder(
         own = generate_key()
         save_private_key(own, folder / SERVER_KEY_FILE)
         save_public_key(own, folder / PUBLIC_KEY_FILE)
+        if upstream is not None:
+            write_durably(folder / upstream[0].token, upstream[1])
         # Last: a folder with settings is complete. After a kill before that the folder must be emptied.
         _write_new(folder / SETTINGS_FILE, "\n".join(lines) + "\n")
     except OSError as error:

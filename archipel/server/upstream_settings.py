@@ -31,3 +31,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether the URL may be plain http:// to another machine; anybody on the way can then read along."""
     max_bytes: Annotated[int, Meta(ge=1)] = 1 << 30
     """The largest bundle, weights or upload."""
+
+    def lines(self) -> list[str]:
+        """The table in server.toml, without what has its default."""
+        return ["", "[upstream]", f'population = "{self.population}"', f"cohort = {self.cohort}"]

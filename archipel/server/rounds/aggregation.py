@@ -158,7 +158,7 @@ def aggregate(services: Services, round_id: str) -> Outcome:
 
 
 def _sum(services: Services, collected: Collected, layout: Layout) -> tuple[DecodedSum, int, Mapping[str, str]]:
-    """The checked sum of the round's updates, of how many devices it is, and what some did wrong that spoils nothing."""
+    """The checked sum of the round's updates, of how many devices it is, and what some did wrong without harm."""
     plan = collected.plan
     total = folding.load(services.spool, collected.current, plan, layout)
     folding.fold(services.spool, total, collected.pending, collected.request.staleness_exponent)
