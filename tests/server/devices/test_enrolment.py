@@ -141,7 +141,7 @@ def test_an_edge_server_takes_no_part_in_rounds_of_devices(world: World, device:
     )
     device.enrolment_token = msgspec.structs.replace(device.enrolment_token, seed=seed, certificate=certificate)
     device.enrol().open_session()
-    task = world.create_task(min_cohort=2, cohort=2, threshold=2)
+    task = world.create_task()
     assert device.check_in() is None
     assert world.task(task["task_id"])["waiting"] == 0
     world.add_devices(1)[0].check_in()
