@@ -26,9 +26,16 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Services:
-    """The parts of one server process. `clock` gives Unix seconds; `measures` is None where nothing is measured."""
+    """The parts of one server process. `clock` gives Unix seconds; `measures` is None where nothing is measured.
+
+    `draining`: whether the server is about to stop.
+    """
 
     settings: Settings
     database: Database
@@ -42,10 +49,17 @@ class Services:
     offers: Offers
     clock: Clock
     measures: Measures | None = None
+    draining: Callable[[], bool] = _never
 
     @classmethod
     def open(
-        cls, settings: Settings, *, connections: int = 4, clock: Clock = time.time, measures: Measures | None = None
+        cls,
+        settings: Settings,
+        *,
+        connections: int = 4,
+        clock: Clock = time.time,
+        measures: Measures | None = None,
+        draining: Callable[[], bool] = _never,
     ) -> Services:
         """Make the parts for `settings`, without reading or writing anything yet.
 
@@ -74,6 +88,7 @@ class Services:
             offers=Offers(database, settings),
             clock=clock,
             measures=measures,
+            draining=draining,
         )
 
     def prepare(self) -> None:

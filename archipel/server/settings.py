@@ -25,6 +25,8 @@ SERVER_KEY_FILE = "server.key"
 PUBLIC_KEY_FILE = "server.key.pub"
 ENVIRONMENT_PREFIX = "ARCHIPEL_SERVER_"
 DEMO_DOWNLOADS = 64
+MIN_FREE_BYTES = 16 << 20
+"""With less space on its disk a server does not start, and is not ready."""
 _NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?")
 _BUCKET = re.compile(f"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/({_NAME}(?:/{_NAME})*))?/?")
@@ -126,6 +128,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether evaluations and analyses wait until somebody else with the right to run them approves."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
     """requests.log and server.log are rotated at this size; 0: never, for another program to do it."""
+    drain_seconds: Annotated[float, Meta(ge=0, le=300)] = 0.0
+    """How long a server that is told to stop still serves while /readyz says 503."""
+    stop_seconds: Annotated[int, Meta(ge=1, le=3600)] = 5
+    """How long requests under way may take after that, before they are cut off."""
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Where Prometheus reads the server's metrics, at /metrics; 0: nowhere, and nothing is measured."""
     metrics_host: str = "127.0.0.1"

@@ -203,6 +203,13 @@ class Database:
         self.engine.dispose()
 
 
+def read_clock(session: Session, clock: Callable[[], float]) -> float:
+    """Unix seconds by the clock that all servers of the database share: PostgreSQL's own, with SQLite `clock`."""
+    if session.get_bind().dialect.name == "postgresql":
+        return float(session.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0.0)
+    return clock()
+
+
 class _Pooled:
     """Takes a connection from the pool for one statement (PostgreSQL)."""
 

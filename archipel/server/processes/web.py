@@ -29,7 +29,7 @@ threads = settings.all_threads
 keepalive = 75
 worker_connections = 4000
 timeout = 120
-graceful_timeout = 5
+graceful_timeout = settings.stop_seconds
 loglevel = "warning"
 control_socket_disable = True
 
@@ -78,4 +78,4 @@ def application() -> Flask:
     """Called in each web process."""
     from archipel.server.http.app import create_app
 
-    return create_app(settings, measures=children.measures(settings, "web"))
+    return create_app(settings, measures=children.measures(settings, "web"), draining=children.draining)
