@@ -17,6 +17,7 @@ import argparse
 import difflib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -252,6 +253,8 @@ def main() -> int:
         return 0
     for stale in ROOT.glob(".coverage*"):
         stale.unlink()
+    # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="archipel-rooms-")))
         memory = None

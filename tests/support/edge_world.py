@@ -21,6 +21,7 @@ from archipel.client.memory.journal import Journal
 from archipel.edge.uplink import agent_config
 from archipel.lite_runtime import Runtime
 from archipel.operator import OperatorClient, TaskRequest
+from archipel.protocol.bounds import entries
 from archipel.protocol.identity import EnrolmentToken, mint_token, root_of
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.operator.tasks import RoundInfo, TaskInfo
@@ -173,13 +174,17 @@ class EdgeWorld:
             min_cohort=2, max_cohort=3, threshold=2, modulus_bits=32, levels=1, site=4,
         )  # fmt: skip
         total = local_sum(bundle, plan, numbers)
-        sizes = [int(np.prod(port.shape, dtype=int)) for port in ports]
+        sizes = [entries(port) for port in ports]
         scaled = [
             part * (port.range / ((1 << (port.bits - 1)) - 1))
             for port, part in zip(ports, np.split(total, np.cumsum(sizes)[:-1]))
         ]
         change = scaled[0] / float(scaled[1][0])
         return (W0.astype(np.float64) + change).astype(np.float32)
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.close()
 
     @contextmanager
     def running(self, agents: Sequence[Agent] | None = None) -> Iterator[None]:
@@ -238,5 +243,5 @@ def open_edge_world(folder: Path, *, cohort: int = 2, coordinates: bool = True, 
             folder, root, edge, OperatorClient(f"http://127.0.0.1:{root.port}", root_token),
             OperatorClient(f"http://127.0.0.1:{edge.port}", edge_token), keys, bundle_file, upstream,
         )  # fmt: skip
-        stack.callback(lambda: [agent.close() for agent in world.agents])
+        stack.callback(world.close)
         yield world

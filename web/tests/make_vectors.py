@@ -10,6 +10,7 @@ import json
 import math
 import struct
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from archipel.bundle.manifest import PrivacyPolicy, decode_manifest
+from archipel.errors import ManifestError
 from archipel.lite_runtime.noise import DiscreteGaussian
 from archipel.lite_runtime.shuffle import batches, permutation
 
@@ -110,13 +113,32 @@ def halves() -> list[list[int]]:
         return [[int(a), int(b)] for a, b in zip(values.view(np.uint32), values.astype(np.float16).view(np.uint16))]
 
 
+def defaults() -> list[dict[str, Any]]:
+    """The fields of a policy that have a default, and whether a manifest that spells it out is taken."""
+    with zipfile.ZipFile(FOLDER.parent / "fixtures" / "mlp.bundle") as archive:
+        manifest = json.loads(archive.read("manifest.json"))
+    made = []
+    for field in msgspec.structs.fields(PrivacyPolicy):
+        if field.default is not msgspec.NODEFAULT:
+            spelt = manifest | {"privacy": manifest["privacy"] | {field.name: field.default}}
+            text = msgspec.json.encode(spelt, order="sorted")
+            try:
+                decode_manifest(text)
+                taken = True
+            except ManifestError:
+                taken = False
+            spelling = msgspec.json.encode(field.default).decode()
+            made.append({"field": field.name, "spelling": spelling, "taken": taken})
+    return made
+
+
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     folder.mkdir(exist_ok=True)
     for name, made in {
         "shuffle": {"permutations": shuffles(), "batches": plans()},
         "noise": noise(),
-        "canonical": {"numbers": numbers(), "texts": texts()},
+        "canonical": {"numbers": numbers(), "texts": texts(), "defaults": defaults()},
         "arithmetic": {"sums": sums(), "halves": halves()},
     }.items():
         (folder / f"{name}.json").write_text(json.dumps(made, separators=(",", ":")) + "\n")

@@ -1,5 +1,7 @@
 /** A manifest that is signed and yet wrong: each rule has its own error. */
 
+import { readFileSync } from "node:fs";
+
 import { describe, expect, test } from "vitest";
 
 import { decodeManifest, MAX_MANIFEST_BYTES } from "../src/bundle/manifest.js";
@@ -17,6 +19,11 @@ async function refusal(file: Uint8Array): Promise<Error> {
   const outcome = await openBundle(file, KEYS).catch((error: unknown) => error);
   expect(outcome).toBeInstanceOf(Error);
   return outcome as Error;
+}
+
+/** How an object's text spells the value of a field. */
+function spellingOf(object: string, field: string): string {
+  return (new RegExp(`"${field}":(\\[[^\\]]*\\]|[^,}]*)`).exec(object) as RegExpExecArray)[1] as string;
 }
 
 describe("manifest", () => {
@@ -454,6 +461,21 @@ describe("manifest", () => {
     const opened = await openBundle(await withManifest(bundle, (m) => void Object.assign(m, said)), KEYS);
     expect(opened.manifest).toMatchObject(said);
     expect(decodeManifest(Buffer.from(canonical))).toMatchObject({ sequence: 0, not_after: 0, populations: [] });
+  });
+
+  // What the Python package says of each: tests/make_vectors.py.
+  const { defaults } = JSON.parse(
+    readFileSync(new URL("vectors/canonical.json", import.meta.url), "utf8"),
+  ) as { defaults: { field: string; spelling: string; taken: boolean }[] };
+  test.each(defaults)("the policy's default of $field spelt out: taken $taken", ({ field, spelling, taken }) => {
+    const [before, privacy, after] = canonical.split(/(?<="privacy":)(\{[^}]*\})/) as [string, string, string];
+    const fields = new Map(Object.entries(JSON.parse(privacy)).map(([name]) => [name, spellingOf(privacy, name)]));
+    fields.set(field, spelling);
+    const sorted = [...fields].sort(([one], [other]) => (one < other ? -1 : 1));
+    const spelt = `${before}{${sorted.map(([name, value]) => `"${name}":${value}`).join(",")}}${after}`;
+    const decoding = (): unknown => decodeManifest(Buffer.from(spelt));
+    if (taken) expect(decoding).not.toThrow();
+    else expect(decoding).toThrow(/not canonical/);
   });
 
   test("more than 4 MiB", () => {

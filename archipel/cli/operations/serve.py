@@ -17,6 +17,7 @@ from archipel.cli.input_output.publisher_keys import allow_development, offer_op
 from archipel.durable import creating
 from archipel.errors import CommandError
 from archipel.protocol.messages import Name
+from archipel.protocol.moments import moment
 from archipel.protocol.sealed import encode
 from archipel.server import init_data_folder, load_settings
 from archipel.server.upstream_settings import Upstream
@@ -56,6 +57,13 @@ def serve() -> None:
     help="New file (mode 0600) for the operator token. Default: print it.",
 )
 @click.option(
+    "--tls-name",
+    "tls_names",
+    multiple=True,
+    help="A DNS name or IP address of the server, for which a private authority of its own certifies it; may be given "
+    "several times. Default: plain HTTP, for this machine or behind a proxy.",
+)
+@click.option(
     "--upstream-token",
     type=click.Path(path_type=Path),
     help="Make an edge server, which joins the server of this token (of `archipel token --aggregator`).",
@@ -72,6 +80,7 @@ def init(
     enrolment_key: Path,
     publisher_keys: tuple[Path, ...],
     token_file: Path | None,
+    tls_names: tuple[str, ...],
     upstream_token: Path | None,
     upstream_population: str | None,
     upstream_cohort: int | None,
@@ -82,6 +91,8 @@ def init(
     \b
     archipel serve init federation --enrolment-key enrolment.pub --publisher-key publisher.pub \\
         --token-file operator.token
+    archipel serve init federation --enrolment-key enrolment.pub --publisher-key publisher.pub \\
+        --token-file operator.token --tls-name fl.example.org
     archipel serve init edge --enrolment-key ward.pub --publisher-key publisher.pub --token-file edge-operator.token \\
         --upstream-token hospital.token --upstream-population patients --upstream-cohort 10
 
@@ -96,17 +107,33 @@ def init(
         # The file comes before the token: a token is shown once, and one that cannot be stored is lost.
         file = None if token_file is None else stack.enter_context(creating(token_file))
         token = init_data_folder(
-            folder,
-            enrolment_key=enrolment,
-            publisher_keys=publishers,
-            allow_development=allow_development,
-            upstream=above,
-        )
+            folder, enrolment_key=enrolment, publisher_keys=publishers, allow_development=allow_development,
+            tls_names=tls_names, upstream=above,
+        )  # fmt: skip
         if file is not None:
             file.write(token.encode() + b"\n")
     click.echo(f"data folder      {folder}")
     click.echo(f"server key       {folder / 'server.key.pub'}   (devices pin it: `archipel token --server-key`)")
     click.echo(f"operator token   {token_file or token}   ({'' if token_file else 'shown once; '}keep it safe)")
+    if tls_names:
+        click.echo(f"authority        {folder / 'tls/ca.pem'}   (devices: `archipel device init --ca`; commands: --ca)")
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--days", type=click.IntRange(1, 397), default=397, show_default=True, help="How long it is valid.")
+def certificate(folder: Path, days: int) -> None:
+    """Make a new TLS certificate by the private authority in FOLDER, for the same names, in place of the present one.
+
+    \b
+    archipel serve certificate federation
+
+    A server that runs uses it for new connections. Devices trust the authority and notice nothing.
+    """
+    from archipel.server.authority import SERVER_FILE, certify
+
+    end = certify(folder, days)
+    click.echo(f"{folder / SERVER_FILE}: valid until {moment(end.timestamp())}")
 
 
 def _upstream(token: Path | None, population: str | None, cohort: int | None) -> tuple[Upstream, bytes] | None:

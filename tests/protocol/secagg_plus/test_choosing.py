@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from archipel.bundle.manifest import PrivacyPolicy
+from archipel.converter.request import DEFAULT_PRIVACY
 from archipel.errors import PolicyError
 from archipel.protocol.secagg_plus.choosing import choose_protocol, sizes_between
 from archipel.protocol.secagg_plus.sizes import Assumptions, choose_sizes_between
@@ -54,3 +57,22 @@ def test_a_threshold_that_is_the_right_one() -> None:
 def test_what_does_not_go_together(policy: PrivacyPolicy, asked: dict[str, Any], why: str) -> None:
     with pytest.raises(PolicyError, match=why):
         choose_protocol(policy, **{"kind": "training", "cohort": 256, **asked})
+
+
+def test_the_sizes_that_operators_are_told() -> None:
+    page = Path(__file__).parents[3] / "docs" / "operations.md"
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    sentence = re.search(
+        r"For 1,000 devices and a third of colluders that is (\d+) neighbours and threshold (\d+), or (\d+) and (\d+) "
+        r"with a semi-honest server; with a tenth of both (\d+) and (\d+)",
+        text,
+    )
+    assert sentence is not None
+    stated = [int(number) for number in sentence.groups()]
+    policies = (
+        DEFAULT_PRIVACY,
+        replace(DEFAULT_PRIVACY, server="semi-honest"),
+        replace(DEFAULT_PRIVACY, colluders=0.1, dropouts=0.1),
+    )
+    sizes = [sizes_between(policy, 1000) for policy in policies]
+    assert stated == [number for each in sizes for number in (each.neighbours, each.threshold)]

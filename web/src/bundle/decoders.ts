@@ -39,7 +39,10 @@ export function required<T>(decoder: Decoder<T>): Field<T> {
   return { decoder };
 }
 
-/** A field that may be absent. Where its value is written as `omit`, canonical JSON leaves it out. */
+/**
+ * A field that may be absent. Where its value is written as `omit`, canonical JSON leaves it out. A float has no `omit`:
+ * the Python package writes a float that was there, also where it equals the default.
+ */
 export function optional<T>(decoder: Decoder<T>, value: T, omit?: string): Field<T> {
   return omit === undefined ? { decoder, fallback: { value } } : { decoder, fallback: { value }, omit };
 }
