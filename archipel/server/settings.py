@@ -19,6 +19,7 @@ from msgspec import Meta
 from archipel.bundle import load_private_key
 from archipel.errors import BundleError, ServerError
 from archipel.protocol import settings_file
+from archipel.server.upstream_settings import Upstream
 
 SETTINGS_FILE = "server.toml"
 SERVER_KEY_FILE = "server.key"
@@ -140,6 +141,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """SHA-256 of the bearer token with which metrics are read; empty: who can reach the port needs none."""
     logs_kept: Annotated[int, Meta(ge=0, le=1000)] = 4
     """How many earlier files of each log are kept, as NAME.1 (the newest) and so on."""
+    upstream: Upstream | None = None
+    """Of an edge server: the server above it, by whose tasks alone bundles for edge servers are then trained."""
 
     def __post_init__(self) -> None:
         if self.check_in_window < 3 * self.retry_after:
@@ -270,7 +273,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def environment(self) -> dict[str, str]:
         """Environment variables with which `load_settings` of the same folder gives equal settings."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__ if name != "folder"}
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("folder", "upstream")}
+        if self.upstream is not None:
+            values |= {f"upstream_{name}": value for name, value in msgspec.structs.asdict(self.upstream).items()}
         return {
             ENVIRONMENT_PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
             for name, value in values.items()

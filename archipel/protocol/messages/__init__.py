@@ -43,6 +43,7 @@ from archipel.protocol.messages.identity import EnrolmentProof as EnrolmentProof
 from archipel.protocol.messages.identity import EnrolmentRequest as EnrolmentRequest
 from archipel.protocol.messages.identity import EnrolmentResponse as EnrolmentResponse
 from archipel.protocol.messages.identity import IdentityCertificate as IdentityCertificate
+from archipel.protocol.messages.identity import Root as Root
 from archipel.protocol.messages.identity import RotationCertificate as RotationCertificate
 from archipel.protocol.messages.identity import RotationProof as RotationProof
 from archipel.protocol.messages.identity import RotationRequest as RotationRequest

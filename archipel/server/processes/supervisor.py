@@ -1,4 +1,5 @@
-"""Runs gunicorn and one coordinator as child processes: starts, watches, restarts and stops them together."""
+"""Runs gunicorn, one coordinator and, of an edge server, its uplink as child processes: starts, watches, restarts and
+stops them together."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def _print(line: str) -> None:
 
 
 def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, stop: Stop | None = None) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`, and end both child processes before returning.
+    """Serve until SIGTERM, SIGINT or `stop`, and end all child processes before returning.
 
     Children that die are restarted, after 0.5 s at first and at most 10 s. Each restart is a line in DATA/server.log
     and on standard error. The children's output goes to DATA/server.log too.
@@ -68,7 +69,9 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
         coordinator = _Child("coordinator", [sys.executable, "-m", module], drain.reader)
         gunicorn = [sys.executable, "-m", "gunicorn", "-c", "python:archipel.server.processes.web"]
         web = _Child("web", gunicorn, drain.reader)
-        both = (coordinator, web)
+        every = [coordinator, web]
+        if settings.upstream is not None:
+            every.append(_Child("uplink", [sys.executable, "-m", "archipel.edge.uplink_process"], drain.reader))
         try:
             begun = log.tell()
             # The coordinator first: it migrates the database, and web processes refuse an older schema.
@@ -76,11 +79,14 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
             if _wait(coordinator, coordinator.is_ready, settings, begun, stop):
                 web.start(settings, listener, log)
             if _wait(web, web.is_ready, settings, begun, stop):
+                for child in every[2:]:
+                    # Not waited for: the upstream server may be away, and this one serves all the same.
+                    child.start(settings, listener, log)
                 announce(f"archipel server on {_address(settings, listener)}")
 
                 def look_after() -> None:
                     bound(log, settings.process_log, most=settings.log_bytes, kept=settings.logs_kept)
-                    for child in both:
+                    for child in every:
                         child.restart_if_dead(settings, listener, log)
 
                 while not stop.wait(WATCH_SECONDS):
@@ -92,11 +98,11 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
                     time.sleep(min(WATCH_SECONDS, settings.drain_seconds))
                     look_after()
         finally:
-            # Both are asked before either is waited for, so they stop at the same time and share one deadline.
-            for child in both:
+            # All are asked before any is waited for, so they stop at the same time and share one deadline.
+            for child in every:
                 child.ask_to_stop()
             deadline = time.monotonic() + settings.stop_seconds + KILL_SECONDS
-            for child in both:
+            for child in every:
                 child.wait_or_kill(deadline, log)
 
 
