@@ -20,7 +20,7 @@ from archipel.client.connection.transport import Transport
 from archipel.client.device import Device, Examples, Site
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.origins import Origins
-from archipel.client.events import Event, EventName, OnEvent, Outcome
+from archipel.client.events import Event, EventName, OnEvent, Outcome, traced
 from archipel.client.memory.decisions import DecisionBook
 from archipel.client.memory.entry import Entry
 from archipel.client.memory.erasing import finish_erasing
@@ -97,7 +97,7 @@ class Agent:
     ) -> None:
         config.require_engine()
         self.config = config
-        self._on_event = on_event
+        self._on_event = traced(config, on_event)
         self._gate = Gate(
             config.folder, conditions, self._emit, ask_again=config.pause_seconds, resume_within=config.resume_within
         )
