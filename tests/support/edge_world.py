@@ -114,10 +114,13 @@ class EdgeWorld:
     def device_token(self) -> EnrolmentToken:
         return self.token("edge", AT_EDGE, root=root_of(self.token("root", AT_ROOT, "aggregator")))
 
-    def device(self, number: int, **more: Any) -> Agent:
-        """Enrolled at the edge."""
-        config = AgentConfig(folder=self.folder / f"device-{number}", **{**QUICK, **more})
-        return self._enrolled(Agent(config, examples=lambda: local_data(number), on_event=self.events.append))
+    def device(self, number: int, token: EnrolmentToken | None = None) -> Agent:
+        """With the examples of that number; enrolled at the edge, or where the token is for."""
+        config = AgentConfig(folder=self.folder / f"device-{number}", **QUICK)
+        agent = Agent(config, examples=lambda: local_data(number), on_event=self.events.append)
+        agent.enrol(token or self.device_token())
+        self.agents.append(agent)
+        return agent
 
     def add_edge(self, name: str, *, cohort: int = 2) -> ServerProcess:
         """One more edge server, below the edge."""
@@ -127,11 +130,6 @@ class EdgeWorld:
         settings, _ = _settings(self.folder / name, *keys, upstream=upstream)
         self.more[name] = ServerProcess(settings)
         return self.more[name]
-
-    def _enrolled(self, agent: Agent) -> Agent:
-        agent.enrol(self.device_token())
-        self.agents.append(agent)
-        return agent
 
     def site(self, name: str, site: ComputedSite, at: str = "root") -> Agent:
         """Another site, enrolled at the root or at the edge."""
