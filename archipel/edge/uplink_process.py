@@ -13,17 +13,19 @@ from archipel.server.processes import children
 from archipel.server.processes.parent import end_with_parent
 from archipel.server.processes.stopping import Stop
 from archipel.server.services import Services
+from archipel.server.telemetry import log_lines
 
 
 def main() -> int:
     """Entry point of the child process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
     stop, over = Stop(), threading.Event()
     failed: list[BaseException] = []
     with stop.on_signals():
         try:
             end_with_parent(children.parent())
-            services = Services.open(children.settings_from_environment())
+            settings = children.settings_from_environment()
+            log_lines.write_log(settings.log_format, logging.INFO)
+            services = Services.open(settings)
             upstream = check_upstream(services)
             ready = int(os.environ[children.READY_FD])
             os.write(ready, b"1")

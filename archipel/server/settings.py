@@ -135,6 +135,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Statements that take so many milliseconds are logged, without their parameters; 0: none."""
     otlp_address: str = ""
     """Where spans of rounds are sent (OTLP over HTTP), such as http://localhost:4318; empty: nowhere."""
+    mlflow_address: str = ""
+    """An MLflow server that is told of tasks: their metrics and models; empty: none."""
     drain_seconds: Annotated[float, Meta(ge=0, le=300)] = 0.0
     """How long a server that is told to stop still serves while /readyz says 503."""
     stop_seconds: Annotated[int, Meta(ge=1, le=3600)] = 5

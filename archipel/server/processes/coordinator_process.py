@@ -46,7 +46,8 @@ def run_coordinator(
         settings.private_key  # noqa: B018 - an unreadable key ends the process now, and not in the first round
         services.prepare()
         lease = Lease(services.database, holder, clock=services.clock, seconds=settings.lease_seconds)
-        with nullcontext() if measures is None else _serving(services, lease):
+        metrics = nullcontext() if measures is None else _serving(services, lease)
+        with metrics, _sinking(services, lease) if settings.mlflow_address else nullcontext():
             if ready is not None:
                 os.write(ready, b"1")
                 os.close(ready)
@@ -54,6 +55,12 @@ def run_coordinator(
         if services.tracer is not None:
             services.tracer.close()
         services.database.dispose()
+
+
+def _sinking(services: Services, lease: Lease) -> AbstractContextManager[None]:
+    from archipel.server.processes.mlflow_sink import sinking  # here, because most servers have none
+
+    return sinking(services, lease)
 
 
 def _serving(services: Services, lease: Lease) -> AbstractContextManager[None]:
