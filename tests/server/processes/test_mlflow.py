@@ -160,7 +160,12 @@ def test_an_evaluation_is_a_run_with_its_means(world: World, mlflow: Mlflow) -> 
     MlflowSink(world.services, MlflowClient(mlflow.address)).step()
     [run], versions = mlflow.read()
     values = {name: [value for _, value, _ in points] for name, points in run["history"].items()}
-    assert values == {"devices": [3.0], "loss": [pytest.approx(0.5)], "accuracy": [pytest.approx(0.75)]}
+    assert values == {
+        "devices": [3.0],
+        "weight_sum": [pytest.approx(3 * 50 / 100)],
+        "loss": [pytest.approx(0.5)],
+        "accuracy": [pytest.approx(0.75)],
+    }
     assert versions == []
 
 
