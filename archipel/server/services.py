@@ -14,7 +14,7 @@ from archipel.server.devices.pace import Pace
 from archipel.server.registry.offers import Offers
 from archipel.server.rounds.frozen import FrozenRounds
 from archipel.server.settings import Settings
-from archipel.server.storage import open_storage
+from archipel.server.storage import Storage, open_storage
 from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage.pieces import PieceTable
 from archipel.server.storage.spool import UpdateSpool
@@ -28,6 +28,7 @@ class Services:
 
     settings: Settings
     database: Database
+    storage: Storage
     blobs: BlobStore
     spool: UpdateSpool
     frozen: FrozenRounds
@@ -51,6 +52,7 @@ class Services:
         return cls(
             settings=settings,
             database=database,
+            storage=storage,
             blobs=blobs,
             spool=UpdateSpool(storage),
             frozen=FrozenRounds(),

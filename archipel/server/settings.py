@@ -136,6 +136,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether evaluations and analyses wait until somebody else with the right to run them approves."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
     """requests.log and server.log are rotated at this size; 0: never, for another program to do it."""
+    keep_versions: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """Weights of so many newest versions of each model and training are kept, and of older ones only what something
+    needs (server.retention); 0: nothing is deleted."""
+    keep_days: Annotated[float, Meta(ge=0, le=36_500)] = 30.0
+    """Weights of this many days are kept, however many versions they are of."""
     logs_kept: Annotated[int, Meta(ge=0, le=1000)] = 4
     """How many earlier files of each log are kept, as NAME.1 (the newest) and so on."""
 

@@ -130,7 +130,11 @@ class DeviceSession(Base):
 
 
 class Blob(Base):
-    """A blob and its use: `bundle`, `weights`, `broadcast`, `revocations` or `state`; see server.rounds.reach."""
+    """A blob and its use: `bundle`, `weights`, `broadcast`, `revocations` or `state`; see server.rounds.reach.
+
+    `deleted` is when retention gave it up, and `why`; `removed` when its file went after that (server.retention). The
+    row stays. Rows of new blobs are made by server.storage.blob_rows alone.
+    """
 
     __tablename__ = "blobs"
     digest: Mapped[str] = mapped_column(Digest, primary_key=True)
@@ -138,6 +142,18 @@ class Blob(Base):
     kind: Mapped[str] = mapped_column(String(16), primary_key=True)
     size: Mapped[int] = mapped_column(BigInteger)
     created: Mapped[float] = mapped_column(Float)
+    deleted: Mapped[float | None] = mapped_column(Float)
+    removed: Mapped[float | None] = mapped_column(Float)
+    why: Mapped[str] = mapped_column(String(256), server_default="")
+    __table_args__ = (
+        Index(
+            # Only of files that are still to go.
+            "ix_blobs_going",
+            "digest",
+            sqlite_where=text("deleted IS NOT NULL AND removed IS NULL"),
+            postgresql_where=text("deleted IS NOT NULL AND removed IS NULL"),
+        ),
+    )
 
 
 class BundleRow(Base):
@@ -344,8 +360,8 @@ class Version(Base):
     __tablename__ = "versions"
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.task_id"), primary_key=True)
     number: Mapped[int] = mapped_column(Integer, primary_key=True)
-    weights: Mapped[str] = mapped_column(Digest)
-    strategy_state: Mapped[str | None] = mapped_column(Digest)
+    weights: Mapped[str] = mapped_column(Digest, index=True)
+    strategy_state: Mapped[str | None] = mapped_column(Digest, index=True)
     parent: Mapped[str | None] = mapped_column(Digest)
     # Unique: no round can make two versions, whatever a coordinator does.
     round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), unique=True)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from sqlalchemy import case, delete, exists, func, or_, select
+from sqlalchemy import case, delete, func, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
@@ -22,10 +22,8 @@ from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
 from archipel.protocol.uploads import plan_layout
 from archipel.server.database.tables import (
     LIVE,
-    Answer,
     BundleRow,
     DeviceSession,
-    Participant,
     Round,
     Task,
     UsedNonce,
@@ -39,8 +37,10 @@ from archipel.server.devices.root_devices import revoked_root
 from archipel.server.processes.lease import Lease
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
+from archipel.server.retention.schedule import Retention
 from archipel.server.rounds import buffers, evaluating, folding, ledger, opening, robust
 from archipel.server.rounds.aggregation import aggregate
+from archipel.server.rounds.at_work import rounds_at_work
 from archipel.server.rounds.candidates import fewest, root_waits
 from archipel.server.rounds.committing import record_result
 from archipel.server.rounds.groups import grouping
@@ -80,6 +80,7 @@ class Coordinator:
         self._services = services
         self._lease = lease
         self._next_cleaning = 0.0
+        self._retention = Retention(services)
         self._step_began = 0.0
 
     def run(self, stop: Stop) -> None:
@@ -147,22 +148,13 @@ class Coordinator:
 
     def _needed(self) -> list[str]:
         """Ids of the rounds whose updates, and of the tasks whose noise, are still needed."""
-        now = self._services.clock()
-        # A round of a live buffered task may have ended while devices still work for it, or before their updates were
-        # folded into a later buffer.
-        at_work = exists().where(Participant.round_id == Round.round_id, Participant.ends > now)
-        waiting = exists().where(
-            Answer.round_id == Round.round_id, Answer.phase == "updating", Answer.folded_into.is_(None)
-        )
-        buffered = (Task.mode == "asynchronous") & (Task.privacy == "plain") & Task.state.in_(LIVE)
-        needed = select(Round.round_id).join(Task).where(or_(Round.ended.is_(None), buffered & or_(at_work, waiting)))
         # A writing transaction, only because it checks the lease: while this coordinator has it, no folder that `sweep`
         # listed before can be of a round that another coordinator is just opening.
         with self._write() as session:
             live = session.scalars(select(Task).where(Task.state.in_(LIVE)))
             # Files of noise that later rounds take back lie under their task's id.
             tasks = [task.task_id for task in live if request_of(task).differential_privacy.is_correlated]
-            return [*session.scalars(needed), *tasks]
+            return [*session.scalars(rounds_at_work(self._services.clock())), *tasks]
 
     def step(self) -> bool:
         """Make one pass over live rounds, idle tasks and rollouts.
@@ -191,7 +183,7 @@ class Coordinator:
         if services.clock() >= self._next_cleaning:
             self._next_cleaning = services.clock() + CLEAN_SECONDS
             self._clean()
-        return happened
+        return happened | self._retention.step(self._write)
 
     def _advance(self, round_id: str) -> bool:
         services, settings = self._services, self._services.settings
@@ -313,7 +305,7 @@ class Coordinator:
                 grouping.keep_sum(session, current, outcome.group_sum, ends=ends)
                 done = Transition(round_id, "aggregating", "the group has its sum")
             else:
-                record_result(session, current, task, outcome, settings=settings, now=now)
+                record_result(session, current, task, outcome, settings=settings, blobs=services.blobs, now=now)
                 done = Transition(round_id, "committed")
             set_aside_faulty(session, round_id, settings, now)
         self._report(done)

@@ -36,6 +36,7 @@ from archipel.server.registry import versions as registry
 from archipel.server.registry.versions import find_model, find_version, subject
 from archipel.server.registry.views import describe_models, describe_versions, evaluations_of
 from archipel.server.rounds import ledger, weights_log
+from archipel.server.storage.blob_rows import keep_weights
 
 
 def create_model(call: Call[ModelRequest]) -> tuple[ModelInfo, int]:
@@ -121,6 +122,7 @@ def promote_version(call: Call[PromotionRequest], name: str) -> ModelInfo:
                 raise refuse(409, f"version {version.number} is rejected: {version.reason}; restore it first")
             if version.number != model.promoted:
                 registry.require_valid(session, version, model.population, now)
+                keep_weights(session, version.weights)
                 # Going back to earlier weights needs an entry in the log, or devices would refuse them.
                 if version.number < (model.promoted or 0):
                     weights_log.go_back(session, call.services.settings.private_key, name, version.number)
