@@ -14,10 +14,11 @@ import msgspec
 from flask import Flask
 
 from archipel.protocol.sealed import public_bytes
+from archipel.server.data_folder import init_data_folder
 from archipel.server.http.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
-from archipel.server.settings import Settings, init_data_folder, load_settings
+from archipel.server.settings import Settings, load_settings
 from tests.support.devices import ANSWERED, POPULATION, START, Device, Keys
 
 DataFolder = tuple[Path, str, Keys]

@@ -13,6 +13,7 @@ import click
 from archipel.bundle import load_public_key
 from archipel.cli.input_output.publisher_keys import allow_development, offer_option
 from archipel.durable import creating
+from archipel.protocol.moments import moment
 from archipel.server import init_data_folder, load_settings
 
 # What needs the database is imported by the commands that do: not by `start`, which leaves that to its children.
@@ -49,12 +50,20 @@ def serve() -> None:
     type=click.Path(path_type=Path),
     help="New file (mode 0600) for the operator token. Default: print it.",
 )
+@click.option(
+    "--tls-name",
+    "tls_names",
+    multiple=True,
+    help="A DNS name or IP address of the server, for which a private authority of its own certifies it; may be given "
+    "several times. Default: plain HTTP, for this machine or behind a proxy.",
+)
 @allow_development
 def init(
     folder: Path,
     enrolment_key: Path,
     publisher_keys: tuple[Path, ...],
     token_file: Path | None,
+    tls_names: tuple[str, ...],
     allow_development: bool,
 ) -> None:
     """Make a data folder with settings, the server's key, and the operator token, which is printed or written once.
@@ -62,6 +71,8 @@ def init(
     \b
     archipel serve init federation --enrolment-key enrolment.pub --publisher-key publisher.pub \\
         --token-file operator.token
+    archipel serve init federation --enrolment-key enrolment.pub --publisher-key publisher.pub \\
+        --token-file operator.token --tls-name fl.example.org
 
     FOLDER is new or empty. The keys are public halves (FILE.pub of `archipel keys`); the private halves stay offline.
     """
@@ -70,13 +81,33 @@ def init(
         # The file comes before the token: a token is shown once, and one that cannot be stored is lost.
         file = None if token_file is None else stack.enter_context(creating(token_file))
         token = init_data_folder(
-            folder, enrolment_key=enrolment, publisher_keys=publishers, allow_development=allow_development
-        )
+            folder, enrolment_key=enrolment, publisher_keys=publishers, allow_development=allow_development,
+            tls_names=tls_names,
+        )  # fmt: skip
         if file is not None:
             file.write(token.encode() + b"\n")
     click.echo(f"data folder      {folder}")
     click.echo(f"server key       {folder / 'server.key.pub'}   (devices pin it: `archipel token --server-key`)")
     click.echo(f"operator token   {token_file or token}   ({'' if token_file else 'shown once; '}keep it safe)")
+    if tls_names:
+        click.echo(f"authority        {folder / 'tls/ca.pem'}   (devices: `archipel device init --ca`; commands: --ca)")
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--days", type=click.IntRange(1, 397), default=397, show_default=True, help="How long it is valid.")
+def certificate(folder: Path, days: int) -> None:
+    """Make a new TLS certificate by the private authority in FOLDER, for the same names, in place of the present one.
+
+    \b
+    archipel serve certificate federation
+
+    A server that runs uses it for new connections. Devices trust the authority and notice nothing.
+    """
+    from archipel.server.authority import SERVER_FILE, certify
+
+    end = certify(folder, days)
+    click.echo(f"{folder / SERVER_FILE}: valid until {moment(end.timestamp())}")
 
 
 @serve.command()

@@ -68,6 +68,18 @@ class Health(Message, frozen=True, kw_only=True):
     version: str
 
 
+class Alive(Message, frozen=True, kw_only=True):
+    """The process answers."""
+
+    status: Literal["alive"]
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """The server can do its work."""
+
+    status: Literal["ready"]
+
+
 class ServerInfo(Message, frozen=True, kw_only=True):
     """The server's public key and the key that certifies enrolment tokens."""
 

@@ -35,6 +35,7 @@ from archipel.server.devices.faults import note_fault, set_aside_faulty
 from archipel.server.devices.rests import forget_rests
 from archipel.server.devices.root_devices import revoked_root
 from archipel.server.processes.lease import Lease
+from archipel.server.processes.round_watch import RoundWatch
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
 from archipel.server.retention.schedule import Retention
@@ -79,6 +80,7 @@ class Coordinator:
     def __init__(self, services: Services, lease: Lease | None = None) -> None:
         self._services = services
         self._lease = lease
+        self._watch = RoundWatch(services)
         self._next_cleaning = 0.0
         self._retention = Retention(services)
         self._step_began = 0.0
@@ -97,6 +99,7 @@ class Coordinator:
                     stop.wait(STANDBY_SECONDS)
                     continue
                 log.info("coordinating, as number %s", self._lease.term)
+                self._watch.forget()
                 self.recover()
                 self._work(stop)
             except LeaseLostError as error:
@@ -174,6 +177,7 @@ class Coordinator:
                 else_=1,
             )
             idle = list(session.scalars(select(Task).where(Task.state == "running", at_work < most)))
+        self._watch.see(live)
         happened = False
         for row in live:
             happened |= self._advance(row.round_id)
@@ -245,9 +249,10 @@ class Coordinator:
         # The sum is computed outside of any transaction, which may take seconds. Only this coordinator changes it.
         reason = ""
         try:
-            total = folding.load(services.spool, current, plan, plan_layout(plan, manifest))
-            folding.fold(services.spool, total, waiting, request.staleness_exponent)
-            digest = services.spool.keep_sum(round_id, (total.encode(),)).digest
+            with self._watch.folding(len(waiting)):
+                total = folding.load(services.spool, current, plan, plan_layout(plan, manifest))
+                folding.fold(services.spool, total, waiting, request.staleness_exponent)
+                digest = services.spool.keep_sum(round_id, (total.encode(),)).digest
         except ArchipelError as error:
             reason = f"folding: {error}"
         with self._write() as session:
@@ -273,7 +278,8 @@ class Coordinator:
         outcome, spoiled = None, None
         reason = ledger.charge(services, self._write, round_id)
         try:
-            outcome = None if reason else aggregate(services, round_id)
+            with self._watch.aggregating():
+                outcome = None if reason else aggregate(services, round_id)
             if outcome is not None and outcome.reason:
                 reason = f"aggregation: {outcome.reason}"
         except SpoiledRoundError as error:

@@ -20,6 +20,8 @@ LINES = """
 GET  /                                                              yes    yes    yes    yes    yes    yes    yes
 GET  /demo/                                                         yes    yes    yes    yes    yes    yes    yes
 GET  /demo/<path:name>                                              yes    yes    yes    yes    yes    yes    yes
+GET  /healthz                                                       yes    yes    yes    yes    yes    yes    yes
+GET  /readyz                                                        yes    yes    yes    yes    yes    yes    yes
 GET  /v1/health                                                     yes    yes    yes    yes    yes    yes    yes
 GET  /v1/server                                                     yes    yes    yes    yes    yes    yes    yes
 GET  /v1/openapi.json                                               yes    yes    yes    yes    yes    yes    yes
