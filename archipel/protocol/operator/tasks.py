@@ -190,7 +190,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     it in `approved_by`: a query that is `proposed` waits for that. `refused`: how often devices took no part in a
     round, by reason (LeaveReason, or "untold"). `evaluates` is the training's round whose version this task evaluates,
     where that training's `evaluate_every` made it. `privacy_spent`, where the server adds noise: what the versions of
-    its model have cost each device so far, in all tasks of the population together."""
+    its model have cost each device so far, in all tasks of the population together. `weights_deleted` is when
+    retention has deleted the weights `model`, which only happens once the task has ended."""
 
     task_id: RoundId
     name: Name
@@ -234,6 +235,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     privacy_spent: PrivacySpent | None
     deadlines: dict[str, float]
     model: Digest | None
+    weights_deleted: float | None
     waiting: int | None
     waiting_for: str
     under_way: str

@@ -66,7 +66,7 @@ def remove_deleted(services: Services, write: Write) -> int:
     with services.database.read() as session:
         query = select(Blob.digest).where(Blob.deleted.is_not(None), Blob.removed.is_(None), due)
         digests = session.scalars(query.distinct().limit(BATCH)).all()
-    if not digests or is_held(services.storage, now):
+    if not digests or is_held(services.storage):
         return 0
     return sum(_remove(services, write, digest, now) for digest in digests)
 

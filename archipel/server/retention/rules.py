@@ -82,7 +82,7 @@ def _is_free(rule: Rule, now: float) -> ColumnElement[bool]:
     works = Task.state.in_(_UNENDED)
     weights = [
         or_(and_(registered, ~_kept_by_model(rule, now)), and_(~registered, on, ~_kept_by_task(rule, since))),
-        ~exists(select(Rollout.rollout_id).where(Rollout.ended.is_(None), _is_in_rollout())),
+        ~_in_rollout(),
         ~exists(select(Task.task_id).where(works, or_(Task.weights == digest, Task.model == digest))),
         ~exists(select(Round.round_id).where(Round.ended.is_(None), Round.weights_in == digest)),
     ]
@@ -125,15 +125,12 @@ def _kept_by_task(rule: Rule, since: float) -> ColumnElement[bool]:
     return or_(Blob.created >= since, exists(select(Version.number).where(Version.weights == Blob.digest, kept)))
 
 
-def _is_in_rollout() -> ColumnElement[bool]:
+def _in_rollout() -> ColumnElement[bool]:
+    """Whether the weights are those of a version in a rollout that has not ended."""
     number = ModelVersion.number
-    return exists(
-        select(number).where(
-            ModelVersion.model == Rollout.model,
-            ModelVersion.weights == Blob.digest,
-            or_(number == Rollout.version, number == Rollout.baseline),
-        )
-    )
+    both = and_(ModelVersion.model == Rollout.model, or_(number == Rollout.version, number == Rollout.baseline))
+    rollouts = select(Rollout.rollout_id).join(ModelVersion, both)
+    return exists(rollouts.where(Rollout.ended.is_(None), ModelVersion.weights == Blob.digest))
 
 
 def _promoted(session: Session) -> set[str]:

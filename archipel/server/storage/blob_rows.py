@@ -6,6 +6,8 @@ sees what the other has done. On SQLite the one write lock does the same.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -47,6 +49,15 @@ def keep_weights(session: Session, digest: str | None, *, error: type[RefusalErr
     row = session.execute(query.with_for_update(read=True)).one_or_none()
     if row is not None and row.deleted is not None:
         raise error(describe_deleted(digest, row.deleted, row.why))
+
+
+def deleted_weights(session: Session, digests: Iterable[str | None]) -> dict[str, tuple[float, str]]:
+    """Of these weights (None is skipped) those that were deleted: when (Unix seconds), and why."""
+    wanted = {digest for digest in digests if digest is not None}
+    query = select(Blob.digest, Blob.deleted, Blob.why).where(
+        Blob.digest.in_(wanted), Blob.kind == "weights", Blob.deleted.is_not(None)
+    )
+    return {row.digest: (row.deleted, row.why) for row in session.execute(query)} if wanted else {}
 
 
 def describe_deleted(digest: str, deleted: float, why: str) -> str:

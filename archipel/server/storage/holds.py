@@ -41,12 +41,12 @@ def holding(storage: Storage) -> Iterator[Callable[[], None]]:
         storage.remove([key])
 
 
-def is_held(storage: Storage, now: float) -> bool:
-    """Whether files must stay at `now` (Unix seconds). Removes holds that have expired."""
+def is_held(storage: Storage) -> bool:
+    """Whether files must stay now. Removes holds that have expired."""
     held = False
     for key in list(storage.keys(FOLDER)):
         expires = key.rpartition("/")[2].partition("-")[0]
-        if expires.isdecimal() and int(expires) <= now:
+        if expires.isdecimal() and int(expires) <= time.time():
             storage.remove([key])
         else:
             held = True

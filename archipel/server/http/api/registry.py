@@ -20,6 +20,7 @@ from archipel.protocol.operator.registry import (
     PromotionPage,
     PromotionRequest,
     RejectionRequest,
+    RetentionRequest,
     VersionDetail,
     VersionInfo,
     VersionPage,
@@ -74,6 +75,21 @@ def show_model(call: Call[None], name: str) -> ModelInfo:
     """One model."""
     with call.services.database.read() as session:
         return _info(session, find_model(session, call.identity, name), call.services.clock())
+
+
+def keep_versions(call: Call[RetentionRequest], name: str) -> ModelInfo:
+    """Set which weights of the model's versions are kept; both null: those that the server's settings say."""
+    now, request = call.services.clock(), call.body
+    with call.services.database.write() as session:
+        model = find_model(session, call.identity, name, lock=True)
+        if (model.keep_versions, model.keep_days) != (request.keep_versions, request.keep_days):
+            model.keep_versions, model.keep_days = request.keep_versions, request.keep_days
+            session.flush()
+            audit.append(
+                session, now, call.identity.actor, "model.keep", name, versions=model.keep_versions,
+                days=model.keep_days,
+            )  # fmt: skip
+        return _info(session, model, now)
 
 
 def register_version(call: Call[VersionRequest], name: str) -> tuple[VersionInfo, int]:
@@ -244,6 +260,7 @@ ROUTES = (
     Route("POST", "/v1/models", OPERATOR, create_model, ModelRequest, ModelInfo, status=201),
     Route("GET", "/v1/models", READ, list_models, response=ModelPage, query=NameQuery),
     Route("GET", _MODEL, READ, show_model, response=ModelInfo),
+    Route("POST", f"{_MODEL}/retention", OPERATOR, keep_versions, RetentionRequest, ModelInfo),
     Route("POST", f"{_MODEL}/versions", OPERATOR, register_version, VersionRequest, VersionInfo, status=201),
     Route("GET", f"{_MODEL}/versions", READ, list_versions, response=VersionPage, query=NumberQuery),
     Route("GET", _VERSION, READ, show_version, response=VersionDetail),

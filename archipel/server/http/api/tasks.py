@@ -36,7 +36,7 @@ from archipel.server.rounds.opening import add_task, new_task
 from archipel.server.rounds.refusals import refusals_of_task
 from archipel.server.rounds.waiting import last_failure, under_way, waiting_for
 from archipel.server.rounds.weights_log import is_logged
-from archipel.server.storage.blob_rows import keep_weights
+from archipel.server.storage.blob_rows import deleted_weights, keep_weights
 
 
 def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
@@ -262,6 +262,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         privacy_spent=ledger.spent_by(session, task),
         deadlines=dict(request.deadlines.items()),
         model=task.model,
+        weights_deleted=deleted_weights(session, [task.model]).get(task.model or "", (None, ""))[0],
         waiting=waiting,
         search=describe(session, task),
         created_by=task.created_by,
