@@ -19,6 +19,7 @@ from archipel.server.storage import Storage, open_storage
 from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage.pieces import PieceTable
 from archipel.server.storage.spool import UpdateSpool
+from archipel.server.telemetry.slow_queries import log_slow_queries
 
 if TYPE_CHECKING:
     from archipel.server.telemetry.measures import Measures
@@ -69,6 +70,8 @@ class Services:
         """
         storage = open_storage(settings)
         database = Database(settings.database_url, connections=connections)
+        if settings.slow_query_ms:
+            log_slow_queries(database, settings.slow_query_ms)
         if measures is not None:
             # Imported here, because most servers measure nothing.
             from archipel.server.telemetry.watching import WatchedStorage, watch_database

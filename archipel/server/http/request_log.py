@@ -13,10 +13,14 @@ from archipel.server.http.problems import MAX_PATH
 from archipel.server.http.request_measures import Answered, RequestMeasures
 from archipel.server.settings import Settings
 from archipel.server.storage.log_files import LogFile
+from archipel.server.telemetry import log_lines
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """`time` is in Unix seconds, `ms` until the response was ready; `device` is the calling device's id, or None."""
+    """`time` is in Unix seconds, `ms` until the response was ready.
+
+    `device` is the calling device's id, `round_id` that of the path, or None.
+    """
 
     time: float
     method: str
@@ -26,6 +30,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     bytes_received: int
     bytes_sent: int
     device: str | None
+    round_id: str | None
     request_id: str
 
 
@@ -41,6 +46,9 @@ def register(app: Flask, settings: Settings, measured: RequestMeasures | None = 
     def _() -> None:
         g.started = time.perf_counter()
         g.request_id = secrets.token_hex(8)
+        # Of the path; the route's pattern has made sure that it is an id.
+        g.round_id = (request.view_args or {}).get("round_id", "")
+        log_lines.set_about(request_id=g.request_id, round_id=g.round_id)
         if measured is not None:
             measured.begun()
 
@@ -57,6 +65,7 @@ def register(app: Flask, settings: Settings, measured: RequestMeasures | None = 
             bytes_received=request.content_length or 0,
             bytes_sent=response.content_length or response.calculate_content_length() or 0,
             device=request.environ.get("archipel.device"),
+            round_id=g.round_id or None,
             request_id=g.request_id,
         )
         if measured is not None:

@@ -21,7 +21,6 @@ from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
 from archipel.protocol.uploads import plan_layout
 from archipel.server.database.tables import (
-    LIVE,
     BundleRow,
     DeviceSession,
     Round,
@@ -35,13 +34,13 @@ from archipel.server.devices.faults import note_fault, set_aside_faulty
 from archipel.server.devices.rests import forget_rests
 from archipel.server.devices.root_devices import revoked_root
 from archipel.server.processes.lease import Lease
+from archipel.server.processes.leftovers import owners_of_files
 from archipel.server.processes.round_watch import RoundWatch
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
 from archipel.server.retention.schedule import Retention
 from archipel.server.rounds import buffers, evaluating, folding, ledger, opening, robust
 from archipel.server.rounds.aggregation import aggregate
-from archipel.server.rounds.at_work import rounds_at_work
 from archipel.server.rounds.candidates import fewest, root_waits
 from archipel.server.rounds.committing import record_result
 from archipel.server.rounds.groups import grouping
@@ -56,8 +55,11 @@ from archipel.server.rounds.machine import (
     fail_task,
     judge,
 )
+from archipel.server.rounds.sites import holding
+from archipel.server.rounds.sites.opening import open_site_round, wanted
 from archipel.server.rounds.waiting import is_evaluated
 from archipel.server.services import Services
+from archipel.server.telemetry.log_lines import about
 
 log = logging.getLogger("archipel.coordinator")
 
@@ -154,10 +156,7 @@ class Coordinator:
         # A writing transaction, only because it checks the lease: while this coordinator has it, no folder that `sweep`
         # listed before can be of a round that another coordinator is just opening.
         with self._write() as session:
-            live = session.scalars(select(Task).where(Task.state.in_(LIVE)))
-            # Files of noise that later rounds take back lie under their task's id.
-            tasks = [task.task_id for task in live if request_of(task).differential_privacy.is_correlated]
-            return [*session.scalars(rounds_at_work(self._services.clock())), *tasks]
+            return owners_of_files(session, now=self._services.clock())
 
     def step(self) -> bool:
         """Make one pass over live rounds, idle tasks and rollouts.
@@ -172,15 +171,11 @@ class Coordinator:
             live = session.execute(select(Round.round_id, Round.phase).where(Round.ended.is_(None))).all()
             at_work = select(func.count()).where(Round.task_id == Task.task_id, Round.ended.is_(None)).scalar_subquery()
             # One round at a time, but as many groups as fit into `concurrency` devices.
-            most = case(
-                (_GROUPS, func.coalesce(Task.concurrency, 2 * Task.cohort) // Task.cohort),
-                else_=1,
-            )
+            most = case((_GROUPS, func.coalesce(Task.concurrency, 2 * Task.cohort) // Task.cohort), else_=1)
             idle = list(session.scalars(select(Task).where(Task.state == "running", at_work < most)))
-        self._watch.see(live)
         happened = False
-        for row in live:
-            happened |= self._advance(row.round_id)
+        for round_id in self._watch.each(live):
+            happened |= self._advance(round_id)
         for task in idle:
             happened |= self._start(task)
         happened |= step_rollouts(services, self._write) | evaluating.end_idle(services, self._write)
@@ -276,6 +271,14 @@ class Coordinator:
         services, settings = self._services, self._services.settings
         # Outside of any transaction, because it may take long. After a kill it is done again, with the same result.
         outcome, spoiled = None, None
+        with services.database.read() as session:
+            site = holding.held(session, round_id)
+        if site is not None and site.state != "open":
+            # Its sum is there already, and waits for the upstream server.
+            ended = holding.settle(services, self._write, round_id, max_failed=settings.max_failed_rounds)
+            if ended is not None:
+                self._report(ended)
+            return ended is not None
         reason = ledger.charge(services, self._write, round_id)
         try:
             with self._watch.aggregating():
@@ -310,6 +313,8 @@ class Coordinator:
                 ends = now + deadline(task, current.phase, current)
                 grouping.keep_sum(session, current, outcome.group_sum, ends=ends)
                 done = Transition(round_id, "aggregating", "the group has its sum")
+            elif outcome.site_sum:
+                done = holding.keep_sum(session, current, outcome.site_sum, outcome.cohort)
             else:
                 record_result(session, current, task, outcome, settings=settings, blobs=services.blobs, now=now)
                 done = Transition(round_id, "committed")
@@ -333,6 +338,8 @@ class Coordinator:
                 return False
             window, lost = services.settings.check_in_window, revoked_root(session, task)
             spent = ledger.lacks_room(session, task)
+            if task.upstream is not None and wanted(session, task, now) is None:
+                return False
             waiting = count_seatable(session, task, now=now, window=window)
             enough = waiting >= fewest(task) and root_waits(session, task, now=now, window=window)
             if queries.is_query(task) and waiting and not queries.budget(session, task, now=now).left:
@@ -348,7 +355,8 @@ class Coordinator:
         if not (needs_buffer if task.buffered else enough):
             return False
         try:
-            opened = opening.open_round(services, self._write, task, now)
+            open_round = opening.open_round if task.upstream is None else open_site_round
+            opened = open_round(services, self._write, task, now)
         except LeaseLostError:  # an ArchipelError, but no fault of the task
             raise
         except ArchipelError as error:
@@ -366,7 +374,8 @@ class Coordinator:
                 fail_task(session, task, reason, now=self._services.clock())
 
     def _report(self, done: Transition) -> None:
-        log.info("round %s: %s%s", done.round_id, done.phase, f" ({done.reason})" if done.reason else "")
+        with about(round_id=done.round_id):
+            log.info("round %s: %s%s", done.round_id, done.phase, f" ({done.reason})" if done.reason else "")
         if done.phase in ("committed", "failed"):
             with self._services.database.read() as session:
                 ended = session.get_one(Round, done.round_id)

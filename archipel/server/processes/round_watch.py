@@ -15,6 +15,7 @@ from sqlalchemy import Row, select
 from archipel.server.database.tables import Round, Task
 from archipel.server.rounds.machine import deadline
 from archipel.server.services import Services
+from archipel.server.telemetry import log_lines
 
 
 @dataclass
@@ -37,6 +38,13 @@ class RoundWatch:
     def forget(self) -> None:
         """Begin anew: another coordinator may have worked since the last step."""
         self._seen.clear()
+
+    def each(self, live: Sequence[Row[str, str]]) -> Iterator[str]:
+        """The ids of the rounds, as `see`; what is logged until the next one is about that round."""
+        self.see(live)
+        for row in live:
+            with log_lines.about(round_id=row.round_id):
+                yield row.round_id
 
     def see(self, live: Sequence[Row[str, str]]) -> None:
         """Called in each step with `round_id` and `phase` of all live rounds."""

@@ -1,4 +1,5 @@
-"""Runs gunicorn and one coordinator as child processes: starts, watches, restarts and stops them together."""
+"""Runs gunicorn, one coordinator and, of an edge server, its uplink as child processes: starts, watches, restarts and
+stops them together."""
 
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ from archipel.server.processes.stopping import Stop
 from archipel.server.processes.tls import WebTls
 from archipel.server.settings import MIN_FREE_BYTES, Settings
 from archipel.server.storage.log_files import bound
+from archipel.server.telemetry.log_lines import single_line
 
 START_SECONDS = 30.0
 KILL_SECONDS = 5.0
@@ -40,7 +42,7 @@ def _print(line: str) -> None:
 
 
 def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, stop: Stop | None = None) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`, and end both child processes before returning.
+    """Serve until SIGTERM, SIGINT or `stop`, and end all child processes before returning.
 
     Children that die are restarted, after 0.5 s at first and at most 10 s. Each restart is a line in DATA/server.log
     and on standard error. The children's output goes to DATA/server.log too.
@@ -68,7 +70,9 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
         coordinator = _Child("coordinator", [sys.executable, "-m", module], drain.reader)
         gunicorn = [sys.executable, "-m", "gunicorn", "-c", "python:archipel.server.processes.web"]
         web = _Child("web", gunicorn, drain.reader)
-        both = (coordinator, web)
+        every = [coordinator, web]
+        if settings.upstream is not None:
+            every.append(_Child("uplink", [sys.executable, "-m", "archipel.edge.uplink_process"], drain.reader))
         try:
             begun = log.tell()
             # The coordinator first: it migrates the database, and web processes refuse an older schema.
@@ -76,11 +80,14 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
             if _wait(coordinator, coordinator.is_ready, settings, begun, stop):
                 web.start(settings, listener, log)
             if _wait(web, web.is_ready, settings, begun, stop):
+                for child in every[2:]:
+                    # Not waited for: the upstream server may be away, and this one serves all the same.
+                    child.start(settings, listener, log)
                 announce(f"archipel server on {_address(settings, listener)}")
 
                 def look_after() -> None:
                     bound(log, settings.process_log, most=settings.log_bytes, kept=settings.logs_kept)
-                    for child in both:
+                    for child in every:
                         child.restart_if_dead(settings, listener, log)
 
                 while not stop.wait(WATCH_SECONDS):
@@ -92,12 +99,12 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
                     time.sleep(min(WATCH_SECONDS, settings.drain_seconds))
                     look_after()
         finally:
-            # Both are asked before either is waited for, so they stop at the same time and share one deadline.
-            for child in both:
+            # All are asked before any is waited for, so they stop at the same time and share one deadline.
+            for child in every:
                 child.ask_to_stop()
             deadline = time.monotonic() + settings.stop_seconds + KILL_SECONDS
-            for child in both:
-                child.wait_or_kill(deadline, log)
+            for child in every:
+                child.wait_or_kill(settings, deadline, log)
 
 
 class _Drain:
@@ -185,7 +192,7 @@ class _Child:
             self.restart_at = now + delay
             names = {each.value: each.name for each in signal.Signals}
             how = f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with {code}"
-            _tell(log, f"the {self.name} process {how}; starting it again in {delay:g} s")
+            _tell(settings, log, f"the {self.name} process {how}; starting it again in {delay:g} s")
         elif now >= self.restart_at:
             self.start(settings, listener, log)
 
@@ -193,14 +200,14 @@ class _Child:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
 
-    def wait_or_kill(self, deadline: float, log: BinaryIO) -> None:
+    def wait_or_kill(self, settings: Settings, deadline: float, log: BinaryIO) -> None:
         self._close_ready()
         if self.process is None:
             return
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            _tell(log, f"the {self.name} process did not stop in time; killed")
+            _tell(settings, log, f"the {self.name} process did not stop in time; killed")
             # gunicorn's workers too: the child leads a process group.
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -212,11 +219,11 @@ class _Child:
             self.ready = -1
 
 
-def _tell(log: BinaryIO, line: str) -> None:
+def _tell(settings: Settings, log: BinaryIO, line: str) -> None:
     """Write a line to the log and to standard error."""
     # A full disk or a closed terminal must not end the server.
     with suppress(OSError):
-        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} archipel.supervisor: {line}\n".encode())
+        log.write(single_line(settings.log_format, "archipel.supervisor", line).encode() + b"\n")
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 

@@ -20,6 +20,7 @@ from sqlalchemy import ColumnElement, and_, exists, false, func, or_, select, tr
 from sqlalchemy.orm import Session, aliased
 
 from archipel.server.database.registry_tables import Model, ModelVersion, Promotion, Rollout
+from archipel.server.database.site_tables import SiteRound
 from archipel.server.database.tables import LIVE, Blob, Round, Task, Version
 from archipel.server.database.task_requests import read_plan
 from archipel.server.rounds.at_work import rounds_at_work
@@ -155,4 +156,7 @@ def _in_plans(session: Session, now: float) -> set[str]:
     """Weights and broadcasts of the rounds that devices or the coordinator still work for."""
     rounds: Sequence[Round] = session.scalars(select(Round).where(Round.round_id.in_(rounds_at_work(now)))).all()
     plans = [read_plan(each) for each in rounds]
+    # An edge server works with what the plans of its upstream server name.
+    wished = select(SiteRound).where(SiteRound.state.in_(("wanted", "open", "summed")))
+    plans += [read_plan(each) for each in session.scalars(wished)]
     return {digest for plan in plans for digest in (plan.weights, plan.broadcast) if digest is not None}

@@ -41,6 +41,8 @@ GET  /v1/rounds/<id:round_id>/shares                                -      membe
 PUT  /v1/rounds/<id:round_id>/complaints                            -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/complaints                            -      member -      -      -      -      -
 PUT  /v1/rounds/<id:round_id>/update                                -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/update/parts                          -      member -      -      -      -      -
+PUT  /v1/rounds/<id:round_id>/update/parts/<number:number>          -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/survivors                             -      member -      -      -      -      -
 PUT  /v1/rounds/<id:round_id>/confirmation                          -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/confirmations                         -      member -      -      -      -      -

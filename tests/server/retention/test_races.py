@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,11 +20,6 @@ from tests.support.fleet import MODEL, Fleet
 from tests.support.world import World
 
 RULE = Rule(1, 0.0)
-
-
-@pytest.fixture
-def server_settings() -> Mapping[str, object]:
-    return {"keep_versions": 0}  # only the test deletes
 
 
 @pytest.fixture

@@ -233,6 +233,8 @@ class TestAtWork:
         weights = weights_of(world, task)
         world.clock.now += 3600  # the next look; the seats last for hours
         world.settle()
-        # Three devices work with version 0, three with version 2, and nobody with version 1.
         assert {device.plan.weights for device in devices if device.plan} == {weights[0], weights[2]}
-        assert deleted(world, weights) == [False, True, False]
+        assert deleted(world, weights) == [False, False, False]
+        world.clock.now += 7200
+        world.settle()
+        assert deleted(world, weights) == [True, True, False]
