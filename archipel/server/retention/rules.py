@@ -136,6 +136,8 @@ def _in_rollout() -> ColumnElement[bool]:
 
 def _promoted(session: Session) -> set[str]:
     """Weights of the versions that are promoted, or that a rollback can go back to, however often it is repeated."""
+    # The models first: on PostgreSQL an entry may be added between the two, and it must not be the one that is missing.
+    models = session.execute(select(Model.name, Model.promotion)).all()
     rows = session.execute(
         select(Promotion.model, Promotion.number, Promotion.below, ModelVersion.weights).join(
             ModelVersion, and_(ModelVersion.model == Promotion.model, ModelVersion.number == Promotion.version)
@@ -143,7 +145,7 @@ def _promoted(session: Session) -> set[str]:
     )
     entries = {(row.model, row.number): row for row in rows}
     needed = set()
-    for model in session.execute(select(Model.name, Model.promotion)):
+    for model in models:
         at = model.promotion
         while at is not None:
             entry = entries[model.name, at]

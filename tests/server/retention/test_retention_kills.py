@@ -12,6 +12,7 @@ import pytest
 from archipel.protocol.operator.access import AuditEntry
 from archipel.server.audit.chain import verify
 from archipel.server.settings import load_settings
+from tests.commits import in_sample
 from tests.server.retention.training import DAYS, train, weights_of
 from tests.support.killed_server import Died, Server
 from tests.support.world import World
@@ -63,14 +64,16 @@ def ask(server: Server, now: float, world: World, path: str) -> tuple[int, bytes
     return status, answer
 
 
-def test_killed_at_every_point_of_a_deletion(world: World) -> None:
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_at_every_point_of_a_deletion(world: World, every: int) -> None:
+    """Or at one of `every` so many, others for each commit."""
     folder = Path(world.settings.folder).parent  # in memory, where a sync takes no time
     weights = weights_of(world, train(world, 3))
     for services in (world.services, world.app.extensions["archipel"], world.coordinator._services):
         services.database.dispose()  # no connection goes through a fork
     points = run(world, folder / "0", weights, 0).points
     assert points >= LEAST
-    for kill in range(1, points + 1):
+    for kill in (each for each in range(1, points + 1) if in_sample(each, every)):
         server = run(world, folder / str(kill), weights, kill)
         assert server.died, kill
         shutil.rmtree(folder / str(kill))
