@@ -72,11 +72,11 @@ def test_a_sum_that_comes_too_late_is_given_up_and_a_later_round_counts_the_devi
 @pytest.mark.sampled(every=3)
 def test_without_its_upstream_an_edge_evaluates_what_it_has(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
-        task, devices, _ = begin(world)
+        task, devices, _ = begin(world, advertising=20.0)
         with world.running():
             world.until(lambda: world.operator.tasks.get(task.task_id).state != "running")
             world.until(lambda: all(agent.rounds[-1].step == "closed" for agent in devices))
-        [row] = world.rows()
+        row = world.rows()[-1]
         world.root.stop()
         own = world.edge_operator.tasks.create(
             TaskRequest(
