@@ -53,6 +53,7 @@ from archipel.protocol.identity import EnrolmentToken, enrolment_request, read_c
 from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan, SetAside
 from archipel.protocol.moments import moment
 from archipel.protocol.sealed import Sealed, encode, unseal
+from archipel.protocol.secagg_plus.choosing import spoken
 
 _SHORTEST_WAIT = 0.01
 _LONGEST_WAIT = 86400.0
@@ -322,9 +323,7 @@ class Agent:
             self._emit("waiting", {"retry_after": self.config.pause_seconds}, pending)
             return Outcome("waiting", self.config.pause_seconds, pending, "the round's result is still to come")
         attributes, versions = dict(self.config.attributes), self._adoption.fetched_versions()
-        request = CheckIn(
-            attributes=attributes, versions=versions, protocols=("complete", "neighbours"), adds_noise=True
-        )
+        request = CheckIn(attributes=attributes, versions=versions, protocols=spoken(), adds_noise=True)
         answer = session.call("POST", "/v1/check-ins", CheckInResponse, body=encode(request))
         wait = min(max(answer.retry_after, _SHORTEST_WAIT), _LONGEST_WAIT)
         try:

@@ -78,7 +78,8 @@ def divide_runs(what: str, data: bytes, *runs: tuple[int, int]) -> list[Sequence
     if len(data) != sum(size * count for size, count in runs):
         expected = " and ".join(f"{count} times {size}" for size, count in runs if size)
         raise MessageError(f"{what}: expected {expected} bytes, got {len(data)}")
-    found, start = [], 0
+    found: list[Sequence[bytes]] = []
+    start = 0
     for size, count in runs:
         found.append([data[start + size * index : start + size * (index + 1)] for index in range(count)])
         start += size * count

@@ -51,6 +51,6 @@ def terms_of(plan: RoundPlan, digest: str, policy: PrivacyPolicy) -> Terms:
     )  # fmt: skip
 
 
-def agreement_of(protocol: Protocol) -> type[KeyAgreement]:
+def agreement_of(protocol: Protocol | None) -> type[KeyAgreement]:
     """That of a protocol over neighbours."""
     return Hybrid if protocol == "neighbours-mlkem" else Alone
