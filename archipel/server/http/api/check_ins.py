@@ -26,6 +26,7 @@ _CHECK_IN = (
         CheckInRow.attributes,
         CheckInRow.versions,
         CheckInRow.neighbours,
+        CheckInRow.mlkem,
         CheckInRow.adds_noise,
         CheckInRow.population,
         OfferSerial.serial,
