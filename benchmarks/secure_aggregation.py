@@ -85,6 +85,7 @@ CASES = (
     Case("100 x 10^6", 100, 10**6, MALICIOUS, protocol="neighbours-mlkem"),
     Case("1000 x 10^6", 1000, 10**6),
     Case("1000 x 10^5", 1000, 10**5, MALICIOUS),
+    Case("1000 x 10^5", 1000, 10**5),
     Case("1000 x 10^5", 1000, 10**5, protocol="neighbours-mlkem"),
     Case("10000 x 10^5", 10000, 10**5, client=False),
 )

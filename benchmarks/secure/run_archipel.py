@@ -56,7 +56,7 @@ T = TypeVar("T", bound=Packed)
 
 @dataclass(frozen=True)
 class Case:
-    """`server` as in `Assumptions`, `protocol` as in a plan; `timed` clients have their time taken; a tenth leaves after
+    """`server` as in `Assumptions`, `protocol` as in a plan; `timed` clients are measured; a tenth leaves after
     dealing."""
 
     clients: int

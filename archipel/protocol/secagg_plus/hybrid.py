@@ -22,7 +22,7 @@ from archipel.protocol.secagg_plus.member import FULL_BYTES, SHORT_BYTES, RoundK
 COMMITMENT_BYTES = 16
 LEFT_BEHIND_BYTES = kem.KEY_BYTES + 16
 _TOLD_BYTES = kem.CIPHERTEXT_BYTES + COMMITMENT_BYTES
-# A key seals one K only.
+# A key seals one K only: it is derived from K's ciphertext, too.
 _NONCE = bytes(12)
 
 
@@ -57,7 +57,7 @@ class Hybrid(KeyAgreement):
     def offer(self, mask: Private, theirs: RoundKeys, draw: Draw) -> tuple[bytes, bytes]:
         shared, ciphertext = kem.encapsulate(theirs.mask_kem)
         commitment, part = self._divide(shared, ciphertext, draw)
-        left_behind = AESGCM(self._wrapping_key(mask, draw)).encrypt(_NONCE, shared, None)
+        left_behind = AESGCM(self._wrapping_key(mask, draw, ciphertext)).encrypt(_NONCE, shared, None)
         return part, ciphertext + commitment + left_behind
 
     def accept(self, mask: Private, told: bytes, draw: Draw) -> bytes:
@@ -68,7 +68,8 @@ class Hybrid(KeyAgreement):
         if not drew:
             return self.accept(mask, told, draw)
         try:
-            shared = AESGCM(self._wrapping_key(mask, draw)).decrypt(_NONCE, left_behind, None)
+            key = self._wrapping_key(mask, draw, told[: kem.CIPHERTEXT_BYTES])
+            shared = AESGCM(key).decrypt(_NONCE, left_behind, None)
         except InvalidTag:
             raise ShareError(
                 f"mask of places {draw.drawer} and {draw.drawn}: what was left behind does not open"
@@ -97,8 +98,9 @@ class Hybrid(KeyAgreement):
         both = self._derive(shared, b"pair", bytes(draw), ciphertext, length=length)
         return both[:COMMITMENT_BYTES], both[COMMITMENT_BYTES:]
 
-    def _wrapping_key(self, mask: Private, draw: Draw) -> bytes:
-        return self._derive(mask.secret, b"left-behind", bytes(draw))
+    def _wrapping_key(self, mask: Private, draw: Draw, ciphertext: bytes) -> bytes:
+        # With the ciphertext: a device whose disk was put back, and which deals anew, has another key for another K.
+        return self._derive(mask.secret, b"left-behind", bytes(draw), ciphertext)
 
     def _derive(self, secret: bytes, label: bytes, *named: bytes, length: int = keys.KEY_BYTES) -> bytes:
         info = b"archipel/v3/" + label + b"\0" + b"".join(named)

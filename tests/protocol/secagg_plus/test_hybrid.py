@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -36,6 +38,7 @@ ASSUMED = Assumptions(0, 0.2, "semi-honest", security=1, correctness=1)
 PUBLIC, CIPHERTEXT = 1184, 1088
 """FIPS 203, table 3."""
 TOLD = CIPHERTEXT + 16
+PAGES = Path(__file__).resolve().parents[3] / "docs"
 
 
 def finish(run: NeighbourRound, places: set[int]) -> Any:
@@ -88,7 +91,7 @@ def test_keys_are_those_of_a_second_implementation() -> None:
     inside = ml_kem.decapsulate(pairs[1][1], ciphertext)
     e = bound + bytes([0, 0, 0, 7, 0, 0, 0, 2])
     assert commitment + part == hkdf(inside, b"archipel/v3/pair\0" + e + ciphertext, 48)
-    wrapping = AESGCM(hkdf(secrets[0], b"archipel/v3/left-behind\0" + e, 32))
+    wrapping = AESGCM(hkdf(secrets[0], b"archipel/v3/left-behind\0" + e + ciphertext, 32))
     assert wrapping.decrypt(bytes(12), left_behind, None) == inside
     expected = hkdf(shared + part, b"archipel/v3/pair-mask\0" + e + one.public + other.public, 32)
     assert agreement.mask_key(one, other.public, part, draw, True) == expected
@@ -201,11 +204,33 @@ def test_messages_have_the_sizes_that_the_page_states() -> None:
     assert run.roster.dealt.shape[2] + run.roster.offers.shape[2] == CIPHERTEXT + 132 + CIPHERTEXT + 48 + 16
 
 
-def test_what_is_sent_more_is_what_the_page_computes() -> None:
-    """The page's formulas, for one device on average, against real messages of both protocols."""
-    k, m = SIZES.neighbours, SIZES.partners
+def more_bytes(k: int, m: int) -> list[int]:
+    """What a device sends and receives more, as the page computes it."""
     sent = 2 * PUBLIC + k * CIPHERTEXT + m * (CIPHERTEXT + 48 + 16)
-    received = (k + 1) * (PUBLIC + 32) + m * (PUBLIC - 32) + k * CIPHERTEXT + m * (CIPHERTEXT + 16)
+    return [sent, (k + 1) * (PUBLIC + 32) + m * (PUBLIC - 32) + k * CIPHERTEXT + m * (CIPHERTEXT + 16)]
+
+
+def test_the_page_states_the_bytes_of_the_sizes_in_the_protocol() -> None:
+    base, page = ((PAGES / name).read_text(encoding="utf-8") for name in ("protocol.md", "protocol-mlkem.md"))
+    rows = re.findall(r"^\| ([\d,]+) \| ([a-z-]+) \| (\d+) \| \d+ \| (\d+) \|$", base, re.M)
+    assert len(rows) == 4
+    expected = [[devices, server, *more_bytes(int(k), int(m))] for devices, server, k, m in rows]
+    stated = re.findall(r"^\| ([\d,]+) \| ([a-z-]+) \| ([\d,]+) \| ([\d,]+) \|$", page, re.M)
+    assert [[row[0], row[1], *(int(cell.replace(",", "")) for cell in row[2:])] for row in stated] == expected
+    # What a server keeps of 1,000 devices, in MB.
+    kept = [
+        round(1000 * ((CIPHERTEXT + 132) * int(k) + (CIPHERTEXT + 64) * int(m)) / 1e6)
+        for devices, _, k, m in rows
+        if devices == "1,000"
+    ]
+    found = re.search(r"with 1,000 devices (\d+) MB where it\s+is\s+semi-honest, and (\d+) MB", page)
+    assert found is not None
+    assert [int(each) for each in found.groups()] == kept
+
+
+def test_what_is_sent_more_is_what_the_page_computes() -> None:
+    """For one device on average, against real messages of both protocols."""
+    k, m = SIZES.neighbours, SIZES.partners
     found = []
     for agreement in (Alone, Hybrid):
         run = NeighbourRound(COUNT, make_terms(SIZES, ASSUMED, COUNT, agreement))
@@ -222,7 +247,7 @@ def test_what_is_sent_more_is_what_the_page_computes() -> None:
         found.append((up, down))
     more = [(there - here) / COUNT for here, there in zip(*found, strict=True)]
     # MessagePack writes the length of the keys in one byte more.
-    assert more == pytest.approx([sent, received], abs=k + 2)
+    assert more == pytest.approx(more_bytes(k, m), abs=k + 2)
 
 
 # --- where there is none ----------------------------------------------------------------------------------------------
