@@ -48,11 +48,11 @@ class Hybrid(KeyAgreement):
         shared, ciphertext = kem.encapsulate(theirs.cipher_kem)
         holder = theirs.cipher_key
         agreed = keys.agree(cipher.x25519, holder)
-        return self._derive(agreed + shared, b"envelope", cipher.public, holder, ciphertext), ciphertext
+        return self._envelope_key(agreed, shared, cipher.public, holder, ciphertext), ciphertext
 
     def unlock(self, cipher: Private, theirs: bytes, opening: bytes) -> bytes:
         agreed, shared = keys.agree(cipher.x25519, theirs), kem.decapsulate(cipher.kem, opening)
-        return self._derive(agreed + shared, b"envelope", theirs, cipher.public, opening)
+        return self._envelope_key(agreed, shared, theirs, cipher.public, opening)
 
     def offer(self, mask: Private, theirs: RoundKeys, draw: Draw) -> tuple[bytes, bytes]:
         shared, ciphertext = kem.encapsulate(theirs.mask_kem)
@@ -84,6 +84,9 @@ class Hybrid(KeyAgreement):
     def is_of(self, mask: Private, public: RoundKeys) -> bool:
         # Both: with another ML-KEM key what was sent to the device could not be opened, and nobody would be to blame.
         return (mask.public, kem.public_key(mask.kem)) == (public.mask_key, public.mask_kem)
+
+    def _envelope_key(self, agreed: bytes, shared: bytes, dealer: bytes, holder: bytes, ciphertext: bytes) -> bytes:
+        return self._derive(agreed + shared, b"envelope", dealer, holder, ciphertext)
 
     def _open(self, shared: bytes, told: bytes, draw: Draw) -> bytes:
         ciphertext, committed = told[: kem.CIPHERTEXT_BYTES], told[kem.CIPHERTEXT_BYTES :]
