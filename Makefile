@@ -19,7 +19,7 @@ BROWSER_ROOMS := $(if $(ROOMS),$(filter browser% web% tests/browser% tests/web%,
 NODE := $(if $(BROWSER_ROOMS),node-if-possible)
 WEB := $(if $(BROWSER_ROOMS),web-if-possible)
 
-.PHONY: help demo quick test test-all set-up tools known-rooms mutants lint web npm node-if-possible web-if-possible \
+.PHONY: help demo quick test test-all set-up tools known-rooms mutants lint web npm dist release node-if-possible web-if-possible \
 	postgres-if-possible compiler-if-possible clean
 
 help:
@@ -31,6 +31,8 @@ help:
 	@echo "make lint      lint, types and import rules only"
 	@echo "make web       build the browser demo, which archipel serve shows at /demo/"
 	@echo "make npm       pack the browser's library for npm, into build/npm/"
+	@echo "make dist      build the Python packages that are released, into dist/ (FOLDER=...)"
+	@echo "make release   the same with the npm package, bills of materials and SHA256SUMS"
 	@echo "make clean     remove .venv and everything built"
 
 demo: $(READY)
@@ -87,6 +89,13 @@ web: $(WEB_PAGE)
 
 npm: $(READY) web/node_modules/.package-lock.json
 	@$(BIN)/python scripts/npm_package.py build/npm
+
+FOLDER ?= dist
+dist: $(READY) web
+	@$(BIN)/python scripts/release/wheels.py $(FOLDER)
+
+release: $(READY) web
+	@$(BIN)/python scripts/release/release.py $(FOLDER)
 
 # A machine without Node.js or Chromium is told their names and goes on without the browser's tests, except in CI.
 node-if-possible:

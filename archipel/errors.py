@@ -335,11 +335,9 @@ class ApiError(RefusalError):
     `retry_after` is in seconds, for statuses that say when to try again.
     """
 
-    def __init__(self, status: int, kind: str, message: str, detail: str = "", retry_after: int = 1) -> None:
+    def __init__(self, status: int, message: str, retry_after: int = 1) -> None:
         super().__init__(message)
         self.status = status
-        self.kind = kind
-        self.detail = detail
         self.retry_after = retry_after
 
 

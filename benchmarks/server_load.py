@@ -27,10 +27,11 @@ from sqlalchemy import insert
 from archipel import bundle as b
 from archipel.bundle import roles
 from archipel.protocol.sealed import public_bytes
+from archipel.server.data_folder import init_data_folder
 from archipel.server.database.tables import Device, DeviceSession
 from archipel.server.http.auth import token_hash
 from archipel.server.services import Services
-from archipel.server.settings import Settings, init_data_folder, load_settings
+from archipel.server.settings import Settings, load_settings
 
 POPULATION = "fleet"
 HERE = Path(__file__).resolve().parent

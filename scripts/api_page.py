@@ -21,10 +21,11 @@ HEAD = """# The API
 it. Every server has the same as OpenAPI 3.1 at `/v1/openapi.json`.
 
 Requests and answers are JSON unless a table says otherwise. Send a token as `Authorization: Bearer TOKEN`. The server
-answers every error with a [Problem](#problem) and its HTTP status: for 401, 403, 404, 409, 410, 413 and 422 the message
-says what to change, for 429 and 503 the header `Retry-After` says when to try again. Lists come in pages: pass `next`
-of an answer as `after` to get the page that follows. You can send a request again, with the same bytes or the same
-`Idempotency-Key`: the second one changes nothing. Times are Unix seconds unless a field says otherwise, digests are
+answers every error with a [Problem](#problem) (`application/problem+json`, RFC 9457) and its HTTP status: for 401, 403,
+404, 409, 410, 413 and 422 `detail` says what to change, and `errors` which field; for 429 and 503 the header
+`Retry-After` says when to try again. Lists come in pages: pass `next` of an answer as `after` to get the page that
+follows. You can send a request again, with the same bytes or the same `Idempotency-Key`: the second one changes
+nothing. Times are Unix seconds unless a field says otherwise, digests are
 SHA-256 in hexadecimal, `bytes` are base64.
 """
 

@@ -17,6 +17,7 @@ import argparse
 import difflib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ WAITING = {
     "cli",
     "client",
     "docs",
+    "edge",
     "end_to_end",
     "examples",
     "install",
@@ -60,7 +62,7 @@ rooms take no longer than that. In the long suite each has its own, so that one 
 """
 FIRST = ("web_library", "docs/quickstart", "end_to_end")
 """Rooms of one long test: begun last, they would be all that runs in the end."""
-SYNCING = {"attacks", "client", "operator", "server"}
+SYNCING = {"attacks", "client", "edge", "operator", "server"}
 """What a round of a server and its devices takes is mostly waiting for the disk to sync, so these have their folders in
 memory. Others stay on the disk: they confine processes, install packages, or cut the power."""
 MEMORY = Path("/dev/shm")
@@ -251,6 +253,8 @@ def main() -> int:
         return 0
     for stale in ROOT.glob(".coverage*"):
         stale.unlink()
+    # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="archipel-rooms-")))
         memory = None

@@ -6,6 +6,7 @@ import gc
 import os
 from collections import Counter
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from hypothesis import Phase, settings
@@ -23,6 +24,9 @@ gc.disable()
 # processor, training a small network with two of them takes four times as long as with one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+ALL_UP_TO = int(os.environ.get("ARCHIPEL_ALL_SAMPLED_UP_TO", "0"))
+"""Tests of which at least every so manieth is in the short suite are all in it: scripts/mutants.py sets this."""
+
 # Hypothesis fails an example that takes longer than 200 ms, which on a busy machine is any. `@settings(...)` of a test
 # begins with this profile, so that none has to say it again; tests/api/test_property_tests.py looks at each.
 settings.register_profile("archipel", deadline=None)
@@ -38,7 +42,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark is not None:
-            if not in_sample(places[item.path], mark.kwargs["every"]):
+            # Each file begins elsewhere, so that no commit has the first test of every file.
+            begin = crc32(str(item.path.relative_to(item.config.rootpath)).encode())
+            every = mark.kwargs["every"]
+            if every > ALL_UP_TO and not in_sample(begin + places[item.path], every):
                 item.add_marker(pytest.mark.slow)
             places[item.path] += 1
 

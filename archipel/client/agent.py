@@ -17,7 +17,7 @@ from archipel.client.connection.identity import DeviceRecord, IdentityStore
 from archipel.client.connection.rotation import rotate
 from archipel.client.connection.session import DeviceSession
 from archipel.client.connection.transport import Transport
-from archipel.client.device import Device, Examples
+from archipel.client.device import Device, Examples, Site
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.origins import Origins
 from archipel.client.events import Event, EventName, OnEvent, Outcome
@@ -70,6 +70,7 @@ class Agent:
         conditions: says whether the device may work now: True or "" for yes, False or a reason for no. The agent calls
             it before work, between training steps and between messages. None: the device may always work.
         keys: keeps the device's secrets. None: files in its folder, which only the owner can read.
+        site: of an edge server, which has no examples.
 
     What one of the three functions raises passes through; a round in which keys were sent is left first, unless it is
     one over neighbours, which goes on with the next `run_once`.
@@ -93,6 +94,7 @@ class Agent:
         on_event: OnEvent | None = None,
         conditions: MayWork | None = None,
         keys: KeyStore | None = None,
+        site: Site | None = None,
     ) -> None:
         config.require_engine()
         self.config = config
@@ -107,8 +109,7 @@ class Agent:
             finish_erasing(config.folder, self._keys)
             state_folder = config.folder / "state"
             make_folder(state_folder)
-            # A kill during a write leaves a temporary file behind.
-            for folder in (config.folder, state_folder):
+            for folder in (config.folder, state_folder):  # where a kill during a write leaves a temporary file
                 sweep(folder)
             secret = data_key(self._keys)
             vault = Vault(secret)
@@ -128,6 +129,7 @@ class Agent:
                 state_folder=state_folder,
                 queries=QueryBook(config.folder / "rounds"),
                 decisions=DecisionBook(config.folder),
+                site=site,
             )
             self._record = self._device.identity.record()
             self._adoption = Adoption(self._device)
@@ -163,7 +165,7 @@ class Agent:
 
     @property
     def rounds(self) -> list[Entry]:
-        """The journal: what this device did and sent in each round, the oldest round first."""
+        """The journal: what this device did and sent in each round, the oldest first."""
         return self._device.journal.entries()
 
     @property
@@ -186,12 +188,9 @@ class Agent:
     # --- enrolment ------------------------------------------------------------------------------------------------
 
     def enrol(self, token: EnrolmentToken) -> str:
-        """Join the token's population and pin the keys in the token.
+        """Join the token's population and pin the keys in the token; returns the device's id.
 
         After a failure it may be called again with the same token; once the device is enrolled it does nothing.
-
-        Returns:
-            The device's id.
 
         Raises:
             CertificateError: the token contradicts itself.
@@ -305,6 +304,7 @@ class Agent:
 
     def _run_once(self) -> Outcome:
         self._connect()
+        self._reconcile()
         reason = self._gate.why_not()
         if reason:
             self._emit("paused", {"reason": reason})
@@ -371,6 +371,11 @@ class Agent:
             return part.run(wait) if begun is None else part.resume(begun, wait)
         finally:
             self._round_id = ""
+            self._reconcile()
+
+    def _reconcile(self) -> None:
+        if (site := self._device.site) is not None:
+            site.reconcile(self._device.journal)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import urllib3
 
 from archipel.errors import RefusedError, UnreachableError
 from archipel.protocol.messages import Problem
+from archipel.protocol.problems import KINDS
 
 _UNKNOWN_AUTHORITY = {2, 18, 19, 20, 21}
 """OpenSSL's X509_V_ERR codes of a certificate chain that does not end with a trusted authority."""
@@ -36,8 +37,8 @@ def refused_error(response: urllib3.BaseHTTPResponse) -> RefusedError:
         problem = msgspec.json.decode(response.data, type=Problem)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return RefusedError(response.status, "unknown", "not an answer of an archipel server", seconds)
-    message = f"{problem.message}: {problem.detail}" if problem.detail else problem.message
-    return RefusedError(response.status, problem.type, message, seconds, problem.request_id)
+    kind = KINDS.get(response.status, "unknown")
+    return RefusedError(response.status, kind, problem.detail, seconds, problem.request_id)
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 from fractions import Fraction
+from typing import NoReturn
+
+import msgspec
 
 from archipel.bundle.manifest import Manifest, PrivacyPolicy
 from archipel.bundle.roles import Largest
@@ -49,6 +52,25 @@ def splits(threshold: int, devices: int, colluders: int) -> bool:
     return 2 * threshold <= devices + colluders
 
 
+def policy_of_members(policy: PrivacyPolicy, levels: int) -> PrivacyPolicy:
+    """The policy of rounds with so many levels of edge servers below: with some, its part `aggregators` for the sites.
+
+    Raises PolicyError where the policy has no such part, or allows fewer levels.
+    """
+    if not levels:
+        return policy
+    sites = policy.aggregators
+    if sites is None:
+        _refuse("it allows no rounds among edge servers (aggregators)")
+    if levels > sites.levels:
+        _refuse(f"{levels} levels of edge servers, the policy allows {sites.levels} (aggregators.levels)")
+    # Few sites are a complete graph.
+    return msgspec.structs.replace(
+        policy, min_cohort=sites.min_cohort, threshold=sites.threshold, colluders=sites.colluders,
+        protocols=("complete",),
+    )  # fmt: skip
+
+
 def check_validity(manifest: Manifest, population: str, now: float, *, least: int = 0) -> None:
     """Raises PolicyError unless devices of the population may use the bundle in rounds now (Unix seconds).
 
@@ -68,6 +90,8 @@ def check_validity(manifest: Manifest, population: str, now: float, *, least: in
 
 def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
     """Raises PolicyError, which names the bound, unless `plan` keeps to `policy` for the updates in `layout`."""
+    _check_tree(plan, policy)
+    policy = policy_of_members(policy, plan.levels)
     if plan.privacy not in policy.modes:
         _refuse(f"mode {plan.privacy!r} is not among the allowed {list(policy.modes)}")
     if plan.kind != "training" and plan.min_contributors < policy.min_contributors:
@@ -105,8 +129,40 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
                 "privacy 'plain'"
             )
     # A sum that overflows would be decoded to other numbers, without an error.
-    if not layout.fits(plan.modulus_bits, plan.max_cohort):
-        _refuse(f"a modulus of {plan.modulus_bits} bits can overflow with max_cohort {plan.max_cohort}")
+    if not layout.fits(plan.modulus_bits, plan.max_cohort * plan.site):
+        below = f" of up to {plan.site} devices" if plan.levels else ""
+        _refuse(f"a modulus of {plan.modulus_bits} bits can overflow with max_cohort {plan.max_cohort}{below}")
+
+
+def _check_tree(plan: RoundPlan, policy: PrivacyPolicy) -> None:
+    """Checks what a plan says of edge servers, and the site that it is the round of."""
+    if not plan.levels and plan.site != 1:
+        _refuse(f"site {plan.site} in a round of devices")
+    if not plan.levels and plan.origin is None:
+        return
+    sites = policy.aggregators
+    if sites is None:
+        _refuse("it allows no rounds among edge servers (aggregators)")
+    if plan.kind != "training" or plan.privacy != "secure" or plan.buffered or plan.staleness_exponent is not None:
+        _refuse("rounds below or among edge servers are of secure trainings that are not asynchronous")
+    if plan.levels and not sites.min_site_cohort <= plan.site <= sites.max_site_cohort:
+        _refuse(
+            f"sites of up to {plan.site} devices, the policy has them from {sites.min_site_cohort} to "
+            f"{sites.max_site_cohort} (aggregators.min_site_cohort, max_site_cohort)"
+        )
+    if plan.origin is None:
+        return
+    # Each site below has as many as this at least.
+    if not plan.levels and plan.min_cohort - plan.colluders < sites.min_site_cohort:
+        _refuse(
+            f"min_cohort {plan.min_cohort}, less {plan.colluders} that may collude, is below {sites.min_site_cohort}, "
+            "the smallest site (aggregators.min_site_cohort)"
+        )
+    if plan.max_cohort * plan.site > sites.max_site_cohort:
+        _refuse(
+            f"up to {plan.max_cohort * plan.site} devices in the sum of a site, the policy allows "
+            f"{sites.max_site_cohort} (aggregators.max_site_cohort)"
+        )
 
 
 def _check_floors(plan: RoundPlan, policy: PrivacyPolicy) -> None:
@@ -216,6 +272,11 @@ def _check_weighting(policy: PrivacyPolicy, layout: Layout) -> None:
 
 
 def _check_noise(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
+    if plan.levels or plan.origin is not None:
+        # A device could not tell whose noise is in the sum that is told at last.
+        if plan.noise is not None or policy.noise_multiplier:
+            _refuse("devices add no noise in rounds below edge servers yet; let the root add it")
+        return
     if plan.noise is None:
         if plan.kind == "training" and policy.noise_multiplier:
             _refuse(f"devices add no noise, the policy wants a noise multiplier of {policy.noise_multiplier:g} or more")
@@ -232,5 +293,5 @@ def _check_noise(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None
         )
 
 
-def _refuse(why: str) -> None:
+def _refuse(why: str) -> NoReturn:
     raise PolicyError(f"the plan is outside the bundle's privacy policy: {why}")

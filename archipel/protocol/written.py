@@ -11,6 +11,7 @@ from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
+from urllib.parse import quote
 
 import msgspec
 from msgspec import inspect
@@ -81,9 +82,7 @@ def type_hints(kind: type[msgspec.Struct]) -> dict[str, Any]:
 
 def explain(error: msgspec.ValidationError, kind: Any, name: str = "", value: Any = None) -> str:
     """The text of `error`, reworded for people. `name` is that of a single value; else the error's path names it."""
-    # msgspec's errors have only a text: "Expected `int`, got `str` - at `$.stages[0].percent`".
-    match = _PLACE.fullmatch(str(error))
-    assert match is not None
+    match = _place(error)
     text, path = match[1], match["path"] or ""
     place = path.lstrip(".") if not name else f"{name}{path}"
     where = f"{place}: " if place else ""
@@ -104,10 +103,29 @@ def explain(error: msgspec.ValidationError, kind: Any, name: str = "", value: An
     return f"{where}{text[0].lower()}{text[1:]}" if where else text
 
 
+def pointer(error: msgspec.ValidationError) -> str:
+    """The JSON pointer (RFC 6901, as a URI's fragment) to the field that `error` is about, such as #/stages/0/percent.
+
+    It ends before an entry of a mapping, which the error does not name.
+    """
+    match = _place(error)
+    path = (match["path"] or "").partition("[...]")[0]
+    field = re.fullmatch("Object (?:contains unknown|missing required) field `(.*)`", match[1])
+    steps = [name or index for name, index in _STEP.findall(path)] + ([field[1]] if field else [])
+    return "#" + "".join(f"/{quote(step.replace('~', '~0').replace('/', '~1'), safe='~')}" for step in steps)
+
+
 def suggest(given: str, allowed: list[str]) -> str:
     """A hint with the allowed name that is closest to `given`, or with all of them where none is close."""
     close = get_close_matches(given, allowed, n=1)
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(allowed)}"
+
+
+def _place(error: msgspec.ValidationError) -> re.Match[str]:
+    # msgspec's errors have only a text: "Expected `int`, got `str` - at `$.stages[0].percent`".
+    match = _PLACE.fullmatch(str(error))
+    assert match is not None
+    return match
 
 
 def _quote_with_hint(given: str, allowed: list[str]) -> str:

@@ -11,11 +11,11 @@ from archipel.errors import MissingExtraError
 if TYPE_CHECKING:
     from archipel.operator import OperatorClient as OperatorClient
     from archipel.protocol.operator.tasks import TaskRequest as TaskRequest
+    from archipel.server.data_folder import init_data_folder as init_data_folder
     from archipel.server.http.app import create_app as create_app
     from archipel.server.processes.coordinator_process import run_coordinator as run_coordinator
     from archipel.server.processes.supervisor import supervise as supervise
     from archipel.server.settings import Settings as Settings
-    from archipel.server.settings import init_data_folder as init_data_folder
     from archipel.server.settings import load_settings as load_settings
     from archipel.server.storage.backup import back_up as back_up
     from archipel.server.storage.backup import restore as restore
@@ -28,7 +28,7 @@ _HOMES = {
     "back_up": "archipel.server.storage.backup",
     "copy_files": "archipel.server.storage.copying",
     "create_app": "archipel.server.http.app",
-    "init_data_folder": "archipel.server.settings",
+    "init_data_folder": "archipel.server.data_folder",
     "load_settings": "archipel.server.settings",
     "restore": "archipel.server.storage.backup",
     "run_coordinator": "archipel.server.processes.coordinator_process",

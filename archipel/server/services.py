@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from archipel.bundle import Bundle, open_bundle
 from archipel.server.audit.tally import Tally
@@ -19,12 +20,22 @@ from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage.pieces import PieceTable
 from archipel.server.storage.spool import UpdateSpool
 
+if TYPE_CHECKING:
+    from archipel.server.telemetry.measures import Measures
+
 Clock = Callable[[], float]
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
 class Services:
-    """The parts of one server process. `clock` gives Unix seconds."""
+    """The parts of one server process. `clock` gives Unix seconds; `measures` is None where nothing is measured.
+
+    `draining`: whether the server is about to stop.
+    """
 
     settings: Settings
     database: Database
@@ -37,16 +48,32 @@ class Services:
     tally: Tally
     offers: Offers
     clock: Clock
+    measures: Measures | None = None
+    draining: Callable[[], bool] = _never
 
     @classmethod
-    def open(cls, settings: Settings, *, connections: int = 4, clock: Clock = time.time) -> Services:
+    def open(
+        cls,
+        settings: Settings,
+        *,
+        connections: int = 4,
+        clock: Clock = time.time,
+        measures: Measures | None = None,
+        draining: Callable[[], bool] = _never,
+    ) -> Services:
         """Make the parts for `settings`, without reading or writing anything yet.
 
-        `connections` is the size of the database's pool. Raises ServerError for an unusable database URL or a missing
-        extra.
+        `connections` is the size of the database's pool; `measures` gets the times of database and files. Raises
+        ServerError for an unusable database URL or a missing extra.
         """
         storage = open_storage(settings)
         database = Database(settings.database_url, connections=connections)
+        if measures is not None:
+            # Imported here, because most servers measure nothing.
+            from archipel.server.telemetry.watching import WatchedStorage, watch_database
+
+            storage = WatchedStorage(storage, measures)
+            watch_database(database, measures)
         blobs = BlobStore(storage)
         return cls(
             settings=settings,
@@ -60,6 +87,8 @@ class Services:
             tally=Tally(),
             offers=Offers(database, settings),
             clock=clock,
+            measures=measures,
+            draining=draining,
         )
 
     def prepare(self) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
+import ipaddress
 import os
 import re
-import secrets
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -18,23 +16,18 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import Meta
 
-from archipel.bundle import (
-    generate_key,
-    is_development_key,
-    load_private_key,
-    load_public_key,
-    save_private_key,
-    save_public_key,
-)
-from archipel.durable import write_durably
-from archipel.errors import BundleError, DevelopmentKeyError, ServerError
+from archipel.bundle import load_private_key
+from archipel.errors import BundleError, ServerError
 from archipel.protocol import settings_file
+from archipel.server.upstream_settings import Upstream
 
 SETTINGS_FILE = "server.toml"
 SERVER_KEY_FILE = "server.key"
 PUBLIC_KEY_FILE = "server.key.pub"
 ENVIRONMENT_PREFIX = "ARCHIPEL_SERVER_"
 DEMO_DOWNLOADS = 64
+MIN_FREE_BYTES = 16 << 20
+"""With less space on its disk a server does not start, and is not ready."""
 _NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?")
 _BUCKET = re.compile(f"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/({_NAME}(?:/{_NAME})*))?/?")
@@ -136,8 +129,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether evaluations and analyses wait until somebody else with the right to run them approves."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
     """requests.log and server.log are rotated at this size; 0: never, for another program to do it."""
+    drain_seconds: Annotated[float, Meta(ge=0, le=300)] = 0.0
+    """How long a server that is told to stop still serves while /readyz says 503."""
+    stop_seconds: Annotated[int, Meta(ge=1, le=3600)] = 5
+    """How long requests under way may take after that, before they are cut off."""
+    metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Where Prometheus reads the server's metrics, at /metrics; 0: nowhere, and nothing is measured."""
+    metrics_host: str = "127.0.0.1"
+    """The address of that port. One that other machines reach needs a `metrics_token_sha256`."""
+    metrics_token_sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
+    """SHA-256 of the bearer token with which metrics are read; empty: who can reach the port needs none."""
     logs_kept: Annotated[int, Meta(ge=0, le=1000)] = 4
     """How many earlier files of each log are kept, as NAME.1 (the newest) and so on."""
+    upstream: Upstream | None = None
+    """Of an edge server: the server above it, by whose tasks alone bundles for edge servers are then trained."""
 
     def __post_init__(self) -> None:
         if self.check_in_window < 3 * self.retry_after:
@@ -155,6 +160,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(
                 f"concurrent_requests ({self.concurrent_requests}) must be below threads ({self.threads}), or one "
                 "client could keep all of them busy"
+            )
+        if self.metrics_port and not self.metrics_token_sha256 and not is_loopback(self.metrics_host):
+            raise ValueError(
+                f"metrics_host: other machines can reach {self.metrics_host}, so set metrics_token_sha256 as well: the "
+                "SHA-256 of a token that Prometheus sends"
             )
         for origin in self.allowed_origins:
             # As browsers write it; another spelling would never be equal to what they send.
@@ -263,11 +273,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def environment(self) -> dict[str, str]:
         """Environment variables with which `load_settings` of the same folder gives equal settings."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__ if name != "folder"}
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("folder", "upstream")}
+        if self.upstream is not None:
+            values |= {f"upstream_{name}": value for name, value in msgspec.structs.asdict(self.upstream).items()}
         return {
             ENVIRONMENT_PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
             for name, value in values.items()
         }
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address; of names only `localhost` is known to be one."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None = None, **overrides: object) -> Settings:
@@ -294,92 +314,3 @@ def load_settings(folder: Path | str, *, environment: Mapping[str, str] | None =
         )
     except ValueError as error:
         raise ServerError(str(error)) from None
-
-
-def init_data_folder(
-    folder: Path | str, *, enrolment_key: bytes, publisher_keys: Sequence[bytes], allow_development: bool = False
-) -> str:
-    """Make a data folder with a new server key and server.toml.
-
-    Arguments:
-        folder: A new or empty folder.
-        enrolment_key: Raw 32-byte Ed25519 public key that certifies enrolment tokens.
-        publisher_keys: Raw 32-byte Ed25519 public keys of accepted publishers, at least one.
-        allow_development: Whether development keys may be among them.
-
-    Returns:
-        An operator token. Only its hash is stored, so it is shown here once.
-
-    Raises:
-        ServerError: The folder is not empty or cannot be written, or a key is wrong.
-        DevelopmentKeyError: A publisher's key is a development key.
-
-    Example:
-        token = init_data_folder("server", enrolment_key=enrolment_public, publisher_keys=[publisher_public])
-        supervise(load_settings("server"))
-    """
-    folder = Path(folder)
-    if (folder / SETTINGS_FILE).exists():
-        raise ServerError(f"{folder / SETTINGS_FILE}: exists already; choose another folder or start this one")
-    if folder.exists() and not folder.is_dir():
-        raise ServerError(f"{folder}: a file; a data folder is new or empty")
-    for key in (enrolment_key, *publisher_keys):
-        if len(key) != 32:
-            raise ServerError(f"a public key has 32 bytes, got {len(key)}")
-    if not publisher_keys:
-        raise ServerError("at least one publisher key is needed, or no bundle could be accepted")
-    if not allow_development and any(map(is_development_key, publisher_keys)):
-        raise DevelopmentKeyError(
-            "a publisher's key is a development key, which is for trying out only; make one with `archipel keys FILE`, "
-            "or allow it (allow_development)"
-        )
-    token = secrets.token_urlsafe(32)
-    # A plain hash is enough for a token of 256 random bits, which nobody can find by trying.
-    lines = [
-        "# Settings of an archipel server. Environment variables ARCHIPEL_SERVER_NAME override them.",
-        f'enrolment_key = "{enrolment_key.hex()}"',
-        f"publisher_keys = [{', '.join(chr(34) + key.hex() + chr(34) for key in publisher_keys)}]",
-        f'operator_token_sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"',
-        *(["allow_development = true"] if allow_development else []),
-    ]
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise ServerError(f"{folder}: not empty; choose a new or an empty folder")
-        # `mkdir` leaves a folder that was there with the mode that it had.
-        folder.chmod(0o700)
-        own = generate_key()
-        save_private_key(own, folder / SERVER_KEY_FILE)
-        save_public_key(own, folder / PUBLIC_KEY_FILE)
-        # Last: a folder with settings is complete. After a kill before that the folder must be emptied.
-        _write_new(folder / SETTINGS_FILE, "\n".join(lines) + "\n")
-    except OSError as error:
-        raise ServerError(f"{folder}: cannot be written ({error.strerror})") from None
-    except BundleError as error:
-        raise ServerError(f"server key: {error}") from None
-    return token
-
-
-def check_private_key(settings: Settings) -> None:
-    """Raise ServerError if all users of this machine may access the server's key."""
-    path = settings.path(settings.server_key)
-    if path.exists() and path.stat().st_mode & 0o007:
-        raise ServerError(f"{path}: everybody on this machine may use the server's key; run: chmod 600 {path}")
-
-
-def keep_public_key(settings: Settings) -> None:
-    """Write server.key.pub in the data folder unless it has the public half of the server's key. Raises ServerError."""
-    path = settings.path(PUBLIC_KEY_FILE)
-    try:
-        # It is written anew if it is missing, damaged, or the public half of a key that was replaced.
-        with suppress(BundleError):
-            if load_public_key(path) == settings.public_key:
-                return
-        path.unlink(missing_ok=True)
-        save_public_key(settings.private_key, path)
-    except (BundleError, OSError) as error:
-        raise ServerError(f"public half of the server key: {error}") from None
-
-
-def _write_new(path: Path, text: str) -> None:
-    write_durably(path, text.encode())

@@ -19,7 +19,7 @@ OWN = sorted(key for key, rule in RULES.items() if rule.__module__.startswith("a
 ROUNDED = {"Cast", "Celu", "DequantizeLinear", "LayerNormalization", "QuantizeLinear"}
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("examples", [2, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
 def test_forward_mode(key: tuple[str, str], examples: int, gradient_cases: dict) -> None:

@@ -34,6 +34,7 @@ def check_sum(federation: Federation, task: TaskInfo, survivors: list[tuple[Agen
 
 
 @pytest.mark.parametrize("why", ["it cannot compute", "its owner refuses"])
+@pytest.mark.sampled(every=2)
 def test_the_others_do_not_wait_for_a_device_that_leaves(federation: Federation, why: str) -> None:
     def spoilt() -> dict[str, np.ndarray]:
         return {name: np.full_like(array, np.nan) for name, array in local_data(3).items()}
@@ -52,6 +53,7 @@ def test_the_others_do_not_wait_for_a_device_that_leaves(federation: Federation,
     assert [each.left for each in second.participants] == [False] * 3
 
 
+@pytest.mark.sampled(every=2)
 def test_rounds_end_with_the_plain_sum(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(4)]
     task = federation.task(rounds=2)
@@ -108,6 +110,7 @@ class Leaver:
 
 
 @pytest.mark.parametrize("phase", ["complaining", "masking"])
+@pytest.mark.sampled(every=2)
 def test_devices_that_vanish_after_sharing_keys_are_left_out(federation: Federation, phase: str) -> None:
     agents = [federation.agent(number) for number in range(3)]
     leavers = [federation.agent(number, conditions=Leaver(federation, phase)) for number in (3, 4)]
@@ -268,6 +271,7 @@ def test_a_session_is_renewed_before_it_expires(federation: Federation, monkeypa
     assert session._token != token
 
 
+@pytest.mark.sampled(every=2)
 def test_a_server_that_is_away_is_waited_out(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(3)]
     task = federation.task(cohort=3, rounds=2)
@@ -324,6 +328,7 @@ def test_phases_are_those_of_the_protocol() -> None:
     assert get_type_hints(RoundStatus)["phase"].__args__ == ORDER
 
 
+@pytest.mark.sampled(every=2)
 def test_no_other_round_begins_before_the_result_of_one_that_it_counts_in(federation: Federation) -> None:
     """The first has confirmed and was stopped; its peers do not confirm, so that the round hangs until its deadline."""
     uploaded: list[str] = []

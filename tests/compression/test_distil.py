@@ -169,6 +169,7 @@ def work(original: Model, examples: Examples, **options: Any) -> Work:
     return Work(original, loss=losses.cross_entropy(), data=examples, validation=examples, **options)
 
 
+@pytest.mark.sampled(every=2)
 def test_steps_are_those_of_pytorch(student: Model, teacher_file: str, examples: Examples) -> None:
     """Logits only, whole data as one batch, SGD without momentum: three steps and their losses."""
     part = Distil(4.0, 0.7, teacher=teacher_file, fine_tune=FineTune(

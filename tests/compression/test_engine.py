@@ -60,6 +60,7 @@ def parameters(model: CompressedModel) -> dict[str, np.ndarray]:
     ],
     ids=["after pruning", "distillation", "with rounding"],
 )
+@pytest.mark.sampled(every=2)
 def test_it_trains_as_onnx_runtime_does(network: Model, recipe: list[Part]) -> None:
     expected, found = (
         compress(network, recipe, data=DATA, validation=DATA, engine=engine) for engine in ("onnxruntime", "torch:cpu")

@@ -111,6 +111,7 @@ def run_onnx(path: Path, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", [*sorted(set(NETWORKS) - {"recurrent"}), pytest.param("recurrent", marks=SLOW)])
+@pytest.mark.sampled(every=2)
 def test_there_and_back(name: str, tmp_path: Path) -> None:
     x, _ = data(name)
     device = trained(name, tmp_path)

@@ -66,6 +66,7 @@ def measured_by_torch(runtime: Runtime, x: np.ndarray, y: np.ndarray) -> tuple[f
     return float(loss), int((logits.argmax(1) == labels).sum())
 
 
+@pytest.mark.sampled(every=2)
 def test_an_evaluation_measures_the_answers(runtime: Runtime, digits: tuple[np.ndarray, np.ndarray]) -> None:
     x, y = digits[0][:400], digits[1][:400]
     loss, correct = measured_by_torch(runtime, x, y)

@@ -87,7 +87,7 @@ def test_a_damaged_file_is_refused_with_its_reason_and_remedy(name: str, reason:
     message = str(caught.value)
     assert reason in message
     assert name in message
-    assert "install archipel again" in message
+    assert "install archipel-data again" in message
 
 
 @pytest.mark.parametrize("name", ["many_digits.xz", "shorter_than_announced.xz", "longer_than_announced.xz"])

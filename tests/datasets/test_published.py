@@ -38,6 +38,7 @@ def as_published(path: Path, offset: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("reader", "name"), [(mnist, "mnist_by_writer"), (fashion_mnist, "fashion_mnist")])
+@pytest.mark.sampled(every=2)
 def test_grey_pictures_are_those_of_the_files(reader: object, name: str) -> None:
     splits = reader(folder(name))  # type: ignore[operator]
     check_parts(splits, (1, 28, 28), (55_000, 5_000, 10_000))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+import pytest
 import safetensors.torch
 import torch
 from torch import nn
@@ -56,6 +57,7 @@ def made() -> Network:
     return Network().eval()
 
 
+@pytest.mark.sampled(every=2)
 def test_there_and_back(archipel: Command, federation: Federation, tmp_path: Path) -> None:  # noqa: F811
     network, folder = made(), tmp_path / "home"
     folder.mkdir()

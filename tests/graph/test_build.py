@@ -135,6 +135,7 @@ def test_importers_resolve() -> None:
     "use", ["archipel.Model", "import archipel.graph", "import archipel.autodiff", "import archipel.training"]
 )
 @pytest.mark.parametrize("package", ["onnx", "onnx_ir"])
+@pytest.mark.sampled(every=3)
 def test_without_the_extra(use: str, package: str) -> None:
     code = f"""
 import sys

@@ -76,6 +76,7 @@ def run(python: Path, code: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.sampled(every=2)
 def test_it_is_small(clean: Path) -> None:
     site = next((clean.parents[1] / "lib").glob("python3.*/site-packages"))
     # Bytes of files: how many blocks they take is the file system's business.
@@ -89,6 +90,7 @@ def test_nothing_foreign_came_along(clean: Path) -> None:
     assert run(clean, code, *FOREIGN).strip() == "[]"
 
 
+@pytest.mark.sampled(every=2)
 def test_the_device_predicts_learns_and_takes_part(clean: Path, tmp_path: Path) -> None:
     key = b.generate_key()
     convert(
@@ -114,6 +116,7 @@ print(len(own), runtime.predict(own.inputs()).shape[0], history.losses[0] > hist
     assert out == [count, count, "True", count]
 
 
+@pytest.mark.sampled(every=2)
 def test_commands_say_which_extra_is_missing(clean: Path, tmp_path: Path) -> None:
     archipel = clean.parent / "archipel"
     out = subprocess.run([archipel, "--help"], capture_output=True, text=True, check=True).stdout

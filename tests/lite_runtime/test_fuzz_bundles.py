@@ -208,6 +208,7 @@ def test_the_worker_uses_a_good_bundle(good: Files, worker: Worker, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cases", [60, pytest.param(2500, marks=pytest.mark.slow)])
+@pytest.mark.sampled(every=3)
 def test_mutated_bundles(
     good: Files, key: Ed25519PrivateKey, worker: Worker, tmp_path: Path, kind: str, cases: int
 ) -> None:

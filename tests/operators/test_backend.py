@@ -33,6 +33,7 @@ UNDEFINED = re.compile(
 )
 
 
+@pytest.mark.sampled(every=2)
 def test_gradients() -> None:
     """The first case of each operator: if it is differentiated, it is right."""
     assert wrong(results(per_operator=1)) == {}
@@ -105,6 +106,7 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.sampled(every=2)
 def test_imports_keep_the_meaning(every: int) -> None:
     """Cases of whatever opset: imported, they compute what the package says, or they are refused by name."""
     refused = []

@@ -21,6 +21,7 @@ FLOAT32_ONLY = {("", "MaxPool")}
 
 
 @pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
+@pytest.mark.sampled(every=3)
 def test_rules_emit_standard_operators(key: tuple[str, str], gradient_cases: dict) -> None:
     @settings(
         max_examples=5,
@@ -50,6 +51,7 @@ FAST = ("MLP",)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in sorted(TASKS)]
 )
+@pytest.mark.sampled(every=2)
 def test_steps_are_standard_operators(name: str) -> None:
     task = TASKS[name]
     model = Model.from_torch(task.network().train(), torch.from_numpy(task.batch(0)[0]))

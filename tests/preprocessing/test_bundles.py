@@ -94,6 +94,7 @@ def test_a_device_trains_on_raw_sound(network: Model, transforms: list[Transform
     ],
     ids=lambda part: type(part).__name__,
 )
+@pytest.mark.sampled(every=3)
 def test_compression_leaves_preparation_as_it_is(network: Model, transforms: list[Transform], part: Part) -> None:
     """What is compressed with transforms in front answers as what is compressed alone does to prepared examples."""
     sound, _ = sounds(16, 4)

@@ -13,6 +13,7 @@ from archipel.errors import CertificateError, MessageError, ProtocolError
 from archipel.protocol import EnrolmentToken, Sealed, decode, encode, messages, public_bytes, seal, unseal
 from archipel.protocol.identity import rotation_request
 from archipel.protocol.messages import Message
+from archipel.protocol.problems import make_problem
 from archipel.protocol.sealed import MAX_BODY_BYTES
 
 CORPUS = sorted((Path(__file__).parent / "corpus" / "message").glob("*.json"))
@@ -86,6 +87,7 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
         answers[name].self_seeds[0],
         answers[name],
         messages.Receipt(),
+        messages.UpdateParts(held=[1, 3]),
         messages.LeaveRequest(reason="cohort"),
         messages.Piece(offset=8, length=4, sha256="a" * 64),
         messages.Pieces(size=12, pieces=[messages.Piece(offset=8, length=4, sha256="a" * 64)]),
@@ -99,11 +101,13 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
             confirmation=confirmations.confirmations[0].confirmation.body,
             endorsers=[messages.Endorser(chain=chain, signature=confirmations.confirmations[0].confirmation.signature)],
         ),
-        messages.Problem(type="conflict", message="too early", request_id="1"),
+        make_problem(409, "too early", "1"),
+        messages.FieldProblem(pointer="#/cohort", detail="too few"),
         EnrolmentToken(
             server="http://localhost", server_key=fixed("server"), enrolment_key=fixed("enrolment"),
             publisher_keys=[fixed("publisher")], population="pupils", seed=fixed("seed"), certificate=chain.token,
         ),
+        messages.Root(server_key=fixed("root"), enrolment_key=fixed("enrolment"), population="sites"),
     ]  # fmt: skip
     return {type(instance): instance for instance in instances}
 
@@ -220,6 +224,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.sampled(every=3)
 def test_a_participant_refuses_every_changed_message(make_round, step):
     def until(step_: str):
         round_ = make_round(4, threshold=3, min_cohort=3, length=4)

@@ -324,6 +324,7 @@ def test_answers_and_sum():
     assert ROUND["masked_sum"] != ROUND["sum"]
 
 
+@pytest.mark.sampled(every=2)
 def test_the_ladder_itself():
     # RFC 7748, section 5.2: one and a thousand iterations.
     k = u = BASE

@@ -29,6 +29,7 @@ def run(round_, last: tuple[str, ...]) -> np.ndarray:
 # At least three of four must stay to the end. The fourth may leave after any step: two orders each, and staying.
 # With min_cohort 4 it must at least have sent its vector.
 @pytest.mark.parametrize(("min_cohort", "successes"), [(2, 9), (4, 5)])
+@pytest.mark.sampled(every=2)
 def test_every_pattern_of_dropouts(make_round, min_cohort, successes):
     count, threshold = 4, 3
     succeeded = 0

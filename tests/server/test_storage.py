@@ -19,9 +19,10 @@ from alembic.script import ScriptDirectory
 from archipel.bundle import generate_key, load_private_key, load_public_key, save_private_key
 from archipel.durable import make_folder
 from archipel.errors import ServerError
+from archipel.server.data_folder import init_data_folder, keep_public_key
 from archipel.server.database.engine import MIGRATIONS, SCHEMA, Database
 from archipel.server.database.tables import Base
-from archipel.server.settings import Settings, init_data_folder, keep_public_key, load_settings
+from archipel.server.settings import Settings, load_settings
 from archipel.server.storage.received import write_temporary
 from tests.support.world import DataFolder, World
 

@@ -37,6 +37,7 @@ def difference(found: Any, expected: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("run", [{"client_axis": "off"}, {"client_axis": "on"}, {"masks": True}])
+@pytest.mark.sampled(every=2)
 def test_the_model_moves_by_the_mean_and_noise_of_the_stated_size(make: Make, run: dict[str, Any]) -> None:
     bundle = bundle_of(make)
     exact = simulate(bundle, fields(), rounds=1, **run)
@@ -121,6 +122,7 @@ NOT_SECURE = "fedasync"
 
 @pytest.mark.parametrize("mechanism", ["central", "distributed"])
 @pytest.mark.parametrize("strategy", sorted(set(strategies.STRATEGIES) - {NOT_SECURE}))
+@pytest.mark.sampled(every=3)
 def test_every_strategy_gets_noise_or_is_refused_by_name(make: Make, strategy: str, mechanism: str) -> None:
     noise = DifferentialPrivacy(mechanism=mechanism, noise_multiplier=0.01, delta=1e-5)
     options = {} if REFUSED.get(strategy) == WEIGHS else {"weighting": "uniform"}

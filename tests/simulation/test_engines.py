@@ -48,6 +48,7 @@ def same_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("strategy", QUIET)
+@pytest.mark.sampled(every=3)
 def test_rounds_come_out_like_independent_ones(make: Make, strategy: str) -> None:
     bundle = bundle_of(make, strategy)
     expected = reference.simulate(bundle, reference.clients(), ROUNDS).parameters
@@ -73,6 +74,7 @@ def test_every_strategy_runs_on_pytorch(make: Make, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
+@pytest.mark.sampled(every=2)
 def test_any_number_of_workers_gives_the_same_bits(make: Make, privacy: str, tmp_path: Path) -> None:
     """SCAFFOLD's devices keep control variates, which go from worker to worker by way of the disk."""
     bundle = bundle_of(make, "scaffold")

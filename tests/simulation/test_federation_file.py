@@ -25,6 +25,7 @@ from tests.support.fixtures.federation_files import DATA, FILE, Write, loaded
 from tests.support.simulation import dense, imported
 
 
+@pytest.mark.sampled(every=2)
 def test_the_file_runs_what_the_call_runs(write: Write, tmp_path: Path) -> None:
     found = load_federation(write(DATA + 'strategy = { name = "fedprox", mu = 0.3 }\nprivacy = "plain"')).run()
     data = loaded(tmp_path)

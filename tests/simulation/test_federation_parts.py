@@ -107,6 +107,7 @@ def with_models(tmp_path: Path, first: str = "", second: str = "") -> tuple[str,
     ("first", "second", "model_of"),
     [("", "", None), ("clients = [0, 3]", "", [0, 1, 1, 0]), ("clients = [1]", "clients = [0, 2, 3]", [1, 0, 1, 1])],
 )
+@pytest.mark.sampled(every=2)
 def test_devices_have_the_models_that_the_file_says(
     write: Write,
     tmp_path: Path,

@@ -144,6 +144,7 @@ def test_fltrust_follows_the_servers_own_examples(make: Make) -> None:
     assert_allclose(moved, expected, atol=1e-6)
 
 
+@pytest.mark.sampled(every=2)
 def test_workers_and_a_run_that_goes_on_come_to_the_same_model(make: Make, tmp_path: Any) -> None:
     bundle, given = bundle_of(make, "fedavg", privacy=SMALL), clients(9)
     options: dict[str, Any] = {

@@ -59,6 +59,7 @@ def test_devices_that_drop_out_are_not_in_the_sum(make: Make) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "scaffold"])
+@pytest.mark.sampled(every=2)
 def test_a_run_killed_at_any_write_ends_at_the_same_model(
     make: Make, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,6 +199,7 @@ def test_a_file_says_what_is_tuned_and_the_best_is_a_file_that_runs(
         write_best(found, file, file)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_file_with_several_models_is_tuned(write: Write, tmp_path: Path) -> None:
     """By what the first of them reaches on the test data, and the best is written with all of them."""
     imported(wide).save(tmp_path / "wide.onnx")

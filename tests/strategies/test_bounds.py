@@ -148,6 +148,7 @@ def finish_of(make: Make) -> Callable[[str, str], Finish]:
 @every_weighting
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.sampled(every=3)
 def test_honest_devices_keep_within_every_bound(
     finish_of: Callable[[str, str], Finish], name: str, weighting: str, data: st.DataObject
 ) -> None:
@@ -172,6 +173,7 @@ def test_honest_devices_keep_within_every_bound(
 
 
 @every_weighting
+@pytest.mark.sampled(every=3)
 def test_the_bounds_are_not_far_from_what_devices_reach(
     finish_of: Callable[[str, str], Finish], name: str, weighting: str
 ) -> None:
@@ -189,6 +191,7 @@ def test_the_bounds_are_not_far_from_what_devices_reach(
 
 
 @every_weighting
+@pytest.mark.sampled(every=3)
 def test_a_sum_beyond_the_bound_is_refused(finish_of: Callable[[str, str], Finish], name: str, weighting: str) -> None:
     """Each entry by itself: what all honest devices send at most, and half as much again."""
     here, cohort = finish_of(name, weighting), 10

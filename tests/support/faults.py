@@ -118,7 +118,7 @@ def status(code: int, **headers: str) -> Fault:
     """The server is not asked; the answer is a problem of the proxy's own."""
 
     def fault(handler: Handler, forward: Forward) -> None:
-        body = b'{"type":"made up","message":"by the proxy","request_id":"1"}'
+        body = b'{"type":"made up","title":"by","status":%d,"detail":"the proxy","request_id":"1"}' % code
         more = [(name.replace("_", "-"), value) for name, value in headers.items()]
         handler.answer(code, [("Content-Length", str(len(body))), ("Connection", "close"), *more], body)
 

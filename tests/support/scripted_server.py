@@ -27,6 +27,7 @@ from archipel import bundle as b
 from archipel.protocol import messages as m
 from archipel.protocol.identity import EnrolmentToken, issue_identity, mint_token, verify_chain, verify_rotation
 from archipel.protocol.policy import plan_digest
+from archipel.protocol.problems import make_problem
 from archipel.protocol.sealed import Sealed, decode, encode, public_bytes, seal
 from archipel.protocol.secagg import KeyTree, Participant, hand_out_keys, merge_complaints
 from tests.support.in_thread import in_thread
@@ -96,7 +97,7 @@ Change = Callable[[Reply], Reply | bytes | None]
 
 
 def refused(status: int, message: str = "no", **headers: str) -> Change:
-    problem = m.Problem(type="made_up", message=message, request_id="1")
+    problem = make_problem(status, message, "1")
     return lambda reply: Reply(status, encode(problem), {k.replace("_", "-"): v for k, v in headers.items()})
 
 
@@ -235,7 +236,7 @@ class Scripted(ThreadingHTTPServer):
         if step in self.files:
             return self._file(self.files[step], headers.get("Range"))
         answer = getattr(self, "_" + step.replace("-", "_"), None)
-        made = answer(body) if answer else m.Problem(type="not_found", message="no such thing", request_id="1")
+        made = answer(body) if answer else make_problem(404, "no such thing", "1")
         return Reply(404 if isinstance(made, m.Problem) else 200, encode(made))
 
     @staticmethod

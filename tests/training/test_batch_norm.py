@@ -78,6 +78,7 @@ def floats(module: nn.Module) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in module.state_dict().items() if value.is_floating_point()}
 
 
+@pytest.mark.sampled(every=2)
 def test_training_moves_the_running_statistics(module: nn.Module, model: Model, batches: Batches) -> None:
     expected, trained = train(module, batches, True)
     step = training.step_graph(model, LOSS, SGD)

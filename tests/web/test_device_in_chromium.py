@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from tests.support.federation import Federation, round_seed
 from tests.support.fixtures.chromium import chromium
 from tests.support.fixtures.device_page import WEB, Fleet, Pages, device_page, eventually, fleet, pages
 from tests.support.linear_bundle import W0, local_data
+from tests.support.registry import BETTER, FIRST, MODEL, WORSE, Registry, X
 
 ROUND = [
     "assigned", "trained", "advertised", "shared", "masked", "uploaded", "confirmed", "unmasked", "committed",
@@ -58,13 +60,16 @@ def test_secure_rounds_with_agents(pages: Pages, fleet: Fleet) -> None:
         assert tab.open(examples=4) == ""
         enrolled = tab.enrol()
         assert tab.enrol() == enrolled
+        # The others verify what it signs with a key that has replaced its first one.
+        assert tab.page.evaluate("() => device.rotateKey()")
+        assert federation.operator.devices.get(enrolled).rotations == 1
         task = federation.task(rounds=2, min_cohort=4, cohort=4, threshold=3)
         tab.work()
         with fleet.working():
             fleet.await_end(task)
         first, second = federation.rounds(task)
         assert [(each.phase, enrolled in each.survivors) for each in (first, second)] == [("committed", True)] * 2
-        eventually(lambda: tab.names() == ["enrolled", *ROUND, *ROUND])
+        eventually(lambda: tab.names() == ["enrolled", "rotated", *ROUND, *ROUND])
         report = tab.report()
         assert first.weights_out is not None
         weights = federation.operator.weights.read(first.weights_out)["w"]
@@ -82,6 +87,7 @@ def test_secure_rounds_with_agents(pages: Pages, fleet: Fleet) -> None:
 RESUMED = ["resumed", "masked", "uploaded", "confirmed", "unmasked", "committed"]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_reload_before_the_update(pages: Pages, fleet: Fleet) -> None:
     """The device goes on with the round, and what it had computed before is in the sum."""
     federation, fleet.hold_at = pages.federation, "advertised"
@@ -128,6 +134,7 @@ SEALED = """async () => {
 """Where the device keeps what only its sealing key opens."""
 
 
+@pytest.mark.sampled(every=2)
 def test_a_reload_after_the_update_was_stored(pages: Pages, fleet: Fleet) -> None:
     """The very bytes that were stored are sent, and count; no other update is ever masked for this round."""
     federation = pages.federation
@@ -174,6 +181,7 @@ def test_the_vectors_of_a_round_in_chromium(pages: Pages) -> None:
             assert tab.page.evaluate("([round, index]) => replayed(round, index)", [round_, index]) == steps
 
 
+@pytest.mark.sampled(every=2)
 def test_the_documentation_s_code_runs(pages: Pages, fleet: Fleet) -> None:
     federation = pages.federation
     with pages.tab(10) as tab:
@@ -265,3 +273,50 @@ def test_keys_that_no_script_can_read_and_their_end(pages: Pages) -> None:
             tab.enrol()
         tab.token = encode(pages.federation.token()).decode()
         assert tab.enrol() != enrolled
+
+
+def test_versions_that_the_server_offers(pages: Pages) -> None:
+    """A page takes a model's first version, then a better one, keeps that when a worse one comes, and goes back."""
+    registry = Registry(pages.federation, {})
+    ask = """async ([model, x]) => {
+        const data = Float32Array.from(x);
+        const answer = await device.predict(model, { dtype: "float32", dims: [data.length / 3, 3], data });
+        return [await device.models(), Array.from(answer.data)];
+    }"""
+    with pages.tab(9) as tab:
+        tab.open(adopt=True, lookSeconds=0.01)
+        tab.enrol()
+
+        def decide(version: int) -> str:
+            """The page checks in until it has decided about this offer."""
+            before, told = len(tab.events()), list[dict[str, Any]]()
+            while not told:
+                tab.until("waiting")
+                told = [each for each in tab.events()[before:] if each["name"] in ("adopted", "kept")]
+            (each,) = told
+            assert each["detail"]["version"] == version
+            return f"{each['name']}: {each['detail']['reason']}"
+
+        def runs(version: int) -> None:
+            models, answers = tab.page.evaluate(ask, [MODEL, X.ravel().tolist()])
+            assert models == {MODEL: version}
+            np.testing.assert_allclose(answers, registry.answer(version), rtol=1e-5)
+
+        registry.add(FIRST)
+        assert decide(1) == "adopted: the first version of this model on this device"
+        runs(1)
+        registry.add(BETTER)
+        found = re.match(r"adopted: loss (\S+) on this device, of version 1 (\S+)$", decide(2))
+        assert found is not None
+        assert [float(each) for each in found.groups()] == pytest.approx(
+            [registry.loss(n, 9) for n in (2, 1)], rel=1e-5
+        )
+        runs(2)
+        tab.reload()
+        tab.open(adopt=True, lookSeconds=0.01)
+        registry.add(WORSE)
+        assert re.match("kept: loss .* worse by more than 0.05 of that", decide(3))
+        runs(2)
+        pages.federation.operator.models.promote(MODEL, 1)
+        assert decide(1) == "adopted: in place of version 2, which the server took back"
+        runs(1)

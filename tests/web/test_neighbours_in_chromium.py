@@ -30,6 +30,7 @@ def fleet(pages: Pages) -> Fleet:
 @pytest.mark.parametrize(
     ("server", "rounds"), [("malicious", 2), pytest.param("semi-honest", 1, marks=pytest.mark.slow)]
 )
+@pytest.mark.sampled(every=2)
 def test_rounds_over_neighbours_with_agents(pages: Pages, fleet: Fleet, server: str, rounds: int) -> None:
     """The second round begins with weights that devices of the first endorsed."""
     federation = pages.federation
@@ -71,6 +72,7 @@ def test_the_vectors_of_rounds_in_chromium(pages: Pages) -> None:
     "event",
     ["masked", *(pytest.param(each, marks=pytest.mark.slow) for each in ("advertised", "shared", "confirmed"))],
 )  # fmt: skip
+@pytest.mark.sampled(every=2)
 def test_a_reload_in_a_round(pages: Pages, fleet: Fleet, event: str) -> None:
     """The device goes on where it was: it sends the same once more, and takes the next step."""
     federation = pages.federation

@@ -45,7 +45,7 @@ def test_its_own_tests(npm: str, shard: int) -> None:
 @pytest.mark.slow
 def test_a_reload_after_each_write_and_request(npm: str) -> None:
     """Of a device in a round, where the suite above takes some of them."""
-    files = [f"tests/device_{name}.test.ts" for name in ("reload", "neighbour_reload")]
+    files = [f"tests/device_{name}.test.ts" for name in ("reload", "neighbour_reload", "versions")]
     run(npm, "exec", "vitest", "--", "run", *files, NO_COLOR="1", ALL_POINTS="1")
 
 

@@ -20,7 +20,7 @@ import { type Chain, chain, type Sealed, sealed } from "../src/device/messages/i
 import { seal } from "../src/device/sealed.js";
 import { DeviceDatabase } from "../src/device/storage/database.js";
 import {
-  fixed, hexOf, keyOf, Log, MODEL, openModel, planOf, POPULATION, PUBLISHER, tokenText,
+  fixed, hexOf, keyOf, Log, MODEL, openModel, planOf, POPULATION, problem, PUBLISHER, tokenText,
 } from "./device_world.js";
 import { withManifest } from "./forge.js";
 
@@ -41,12 +41,12 @@ class Server {
     this.requests.push(`${method} ${path}`);
     const status = this.statuses.get(path);
     if (status !== undefined) {
-      const problem = encode({ type: "refused", message: "no", request_id: "1" });
-      return new Response(problem, { status, headers: { "Retry-After": "1" } });
+      const refusal = encode(problem(status, "no"));
+      return new Response(refusal, { status, headers: { "Retry-After": "1" } });
     }
     const found = await this.answer(path, (init.body ?? new Uint8Array()) as Uint8Array);
     if (found === null) {
-      return new Response(encode({ type: "not_found", message: "none", request_id: "1" }), { status: 404 });
+      return new Response(encode(problem(404, "none")), { status: 404 });
     }
     return new Response(found as Uint8Array<ArrayBuffer>, { headers: { Date: this.date.toUTCString() } });
   };

@@ -22,7 +22,7 @@ import { pairwiseMaskKey, roundSalt, selfMaskKey } from "../src/device/secagg/ke
 import { applyMask, pairwiseSign, reduce } from "../src/device/secagg/masks.js";
 import { reconstruct } from "../src/device/secagg/shamir.js";
 import { type Member, memberOf } from "./device_room.js";
-import { fixed, keyOf, MODEL, planOf } from "./device_world.js";
+import { fixed, keyOf, MODEL, planOf, problem } from "./device_world.js";
 
 const enrolling = struct<{ chain: Chain; proof: Sealed }>({ chain: required(chain), proof: required(sealed) });
 const advertising = struct<AdvertiseRequest>({
@@ -91,7 +91,7 @@ export class RoundServer {
     const answer = await this.answer(init.method ?? "GET", pathname, body);
     const headers = { Date: new Date().toUTCString() };
     if (answer !== null) return new Response(answer instanceof Uint8Array ? answer : encode(answer), { headers });
-    return new Response(encode({ type: "gone", message: "none", request_id: "1" }), { status: 410, headers });
+    return new Response(encode(problem(410, "none")), { status: 410, headers });
   };
 
   get survivors(): Survivors {

@@ -163,11 +163,19 @@ export class Log {
   }
 
   /** What the server answers, strictly decoded as everything that it sends. */
-  readonly call = async <T>(_: string, path: string, decoder: Decoder<T>): Promise<T> => {
+  readonly call = async <T>(_: string, path: string, decoder: Decoder<T>): Promise<T> =>
+    decode(path, this.answer(path), decoder);
+
+  answer(path: string): Uint8Array<ArrayBuffer> {
     const found = /\/(\d+)\/endorsement$/.exec(path);
-    if (found !== null) return decode(path, encode(this.evidence.get(Number(found[1])) ?? {}), decoder);
+    if (found !== null) return encode(this.evidence.get(Number(found[1])) ?? {});
     const after = Number(/after=(\d+)$/.exec(path)?.[1]);
     const newest = this.shown ?? this.entries.length;
-    return decode(path, encode({ entries: this.entries.slice(after, Math.min(newest, after + 256)), newest }), decoder);
-  };
+    return encode({ entries: this.entries.slice(after, Math.min(newest, after + 256)), newest });
+  }
+}
+
+/** The error shape, as a server of a test answers with it. */
+export function problem(status: number, detail: string): object {
+  return { type: "urn:archipel:problem:any", title: "any", status, detail, request_id: "1" };
 }

@@ -23,7 +23,7 @@ import { SHARE_BYTES } from "../src/device/secagg_plus/shares.js";
 import type { Sizes } from "../src/device/secagg_plus/sizes.js";
 import { termsOf } from "../src/device/secagg_plus/terms.js";
 import { layoutOf } from "./device_tab.js";
-import { chainOf, fixed, keyOf, MODEL, planOf, PUBLISHER } from "./device_world.js";
+import { chainOf, fixed, keyOf, MODEL, planOf, problem, PUBLISHER } from "./device_world.js";
 import { withManifest } from "./forge.js";
 import { NeighbourRoom } from "./neighbour_room.js";
 
@@ -110,7 +110,7 @@ export class NeighbourServer {
     const answer = await this.answer(init.method ?? "GET", pathname, (init.body ?? new Uint8Array()) as Bytes);
     const headers = { Date: new Date().toUTCString() };
     if (answer !== null) return new Response(answer instanceof Uint8Array ? answer : encode(answer), { headers });
-    return new Response(encode({ type: "gone", message: "none", request_id: "1" }), { status: 410, headers });
+    return new Response(encode(problem(410, "none")), { status: 410, headers });
   };
 
   private async answer(method: string, path: string, body: Bytes): Promise<object | Bytes | null> {

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.bundle import decode_private_key, encode_private_key, generate_key
+from archipel.bundle import Manifest, decode_private_key, encode_private_key, generate_key
 from archipel.client.memory.keystore import DEVICE_KEY, NEXT_DEVICE_KEY, FileKeys, KeyStore
 from archipel.durable import write_durably
 from archipel.errors import ClientError, MessageError, ProtocolError
 from archipel.protocol.identity import EnrolmentToken, extend_chain, verify_chain
-from archipel.protocol.messages import Chain, DeviceId, Key, Name
+from archipel.protocol.messages import Chain, DeviceId, Key, Name, Root
 from archipel.protocol.sealed import Sealed, decode, encode, public_bytes
 
 RECORD_FILE = "device.json"
@@ -26,7 +26,10 @@ _MAX_RECORD_BYTES = 64 << 10
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file device.json of an enrolled device. Its keys are pinned: no later answer of the server changes them."""
+    """The file device.json of an enrolled device. Its keys are pinned: no later answer of the server changes them.
+
+    `root` is there where the server is an edge server.
+    """
 
     device_id: DeviceId
     server: str
@@ -35,6 +38,17 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     publisher_keys: list[Key]
     population: Name
     chain: Chain
+    root: Root | None = None
+
+    def of_log(self, manifest: Manifest) -> DeviceRecord:
+        """The record with the server in it that keeps the weights log of this bundle, with its key and population: the
+        root where a tree of servers trains the bundle."""
+        if self.root is None or manifest.privacy.aggregators is None:
+            return self
+        root = self.root
+        return msgspec.structs.replace(
+            self, server_key=root.server_key, enrolment_key=root.enrolment_key, population=root.population
+        )
 
 
 class IdentityStore:
@@ -148,6 +162,7 @@ class IdentityStore:
             publisher_keys=token.publisher_keys,
             population=token.population,
             chain=chain,
+            root=token.root,
         )
         write_durably(self._folder / RECORD_FILE, encode(record))
         return record

@@ -12,7 +12,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -240,15 +240,11 @@ class Transport:
     def _problem(self, response: urllib3.BaseHTTPResponse) -> Exception:
         status = response.status
         retry_after = _retry_after(response.headers.get("Retry-After"))
-        kind, message = KINDS.get(status, "error"), "the server gave no reason"
-        try:
-            problem = decode("problem", self._read(response, _MAX_PROBLEM_BYTES), Problem)
-            kind = problem.type
-            message = f"{problem.message}: {problem.detail}" if problem.detail else problem.message
-        except (MessageError, _TryAgainError):
-            # Not a Problem but, for example, the page of a proxy: the status has to do.
-            pass
-        refused = RefusedError(status, kind, message, retry_after)
+        message = "the server gave no reason"
+        # Where it is no Problem but, for example, the page of a proxy, the status has to do.
+        with suppress(MessageError, _TryAgainError):
+            message = decode("problem", self._read(response, _MAX_PROBLEM_BYTES), Problem).detail
+        refused = RefusedError(status, KINDS.get(status, "error"), message, retry_after)
         return _TryAgainError(str(refused), retry_after, refused) if status in TRY_AGAIN else refused
 
     def _read(self, response: urllib3.BaseHTTPResponse, limit: int) -> bytes:

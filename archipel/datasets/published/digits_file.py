@@ -56,9 +56,10 @@ _FILTERS = [
 
 
 def digits_by_writer() -> DigitsByWriter:
-    """The package's digits: 27,438 of 244 writers, 82 census staff and 162 pupils.
+    """Handwritten digits: 27,438 of 244 writers, 82 census staff and 162 pupils.
 
-    Takes about 0.3 s, and 80 MB of memory while it decodes. Raises DatasetError if the data file is missing or damaged.
+    Takes about 0.3 s, and 80 MB of memory while it decodes. Raises DatasetError if the data file, which the package
+    archipel-data brings, is missing or damaged.
 
     Example:
         digits = digits_by_writer()
@@ -66,7 +67,13 @@ def digits_by_writer() -> DigitsByWriter:
         first = digits.of([split.devices[0]])
         x, y = first.inputs(), first.targets()
     """
-    return read_digits_file(files("archipel.datasets").joinpath(DATA_FILE))
+    file = files("archipel.datasets").joinpath(DATA_FILE)
+    if not file.is_file():
+        raise DatasetError(
+            "the digits by writer are not installed; install them with: pip install archipel-data "
+            "(archipel[demo] brings them)"
+        )
+    return read_digits_file(file)
 
 
 def encode_digits(digits: DigitsByWriter) -> bytes:
@@ -136,7 +143,7 @@ def read_digits_file(path: Traversable) -> DigitsByWriter:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise DatasetError(f"cannot read the data file {path}: {reason}; install archipel again") from error
+        raise DatasetError(f"cannot read the data file {path}: {reason}; install archipel-data again") from error
     return decode_digits(data, str(path))
 
 
@@ -187,4 +194,4 @@ def _read_exactly(stream: lzma.LZMADecompressor, data: bytes, size: int, name: s
 
 
 def _damage_error(name: str, what: str) -> DatasetError:
-    return DatasetError(f"the data file {name} is damaged: {what}; install archipel again")
+    return DatasetError(f"the data file {name} is damaged: {what}; install archipel-data again")

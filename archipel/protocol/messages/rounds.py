@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from archipel.bundle.validation import MAX_LEVELS, MAX_SITE
 from archipel.protocol.messages.base import (
     MAX_COHORT,
     MAX_MODELS,
@@ -84,6 +85,10 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     With `noise` devices send their clipped changes alone, without metrics, and add noise to them before they mask.
     `revocations` is the digest of the list (a Sealed Revocations, as JSON) of those who must not be in the cohort, None
     where there is nobody. `server_noise` is the server's word, which no device can check.
+
+    With `levels` of edge servers below the one that made the plan (0: none) its members are edge servers. Each sends
+    the sum of up to `site` devices, and how many they are, which it makes in a round of its own, whose plan has one
+    level less. All plans below the root's have that as their `origin`, as the root sealed it.
     """
 
     round_id: RoundId
@@ -117,6 +122,9 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     partners: Annotated[int, Meta(ge=0, lt=MAX_COHORT)] = 0
     server_noise: ServerNoise | None = None
     noise: NoiseShare | None = None
+    levels: Annotated[int, Meta(ge=0, le=MAX_LEVELS)] = 0
+    site: Annotated[int, Meta(ge=1, le=MAX_SITE)] = 1
+    origin: Sealed | None = None
 
 
 class Revocations(Message, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ locked explicitly (`with_for_update`, which SQLite ignores).
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -25,7 +26,7 @@ from archipel.errors import RefusalError, ServerError
 T = TypeVar("T")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-SCHEMA = "0025"
+SCHEMA = "0026"
 """Revision of the newest migration."""
 BUSY_MILLISECONDS = 10_000
 _WRITE = "archipel_write"
@@ -74,6 +75,8 @@ class Database:
             self._turn = threading.Lock()
             event.listen(self.engine, "connect", _sqlite_connect)
             event.listen(self.engine, "begin", _sqlite_begin)
+        self.on_write: Callable[[float], None] | None = None
+        """Called after each writing transaction with the seconds that it took, its wait for the lock left out."""
         self._committing, self._queue_lock = threading.Lock(), threading.Lock()
         self._queue: list[_Job[Any]] = []
         self._writer = self.engine.execution_options(**{_WRITE: True})
@@ -96,16 +99,30 @@ class Database:
         with self._looking() as connection:
             return connection.execute(query, values).one_or_none()
 
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """Every engine that runs statements, for those who listen to its events."""
+        return (self.engine, self._looking.engine)
+
     @contextmanager
     def write(self) -> Iterator[Session]:
-        with self._turn, Session(self._writer, expire_on_commit=False) as session, session.begin():
+        with self._turn, self._told(), Session(self._writer, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextmanager
     def _write_rows(self) -> Iterator[Connection]:
         """As `write`, with a plain connection: cheaper for single rows that are written often."""
-        with self._turn, self._writer.begin() as connection:
+        with self._turn, self._told(), self._writer.begin() as connection:
             yield connection
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self.on_write is not None:
+                self.on_write(time.perf_counter() - began)
 
     def together(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in one writing transaction with the work of other threads, so that all share one disk sync.
@@ -186,14 +203,21 @@ class Database:
         self.engine.dispose()
 
 
+def read_clock(session: Session, clock: Callable[[], float]) -> float:
+    """Unix seconds by the clock that all servers of the database share: PostgreSQL's own, with SQLite `clock`."""
+    if session.get_bind().dialect.name == "postgresql":
+        return float(session.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0.0)
+    return clock()
+
+
 class _Pooled:
     """Takes a connection from the pool for one statement (PostgreSQL)."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self.engine = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def __call__(self) -> AbstractContextManager[Connection]:
-        return self._engine.connect()
+        return self.engine.connect()
 
     def close(self) -> None:
         """The pool's connections are closed with it."""
@@ -207,7 +231,7 @@ class _Kept:
         # A connection may be closed by another thread than its own, in `close` or by garbage collection.
         engine = create_engine(url, poolclass=NullPool, connect_args={"check_same_thread": False})
         event.listen(engine, "connect", _sqlite_connect)
-        self._engine = engine
+        self.engine = engine
         self._mine = threading.local()
         self._all: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -215,7 +239,7 @@ class _Kept:
     def __call__(self) -> AbstractContextManager[Connection]:
         connection: Connection | None = getattr(self._mine, "connection", None)
         if connection is None or connection.closed or connection.invalidated:
-            connection = self._mine.connection = self._engine.connect()
+            connection = self._mine.connection = self.engine.connect()
             with self._lock:
                 self._all.add(connection)
         return nullcontext(connection)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flask import Flask
 from werkzeug.middleware.proxy_fix import ProxyFix
@@ -13,23 +15,36 @@ from archipel.server.http.api import ROUTES
 from archipel.server.http.auth import Authenticator
 from archipel.server.http.door import Door
 from archipel.server.http.request_limits import RequestLimits
+from archipel.server.http.request_measures import RequestMeasures
 from archipel.server.http.routes import CONVERTERS, blueprint
 from archipel.server.services import Clock, Services
 from archipel.server.settings import Settings
 
+if TYPE_CHECKING:
+    from archipel.server.telemetry.measures import Measures
 
-def create_app(settings: Settings, *, clock: Clock = time.time, demo_page: Path = pages.PAGE_FOLDER) -> Flask:
+
+def create_app(
+    settings: Settings,
+    *,
+    clock: Clock = time.time,
+    demo_page: Path = pages.PAGE_FOLDER,
+    measures: Measures | None = None,
+    draining: Callable[[], bool] = lambda: False,
+) -> Flask:
     """Make the WSGI application. It has no state of its own: any number of processes may serve one data folder.
 
     Arguments:
         settings: The server's settings. The database must have the current schema (`Services.prepare`).
         clock: Gives Unix seconds.
         demo_page: The folder of the built browser demo, served at /demo/ with the setting `demo`.
+        measures: Where requests, database and files are measured.
+        draining: Whether the server is about to stop, so that nobody should send it further requests.
 
     Raises:
         ServerError: The database, the server key or the request log cannot be used.
     """
-    services = Services.open(settings, connections=settings.threads, clock=clock)
+    services = Services.open(settings, connections=settings.threads, clock=clock, measures=measures, draining=draining)
     services.database.check()
     settings.private_key  # noqa: B018 - an unreadable key fails now, and not in the first request
     app = Flask("archipel.server", static_folder=None)
@@ -37,7 +52,7 @@ def create_app(settings: Settings, *, clock: Clock = time.time, demo_page: Path 
     app.extensions["archipel"] = services
     app.url_map.converters.update(CONVERTERS)
     problems.register(app)
-    request_log.register(app, settings)
+    request_log.register(app, settings, None if measures is None else RequestMeasures(measures))
     if settings.trusted_proxies:
         # Only the client's address is taken from the proxies' headers, because the request limits need it.
         app.wsgi_app = ProxyFix(  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from archipel.protocol.messages import Problem
-from archipel.protocol.problems import KINDS
+from archipel.protocol.problems import CONTENT_TYPE, KINDS, TITLES
 from archipel.server.http.routes import CONVERTERS, MESSAGEPACK, Route, content_type
 
 VERSION = "3.1.0"
@@ -85,9 +85,9 @@ def _operation(resource: str, route: Route, known: Mapping[Any, Any], components
         "responses": {str(status): _answer(route, known) for status in _successes(route)},
         "security": [] if "anyone" in route.roles else [{role: []} for role in sorted(route.roles)],
     }
-    problem = {"application/json": {"schema": known[Problem]}}
+    problem = {CONTENT_TYPE: {"schema": known[Problem]}}
     for status in _failures(route):
-        made["responses"][str(status)] = {"description": KINDS[status], "content": problem}
+        made["responses"][str(status)] = {"description": TITLES[KINDS[status]], "content": problem}
     if route.request is not None:
         made["requestBody"] = {
             "required": True,

@@ -79,7 +79,11 @@ def routes(folder: Path = PAGE_FOLDER, *, demo: bool = True, stall_seconds: floa
         if not demo:
             raise refuse(404, "this server does not show the demo page; `archipel serve start FOLDER --demo` does")
         if not files.built:
-            raise refuse(404, "the demo page was not built; `make web` in archipel's source folder builds it")
+            raise refuse(
+                404,
+                "this server has no demo page; `pip install archipel-web-page` installs it, and in archipel's source "
+                "folder `make web` builds it",
+            )
         file = files.find(name)
         if file is None:
             raise refuse(404, f"the demo page has no file {name[:100]!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -24,8 +24,9 @@ from archipel.errors import (
     ProtocolError,
     RefusalError,
 )
-from archipel.protocol.messages import Problem
-from archipel.protocol.problems import KINDS, TELLS_WHEN
+from archipel.protocol.messages import FieldProblem
+from archipel.protocol.problems import CONTENT_TYPE, TELLS_WHEN, make_problem
+from archipel.server.http.field_problems import named
 from archipel.server.storage import StorageUnreachableError
 
 log = logging.getLogger("archipel.server")
@@ -54,9 +55,9 @@ _POSTGRESQL = {
 """PostgreSQL errors, by SQLSTATE, after which a retry may succeed."""
 
 
-def refuse(status: int, message: str, detail: str = "", *, retry_after: int = RETRY_SECONDS) -> ApiError:
+def refuse(status: int, message: str, *, retry_after: int = RETRY_SECONDS) -> ApiError:
     """The error to raise for a request that cannot be served; `retry_after` (seconds) goes with 429 and 503."""
-    return ApiError(status, KINDS[status], message, detail, retry_after)
+    return ApiError(status, message, retry_after)
 
 
 def api_error(error: RefusalError) -> ApiError:
@@ -73,10 +74,11 @@ def refusing(status: int) -> Iterator[None]:
         raise refuse(status, str(error)) from None
 
 
-def problem_response(status: int, message: str, detail: str = "", retry_after: int = RETRY_SECONDS) -> Response:
-    kind = KINDS.get(status, "internal" if status >= 500 else "bad_request")
-    problem = Problem(type=kind, message=message, detail=detail, request_id=g.request_id)
-    response = Response(msgspec.json.encode(problem), status, mimetype="application/json")
+def problem_response(
+    status: int, message: str, retry_after: int = RETRY_SECONDS, errors: Sequence[FieldProblem] = ()
+) -> Response:
+    problem = make_problem(status, message, g.request_id, errors)
+    response = Response(msgspec.json.encode(problem), status, mimetype=CONTENT_TYPE)
     if status in TELLS_WHEN:
         response.headers["Retry-After"] = str(retry_after)
     if status == 401:
@@ -90,7 +92,9 @@ def register(app: Flask) -> None:
     @app.errorhandler(RefusalError)
     def _(refusal: RefusalError) -> Response:
         error = api_error(refusal)
-        return problem_response(error.status, str(error), error.detail, error.retry_after)
+        # A route has noted the fields where the error's text is not all that is known of them.
+        errors = g.get("field_problems") or named(str(error), g.get("request_kind"))
+        return problem_response(error.status, str(error), error.retry_after, errors)
 
     @app.errorhandler(HTTPException)
     def _(error: HTTPException) -> Response:

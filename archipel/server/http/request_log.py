@@ -10,6 +10,7 @@ from flask import Flask, Response, g, request
 
 from archipel.errors import ServerError
 from archipel.server.http.problems import MAX_PATH
+from archipel.server.http.request_measures import Answered, RequestMeasures
 from archipel.server.settings import Settings
 from archipel.server.storage.log_files import LogFile
 
@@ -28,8 +29,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
 
 
-def register(app: Flask, settings: Settings) -> None:
-    """Give every request an id, answer with it in X-Request-Id, and log it. Raises ServerError."""
+def register(app: Flask, settings: Settings, measured: RequestMeasures | None = None) -> None:
+    """Give every request an id, answer with it in X-Request-Id, log it, and have it measured. Raises ServerError."""
     path = settings.request_log
     try:
         requests = LogFile(path, most=settings.log_bytes, kept=settings.logs_kept)
@@ -40,21 +41,28 @@ def register(app: Flask, settings: Settings) -> None:
     def _() -> None:
         g.started = time.perf_counter()
         g.request_id = secrets.token_hex(8)
+        if measured is not None:
+            measured.begun()
 
     @app.after_request
     def _(response: Response) -> Response:
         response.headers["X-Request-Id"] = g.request_id
+        seconds = time.perf_counter() - g.started
         entry = Entry(
             time=round(time.time(), 3),
             method=request.method,
             path=request.path[:MAX_PATH],
             status=response.status_code,
-            ms=round((time.perf_counter() - g.started) * 1000, 2),
+            ms=round(seconds * 1000, 2),
             bytes_received=request.content_length or 0,
             bytes_sent=response.content_length or response.calculate_content_length() or 0,
             device=request.environ.get("archipel.device"),
             request_id=g.request_id,
         )
+        if measured is not None:
+            rule = None if request.url_rule is None else request.url_rule.rule
+            sizes = (entry.bytes_received, entry.bytes_sent)
+            measured.answered(Answered(rule, request.endpoint, request.method, entry.status, seconds, *sizes))
         try:
             requests.write(msgspec.json.encode(entry) + b"\n")
         except OSError:

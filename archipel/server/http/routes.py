@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response, g, request
 from sqlalchemy.exc import IntegrityError
 from werkzeug.routing import BaseConverter
 
 from archipel.errors import RefusalError
 from archipel.server.callers import Identity, Role
 from archipel.server.http.door import Door, at_the_end
+from archipel.server.http.field_problems import undecoded, unread
 from archipel.server.http.problems import refuse
 from archipel.server.services import Services
 
@@ -96,7 +97,7 @@ class NameConverter(BaseConverter):
 
 
 class NumberConverter(BaseConverter):
-    """A version's number."""
+    """A number from 1 on: of a version, or of a part."""
 
     # Nine digits at most, which fit into an integer of any database.
     regex = "[1-9][0-9]{0,8}"
@@ -158,7 +159,9 @@ def _view(route: Route, door: Door) -> Callable[..., Response]:
             try:
                 body = decoder.decode(raw)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise refuse(400, f"the body is not a {what}", str(error)) from None
+                g.field_problems = undecoded(error)
+                raise refuse(400, f"the body is not a {what}: {error}") from None
+            g.request_kind = route.request
         answer = _answer(route, Call(door.services, identity, body, raw, query), arguments)
         if isinstance(answer, Response):
             return answer
@@ -204,4 +207,5 @@ def _query(kind: type[msgspec.Struct]) -> msgspec.Struct:
     try:
         return msgspec.convert({name: given[0] for name, given in values.items()}, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise refuse(400, "the query string is wrong", str(error)) from None
+        g.field_problems = unread(error)
+        raise refuse(400, f"the query string is wrong: {error}") from None

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Literal
 
+from archipel.readable import wait_readable
 from archipel.server.settings import ENVIRONMENT_PREFIX, Settings, load_settings
+
+if TYPE_CHECKING:
+    from archipel.server.telemetry.measures import Measures
 
 FOLDER = "ARCHIPEL_DATA_FOLDER"
 PARENT = "ARCHIPEL_PARENT"
 LISTEN_FD = "ARCHIPEL_LISTEN_FD"
 READY_FD = "ARCHIPEL_READY_FD"
+DRAIN_FD = "ARCHIPEL_DRAIN_FD"
+"""The reading end of a pipe that ends when the server is about to stop, or the supervisor is gone."""
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
@@ -27,3 +34,18 @@ def settings_from_environment() -> Settings:
 def parent() -> int:
     """Process id of the supervisor."""
     return int(os.environ[PARENT])
+
+
+def draining() -> bool:
+    """Whether the supervisor is about to stop the server. Does not wait."""
+    # Nobody writes into the pipe and nobody reads it, so it can be read once its other end is closed.
+    return wait_readable(int(os.environ[DRAIN_FD]), 0)
+
+
+def measures(settings: Settings, kind: Literal["web", "coordinator"]) -> Measures | None:
+    """This child's measurements; None where the settings ask for none. Called once. Raises ServerError."""
+    if not settings.metrics_port:
+        return None
+    from archipel.server.telemetry import shared  # here, because most servers measure nothing
+
+    return shared.open_measures(settings, kind)

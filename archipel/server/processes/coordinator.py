@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from sqlalchemy import case, delete, exists, func, or_, select
+from sqlalchemy import case, delete, func, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
@@ -22,11 +22,8 @@ from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
 from archipel.protocol.messages import over_neighbours
 from archipel.protocol.uploads import plan_layout
 from archipel.server.database.tables import (
-    LIVE,
-    Answer,
     BundleRow,
     DeviceSession,
-    Participant,
     Round,
     Task,
     UsedNonce,
@@ -38,6 +35,8 @@ from archipel.server.devices.faults import note_fault, set_aside_faulty
 from archipel.server.devices.rests import forget_rests
 from archipel.server.devices.root_devices import revoked_root
 from archipel.server.processes.lease import Lease
+from archipel.server.processes.leftovers import owners_of_files
+from archipel.server.processes.round_watch import RoundWatch
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
 from archipel.server.rounds import buffers, evaluating, folding, ledger, opening, robust
@@ -56,6 +55,8 @@ from archipel.server.rounds.machine import (
     fail_task,
     judge,
 )
+from archipel.server.rounds.sites import holding
+from archipel.server.rounds.sites.opening import open_site_round, wanted
 from archipel.server.rounds.waiting import is_evaluated
 from archipel.server.services import Services
 
@@ -80,6 +81,7 @@ class Coordinator:
     def __init__(self, services: Services, lease: Lease | None = None) -> None:
         self._services = services
         self._lease = lease
+        self._watch = RoundWatch(services)
         self._next_cleaning = 0.0
         self._step_began = 0.0
 
@@ -97,6 +99,7 @@ class Coordinator:
                     stop.wait(STANDBY_SECONDS)
                     continue
                 log.info("coordinating, as number %s", self._lease.term)
+                self._watch.forget()
                 self.recover()
                 self._work(stop)
             except LeaseLostError as error:
@@ -148,22 +151,10 @@ class Coordinator:
 
     def _needed(self) -> list[str]:
         """Ids of the rounds whose updates, and of the tasks whose noise, are still needed."""
-        now = self._services.clock()
-        # A round of a live buffered task may have ended while devices still work for it, or before their updates were
-        # folded into a later buffer.
-        at_work = exists().where(Participant.round_id == Round.round_id, Participant.ends > now)
-        waiting = exists().where(
-            Answer.round_id == Round.round_id, Answer.phase == "updating", Answer.folded_into.is_(None)
-        )
-        buffered = (Task.mode == "asynchronous") & (Task.privacy == "plain") & Task.state.in_(LIVE)
-        needed = select(Round.round_id).join(Task).where(or_(Round.ended.is_(None), buffered & or_(at_work, waiting)))
         # A writing transaction, only because it checks the lease: while this coordinator has it, no folder that `sweep`
         # listed before can be of a round that another coordinator is just opening.
         with self._write() as session:
-            live = session.scalars(select(Task).where(Task.state.in_(LIVE)))
-            # Files of noise that later rounds take back lie under their task's id.
-            tasks = [task.task_id for task in live if request_of(task).differential_privacy.is_correlated]
-            return [*session.scalars(needed), *tasks]
+            return owners_of_files(session, now=self._services.clock())
 
     def step(self) -> bool:
         """Make one pass over live rounds, idle tasks and rollouts.
@@ -183,6 +174,7 @@ class Coordinator:
                 else_=1,
             )
             idle = list(session.scalars(select(Task).where(Task.state == "running", at_work < most)))
+        self._watch.see(live)
         happened = False
         for row in live:
             happened |= self._advance(row.round_id)
@@ -254,9 +246,10 @@ class Coordinator:
         # The sum is computed outside of any transaction, which may take seconds. Only this coordinator changes it.
         reason = ""
         try:
-            total = folding.load(services.spool, current, plan, plan_layout(plan, manifest))
-            folding.fold(services.spool, total, waiting, request.staleness_exponent)
-            digest = services.spool.keep_sum(round_id, (total.encode(),)).digest
+            with self._watch.folding(len(waiting)):
+                total = folding.load(services.spool, current, plan, plan_layout(plan, manifest))
+                folding.fold(services.spool, total, waiting, request.staleness_exponent)
+                digest = services.spool.keep_sum(round_id, (total.encode(),)).digest
         except ArchipelError as error:
             reason = f"folding: {error}"
         with self._write() as session:
@@ -280,9 +273,18 @@ class Coordinator:
         services, settings = self._services, self._services.settings
         # Outside of any transaction, because it may take long. After a kill it is done again, with the same result.
         outcome, spoiled = None, None
+        with services.database.read() as session:
+            site = holding.held(session, round_id)
+        if site is not None and site.state != "open":
+            # Its sum is there already, and waits for the upstream server.
+            ended = holding.settle(services, self._write, round_id, max_failed=settings.max_failed_rounds)
+            if ended is not None:
+                self._report(ended)
+            return ended is not None
         reason = ledger.charge(services, self._write, round_id)
         try:
-            outcome = None if reason else aggregate(services, round_id)
+            with self._watch.aggregating():
+                outcome = None if reason else aggregate(services, round_id)
             if outcome is not None and outcome.reason:
                 reason = f"aggregation: {outcome.reason}"
         except SpoiledRoundError as error:
@@ -313,6 +315,8 @@ class Coordinator:
                 ends = now + deadline(task, current.phase, current)
                 grouping.keep_sum(session, current, outcome.group_sum, ends=ends)
                 done = Transition(round_id, "aggregating", "the group has its sum")
+            elif outcome.site_sum:
+                done = holding.keep_sum(session, current, outcome.site_sum, outcome.cohort)
             else:
                 record_result(session, current, task, outcome, settings=settings, now=now)
                 done = Transition(round_id, "committed")
@@ -336,6 +340,8 @@ class Coordinator:
                 return False
             window, lost = services.settings.check_in_window, revoked_root(session, task)
             spent = ledger.lacks_room(session, task)
+            if task.upstream is not None and wanted(session, task, now) is None:
+                return False
             waiting = count_seatable(session, task, now=now, window=window)
             enough = waiting >= fewest(task) and root_waits(session, task, now=now, window=window)
             if queries.is_query(task) and waiting and not queries.budget(session, task, now=now).left:
@@ -351,7 +357,8 @@ class Coordinator:
         if not (needs_buffer if task.buffered else enough):
             return False
         try:
-            opened = opening.open_round(services, self._write, task, now)
+            open_round = opening.open_round if task.upstream is None else open_site_round
+            opened = open_round(services, self._write, task, now)
         except LeaseLostError:  # an ArchipelError, but no fault of the task
             raise
         except ArchipelError as error:

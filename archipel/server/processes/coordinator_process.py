@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from archipel.errors import ArchipelError
 from archipel.server.processes import children
@@ -19,29 +21,42 @@ from archipel.server.services import Services
 from archipel.server.settings import Settings
 from archipel.server.storage.lock import LOCK_FILE, only_one
 
+if TYPE_CHECKING:
+    from archipel.server.telemetry.measures import Measures
 
-def run_coordinator(settings: Settings, *, stop: Stop | None = None, ready: int | None = None) -> None:
+
+def run_coordinator(
+    settings: Settings, *, stop: Stop | None = None, ready: int | None = None, measures: Measures | None = None
+) -> None:
     """Coordinate until `stop` is set or SIGTERM or SIGINT comes.
 
     Arguments:
         settings: The server's settings.
         stop: Ends the coordinator when it is set.
         ready: A file descriptor that gets one byte, and is closed, once database and storage can be used.
+        measures: Where its work is measured; then it also serves the metrics of all of the server's processes.
 
     Raises:
         ServerError: Another coordinator works on the data folder, or the database or storage cannot be used.
     """
     stop = stop or Stop()
     with stop.on_signals(), only_one(settings.path(LOCK_FILE)) as holder:
-        services = Services.open(settings)
+        services = Services.open(settings, measures=measures)
         settings.private_key  # noqa: B018 - an unreadable key ends the process now, and not in the first round
         services.prepare()
-        if ready is not None:
-            os.write(ready, b"1")
-            os.close(ready)
         lease = Lease(services.database, holder, clock=services.clock, seconds=settings.lease_seconds)
-        Coordinator(services, lease).run(stop)
+        with nullcontext() if measures is None else _serving(services, lease):
+            if ready is not None:
+                os.write(ready, b"1")
+                os.close(ready)
+            Coordinator(services, lease).run(stop)
         services.database.dispose()
+
+
+def _serving(services: Services, lease: Lease) -> AbstractContextManager[None]:
+    from archipel.server.processes.metrics_server import serving_metrics  # here, because most servers measure nothing
+
+    return serving_metrics(services, lease)
 
 
 def main() -> int:
@@ -50,7 +65,9 @@ def main() -> int:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         end_with_parent(children.parent())
-        run_coordinator(children.settings_from_environment(), ready=int(os.environ[children.READY_FD]))
+        settings = children.settings_from_environment()
+        measures = children.measures(settings, "coordinator")
+        run_coordinator(settings, ready=int(os.environ[children.READY_FD]), measures=measures)
     except ArchipelError as error:
         print(error, file=sys.stderr)
         return 1

@@ -29,7 +29,7 @@ threads = settings.all_threads
 keepalive = 75
 worker_connections = 4000
 timeout = 120
-graceful_timeout = 5
+graceful_timeout = settings.stop_seconds
 loglevel = "warning"
 control_socket_disable = True
 
@@ -70,10 +70,12 @@ def worker_exit(server: Any, worker: Any) -> None:
         # Counts of the current minute would be lost with the process.
         services = app.extensions["archipel"]
         services.tally.flush(services.database, services.clock(), whole=True)
+        if services.measures is not None:
+            services.measures.flush()
 
 
 def application() -> Flask:
     """Called in each web process."""
     from archipel.server.http.app import create_app
 
-    return create_app(settings)
+    return create_app(settings, measures=children.measures(settings, "web"), draining=children.draining)

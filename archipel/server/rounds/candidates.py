@@ -170,6 +170,7 @@ def _able(task: Task, now: float, ends: InstrumentedAttribute[float]) -> list[Co
     """Conditions on a check-in: the task may take its device once that waits."""
     request = request_of(task)
     where: list[ColumnElement[bool]] = [
+        CheckInRow.aggregator.is_(request.levels > 0),
         CheckInRow.device_id.not_in(set_aside_now(task.population, now)),
         CheckInRow.device_id.not_in(resting(task.bundle, task.kind, now, ends)),
         CheckInRow.device_id.not_in(roots_of_trainings(task)),

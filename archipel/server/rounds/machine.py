@@ -293,8 +293,8 @@ def fail_round(
 ) -> Transition:
     """Fail the round and delete its messages. After `max_failed` failures in a row the task fails too.
 
-    A failure does not count against the task if it is known to be some device's own fault, or if `counts` is False. A
-    group is only left out while enough others are left; with too few the others fail with it, as one round.
+    A failure does not count against the task if it is some device's own fault, if `counts` is False, or in a task of an
+    upstream server. A group is only left out while enough are left; with too few the others fail with it.
     """
     others, together = grouping.other_groups(session, current), current.phase == "assigning" or current.group_sum
     if task.state == "completed":  # by another round of an asynchronous task, which ran beside this one
@@ -309,7 +309,7 @@ def fail_round(
             reason = f"{len(others)} groups are left, {needed} needed; {reason}"
     for each in others:
         _end(session, each, task, "failed", reason, now)
-    if task.live and counts and not has_faults(session, current.round_id):
+    if task.live and counts and task.upstream is None and not has_faults(session, current.round_id):
         task.failed_rounds += 1
         # A training waits for the evaluations of its versions, so these are not tried again.
         if task.failed_rounds >= (max_failed if task.evaluates is None else 1):

@@ -42,6 +42,7 @@ def devices(world: World) -> list[Device]:
     return world.add_devices(5)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_device_that_leaves_every_round_ends_few(world: World, devices: list[Device]) -> None:
     """Each round needs four of the five devices. In five minutes it ends four, as its rests double."""
     hostile, honest = devices[0], devices[1:]

@@ -78,7 +78,7 @@ def rotated(layout: Layout, numbers: np.ndarray) -> bytes:
 def refused(device: Device, world: World, data: bytes, *words: str) -> None:
     status, answer = device.try_upload(data)
     assert status in (413, 422), answer
-    assert any(each in answer["message"] for each in words), answer
+    assert any(each in answer["detail"] for each in words), answer
     assert world.stored("updates") == {}
 
 

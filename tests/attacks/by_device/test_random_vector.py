@@ -7,6 +7,8 @@ rounds, few of the suspects among others, counts who was in the spoiled ones, an
 
 from __future__ import annotations
 
+import pytest
+
 from tests.attacks.faults_world import (  # noqa: F401  (fixtures)
     bundle_file,
     data_folder,
@@ -21,6 +23,7 @@ from tests.attacks.faults_world import (  # noqa: F401  (fixtures)
 from tests.support.world import World
 
 
+@pytest.mark.sampled(every=2)
 def test_it_is_found_and_the_task_goes_on(world: World) -> None:  # noqa: F811
     task = world.create_task(rounds=30, cohort=4, min_cohort=4, threshold=3)
     devices = world.add_devices(9)

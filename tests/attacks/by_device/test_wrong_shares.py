@@ -65,6 +65,7 @@ def test_whoever_reveals_wrong_shares_is_set_aside(world: World) -> None:  # noq
     ]
 
 
+@pytest.mark.sampled(every=2)
 def test_whoever_deals_a_wrong_share_does_not_get_its_recipient_blamed(
     world: World,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,

@@ -70,7 +70,7 @@ def test_counts_and_words_tell_no_single_device(village: World) -> None:
 def test_a_task_that_would_start_with_few_is_refused(village: World) -> None:
     status, answer = ask(village, "ill", min_cohort=3, cohort=5, threshold=3)
     assert status == 422
-    assert "min_cohort: 3 is below 10" in answer["message"]
+    assert "min_cohort: 3 is below 10" in answer["detail"]
     assert ask(village, "", min_cohort=3, cohort=5, threshold=3)[0] == 201
 
 
@@ -80,7 +80,7 @@ def test_a_rollout_whose_gate_hears_few_is_refused(village: World) -> None:
     wanted = {"model": MODEL, "version": 2, "stages": STAGES, "eligibility": "ill", "gate": {**GATE, "max_devices": 20}}
     status, answer = village.operator("POST", "/v1/rollouts", wanted)
     assert status == 422
-    assert "gate: min_devices: 3 is below 10" in answer["message"]
+    assert "gate: min_devices: 3 is below 10" in answer["detail"]
     fleet.post("rollouts", {**wanted, "eligibility": ""}, 201)
 
 

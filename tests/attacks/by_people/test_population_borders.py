@@ -118,7 +118,7 @@ def test_strangers_get_nothing_and_learn_nothing(shared: Borders) -> None:
         for path in paths:
             theirs, nobodys = outsider.ask("GET", path), outsider.ask("GET", absent(path))
             assert theirs[0] == nobodys[0] == 404, (who, path, theirs)
-            assert absent(theirs[1]["message"]) == absent(nobodys[1]["message"]), (who, path)
+            assert absent(theirs[1]["detail"]) == absent(nobodys[1]["detail"]), (who, path)
         assert outsider.ask("GET", "/v1/audit")[0] == 403, who
 
 
@@ -146,13 +146,13 @@ def test_nobody_begins_something_with_what_is_not_theirs(shared: Borders) -> Non
     for who, path, body in attempts:
         status, answer = who.ask("POST", path, body)
         made_up = {name: absent(value) if isinstance(value, str) else value for name, value in body.items()}
-        assert (status, absent(answer["message"])) == (422, absent(who.ask("POST", path, made_up)[1]["message"]))
+        assert (status, absent(answer["detail"])) == (422, absent(who.ask("POST", path, made_up)[1]["detail"]))
     for path in (f"/v1/tasks/{shared.task.task_id}/cancel", "/v1/models/lungs/rollback"):
         assert outsider.ask("POST", path, {})[0] == 404
     # In another's population they are told no whatever they name: they said its name themselves.
     for who, body in ((outsider, values), (analyst, evaluation)):
         status, answer = who.ask("POST", "/v1/tasks", {**body, "population": OURS, "bundle": shared.bundle})
-        assert (status, OURS in answer["message"]) == (403, True), answer
+        assert (status, OURS in answer["detail"]) == (403, True), answer
     assert outsider.ask("POST", f"/v1/bundles?population={OURS}", shared.federation.bundle_file.read_bytes())[0] == 403
 
 

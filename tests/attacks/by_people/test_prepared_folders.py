@@ -61,6 +61,7 @@ def prepare(file: Path, folder: Path, attack: Attack | None) -> Tuning:
 
 
 @pytest.mark.parametrize("attack", [("model.python", "tuning/evil.py:network"), ("lr", "0.3")])
+@pytest.mark.sampled(every=2)
 def test_a_trial_with_other_settings_than_those_that_are_tuned_is_refused(
     file: Path, tmp_path: Path, attack: Attack
 ) -> None:

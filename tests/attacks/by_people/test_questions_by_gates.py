@@ -41,7 +41,7 @@ def test_a_gates_question_waits_for_an_analyst(world: World, fleet: Fleet) -> No
     assert world.rounds(candidate["task_id"]) == []
     # Neither whoever trains, nor whoever began it, although an admin may run queries.
     assert world.operator("POST", f"/v1/{path}/approve", headers=operator)[0] == 403
-    assert "somebody else must" in fleet.post(f"{path}/approve", status=403)["message"]
+    assert "somebody else must" in fleet.post(f"{path}/approve", status=403)["detail"]
     fleet.post(f"{path}/approve", headers=analyst)
     accuracy = {fleet.bundles[1]: 0.75, fleet.bundles[0]: 0.75}
     fleet.serve(inside, accuracy)
@@ -78,7 +78,7 @@ def test_a_question_is_not_let_go_while_its_rollout_is_paused(world: World, flee
     task = fleet.pass_stage(rollout, inside, 0.75, 0.75)["stages"][0]["candidate"]["task_id"]
     analyst = token(world, "analyst")
     fleet.post(f"rollouts/{rollout['rollout_id']}/pause")
-    assert "its rollout is paused" in fleet.post(f"tasks/{task}/approve", status=409, headers=analyst)["message"]
+    assert "its rollout is paused" in fleet.post(f"tasks/{task}/approve", status=409, headers=analyst)["detail"]
     fleet.post(f"rollouts/{rollout['rollout_id']}/resume")
     assert fleet.post(f"tasks/{task}/approve", headers=analyst)["state"] == "running"
 
@@ -87,5 +87,5 @@ def test_whom_a_gate_asks_an_operator_does_not_choose(world: World, fleet: Fleet
     """By its eligibility a rollout could ask about any group of devices."""
     asked = {"model": MODEL, "version": 2, "stages": STAGES, "gate": GATE, "eligibility": "battery > 0.5"}
     operator = token(world, "operator")
-    assert "gate" in fleet.post("rollouts", asked, 403, operator)["message"]
+    assert "gate" in fleet.post("rollouts", asked, 403, operator)["detail"]
     fleet.post("rollouts", {**asked, "gate": "none", "eligibility": "battery > 0.5"}, 201, operator)

@@ -93,6 +93,7 @@ def slow_reader(port: int, address: str, path: str) -> socket.socket:
     return reader
 
 
+@pytest.mark.sampled(every=2)
 def test_slow_readers_keep_nobody_from_being_answered(world: World, serve: Serve) -> None:  # noqa: F811
     port = serve(world.settings)
     with ExitStack() as stack:

@@ -70,6 +70,7 @@ def ask(registry: Registry, agents: list[Agent], number: int) -> RoundResult:
 
 
 @pytest.mark.parametrize("w", [BETTER, WORSE])
+@pytest.mark.sampled(every=2)
 def test_the_sum_holds_an_answer_that_may_be_untrue(
     registry: Registry, answers: list[int], w: tuple[float, ...]
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+import pytest
 from sqlalchemy.orm import Session
 
 from archipel.bundle import Bundle, PrivacyPolicy, pack, write_weights
@@ -41,6 +42,7 @@ def pooled(weights: Arrays) -> tuple[np.ndarray, np.ndarray]:
     return mean, square - mean**2
 
 
+@pytest.mark.sampled(every=2)
 def test_devices_refuse_statistics_that_no_round_has_made(
     federation: Federation, make: Callable[..., Bundle], tmp_path: Path
 ) -> None:

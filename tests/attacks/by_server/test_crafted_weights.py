@@ -196,7 +196,7 @@ def attacked(federation: Federation, task: TaskInfo, attack: Attack) -> None:
         attack(services, session, session.get_one(Task, task.task_id))
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_devices_refuse_weights_that_no_round_has_made(federation: Federation, attack: Attack) -> None:
     agents = [federation.agent(number) for number in range(3)]
@@ -223,6 +223,7 @@ def test_a_device_that_comes_new_refuses_as_well(federation: Federation, attack:
     all_refuse(federation, task, dict.fromkeys(newcomers, FROM_THE_BUNDLE[attack]))
 
 
+@pytest.mark.sampled(every=2)
 def test_what_is_broadcast_beside_the_weights_is_bounded_too(
     federation: Federation, make: Callable[..., Bundle], tmp_path: Path
 ) -> None:
@@ -248,6 +249,7 @@ def test_what_is_broadcast_beside_the_weights_is_bounded_too(
     all_refuse(federation, task, dict.fromkeys(agents, "what is broadcast with the weights"))
 
 
+@pytest.mark.sampled(every=2)
 def test_nothing_is_evaluated_with_them_either(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss on crafted weights tells of examples, too. Neither an analyst nor the server gets one."""
     agents = [federation.agent(number) for number in range(3)]

@@ -145,6 +145,7 @@ def test_the_vector_has_noise_and_its_metrics_stay(world: NeighbourWorld) -> Non
 
 
 @pytest.mark.parametrize("multiplier", [0.5, 2.0])
+@pytest.mark.sampled(every=2)
 def test_a_server_with_colluders_tells_no_better_than_the_account_allows(
     world: NeighbourWorld, multiplier: float
 ) -> None:

@@ -28,6 +28,7 @@ TUPLES = {"GatherND", "ScatterND", "Slice"}
 
 @pytest.mark.parametrize("examples", [2, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("key", OWN, ids=lambda key: key[1])
+@pytest.mark.sampled(every=3)
 def test_vmap(key: tuple[str, str], examples: int, gradient_cases: dict) -> None:
     def check(data: st.DataObject) -> None:
         case = data.draw(gradient_cases[key])
@@ -110,6 +111,7 @@ def run(model: onnx.ModelProto | bytes, names: list[str], feed: dict) -> list[np
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.op_type)
+@pytest.mark.sampled(every=3)
 def test_vmap_without_gradients(call: Call) -> None:
     """Comparisons, integers, booleans, indices, shapes: against ONNX Runtime on one lane after the other."""
     model = call.model()

@@ -124,6 +124,7 @@ def test_one_key_is_one_task(archipel: Command, served: Path, task: dict[str, An
         (TASK.replace('"pupils"', '"pupils of ours"'), "population: expected letters, digits, '.', '_' and '-'"),
     ],
 )
+@pytest.mark.sampled(every=3)
 def test_a_wrong_task_file(archipel: Command, served: Path, text: str, said: str) -> None:
     (served / "task.toml").write_text(text)
     bundle = str(served / "tiny.bundle")

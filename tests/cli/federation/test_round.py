@@ -132,6 +132,7 @@ def test_a_buffered_round_shows_whose_updates_came_into_it(archipel: Command, re
     assert "an update comes into the round that is open" in " ".join(archipel("round", "list", "--help")[0].split())
 
 
+@pytest.mark.sampled(every=2)
 def test_who_spoils_rounds_is_shown_set_aside_and_released(archipel: Command, reached: World) -> None:
     world = reached
     task = world.create_task(rounds=40, cohort=4, min_cohort=4, threshold=3)

@@ -161,6 +161,7 @@ def test_mistakes(arguments: list[str], words: str, archipel: Command, blobs: Pa
     assert not (tmp_path / "small.onnx").exists()
 
 
+@pytest.mark.sampled(every=2)
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(archipel: Command, blobs: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "long.toml"
     recipe.write_text('[[part]]\nkind = "fine_tune"\nsteps = 900\nbatch_size = 8\n')

@@ -55,6 +55,7 @@ def test_the_key_is_another_and_the_device_the_same(federation: Federation) -> N
         assert rotations(federation, again) == 2
 
 
+@pytest.mark.sampled(every=2)
 def test_a_round_with_agents_that_replaced_their_keys(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(4)]
     for agent in agents[1:3]:
@@ -182,6 +183,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("point", POINTS)
+@pytest.mark.sampled(every=3)
 def test_killed_at(federation: Federation, point: str) -> None:
     agent = federation.agent(0)
     agent.close()

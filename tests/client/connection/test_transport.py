@@ -32,7 +32,8 @@ def ok(body: bytes = STORED, status: str = "200 OK", **headers: str) -> bytes:
 
 
 def problem(status: str, kind: str, **headers: str) -> bytes:
-    return ok(b'{"type":"%s","message":"no","request_id":"1"}' % kind.encode(), status, **headers)
+    body = b'{"type":"urn:archipel:problem:%s","title":"a","status":%s,"detail":"no","request_id":"1"}'
+    return ok(body % (kind.encode(), status[:3].encode()), status, **headers)
 
 
 class Script(ThreadingHTTPServer):
@@ -192,7 +193,7 @@ def test_a_refusal_is_final(script: Script, make: Callable[..., Transport], stat
 
 
 def test_the_reason_is_passed_on(script: Script, make: Callable[..., Transport]) -> None:
-    body = b'{"type":"gone","message":"the phase is over","detail":"since noon","request_id":"1"}'
+    body = b'{"type":"a","title":"b","status":410,"detail":"the phase is over: since noon","request_id":"1"}'
     script.answers = [ok(body, "410 Gone")]
     with pytest.raises(RefusedError, match=r"the phase is over: since noon \(HTTP 410, gone\)"):
         make().call("GET", "/v1/x", Receipt)

@@ -74,6 +74,7 @@ def test_all_tensors_changed_costs_a_question(agent: Agent, cache: Cache, keep: 
     assert abs(costs[1] - costs[0]) < 0.002 * len(weights)
 
 
+@pytest.mark.sampled(every=2)
 def test_of_a_small_model_only_the_bundle_is_asked_about(federation: Federation) -> None:
     """And not even that where there is nothing to be found."""
     with running(Proxy(federation.server.port)) as proxy:
@@ -115,6 +116,7 @@ def versions(federation: Federation) -> list[str]:
     return digests
 
 
+@pytest.mark.sampled(every=2)
 def test_a_new_bundle_with_the_same_backbone(
     federation: Federation, agent: Agent, cache: Cache, keep: Callable[[bytes], str], versions: list[str]
 ) -> None:
@@ -284,6 +286,7 @@ def test_strictly_decoded() -> None:
             decode("pieces", wrong, Pieces)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_round_fetches_the_bundles_tensors_once(federation: Federation, versions: list[str]) -> None:
     """The first round's weights are those of its bundle."""
     data = {"input": np.zeros((4, 64), np.float32), "label": np.zeros(4, np.int64)}

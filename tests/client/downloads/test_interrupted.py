@@ -90,6 +90,7 @@ def test_a_source_that_goes_while_it_is_copied(
 
 
 @pytest.mark.parametrize("fault", sorted(MENDED.keys() - {"dripping"}))
+@pytest.mark.sampled(every=3)
 def test_every_other_request_meets_a_fault(
     federation: Federation,
     proxy: Proxy,
@@ -125,6 +126,7 @@ def fetch(config: dict[str, Any], digest: str) -> None:
         cache.weights(digest, PieceDownload(session, cache.index), LIMIT)
 
 
+@pytest.mark.sampled(every=2)
 def test_killed_in_every_range(
     federation: Federation, proxy: Proxy, keep: Callable[[bytes], str], versions: tuple[bytes, bytes]
 ) -> None:

@@ -244,7 +244,7 @@ def any_change(step: str, rng: random.Random, server: Scripted) -> Change:
     return rng.choice(changes)
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("cases", [CASES, pytest.param(MANY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", sorted(set(STEPS.values()) - {"pieces", *READ, *SENT} | {"update"}))
 def test_an_answer_that_is_not_right(fuzzed: Fuzzed, step: str, cases: int) -> None:
@@ -363,6 +363,7 @@ def test_headers(fuzzed: Fuzzed, step: str, name: str, part: int) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.iterdir()), ids=lambda path: path.stem)
+@pytest.mark.sampled(every=3)
 def test_kept_answers(fuzzed: Fuzzed, path: Path) -> None:
     """Raw answers that have found something, for the step that they are named after."""
     fuzzed.case(path.name.partition("--")[0], lambda reply: path.read_bytes())

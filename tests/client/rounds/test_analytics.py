@@ -61,6 +61,7 @@ def usage(federation: Federation) -> Federation:
     return federation
 
 
+@pytest.mark.sampled(every=2)
 def test_an_analysis_by_the_converter_is_that_of_numpy(usage: Federation) -> None:
     agents = [usage.agent(number, examples=lambda number=number: {"times": sessions(number)}) for number in range(3)]
     task = usage.task(kind="analytics", threshold=None, cohort=3)

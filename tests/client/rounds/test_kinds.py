@@ -68,6 +68,7 @@ def test_a_device_whose_owner_allows_secure_rounds_only_refuses(
     assert "allow_plain" in done.reason
 
 
+@pytest.mark.sampled(every=2)
 def test_asynchronous_devices_work_on_without_waiting_for_each_other(plain: Federation) -> None:
     agents = [plain.agent(number, allow_plain=True) for number in range(4)]
     task = plain.task(
@@ -88,6 +89,7 @@ def test_asynchronous_devices_work_on_without_waiting_for_each_other(plain: Fede
     assert all(entry.result != "refused" for agent in agents for entry in agent.rounds)
 
 
+@pytest.mark.sampled(every=2)
 def test_secure_groups_take_turns(federation: Federation) -> None:
     agents = [federation.agent(number) for number in range(6)]
     task = federation.task(mode="asynchronous", cohort=3, threshold=3, concurrency=6, rounds=4)

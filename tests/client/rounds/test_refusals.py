@@ -18,6 +18,7 @@ from archipel import bundle as b
 from archipel.client import Agent
 from archipel.protocol import messages as m
 from archipel.protocol.identity import EnrolmentToken, mint_token, verify_chain
+from archipel.protocol.problems import make_problem
 from archipel.protocol.sealed import Sealed, decode, encode, public_bytes, seal
 from tests.support.in_thread import in_thread
 
@@ -50,7 +51,7 @@ class Rogue(ThreadingHTTPServer):
             return 200, m.CheckInResponse(plan=self.plan, retry_after=0.01)
         if path in self.files:
             return 200, self.files[path]
-        return 404, m.Problem(type="not_found", message="no such thing", request_id="1")
+        return 404, make_problem(404, "no such thing", "1")
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,10 @@ def train(federation: Federation, *, rounds: int = 1, **changes: Any) -> tuple[T
     task = federation.task(rounds=rounds, cohort=3, min_cohort=3, **{"threshold": 3, **changes})
     federation.run(agents, lambda: federation.operator.tasks.get(task.task_id).ended is not None)
     found = federation.rounds(task)
-    assert [each.reason for each in found] == [""] * rounds
+    # Noise may be so large that the server takes a smaller step, and says so.
+    expected = r"|the step was scaled down by .*" if "differential_privacy" in changes else ""
+    assert [each.reason for each in found if not re.fullmatch(expected, each.reason)] == []
+    assert len(found) == rounds
     return task, [each.result for each in found]
 
 
@@ -83,6 +87,7 @@ def expected() -> dict[str, float]:
     return {"training loss": loss, "training accuracy": accuracy}
 
 
+@pytest.mark.sampled(every=2)
 def test_rounds_have_the_mean_loss_and_accuracy_and_adapt_the_clip(federation: Federation) -> None:
     task, results = train(federation, rounds=2)
     first, second = results
@@ -100,6 +105,7 @@ def test_rounds_have_the_mean_loss_and_accuracy_and_adapt_the_clip(federation: F
     assert clips(federation, task) == pytest.approx([norm, norm * math.exp(-0.1)], rel=1e-6)
 
 
+@pytest.mark.sampled(every=2)
 def test_the_clip_follows_counts_with_noise(federation: Federation) -> None:
     """What the server learns of clipped updates is a count with noise, for which the account pays."""
     noise = {"mechanism": "central", "noise_multiplier": 0.5, "clip_noise": 2.0, "delta": 1e-5}

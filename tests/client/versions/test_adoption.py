@@ -28,6 +28,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="child processes with
 
 
 @pytest.mark.parametrize("isolated", [False, pytest.param(True, marks=linux)])
+@pytest.mark.sampled(every=2)
 def test_the_first_version_and_a_better_one(registry: Registry, isolated: bool) -> None:
     agent = registry.device(isolated=isolated)
     with pytest.raises(ClientError, match="runs no version of it; it runs: none"):
@@ -274,6 +275,7 @@ def test_examples_that_cannot_be_read_say_nothing_about_the_version(registry: Re
     assert adopted["running"] == pytest.approx(registry.loss(1), rel=1e-5)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_full_disk_says_nothing_about_the_version(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each write of an adoption: it is tried again, unless it had been adopted by then."""
     now = [1e9]

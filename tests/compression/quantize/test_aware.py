@@ -48,6 +48,7 @@ def test_training_lowers_the_loss_of_what_devices_run(network: Model, labelled: 
     assert after.parameter_names == before.parameter_names
 
 
+@pytest.mark.sampled(every=2)
 def test_fixed_steps(network: Model, labelled: Examples, apply: Apply) -> None:
     before, _ = apply(network, COARSE, labelled)
     after, facts = apply(before, QuantizationAware(FineTune(steps=3, lr=5e-3), learn_steps=False), labelled)

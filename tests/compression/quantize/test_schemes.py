@@ -58,7 +58,7 @@ def test_exported_is_what_was_simulated(scheme: CompressedModel, network: Model,
     assert 0 < noise < 2e-2
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_refresh_follows_the_parameters(scheme: CompressedModel, network: Model, stored: Stored) -> None:
     rng = np.random.default_rng(1)
     names = scheme.trainable_names

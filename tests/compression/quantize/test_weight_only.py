@@ -29,6 +29,7 @@ def rounded(rows: np.ndarray, bits: int, block: int | None) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("bits", "block"), [(8, 32), (8, None), (4, 16), (4, 40), (4, None)])
+@pytest.mark.sampled(every=3)
 def test_dense_and_convolution(bits: int, block: int | None, apply: Apply, run: Run) -> None:
     """50 inputs: the last block is smaller. A convolution's block runs over channels and window."""
     torch.manual_seed(0)
@@ -74,6 +75,7 @@ def test_transposed_and_matrix_products(apply: Apply, run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.sampled(every=2)
 def test_recurrent_weights_and_embeddings(kind: type[nn.RNNBase], apply: Apply, run: Run) -> None:
     class Reader(nn.Module):
         def __init__(self) -> None:

@@ -43,6 +43,7 @@ def products() -> Model:
     return Model.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
 
 
+@pytest.mark.sampled(every=2)
 def test_adapters_on_every_kind_of_layer(make: Make, data: tuple[np.ndarray, np.ndarray]) -> None:
     source, (x, y) = products(), data
     bundle = make("lora", source, strategy_options={"rank": 3, "alpha": 6.0, "full": "bias"}, epochs=3)

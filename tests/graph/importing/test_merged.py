@@ -35,6 +35,7 @@ def file(tmp_path: Path, module: torch.nn.Module) -> Path:
     return path
 
 
+@pytest.mark.sampled(every=2)
 def test_each_layer_has_its_own(file: Path, module: torch.nn.Module) -> None:
     model = Model.from_onnx(file)
     layers = [list(node.inputs)[1:] for node in model.ir.graph if node.op_type == "BatchNormalization"]

@@ -78,6 +78,7 @@ def data(name: str, count: int = 40) -> tuple[np.ndarray, np.ndarray]:
 
 @needs_openvino
 @pytest.mark.parametrize("name", ["digits", "text"])
+@pytest.mark.sampled(every=2)
 def test_it_predicts_and_learns_as_onnx_runtime_does(load: Loads, name: str) -> None:
     x, y = data(name)
     expected, found = load(name, "cpu"), load(name, "openvino")

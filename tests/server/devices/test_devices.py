@@ -95,7 +95,7 @@ def test_an_operator_sees_and_revokes_devices_of_its_populations_only(world: Wor
     mine = limited(world, "staff", "pupils")
     for method, path in (("GET", ""), ("POST", "/revoke")):
         status, answer = world.operator(method, f"/v1/devices/{device.id}{path}", headers=other)
-        assert (status, answer["message"]) == (404, f"no device {device.id}")
+        assert (status, answer["detail"]) == (404, f"no device {device.id}")
     assert world.operator("GET", "/v1/devices", headers=other)[1]["items"] == []
     assert world.operator("GET", "/v1/devices?population=pupils", headers=other)[0] == 403
     assert world.operator("GET", f"/v1/devices?after={device.id}", headers=other)[0] == 404
@@ -117,8 +117,8 @@ def test_a_revoked_device_can_do_nothing_any_more(world: World) -> None:
         ("/v1/sessions", request),
     ):
         status, answer = device.call("POST", path, body)
-        assert (status, answer["type"]) == (403, "forbidden")
-        assert "was revoked" in answer["message"]
+        assert status == 403, answer
+        assert "was revoked" in answer["detail"]
     with world.services.database.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM sessions").scalar() == 0
     # Its token has done its service, also for another key.
@@ -161,7 +161,7 @@ def test_another_web_process_believes_its_session_for_five_seconds_and_stores_no
     revoke(world, device)
     assert device.status().phase == "advertising"
     status, answer = device.call("PUT", f"{device.round}/advertisement", device.participant.advertise())
-    assert (status, answer["type"]) == (403, "forbidden")
+    assert status == 403, answer
     world.clock.now += 5
     assert device.call("GET", device.round)[0] == 401
     other.extensions["archipel"].database.dispose()

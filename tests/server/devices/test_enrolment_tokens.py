@@ -39,7 +39,7 @@ def test_nobody_enrols_with_a_revoked_token(world: World, device: Device, by: st
         "population": "pupils" if by == "certificate" else None,
     }  # fmt: skip
     status, answer = device.ask_to_enrol()
-    assert (status, answer["message"]) == (403, "this enrolment token was revoked; ask for a new one")
+    assert (status, answer["detail"]) == (403, "this enrolment token was revoked; ask for a new one")
     world.clock.now += 5
     assert revoke(world, **sent) == (200, made)
     assert world.operator("GET", "/v1/enrolment-tokens/revoked")[1] == {"items": [made], "next": None}
@@ -50,8 +50,8 @@ def test_nobody_enrols_with_a_revoked_token(world: World, device: Device, by: st
 def test_a_token_that_was_used_is_not_revoked_but_its_device(world: World, device: Device) -> None:
     device.ask_to_enrol()
     status, answer = revoke(world, certificate=device.enrolment_token.certificate)
-    assert (status, answer["type"]) == (409, "conflict")
-    assert answer["message"] == f"the token was used by device {device.id}; revoke the device"
+    assert status == 409, answer
+    assert answer["detail"] == f"the token was used by device {device.id}; revoke the device"
     assert device.ask_to_enrol()[0] == 200
 
 
@@ -60,7 +60,7 @@ def test_what_is_no_token(world: World, device: Device) -> None:
     foreign = identity.mint_token(world.keys.publisher, population="pupils", not_after=2**40, seed=b"s" * 32)
     for body in ({}, {"certificate": certificate, "token_key": b"k" * 32}, {"certificate": foreign}):
         status, answer = revoke(world, **body)
-        assert (status, answer["type"]) == (422, "unprocessable")
+        assert status == 422, answer
     assert revoke(world, token_key=b"k" * 31)[0] == 400
 
 

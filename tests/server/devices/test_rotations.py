@@ -56,7 +56,7 @@ def test_the_new_key_opens_sessions_and_the_old_one_does_not(world: World) -> No
     device.token = ""
     for challenge in (nonce, device.challenge().nonce):
         status, answer = device.call("POST", "/v1/sessions", device.session_request(challenge))
-        assert (status, answer["type"]) == (403, "forbidden")
+        assert status == 403, answer
     device.key = new
     shown = world.operator("GET", f"/v1/devices/{device.id}")[1]
     assert (shown["rotations"], shown["device_id"]) == (1, device.id)
@@ -70,7 +70,7 @@ def test_the_same_request_may_be_sent_again_and_an_older_one_changes_nothing(wor
     second = rotate(device)
     assert send(device, second)[0] == 200
     status, answer = send(device, first)
-    assert (status, answer["type"]) == (403, "forbidden")
+    assert status == 403, answer
     device.open_session()
     assert len(audited(world)) == 2
     with world.services.database.read() as session:
@@ -87,13 +87,13 @@ def test_who_may_not(world: World) -> None:
     unproved = messages.RotationRequest(certificate=good.certificate, proof=thief.certificate)
     for request in (foreign, thief, unproved):
         status, answer = send(device, request)
-        assert (status, answer["type"]) == (403, "forbidden")
+        assert status == 403, answer
     assert other.call("PUT", f"/v1/devices/{other.id}/key", good)[0] == 403
     assert other.call("PUT", f"/v1/devices/{'0' * 32}/key", good)[0] == 404
     world.operator("POST", f"/v1/devices/{device.id}/revoke")
     status, answer = send(device, good)
     assert status == 403
-    assert "was revoked" in answer["message"]
+    assert "was revoked" in answer["detail"]
 
 
 def test_another_key_after_the_key_was_replaced(world: World) -> None:
@@ -102,13 +102,13 @@ def test_another_key_after_the_key_was_replaced(world: World) -> None:
     late = request_for(device, generate_key())
     rotate(device)
     status, answer = send(device, late)
-    assert (status, answer["message"]) == (403, "the key was replaced already, by another one")
+    assert (status, answer["detail"]) == (403, "the key was replaced already, by another one")
 
 
 def test_no_key_is_anybodys_twice(world: World, device_maker: type[Device]) -> None:
     device, other = world.add_devices(2)
     status, answer = send(device, request_for(device, other.key))
-    assert (status, answer["type"]) == (409, "conflict")
+    assert status == 409, answer
     old = device.key
     rotate(device)
     assert send(device, request_for(device, old))[0] == 403
@@ -120,7 +120,7 @@ def test_no_key_is_anybodys_twice(world: World, device_maker: type[Device]) -> N
         status, answer = newcomer.call(
             "POST", "/v1/devices", identity.enrolment_request(newcomer.enrolment_token, newcomer.key)
         )
-        assert (status, answer["type"]) == (409, "conflict")
+        assert status == 409, answer
 
 
 def test_a_device_that_has_replaced_its_key_does_not_enrol_again(world: World) -> None:
@@ -143,7 +143,7 @@ def test_not_in_the_middle_of_a_round(world: World, phase: str) -> None:
     token = devices[0].token
     request = request_for(devices[0], generate_key())
     status, answer = send(devices[0], request)
-    assert (status, answer["message"]) == (409, "the device is in a round; ask again when that is over")
+    assert (status, answer["detail"]) == (409, "the device is in a round; ask again when that is over")
     devices[0].token = token
     for name in ANSWERED[ANSWERED.index(phase) :]:
         for device in devices:

@@ -65,7 +65,7 @@ def test_a_token_is_for_its_populations(world: World) -> None:
     for method, path in (("GET", ""), ("POST", "/cancel"), ("GET", "/rounds")):
         assert world.operator(method, f"/v1/tasks/{mine['task_id']}{path}", headers=headers)[0] == 200
         status, answer = world.operator(method, f"/v1/tasks/{theirs['task_id']}{path}", headers=headers)
-        assert (status, answer["message"]) == (404, f"no task {theirs['task_id']}")
+        assert (status, answer["detail"]) == (404, f"no task {theirs['task_id']}")
     values = {
         "name": "x", "population": "teachers", "rounds": 1, "min_cohort": 3, "cohort": 5, "bundle": mine["bundle"],
     }  # fmt: skip
@@ -92,7 +92,7 @@ def test_a_token_for_one_population_sees_nothing_of_others(world: World) -> None
 def test_an_admin_is_one_for_all_populations(world: World) -> None:
     """Or it would make itself a token for those that it was not given."""
     status, answer = world.operator("POST", "/v1/tokens", {"name": "half", "role": "admin", "populations": ["pupils"]})
-    assert (status, answer["type"]) == (422, "unprocessable")
+    assert status == 422, answer
 
 
 def test_words_that_fit_whoever_asks(world: World) -> None:
@@ -104,4 +104,4 @@ def test_words_that_fit_whoever_asks(world: World) -> None:
         for method, path in (("GET", "/v1/tasks"), ("POST", "/v1/check-ins")):
             status, answer = world.operator(method, path, {}, headers=headers)
             assert status == 401
-            assert answer["message"] == NOT_VALID
+            assert answer["detail"] == NOT_VALID

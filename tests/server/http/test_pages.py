@@ -128,7 +128,7 @@ def test_nothing_but_the_files_of_the_folder(client: FlaskClient, name: str) -> 
     with client.get(f"/demo/{name}", follow_redirects=True) as response:
         assert b"for nobody" not in response.get_data()
         assert response.status_code == 404
-        assert response.get_json()["type"] == "not_found"
+        assert response.get_json()["status"] == 404
 
 
 def test_a_page_that_was_not_built(world: World, tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_a_page_that_was_not_built(world: World, tmp_path: Path) -> None:
     for path in ("/demo/", "/demo/index.html", "/demo/model/digits.bundle"):
         with app.test_client().get(path) as response:
             assert response.status_code == 404
-            assert response.get_json()["type"] == "not_found"
-            assert "make web" in response.get_json()["message"]
+            assert response.get_json()["status"] == 404
+            assert "make web" in response.get_json()["detail"]
     app.extensions["archipel"].database.dispose()
 
 
@@ -151,7 +151,7 @@ def test_a_server_shows_the_demo_only_if_it_is_told_to(world: World, folder: Pat
     for path in ("/demo/", "/demo/index.html"):
         answer = client.get(path)
         assert answer.status_code == 404
-        assert "--demo" in answer.get_json()["message"]
+        assert "--demo" in answer.get_json()["detail"]
     assert "/demo/" not in client.get("/").text
     app.extensions["archipel"].database.dispose()
 

@@ -68,7 +68,7 @@ def test_rounds_oldest_first(world: World) -> None:
     assert all(len(each["participants"]) == 5 for each in found)
     other = world.create_task(name="other")["task_id"]
     status, answer = world.operator("GET", f"/v1/tasks/{other}/rounds?after={found[0]['round_id']}")
-    assert (status, answer["type"]) == (404, "not_found")  # a round, but of another task
+    assert status == 404, answer  # a round, but of another task
 
 
 @pytest.mark.parametrize(
@@ -85,5 +85,5 @@ def test_rounds_oldest_first(world: World) -> None:
 )
 def test_a_wrong_query_is_named(world: World, query: str, word: str) -> None:
     status, answer = world.operator("GET", f"/v1/tasks?{query}")
-    assert (status, answer["type"]) == (400, "bad_request")
-    assert word in answer["message"] + answer.get("detail", "")
+    assert status == 400, answer
+    assert word in answer["detail"]

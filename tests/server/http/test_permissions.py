@@ -149,7 +149,7 @@ def test_a_device_that_is_not_in_the_round_gets_nothing(world: World) -> None:
         digest = {"Digest-SHA256": "0" * 64}
         path = concrete(line.path, round_id=devices[0].plan.round_id)
         status, answer = outsider.call(line.method, path, body, digest)
-        assert (status, answer["type"]) == (403, "forbidden"), line
+        assert status == 403, (answer, line)
         status, answer = devices[0].call(line.method, path, body, digest)
         assert status != 403, (line, answer)
 

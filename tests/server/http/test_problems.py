@@ -12,17 +12,20 @@ from werkzeug.wrappers import Response
 
 from archipel.errors import ApiError, RefusalError
 from archipel.protocol.messages import Problem
+from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.problems import KINDS
+from archipel.server.http.field_problems import named
 from archipel.server.http.problems import STATUS
 from tests.support.world import World
 
 
 def problem(response: Response, status: int, kind: str) -> Problem:
     assert response.status_code == status, response.get_data()
-    assert response.mimetype == "application/json"
+    assert response.mimetype == "application/problem+json"
     found = msgspec.json.decode(response.get_data(), type=Problem)
-    assert found.type == kind
-    assert found.message
+    assert (found.type, found.status) == (f"urn:archipel:problem:{kind}", status)
+    assert found.detail
+    assert found.title
     assert found.request_id == response.headers["X-Request-Id"]
     return found
 
@@ -40,9 +43,9 @@ def test_not_found_and_wrong_method(world: World) -> None:
     problem(client.get("/v1/nothing"), 404, "not_found")
     for path in ("/v1/tasks/not-an-id", "/v1/tasks/0000", "/v1/tasks/%C3%A9"):
         found = problem(client.get(path), 404, "not_found")
-        assert found.message.endswith(": this path names nothing here; ids have 32 hexadecimal digits, digests 64")
-    assert found.message.startswith("/v1/tasks/é: ")
-    assert len(problem(client.get("/v1/" + "x" * 5000), 404, "not_found").message) < 400
+        assert found.detail.endswith(": this path names nothing here; ids have 32 hexadecimal digits, digests 64")
+    assert found.detail.startswith("/v1/tasks/é: ")
+    assert len(problem(client.get("/v1/" + "x" * 5000), 404, "not_found").detail) < 400
     wrong = client.delete("/v1/health")
     problem(wrong, 405, "unsupported")
     assert set(wrong.headers["Allow"].split(", ")) == {"GET", "HEAD"}
@@ -50,19 +53,39 @@ def test_not_found_and_wrong_method(world: World) -> None:
 
 
 def test_a_body_that_cannot_be_decoded(world: World) -> None:
-    for body, said in (
-        (b"", "Input data was truncated"),
-        (b"{", "Input data was truncated"),
-        (b"[]", "Expected `object`, got `array`"),
-        (b"{}", "Object missing required field `device_id`"),
-        (b'{"device_id": "XYZ"}', "$.device_id"),
-        (b'{"device_id": "' + b"0" * 32 + b'", "extra": 1}', "Object contains unknown field `extra`"),
-        (b"\xff", "JSON is malformed"),
-        (b"[" * 100_000, ""),
+    for body, said, pointer in (
+        (b"", "Input data was truncated", None),
+        (b"{", "Input data was truncated", None),
+        (b"[]", "Expected `object`, got `array`", "#"),
+        (b"{}", "Object missing required field `device_id`", "#/device_id"),
+        (b'{"device_id": "XYZ"}', "$.device_id", "#/device_id"),
+        (b'{"device_id": "' + b"0" * 32 + b'", "ex~/ a": 1}', "Object contains unknown field `ex~/ a`", "#/ex~0~1%20a"),
+        (b"\xff", "JSON is malformed", None),
+        (b"[" * 100_000, "", "#"),
     ):
         found = problem(world.app.test_client().post("/v1/challenges", data=body), 400, "bad_request")
-        assert found.message == "the body is not a ChallengeRequest"
+        assert found.detail.startswith("the body is not a ChallengeRequest: ")
         assert said in found.detail
+        assert [each.pointer for each in found.errors] == ([] if pointer is None else [pointer]), body
+
+
+def test_the_field_is_named(world: World) -> None:
+    """Also of what a handler finds, and of query strings; a text that only looks like a field's name is none."""
+    client = world.app.test_client()
+    headers = {"Authorization": f"Bearer {world.operator_token}"}
+    asked = {"name": "a", "population": "staff", "bundle": world.publish(), "rounds": 1, "cohort": 3, "min_cohort": 4}
+    found = problem(client.post("/v1/tasks", json=asked, headers=headers), 422, "unprocessable")
+    assert [each.pointer for each in found.errors] == ["#/cohort"], found
+    assert found.errors[0].detail.startswith("3 is below min_cohort 4")
+    asked["deadlines"] = {"masking": "soon"}
+    found = problem(client.post("/v1/tasks", json=asked, headers=headers), 400, "bad_request")
+    assert [each.pointer for each in found.errors] == ["#/deadlines"], found
+    found = problem(client.get("/v1/tasks?limit=many", headers=headers), 400, "bad_request")
+    assert [(each.parameter, each.pointer) for each in found.errors] == [("limit", "")]
+    for text in ("no such device: 12", "cohort", "other: it is wrong", "my cohort: it is wrong", "cohort:"):
+        assert named(text, TaskRequest) == []
+    (inner,) = named("deadlines.masking: 0 seconds", TaskRequest)
+    assert (inner.pointer, inner.detail) == ("#/deadlines/masking", "0 seconds")
 
 
 def test_a_body_that_is_too_large(world: World) -> None:
@@ -80,8 +103,8 @@ def test_an_unexpected_error_tells_nothing_but_its_request_id(world: World, capl
     headers = {"Authorization": f"Bearer {devices[0].token}"}
     response = world.app.test_client().post("/v1/check-ins", data=b"{}", headers=headers)
     found = problem(response, 500, "internal")
-    assert "plan" not in found.message
-    assert found.detail == ""
+    assert "plan" not in found.detail
+    assert found.errors == []
     assert found.request_id in caplog.text
     assert task["task_id"] not in response.text
 
@@ -99,7 +122,7 @@ def test_errors_that_pass_say_when_to_try_again(world: World, code: int, said: s
         response = world.app.make_response(world.app.handle_user_exception(wrapped))
         response = world.app.process_response(response)
     found = problem(response, 503, "unavailable")
-    assert said in found.message
+    assert said in found.detail
     assert response.headers["Retry-After"] == "1"
 
 
@@ -112,7 +135,7 @@ def test_health_says_what_is_wrong(world: World) -> None:
 
 def test_the_request_log(world: World) -> None:
     (device,) = world.add_devices(1)
-    device.check_in()
+    device.call("POST", "/v1/check-ins", b"{}")
     client = world.app.test_client()
     client.get("/v1/nothing?secret=1", headers={"Authorization": f"Bearer {device.token}"})
     text = world.settings.request_log.read_text()
@@ -126,7 +149,7 @@ def test_the_request_log(world: World) -> None:
     ]
     assert lines[3]["device"] == device.id
     assert lines[0]["device"] is None
-    assert lines[3]["bytes_received"] == 2
+    assert lines[3]["bytes_received"] == len(b"{}")
     assert all(line["bytes_sent"] > 0 and line["ms"] >= 0 and line["time"] > 0 for line in lines)
     assert device.token not in text
     assert "secret" not in text

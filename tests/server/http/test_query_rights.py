@@ -86,7 +86,7 @@ class TestApproval:
         assert world.operator("POST", f"{path}/resume", headers=one)[0] == 409
         assert world.operator("POST", f"{path}/approve", headers=operator)[0] == 403
         status, answer = world.operator("POST", f"{path}/approve", headers=one)
-        assert (status, "somebody else must" in answer["message"]) == (403, True)
+        assert (status, "somebody else must" in answer["detail"]) == (403, True)
         status, done = world.operator("POST", f"{path}/approve", headers=other)
         assert (status, done["state"]) == (200, "running")
         assert done["approved_by"] != done["created_by"] == made["created_by"]

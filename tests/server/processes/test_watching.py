@@ -38,6 +38,7 @@ def task(operator: OperatorClient, bundle_maker: Callable[..., Path], data_folde
     return operator.tasks.create(request).task_id
 
 
+@pytest.mark.sampled(every=2)
 def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_folder: DataFolder, task: str) -> None:
     environment = {**os.environ, "ARCHIPEL_TOKEN": data_folder[1]}
     watch = subprocess.Popen(
@@ -62,6 +63,7 @@ def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_
     assert err == "archipel: task 't' cancelled: cancelled by the operator\n"
 
 
+@pytest.mark.sampled(every=2)
 def test_an_outage_is_not_waited_for_for_ever(
     server: Server, operator: OperatorClient, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

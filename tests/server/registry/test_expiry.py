@@ -52,11 +52,11 @@ def test_what_has_expired_is_not_promoted_and_not_rolled_out(world: World, endin
         (f"models/{MODEL}/promote", {"version": 2}), ("rollouts", {**asked, "gate": "none"}),
         ("rollouts", {**asked, "gate": GATE}),
     ):  # fmt: skip
-        said = ending.post(path, body, 422)["message"]
+        said = ending.post(path, body, 422)["detail"]
         assert "'tiny2': it expired at 2027-01-15 08:01:40Z, here it is 2027-01-15 08:01:41Z" in said
     # A comparison needs the promoted version, too; a bound of its own does not.
     compared = {**asked, "version": 3, "gate": GATE}
-    assert "'tiny1': it expired" in ending.post("rollouts", compared, 422)["message"]
+    assert "'tiny1': it expired" in ending.post("rollouts", compared, 422)["detail"]
     ending.post("rollouts", {**compared, "gate": {**GATE, "max_loss": None, "worst": 0.5}}, 201)
 
 

@@ -131,7 +131,7 @@ def test_a_population_has_so_many_models_that_an_answer_can_name_all(world: Worl
     for number in range(messages.MAX_MODELS - 1):
         fleet.post("models", {"name": f"m{number}", "population": POPULATION}, 201)
     answer = fleet.post("models", {"name": "more", "population": POPULATION}, 422)
-    assert "has 16 models" in answer["message"]
+    assert "has 16 models" in answer["detail"]
     fleet.post("models", {"name": "more", "population": "teachers"}, 201)
 
 

@@ -105,7 +105,7 @@ def test_a_parent_can_be_told_where_nothing_tells_it(empty: Fleet) -> None:
     empty.post("models", {"name": "words", "population": POPULATION}, 201)
     empty.post("models/words/versions", {"bundle": bundles[0]}, 201)
     answer = empty.post("models/words/versions", {"bundle": bundles[1], "parent": 7}, 422)
-    assert "no version 7" in answer["message"]
+    assert "no version 7" in answer["detail"]
     assert empty.post("models/words/versions", {"bundle": bundles[1], "parent": 1}, 201)["parent"] == 1
 
 
@@ -141,14 +141,14 @@ def test_evaluations_of_a_version_are_those_of_its_content_and_population(world:
     ],
 )
 def test_what_cannot_be_registered(empty: Fleet, asked: dict[str, str | int], words: str) -> None:
-    assert words in empty.post(f"models/{MODEL}/versions", asked, 422)["message"]
+    assert words in empty.post(f"models/{MODEL}/versions", asked, 422)["detail"]
 
 
 def test_a_task_that_has_made_nothing_has_no_versions(world: World, empty: Fleet) -> None:
     task = world.create_task()["task_id"]
-    assert "has no versions yet" in empty.post(f"models/{MODEL}/versions", {"task_id": task}, 422)["message"]
+    assert "has no versions yet" in empty.post(f"models/{MODEL}/versions", {"task_id": task}, 422)["detail"]
     asked = {"task_id": task, "task_version": 4}
-    assert "has no version 4" in empty.post(f"models/{MODEL}/versions", asked, 422)["message"]
+    assert "has no version 4" in empty.post(f"models/{MODEL}/versions", asked, 422)["detail"]
 
 
 def promotions(fleet: Fleet) -> list[tuple[str, int]]:
@@ -161,7 +161,7 @@ def test_rolling_back_goes_back_and_not_there_and_back(world: World) -> None:
         fleet.promote(number)
     path = f"models/{MODEL}/rollback"
     assert [fleet.post(path)["promoted"] for _ in range(3)] == [2, 3, 1]
-    assert "no version" in fleet.post(path, None, 409)["message"]
+    assert "no version" in fleet.post(path, None, 409)["detail"]
     assert fleet.model()["promoted"] == 1
     fleet.promote(4)
     assert fleet.post(path)["promoted"] == 1
@@ -204,19 +204,19 @@ def test_the_same_key_is_one_promotion(world: World) -> None:
     fleet.post(path, {"version": 2}, 200, first)
     fleet.post(path, {"version": 3}, 200, second)
     assert fleet.post(path, {"version": 2}, 200, first)["promoted"] == 3  # it was done, long ago
-    assert "another request" in fleet.post(path, {"version": 1}, 409, first)["message"]
-    assert "another request" in fleet.post(f"models/{MODEL}/rollback", None, 409, first)["message"]
+    assert "another request" in fleet.post(path, {"version": 1}, 409, first)["detail"]
+    assert "another request" in fleet.post(f"models/{MODEL}/rollback", None, 409, first)["detail"]
     assert fleet.promote(3)["promoted"] == 3  # is so already
     assert promotions(fleet) == [("promote", 1), ("promote", 2), ("promote", 3)]
 
 
 def test_a_rejected_version_is_not_promoted_and_a_promoted_one_not_rejected(fleet: Fleet) -> None:
     answer = fleet.post(f"models/{MODEL}/versions/1/reject", {"reason": "x"}, 409)
-    assert "roll the model back first" in answer["message"]
+    assert "roll the model back first" in answer["detail"]
     for _ in range(2):
         assert fleet.post(f"models/{MODEL}/versions/2/reject", {"reason": "slow"})["state"] == "rejected"
-    assert "is rejected: slow" in fleet.post(f"models/{MODEL}/promote", {"version": 2}, 409)["message"]
-    assert "no version 3" in fleet.post(f"models/{MODEL}/promote", {"version": 3}, 422)["message"]
+    assert "is rejected: slow" in fleet.post(f"models/{MODEL}/promote", {"version": 2}, 409)["detail"]
+    assert "no version 3" in fleet.post(f"models/{MODEL}/promote", {"version": 3}, 422)["detail"]
     for _ in range(2):
         assert fleet.post(f"models/{MODEL}/versions/2/restore")["state"] == "registered"
     assert fleet.promote(2)["promoted"] == 2
@@ -225,7 +225,7 @@ def test_a_rejected_version_is_not_promoted_and_a_promoted_one_not_rejected(flee
 def test_a_model_is_made_once_and_of_one_population(world: World, fleet: Fleet) -> None:
     asked = {"name": MODEL, "population": POPULATION}
     assert fleet.post("models", asked, 200) == fleet.model()
-    assert "taken by another model" in fleet.post("models", asked | {"population": "teachers"}, 409)["message"]
+    assert "taken by another model" in fleet.post("models", asked | {"population": "teachers"}, 409)["detail"]
     assert world.operator("GET", "/v1/models/words")[0] == 404
     assert world.operator("GET", f"/v1/models/{MODEL}/versions/3")[0] == 404
 

@@ -54,6 +54,7 @@ def rows(world: World) -> list[PrivacyEvent]:
         return list(session.query(PrivacyEvent).order_by(PrivacyEvent.number))
 
 
+@pytest.mark.sampled(every=2)
 def test_rounds_take_back_noise_of_earlier_ones(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=correlated(), rounds=12, cohort=3)["task_id"]
     groups, before, noise = in_turns(noisy, 2), np.zeros(ENTRIES), []

@@ -142,4 +142,4 @@ def test_trainings_that_would_ask_too_much_are_refused(world: World) -> None:
         ({"kind": "evaluation", "evaluate_every": 1}, "evaluate_every: belongs to tasks of kind training"),
     ):
         status, answer = create(world, admin, **{**PLAIN, **changes})
-        assert (status, said in answer["message"]) == (422, True), answer
+        assert (status, said in answer["detail"]) == (422, True), answer

@@ -221,7 +221,7 @@ def test_what_cannot_be_is_refused_when_the_task_is_made(world: World, settings:
         "bundle": world.publish(), **settings,
     }  # fmt: skip
     status, answer = world.operator("POST", "/v1/tasks", values)
-    assert (status, words in answer["message"]) == (422, True), answer
+    assert (status, words in answer["detail"]) == (422, True), answer
 
 
 def test_a_version_can_be_evaluated(world: World) -> None:
@@ -275,4 +275,4 @@ def test_devices_of_names_a_committed_round_of_the_population(world: World) -> N
         (current["round_id"], {}, "is advertising, not committed"),
     ):
         status, answer = world.operator("POST", "/v1/tasks", {**asked, **changes, "devices_of": round_id})
-        assert (status, words in answer["message"]) == (422, True), answer
+        assert (status, words in answer["detail"]) == (422, True), answer

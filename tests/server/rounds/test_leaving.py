@@ -99,7 +99,7 @@ def test_who_has_sent_something_may_leave_too(world: World, phase: str) -> None:
     assert leave(devices[0], "other")[0] == 200
     if phase == "sharing":
         status, problem = devices[0].call("PUT", f"{devices[0].round}/shares", messages.Shares(shares=[]))
-        assert (status, problem["message"]) == (410, "this device has left the round")
+        assert (status, problem["detail"]) == (410, "this device has left the round")
     order = ("sharing", "complaining", "masking", "confirming", "unmasking")
     for each in order[order.index(phase) :]:
         for device in devices[1:]:
@@ -145,7 +145,7 @@ def test_who_has_left_sends_nothing_and_is_given_nothing_more(world: World) -> N
     assert leave(devices[0])[0] == 200
     body = devices[0].participant.advertise()
     status, problem = devices[0].call("PUT", f"{devices[0].round}/advertisement", body)
-    assert (status, problem["message"]) == (410, "this device has left the round")
+    assert (status, problem["detail"]) == (410, "this device has left the round")
     assert devices[0].check_in() is None
     assert devices[1].check_in() is not None
 

@@ -45,6 +45,7 @@ def evaluate(world: World, devices: list[Any], bins: dict[str, Bins] | None = No
     take_part(world, devices, [metric_arrays({"loss": 0.5, "accuracy": 0.75}, RANGES, 200, 200, bins)] * len(devices))
 
 
+@pytest.mark.sampled(every=2)
 def test_the_noise_of_each_entry_is_as_large_as_one_device_and_the_number_of_entries_say(world: World) -> None:
     """By hand: accuracy, loss, both clamped shares, the examples and the contributors are k = 6 blocks."""
     task = evaluation(world, 3)

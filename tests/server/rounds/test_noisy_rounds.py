@@ -44,6 +44,7 @@ def refused(world: World, message: str, **settings: Any) -> None:
     assert message in str(answer), answer
 
 
+@pytest.mark.sampled(every=2)
 def test_the_new_model_is_the_mean_with_noise_of_the_stated_size(noisy: World) -> None:
     task = noisy.create_task(differential_privacy=central(0.002), rounds=12, cohort=5)
     devices = noisy.add_devices(5)
@@ -210,6 +211,7 @@ def test_two_tasks_at_once_share_the_budget(noisy: World) -> None:
     assert len(rows(noisy)) == 1
 
 
+@pytest.mark.sampled(every=2)
 def test_a_target_gives_the_noise_and_counts_what_is_spent(noisy: World) -> None:
     wanted = {"mechanism": "central", "epsilon": 8.0, "delta": 1e-5}
     task = noisy.create_task(differential_privacy=wanted, rounds=4, cohort=3)

@@ -122,7 +122,7 @@ def test_what_a_rule_keeps_is_there_in_the_next_round_and_after_a_crash(world: W
 def test_a_task_whose_rule_does_not_fit_is_refused(world: World, settings: dict[str, Any], words: str) -> None:
     status, answer = ask(world, **settings)
     assert status == 422
-    assert words in answer["message"]
+    assert words in answer["detail"]
 
 
 def test_a_task_that_would_keep_more_than_the_server_allows_is_refused(
@@ -131,7 +131,7 @@ def test_a_task_that_would_keep_more_than_the_server_allows_is_refused(
     settings = world.app.extensions["archipel"].settings
     monkeypatch.setattr(type(settings), "robust_bytes", 5 * 9 * 28 - 1)  # five devices, nine entries, 28 bytes each
     status, answer = ask(world)
-    assert (status, "5 updates of 9 entries take 1,260 bytes" in answer["message"]) == (422, True), answer
+    assert (status, "5 updates of 9 entries take 1,260 bytes" in answer["detail"]) == (422, True), answer
     monkeypatch.setattr(type(settings), "robust_bytes", 5 * 9 * 28)
     assert ask(world)[0] == 201
 

@@ -77,6 +77,7 @@ def test_at_the_deadline_with_enough_the_round_goes_on(world: World, phase: str)
 
 
 @pytest.mark.parametrize("phase", COLLECTING)
+@pytest.mark.sampled(every=3)
 def test_at_the_deadline_with_too_few_the_round_fails_closed(world: World, phase: str) -> None:
     task = world.create_task(**TASK)
     devices = world.add_devices(5)

@@ -204,4 +204,4 @@ def test_groups_that_do_not_fit_are_refused(world: World, settings: dict[str, An
         "bundle": world.publish(), "aggregation": {"rule": "median", "tolerated": 1}, **settings,
     }  # fmt: skip
     status, told = world.operator("POST", "/v1/tasks", values)
-    assert (status, words in told["message"]) == (422, True), told
+    assert (status, words in told["detail"]) == (422, True), told

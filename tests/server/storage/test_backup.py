@@ -34,6 +34,7 @@ def move_to(world: World, folder: Path, **settings: Any) -> None:
     world.coordinator.recover()
 
 
+@pytest.mark.sampled(every=2)
 def test_a_secure_round_goes_on_from_its_backup(world: World, tmp_path: Path) -> None:
     task = world.create_task(cohort=3)
     devices = world.add_devices(3)

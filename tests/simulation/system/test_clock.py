@@ -114,6 +114,7 @@ def test_hours_repeat_every_period() -> None:
     assert over_midnight.departure(0, 95) == 105
 
 
+@pytest.mark.sampled(every=2)
 def test_a_run_has_the_same_model_with_a_clock_and_without(make: Make) -> None:
     bundle = bundle_of(make, "fedavg")
     given: dict[str, Any] = {"rounds": 4, "cohort": 3, "client_axis": "off", "seed": 3}

@@ -43,6 +43,7 @@ def batches() -> Batches:
     ],
     ids=["momentum", "adam", "transforms", "accumulate", "per_example", "mixed"],
 )
+@pytest.mark.sampled(every=3)
 def test_losses_and_tensors_are_those_of_single_steps(
     model: Model, batches: Batches, optimizer: Callable[[], optimizers.Optimizer], options: dict
 ) -> None:

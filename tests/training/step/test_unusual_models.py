@@ -130,6 +130,7 @@ def test_what_has_no_influence_stays() -> None:
     [{"steps": 2}, {"accumulate": 2}, {"per_example": training.per_example(1.0, 1.0)}, {"precision": "mixed"}],
     ids=str,
 )
+@pytest.mark.sampled(every=3)
 def test_what_has_no_influence_stays_in_every_kind_of_step(options: dict[str, Any]) -> None:
     model = Model.from_torch(Heads(), torch.zeros(2, 5))
     step = training.step_graph(model, losses.cross_entropy(), optimizers.sgd(weight_decay=0.3, momentum=0.9), **options)
@@ -223,6 +224,7 @@ def test_batches_of_one() -> None:
     [((nn.Linear(5, 4), nn.BatchNorm1d(4)), (5,)), ((nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten()), (1, 3, 3))],
     ids=["dense", "one pixel"],
 )
+@pytest.mark.sampled(every=3)
 def test_one_example_has_no_statistics(layers: tuple[nn.Module, ...], shape: tuple[int, ...], steps: int) -> None:
     """PyTorch refuses it in training; on a device it is what is left at the end of an epoch.
 

@@ -40,6 +40,21 @@ export interface DeviceSettings {
   readonly maxCacheBytes?: number | undefined;
   /** Whether the server is told which kind of limit a refused round exceeded. Default: yes. */
   readonly tellWhy?: boolean | undefined;
+  /**
+   * Whether the device takes the versions of models that the server offers. It reports which version it has fetched,
+   * and never which one runs. Default: no.
+   */
+  readonly adopt?: boolean | undefined;
+  /**
+   * After the device has decided about a fetched version, it sends nothing until this many seconds, or a multiple of
+   * them, have passed since it began: the time that it took must not tell the server what it decided. Default: 120.
+   */
+  readonly lookSeconds?: number | undefined;
+  /**
+   * A version that is worse on the device's own examples by more than this share of the running version's loss (or
+   * accuracy) is not adopted. Default: 0.05.
+   */
+  readonly maxWorse?: number | undefined;
 
   /** How long one answer may take. Default: 300. */
   readonly requestTimeout?: number | undefined;
@@ -84,6 +99,9 @@ const DEFAULTS: Config = {
   maxDownloadBytes: 256 * 2 ** 20,
   maxCacheBytes: 256 * 2 ** 20,
   tellWhy: true,
+  adopt: false,
+  lookSeconds: 120,
+  maxWorse: 0.05,
   requestTimeout: 300,
   attempts: 4,
   backoff: 0.25,
@@ -98,8 +116,9 @@ const DEFAULTS: Config = {
 /** The least value of each number; a setting of another kind is not here. */
 const LEAST: Readonly<Record<string, number>> = {
   minCohort: 1, maxRoundsPerDay: 0, maxEpsilon: 0, maxPeakBytes: 0, maxUploadBytes: 0, maxUploadEntries: 0,
-  maxDownloadBytes: 0, maxCacheBytes: 0, requestTimeout: 0.001, attempts: 1, backoff: 0.001, maxWait: 0.001,
-  patience: 0.001, roundTimeout: 0.001, pauseSeconds: 0.001, resumeWithin: 0.001, maxOfflineWait: 0.001,
+  maxDownloadBytes: 0, maxCacheBytes: 0, lookSeconds: 0.001, maxWorse: 0, requestTimeout: 0.001, attempts: 1,
+  backoff: 0.001, maxWait: 0.001, patience: 0.001, roundTimeout: 0.001, pauseSeconds: 0.001, resumeWithin: 0.001,
+  maxOfflineWait: 0.001,
 };
 const MAX_ROUNDS_PER_DAY = 256;
 

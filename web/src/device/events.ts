@@ -2,7 +2,8 @@
 
 export type EventName =
   | "enrolled" | "waiting" | "paused" | "resumed" | "assigned" | "trained" | "advertised" | "shared" | "masked"
-  | "uploaded" | "confirmed" | "unmasked" | "committed" | "dropped" | "refused" | "set_aside" | "erased";
+  | "uploaded" | "confirmed" | "unmasked" | "committed" | "dropped" | "refused" | "set_aside" | "erased"
+  | "offered" | "adopted" | "kept" | "rotated";
 
 export type Detail = Readonly<Record<string, string | number>>;
 

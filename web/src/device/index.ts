@@ -2,6 +2,7 @@
  * A page as a device of a federation: it enrols, trains in secure rounds on the page's examples, and keeps a journal.
  */
 
+import type { NdArray } from "../arrays.js";
 import type { DeviceReport } from "./agent.js";
 import type { DeviceSettings } from "./config.js";
 import type { Examples } from "./device.js";
@@ -102,6 +103,21 @@ export class Device {
     return this.call({ method: "runForever" });
   }
 
+  /** The number of the version that this device runs, by model; versions come with the setting `adopt`. */
+  models(): Promise<Readonly<Record<string, number>>> {
+    return this.call({ method: "running" });
+  }
+
+  /**
+   * Predict with the version of a model that this device runs, and with what it has learned for itself. Array in, array
+   * out where the model has one input and one output; else records. Rejects with ClientError where it runs none.
+   */
+  predict(model: string, x: NdArray): Promise<NdArray>;
+  predict(model: string, x: Examples): Promise<Record<string, NdArray>>;
+  predict(model: string, x: NdArray | Examples): Promise<NdArray | Record<string, NdArray>> {
+    return this.call({ method: "predict", model, x });
+  }
+
   /** End `runForever`. The round that is under way goes on when the device does, unless its task is asynchronous. */
   stop(): void {
     this.post({ type: "stop" });
@@ -114,6 +130,14 @@ export class Device {
 
   resume(): Promise<void> {
     return this.call({ method: "resume" });
+  }
+
+  /**
+   * Replace the device's key by a new one; its id stays. false if the server cannot do that now, such as during a round
+   * of this device: then every check-in tries again. Rejects with CertificateError after eight replacements.
+   */
+  rotateKey(): Promise<boolean> {
+    return this.call({ method: "rotateKey" });
   }
 
   /** What this device is, what it did and sent, and what that cost its examples. */

@@ -26,8 +26,8 @@ interface Known {
   readonly history: History;
   /** The digest of the weights that were used last. */
   readonly last?: string;
-  /** By task, newest first: the newest entry that this device has used. */
-  readonly accepted: readonly (readonly [task: string, entry: number])[];
+  /** By task, or "adoption", newest first: the newest entry that this device has used. */
+  readonly accepted: readonly (readonly [use: string, entry: number])[];
 }
 
 /** Weights, and the SHA-256 of their file. */
@@ -37,9 +37,9 @@ export interface Weights {
 }
 
 /**
- * Accept weights for a training of `task`, or raise ProvenanceError (another ProtocolError if the log is malformed).
- * The log must not go back to older weights, unless an entry of it says so, and its steps must be able to lead to
- * these. `find` gives weights with a digest where they are still here.
+ * Accept weights for a training of `task`, or for an adoption (null), or raise ProvenanceError (another ProtocolError
+ * if the log is malformed). The log must not go back to older weights, unless an entry of it says so, and its steps must
+ * be able to lead to these. `find` gives weights with a digest where they are still here.
  */
 export async function checkOrigin(
   database: DeviceDatabase,
@@ -48,7 +48,7 @@ export async function checkOrigin(
   find: (digest: string) => Promise<Tensors | null>,
   session: DeviceSession,
   enrolment: Enrolment,
-  task: string,
+  task: string | null,
 ): Promise<void> {
   const key = `origins/${bundle.digest}`;
   const { manifest } = bundle;
@@ -69,12 +69,14 @@ export async function checkOrigin(
     // time.
     await database.write({ store: "books", key, value: { ...known, history } });
   }
-  const node = log.find(digest, task);
+  const node = log.find(digest, task ?? "");
   const where = `weights ${digest.slice(0, 16)}... (entry ${node.number} of the server's log)`;
-  if (node.plain) {
+  // An adoption sends nothing, so what the server may have seen of others does not concern it.
+  if (node.plain && task !== null) {
     throw new ProvenanceError(`${where}: a round in which the server saw single updates led to them`);
   }
-  const newest = known.accepted.find(([each]) => each === task)?.[1] ?? 0;
+  const use = task ?? "adoption";
+  const newest = known.accepted.find(([each]) => each === use)?.[1] ?? 0;
   if (node.again < newest) {
     throw new ProvenanceError(
       `${where}: older than entry ${newest}, which this device has used, and no later entry goes back to it`,
@@ -93,7 +95,7 @@ export async function checkOrigin(
     }
   }
   // The task used now comes first, so the ones beyond MAX_TASKS ended long ago.
-  const accepted = [[task, node.again] as const, ...known.accepted.filter(([each]) => each !== task)];
+  const accepted = [[use, node.again] as const, ...known.accepted.filter(([each]) => each !== use)];
   const value: Known = { history, accepted: accepted.slice(0, MAX_TASKS), last: digest };
   await database.write({ store: "books", key, value });
 }

@@ -65,7 +65,7 @@ export function storageProblem(error: unknown): string {
 }
 
 /** Every tensor that a bundle's programs let a device keep, and its parameters, by the names of a slot's tensors. */
-function placesOf(bundle: Bundle): Map<string, Parameters<typeof fits>[0]> {
+export function placesOf(bundle: Bundle): Map<string, Parameters<typeof fits>[0]> {
   const places = new Map<string, Parameters<typeof fits>[0]>();
   for (const program of Object.values(bundle.manifest.programs)) {
     for (const port of [...program.inputs, ...program.outputs]) {

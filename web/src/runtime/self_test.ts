@@ -35,7 +35,7 @@ export async function selfTest(
       compare(outputs, group(tensors, "output/"), test.rtol, () => test.atol);
       return null;
     }
-    const examples = pseudoRandom(bundle.program(name));
+    const examples = someExamples(bundle.program(name));
     const other = reference();
     try {
       const expected = await other.predict(examples);
@@ -69,7 +69,8 @@ function compare(found: Outputs, expected: Outputs, rtol: number, atol: (array: 
   }
 }
 
-function pseudoRandom(program: Program): Record<string, NdArray> {
+/** One example for a `predict` program, of pseudo-random numbers; integers are 0. */
+export function someExamples(program: Program): Record<string, NdArray> {
   const ports = program.inputs.filter((port) => port.role === "example");
   return Object.fromEntries(ports.map((port) => [port.name, example(port)]));
 }

@@ -45,9 +45,8 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
                 allow_development=settings.allow_development,
             )  # fmt: skip
         except BundleError as error:
-            raise refuse(
-                422, "the body is not a bundle that this server accepts", _plain(error, written.temporary)
-            ) from None
+            why = _plain(error, written.temporary)
+            raise refuse(422, f"the body is not a bundle that this server accepts: {why}") from None
         populations = _target_populations(call, bundle.manifest, named)
         with services.database.read() as session:
             # A bundle that is there keeps the file of its first upload, which its row names.

@@ -116,8 +116,6 @@ def _offers(services: Services, population: str, serial: int | None, device_id: 
 def _store(connection: Connection, device_id: str, report: CheckIn, now: float, wait: float, over: str) -> str:
     """Store that the device waits, and what it reported; it leaves the round `over` (""). Returns its population."""
     device = require_member(connection.execute(_DEVICE, {"device": device_id}).one_or_none(), device_id)
-    if device.kind != "device":
-        raise refuse(403, f"a member of kind {device.kind!r} takes no part in this server's rounds")
     row = {
         "device": device_id,
         "attributes": dict(report.attributes),
@@ -131,7 +129,7 @@ def _store(connection: Connection, device_id: str, report: CheckIn, now: float, 
     if over:
         connection.execute(_LEFT, {"device": device_id, "over": over})
     if not connection.execute(_AGAIN, row).rowcount:
-        connection.execute(_FIRST, {**row, "population": device.population})
+        connection.execute(_FIRST, {**row, "population": device.population, "aggregator": device.kind == "aggregator"})
     return str(device.population)
 
 
@@ -169,6 +167,7 @@ _FIRST = insert(CheckInRow).values(
     versions=bindparam("versions"),
     neighbours=bindparam("neighbours"),
     adds_noise=bindparam("adds_noise"),
+    aggregator=bindparam("aggregator"),
     last_seen=bindparam("now"),
     due=bindparam("due"),
 )

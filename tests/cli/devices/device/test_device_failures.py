@@ -151,6 +151,7 @@ def test_places_that_are_no_device(archipel: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "2", "2x", "h", "-1h", "0s", "infd", "nanh", "1e9d", "2 h x"])
+@pytest.mark.sampled(every=3)
 def test_times_that_are_none(archipel: Command, enrolled: Device, text: str) -> None:
     _, err = archipel("device", "pause", str(enrolled.folder), "--for", text, code=1)
     assert "expected a time such as 90s, 45m, 2h or 3d" in err

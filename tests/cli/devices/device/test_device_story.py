@@ -25,6 +25,7 @@ def status(archipel: Command, device: Device) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("isolated", [pytest.param("false", marks=pytest.mark.slow), "true"])
+@pytest.mark.sampled(every=2)
 def test_from_enrolment_to_erasing(
     archipel: Command,
     federation: Federation,
@@ -130,6 +131,7 @@ def test_stopped_in_the_middle_of_a_round(archipel: Command, federation: Federat
     assert "stopped" in entry["reason"]
 
 
+@pytest.mark.sampled(every=2)
 def test_a_store_as_examples(archipel: Command, federation: Federation, enrolled: Device) -> None:
     enrolled.settings("[examples]\nstore = true\n", isolated="false")
     out, _ = archipel("device", "examples", "add", str(enrolled.config), str(enrolled.place / "data.npz"))

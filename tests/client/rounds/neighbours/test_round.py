@@ -30,6 +30,7 @@ def test_the_agents_update_is_in_the_sum(world: NeighbourWorld) -> None:
 
 
 @pytest.mark.parametrize("step", ["invitation", "neighbours", "dealings", "partners", "question"])
+@pytest.mark.sampled(every=3)
 def test_what_is_no_message_is_no_answer(tmp_path: Path, step: str) -> None:
     """Garbage, another message, JSON and more bytes than the plan allows: the agent asks once more."""
     with opened(tmp_path) as world:

@@ -56,6 +56,7 @@ def check_sum(federation: Federation, task: TaskInfo, agents: list[Agent]) -> No
         for number in range(len(MENDED))
     ],
 )
+@pytest.mark.sampled(every=2)
 def test_every_step_survives_every_passing_fault(federation: Federation, proxy: Proxy, shift: int) -> None:
     """Each step meets one fault; over all shifts each step meets each fault."""
     faults = list(MENDED.values())
@@ -81,6 +82,7 @@ def test_every_step_survives_every_passing_fault(federation: Federation, proxy: 
         (415, "PUT update"), (422, "PUT shares"),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(every=3)
 def test_a_refusal_makes_the_device_leave(federation: Federation, proxy: Proxy, code: int, step: str) -> None:
     method, path = step.split()
     proxy.fault = lambda m, p: status(code) if m == method and p.endswith(path) else None
@@ -95,6 +97,7 @@ def test_a_refusal_makes_the_device_leave(federation: Federation, proxy: Proxy, 
 
 
 @pytest.mark.parametrize(("step", "result"), [("PUT shares", "dropped"), ("PUT confirmation", "took_part")])
+@pytest.mark.sampled(every=2)
 def test_a_phase_that_is_over_ends_the_part_not_always_the_round(
     federation: Federation, proxy: Proxy, step: str, result: str
 ) -> None:
@@ -103,7 +106,7 @@ def test_a_phase_that_is_over_ends_the_part_not_always_the_round(
     proxy.fault = lambda m, p: status(410) if m == method and p.endswith(path) else None
     agents = [federation.agent(number) for number in (1, 2, 3)]
     late = federation.agent(0, server=proxy.url)
-    task = federation.task(cohort=4, deadlines={"sharing": 0.6, "confirming": 0.6, "unmasking": 0.6})
+    task = federation.task(cohort=4, deadlines={"sharing": 1.5, "confirming": 1.5, "unmasking": 1.5})
     federation.run([late, *agents], lambda: federation.operator.tasks.get(task.task_id).state != "running")
     assert federation.operator.tasks.get(task.task_id).state == "completed"
     [info] = federation.rounds(task)
@@ -168,6 +171,7 @@ def test_a_server_that_stays_away_is_left(federation: Federation, proxy: Proxy) 
     assert agents[0].run_once().kind == "waiting"
 
 
+@pytest.mark.sampled(every=2)
 def test_random_faults_never_spoil_a_sum(federation: Federation, proxy: Proxy) -> None:
     rng = random.Random(7)
     faults = [fault for name, fault in MENDED.items() if name != "slow"]

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from archipel.server.processes import children
 from archipel.server.settings import Settings
@@ -52,6 +53,7 @@ def wait_for(phase: str, device: Device, seconds: float) -> float:
     return time.monotonic() - started
 
 
+@pytest.mark.sampled(every=2)
 def test_the_other_takes_over_within_fifteen_seconds(world: World, tmp_path: Path) -> None:
     world.clock.now = time.time()  # the processes have the true clock
     task = world.create_task(cohort=3)

@@ -124,6 +124,7 @@ def too_old(url: str) -> str:
         return str(error.reason)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_check_in_with_certificates_at_both_ends(
     server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def server_log(server: Server) -> list[str]:
     return (server.folder / "server.log").read_text().splitlines()
 
 
+@pytest.mark.sampled(every=2)
 def test_commands_over_tls(server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path) -> None:
     certificate, key = authority.certify("server")
     url = server.start(tls_certificate=str(certificate), tls_key=str(key), tls_client_ca=str(authority.file))
@@ -167,6 +169,7 @@ def test_commands_over_tls(server: Server, authority: Authority, data_folder: Da
     assert (done.returncode, done.stderr) == (1, f"archipel: {my_key}: no certificate in PEM\n")
 
 
+@pytest.mark.sampled(every=2)
 def test_a_renewed_certificate_is_used_without_a_restart(
     server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path
 ) -> None:
@@ -269,6 +272,7 @@ def test_settings_that_contradict_each_other(data_folder: DataFolder) -> None:
 
 
 @pytest.mark.parametrize("secured", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.sampled(every=2)
 def test_clients_that_fall_silent_do_not_keep_the_threads(
     server: Server, authority: Authority, data_folder: DataFolder, secured: bool
 ) -> None:

@@ -159,6 +159,7 @@ def strict() -> Iterator[MotoProcess]:
     made.stop()
 
 
+@pytest.mark.sampled(every=2)
 def test_access_is_refused(strict: MotoProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import boto3
 

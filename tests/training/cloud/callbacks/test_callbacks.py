@@ -123,6 +123,7 @@ def test_the_progress_bar_leaves_nothing_behind(capfd: pytest.CaptureFixture[str
     assert "Traceback" not in err
 
 
+@pytest.mark.sampled(every=2)
 def test_the_curves_are_a_picture(tmp_path: Path) -> None:
     result = train(nn.Linear(5, 2), (X, Y), TrainConfig(epochs=2), validation=(X, Y))
     figure = result.plot(tmp_path / "curves.svg")

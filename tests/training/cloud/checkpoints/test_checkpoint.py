@@ -73,6 +73,7 @@ class StopAfter(Callback):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("stop", [2, BATCHES, 2 * BATCHES + 1])
+@pytest.mark.sampled(every=3)
 def test_a_stopped_training_ends_as_if_it_had_not_been(kind: str, stop: int, tmp_path: Path) -> None:
     whole = run(**KINDS[kind])
     stopped = run(**KINDS[kind], checkpoint=str(tmp_path), callbacks=[StopAfter(stop)])
@@ -99,6 +100,7 @@ t.run(checkpoint=sys.argv[2], checkpoint_every=2, callbacks=[Tell()])
 """
 
 
+@pytest.mark.sampled(every=2)
 def test_a_training_killed_in_the_middle_of_an_epoch_goes_on_to_the_same_losses(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path / "deep")]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:

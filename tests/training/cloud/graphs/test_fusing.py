@@ -47,6 +47,7 @@ def calls(module: TorchModule, function: object) -> list[torch.fx.Node]:
 
 
 @pytest.mark.parametrize(("causal", "masked"), [(False, False), (True, False), (False, True)])
+@pytest.mark.sampled(every=2)
 def test_attention_is_one_call(causal: bool, masked: bool) -> None:
     torch.manual_seed(0)
     native = Attention(causal, masked).eval()
@@ -62,6 +63,7 @@ def test_attention_is_one_call(causal: bool, masked: bool) -> None:
         torch.testing.assert_close(module.get_parameter(name).grad, parameter.grad)
 
 
+@pytest.mark.sampled(every=2)
 def test_attention_that_is_written_out() -> None:
     torch.manual_seed(0)
     native = Written().eval()
@@ -117,6 +119,7 @@ class Halves(nn.Module):
 
 
 @pytest.mark.parametrize(("kind", "splits"), [("parts", 1), ("uneven", 1), ("gap", 0), ("read", 0)])
+@pytest.mark.sampled(every=3)
 def test_slices_that_follow_each_other_are_one_split(kind: str, splits: int) -> None:
     torch.manual_seed(0)
     native = Halves(kind)

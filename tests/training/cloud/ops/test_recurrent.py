@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from archipel import Model
@@ -21,6 +22,7 @@ class Layers(torch.nn.Module):
         return y, c, h
 
 
+@pytest.mark.sampled(every=2)
 def test_exported_layers() -> None:
     torch.manual_seed(0)
     native = Layers()

@@ -27,6 +27,7 @@ def of(name: str, batch_size: int) -> Costs:
 
 
 @pytest.mark.parametrize("name", ["mlp", "transformer", "cnn"])
+@pytest.mark.sampled(every=2)
 def test_flops_of_both_passes_are_those_that_pytorch_counts(name: str) -> None:
     module, (inputs, labels) = network(name), batch(name)
     # The counter does not know the CPU's fused attention.

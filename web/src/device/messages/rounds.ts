@@ -181,14 +181,34 @@ export const receipt = struct<{ stored: boolean }>({ stored: optional(bool, true
 
 export interface Problem {
   readonly type: string;
-  readonly message: string;
-  readonly request_id: string;
+  readonly title: string;
+  readonly status: number;
   readonly detail: string;
+  readonly request_id: string;
+  readonly errors: readonly FieldProblem[];
+}
+
+export interface FieldProblem {
+  readonly detail: string;
+  readonly pointer: string;
+  readonly parameter: string;
 }
 
 export const problem: Decoder<Problem> = struct<Problem>({
   type: required(short(1024)),
-  message: required(short(1 << 16)),
+  title: required(short(1024)),
+  status: required(whole(400, 599)),
+  detail: required(short(1 << 16)),
   request_id: required(short(1024)),
-  detail: optional(short(1 << 16), ""),
+  errors: optional(
+    listOf(
+      struct<FieldProblem>({
+        detail: required(short(1 << 16)),
+        pointer: optional(short(1 << 16), ""),
+        parameter: optional(short(1024), ""),
+      }),
+      256,
+    ),
+    [],
+  ),
 });

@@ -135,8 +135,7 @@ export class Transport {
     const asked = response.headers.get("Retry-After");
     let words = "the server gave no reason";
     try {
-      const found = decode("problem", await this.read(response, MAX_PROBLEM_BYTES), problem);
-      words = found.detail ? `${found.message}: ${found.detail}` : found.message;
+      words = decode("problem", await this.read(response, MAX_PROBLEM_BYTES), problem).detail;
     } catch (error) {
       // Not a Problem but, for example, the page of a proxy: the status has to do.
       if (!(error instanceof MessageError || error instanceof TooLargeError)) throw error;

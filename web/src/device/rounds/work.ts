@@ -5,20 +5,18 @@
 
 import type { NdArray } from "../../arrays.js";
 import type { Bundle } from "../../bundle/reader.js";
-import { readWeights, writeWeights } from "../../bundle/weights.js";
-import type { Engine } from "../../runtime/delegates.js";
-import { joinNames, splitNames } from "../../runtime/device_state.js";
+import { writeWeights } from "../../bundle/weights.js";
+import { joinNames } from "../../runtime/device_state.js";
 import { RuntimeCore } from "../../runtime/runtime.js";
 import type { Device, Examples } from "../device.js";
 import type { Enrolment } from "../enrolment.js";
 import type { OwnerLimits } from "../limits.js";
 import type { RoundPlan } from "../messages/rounds.js";
 import { checkOrigin } from "../origins.js";
+import { takeOwnState } from "../own_state.js";
 import { checkPlan } from "../policy.js";
 import { checkPublished } from "../storage/books.js";
 import type { Files } from "../storage/files.js";
-import { statePlace } from "../storage/journal.js";
-import type { SealedBytes } from "../storage/vault.js";
 import type { Arrays } from "../updates/bounds.js";
 import type { Layout } from "../updates/layout.js";
 import { planLayout, uploadArrays } from "../updates/uploads.js";
@@ -94,8 +92,9 @@ export async function contribute(
 ): Promise<Contribution> {
   const { manifest } = bundle;
   const seed = await device.vault.roundSeed(digest);
-  const runtime = await openRuntime(bundle, await device.engine(), device);
+  const runtime = new RuntimeCore(bundle, await device.engine(), device.config.maxPeakBytes);
   try {
+    await takeOwnState(runtime, bundle, device);
     let next = performance.now();
     const update = await runtime.localRound({
       x: fields,
@@ -122,16 +121,4 @@ export async function contribute(
 /** How many examples there are; the runtime refuses fields of different lengths. */
 export function countExamples(fields: Examples): number {
   return Math.max(0, ...Object.values(fields).map((array: NdArray) => array.dims[0] ?? 0));
-}
-
-/** A runtime with the device's state of this model; all versions of a model share it. */
-async function openRuntime(bundle: Bundle, engine: Engine, device: Device): Promise<RuntimeCore> {
-  const runtime = new RuntimeCore(bundle, engine, device.config.maxPeakBytes);
-  const place = statePlace(bundle.manifest.name);
-  const sealed = await device.database.get<SealedBytes>("sealed", place);
-  if (sealed === undefined) return runtime;
-  const groups = splitNames(readWeights(await device.vault.open(place, sealed)), ["personal", "state"]);
-  for (const [name, array] of groups.personal) runtime.device.personal.set(name, array);
-  for (const [name, array] of groups.state) runtime.device.state.set(name, array);
-  return runtime;
 }

@@ -16,7 +16,7 @@ type Uses = Readonly<Record<string, { readonly at: number; readonly bytes: numbe
 export class Files {
   constructor(
     private readonly database: DeviceDatabase,
-    private readonly session: DeviceSession,
+    private readonly session: Pick<DeviceSession, "download">,
     private readonly config: Config,
   ) {}
 

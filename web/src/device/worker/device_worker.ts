@@ -48,6 +48,8 @@ async function carryOut(ask: Ask): Promise<unknown> {
       return agent.enrol(ask.token);
     case "pause":
       return agent.pause(ask.reason);
+    case "predict":
+      return agent.predict(ask.model, ask.x);
     case "close":
       agent.close();
       return end();

@@ -1,14 +1,20 @@
 /** What a page and its device's worker say to each other. Each side asks the other with numbered calls. */
 
+import type { NdArray } from "../../arrays.js";
 import type { DeviceSettings } from "../config.js";
+import type { Examples } from "../device.js";
 import type { DeviceEvent } from "../events.js";
 
 /** What the page asks of the worker. */
 export type Ask =
   | { readonly method: "open"; readonly settings: DeviceSettings; readonly wait: boolean; readonly conditions: boolean }
   | { readonly method: "enrol"; readonly token: string }
-  | { readonly method: "runOnce" | "runForever" | "resume" | "erase" | "report" | "deviceId" | "close" }
-  | { readonly method: "pause"; readonly reason: string };
+  | {
+      readonly method:
+        | "runOnce" | "runForever" | "resume" | "erase" | "report" | "deviceId" | "close" | "running" | "rotateKey";
+    }
+  | { readonly method: "pause"; readonly reason: string }
+  | { readonly method: "predict"; readonly model: string; readonly x: NdArray | Examples };
 
 /** What the worker asks of the page. */
 export type AskPage = { readonly method: "examples" | "mayWork" };

@@ -1,0 +1,1 @@
+"""What a server tells of itself while it runs: measurements, log lines, traces."""
