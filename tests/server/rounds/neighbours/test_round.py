@@ -173,7 +173,7 @@ def test_a_server_without_ml_kem_refuses_the_task(
     request |= {"bundle": world.publish(), "protocol": "neighbours-mlkem"}
     status, answer = world.operator("POST", "/v1/tasks", request)
     assert status == 422, answer
-    assert "this server's cryptography has no ML-KEM-768" in answer["message"]
+    assert "this server's cryptography has no ML-KEM-768" in answer["detail"]
 
 
 @pytest.mark.parametrize(
