@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -129,6 +129,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether evaluations and analyses wait until somebody else with the right to run them approves."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
     """requests.log and server.log are rotated at this size; 0: never, for another program to do it."""
+    log_format: Literal["text", "json"] = "text"
+    """How lines of server.log are written; those of requests.log are JSON always."""
+    slow_query_ms: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """Statements that take so many milliseconds are logged, without their parameters; 0: none."""
+    otlp_address: str = ""
+    """Where spans of rounds are sent (OTLP over HTTP), such as http://localhost:4318; empty: nowhere."""
     drain_seconds: Annotated[float, Meta(ge=0, le=300)] = 0.0
     """How long a server that is told to stop still serves while /readyz says 503."""
     stop_seconds: Annotated[int, Meta(ge=1, le=3600)] = 5

@@ -29,11 +29,13 @@ from archipel.protocol.problems import KINDS, TRY_AGAIN
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg_plus.messages import Packed, unpack
 from archipel.protocol.tls import client_context
+from archipel.tracing import device_ids, write_parent
 
 MAX_MESSAGE_BYTES = 16 << 20
 _MAX_PROBLEM_BYTES = 64 << 10
 _CHUNK = 64 << 10
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,16})-(\d{1,16})/(\d{1,16})", re.ASCII)
+_ROUND = re.compile("/v1/rounds/([0-9a-f]{32})(?:/|$)")
 
 T = TypeVar("T")
 
@@ -203,6 +205,9 @@ class Transport:
         headers: Mapping[str, str],
     ) -> T:
         all_headers = {"Accept-Encoding": "identity", "User-Agent": "archipel", **headers}
+        match = _ROUND.match(path) if self._config.otlp_address else None
+        if match is not None:
+            all_headers["traceparent"] = write_parent(device_ids(match[1]))
         if body is not None:
             all_headers.setdefault("Content-Type", "application/json")
             all_headers["Content-Length"] = str(len(body))

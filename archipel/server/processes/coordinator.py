@@ -59,6 +59,7 @@ from archipel.server.rounds.sites import holding
 from archipel.server.rounds.sites.opening import open_site_round, wanted
 from archipel.server.rounds.waiting import is_evaluated
 from archipel.server.services import Services
+from archipel.server.telemetry.log_lines import about
 
 log = logging.getLogger("archipel.coordinator")
 
@@ -174,10 +175,9 @@ class Coordinator:
                 else_=1,
             )
             idle = list(session.scalars(select(Task).where(Task.state == "running", at_work < most)))
-        self._watch.see(live)
         happened = False
-        for row in live:
-            happened |= self._advance(row.round_id)
+        for round_id in self._watch.each(live):
+            happened |= self._advance(round_id)
         for task in idle:
             happened |= self._start(task)
         happened |= step_rollouts(services, self._write) | evaluating.end_idle(services, self._write)
@@ -376,7 +376,8 @@ class Coordinator:
                 fail_task(session, task, reason, now=self._services.clock())
 
     def _report(self, done: Transition) -> None:
-        log.info("round %s: %s%s", done.round_id, done.phase, f" ({done.reason})" if done.reason else "")
+        with about(round_id=done.round_id):
+            log.info("round %s: %s%s", done.round_id, done.phase, f" ({done.reason})" if done.reason else "")
         if done.phase in ("committed", "failed"):
             with self._services.database.read() as session:
                 ended = session.get_one(Round, done.round_id)

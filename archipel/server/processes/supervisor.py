@@ -26,6 +26,7 @@ from archipel.server.processes.stopping import Stop
 from archipel.server.processes.tls import WebTls
 from archipel.server.settings import MIN_FREE_BYTES, Settings
 from archipel.server.storage.log_files import bound
+from archipel.server.telemetry.log_lines import single_line
 
 START_SECONDS = 30.0
 KILL_SECONDS = 5.0
@@ -103,7 +104,7 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
                 child.ask_to_stop()
             deadline = time.monotonic() + settings.stop_seconds + KILL_SECONDS
             for child in every:
-                child.wait_or_kill(deadline, log)
+                child.wait_or_kill(settings, deadline, log)
 
 
 class _Drain:
@@ -191,7 +192,7 @@ class _Child:
             self.restart_at = now + delay
             names = {each.value: each.name for each in signal.Signals}
             how = f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with {code}"
-            _tell(log, f"the {self.name} process {how}; starting it again in {delay:g} s")
+            _tell(settings, log, f"the {self.name} process {how}; starting it again in {delay:g} s")
         elif now >= self.restart_at:
             self.start(settings, listener, log)
 
@@ -199,14 +200,14 @@ class _Child:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
 
-    def wait_or_kill(self, deadline: float, log: BinaryIO) -> None:
+    def wait_or_kill(self, settings: Settings, deadline: float, log: BinaryIO) -> None:
         self._close_ready()
         if self.process is None:
             return
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            _tell(log, f"the {self.name} process did not stop in time; killed")
+            _tell(settings, log, f"the {self.name} process did not stop in time; killed")
             # gunicorn's workers too: the child leads a process group.
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -218,11 +219,11 @@ class _Child:
             self.ready = -1
 
 
-def _tell(log: BinaryIO, line: str) -> None:
+def _tell(settings: Settings, log: BinaryIO, line: str) -> None:
     """Write a line to the log and to standard error."""
     # A full disk or a closed terminal must not end the server.
     with suppress(OSError):
-        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} archipel.supervisor: {line}\n".encode())
+        log.write(single_line(settings.log_format, "archipel.supervisor", line).encode() + b"\n")
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 
