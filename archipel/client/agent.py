@@ -21,7 +21,7 @@ from archipel.client.connection.transport import Transport
 from archipel.client.device import Device, Examples, Site
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.origins import Origins
-from archipel.client.events import Event, EventName, OnEvent, Outcome
+from archipel.client.events import Event, EventName, OnEvent, Outcome, traced
 from archipel.client.memory.decisions import DecisionBook
 from archipel.client.memory.entry import Entry
 from archipel.client.memory.erasing import finish_erasing
@@ -54,6 +54,7 @@ from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.messages import CheckIn, CheckInResponse, RoundPlan, SetAside
 from archipel.protocol.moments import moment
 from archipel.protocol.sealed import Sealed, encode, unseal
+from archipel.protocol.secagg_plus.choosing import spoken
 
 _SHORTEST_WAIT = 0.01
 _LONGEST_WAIT = 86400.0
@@ -98,7 +99,7 @@ class Agent:
     ) -> None:
         config.require_engine()
         self.config = config
-        self._on_event = on_event
+        self._on_event = traced(config, on_event)
         self._gate = Gate(
             config.folder, conditions, self._emit, ask_again=config.pause_seconds, resume_within=config.resume_within
         )
@@ -317,9 +318,7 @@ class Agent:
             self._emit("waiting", {"retry_after": self.config.pause_seconds}, pending)
             return Outcome("waiting", self.config.pause_seconds, pending, "the round's result is still to come")
         attributes, versions = dict(self.config.attributes), self._adoption.fetched_versions()
-        request = CheckIn(
-            attributes=attributes, versions=versions, protocols=("complete", "neighbours"), adds_noise=True
-        )
+        request = CheckIn(attributes=attributes, versions=versions, protocols=spoken(), adds_noise=True)
         answer = session.call("POST", "/v1/check-ins", CheckInResponse, body=encode(request))
         wait = min(max(answer.retry_after, _SHORTEST_WAIT), _LONGEST_WAIT)
         try:
