@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,18 @@ def services() -> dict[str, dict[str, object]]:
     return found
 
 
+def test_prometheus_loads_the_rules_and_grafana_the_dashboard() -> None:
+    given = yaml.safe_load(FILE.read_text())
+    for name, path in (("alerts", "prometheus/alerts.yml"), ("dashboard", "grafana/dashboards/archipel.json")):
+        assert given["configs"][name] == {"file": path}
+        assert (FILE.parent / path).is_file()
+    targets = {each["source"]: each["target"] for each in given["services"]["grafana"]["configs"]}
+    provider = yaml.safe_load((FILE.parent / given["configs"]["dashboards"]["file"]).read_text())
+    assert str(Path(targets["dashboard"]).parent) == provider["providers"][0]["options"]["path"]
+    source = (FILE.parent / given["configs"]["datasource"]["file"]).read_text()
+    assert set(re.findall(r"\$\{(\w+)\}", source)) <= set(given["services"]["grafana"]["environment"])
+
+
 def test_ours_have_no_privileges_and_write_volumes_alone(services: dict[str, dict[str, object]]) -> None:
     assert set(services) >= OURS
     for name in OURS:
@@ -68,9 +81,12 @@ def test_nobody_else_reaches_it_and_images_have_exact_tags(services: dict[str, d
 
 
 def test_what_is_not_known_of_the_file_is_refused(tmp_path: Path) -> None:
-    def read(text: str) -> str:
-        path = tmp_path / "compose.yml"
-        path.write_text(text)
+    path = shutil.copytree(ROOT / "docker", tmp_path / "docker") / "compose.yml"
+    text = path.read_text()
+
+    def read(old: str = "", new: str = "") -> str:
+        assert old in text
+        path.write_text(text.replace(old, new) if old else text)
         code = "import sys; from pathlib import Path; from compose_file import read_compose as r; r(Path(sys.argv[1]))"
         done = subprocess.run(
             [sys.executable, "-c", code, path], cwd=ROOT / "scripts" / "deployment", capture_output=True, text=True,
@@ -78,16 +94,12 @@ def test_what_is_not_known_of_the_file_is_refused(tmp_path: Path) -> None:
         )  # fmt: skip
         return done.stderr
 
-    text = FILE.read_text()
-    assert read(text.replace("file: prepare.py", f"file: {ROOT}/docker/prepare.py")) == ""
-    changed = text.replace("file: prepare.py", f"file: {ROOT}/docker/prepare.py").replace
-    assert "prometheus: network_mode: not known" in read(
-        changed("  prometheus:\n    <<", "  prometheus:\n    network_mode: host\n    <<")
-    )
-    assert "a health check begins with CMD" in read(changed("[CMD, mc, ready, local]", "[CMD-SHELL, mc ready local]"))
-    assert "wait for each other" in read(
-        changed("minio: {condition: service_healthy}\n    configs", "train: {condition: service_healthy}\n    configs")
-    )
+    assert read() == ""
+    named = "  prometheus:\n    <<"
+    assert "prometheus: network_mode: not known" in read(named, named.replace("<<", "network_mode: host\n    <<"))
+    assert "a health check begins with CMD" in read("[CMD, mc, ready, local]", "[CMD-SHELL, mc ready local]")
+    waits = "minio: {condition: service_healthy}\n    configs"
+    assert "wait for each other" in read(waits, waits.replace("minio", "train"))
 
 
 @pytest.mark.slow
