@@ -20,6 +20,7 @@ from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage.pieces import PieceTable
 from archipel.server.storage.spool import UpdateSpool
 from archipel.server.telemetry.slow_queries import log_slow_queries
+from archipel.tracing import Tracer
 
 if TYPE_CHECKING:
     from archipel.server.telemetry.measures import Measures
@@ -35,7 +36,7 @@ def _never() -> bool:
 class Services:
     """The parts of one server process. `clock` gives Unix seconds; `measures` is None where nothing is measured.
 
-    `draining`: whether the server is about to stop.
+    `draining`: whether the server is about to stop. `tracer` is None where no spans are sent.
     """
 
     settings: Settings
@@ -52,6 +53,7 @@ class Services:
     clock: Clock
     measures: Measures | None = None
     draining: Callable[[], bool] = _never
+    tracer: Tracer | None = None
 
     @classmethod
     def open(
@@ -94,6 +96,7 @@ class Services:
             clock=clock,
             measures=measures,
             draining=draining,
+            tracer=Tracer(settings.otlp_address, "archipel-server") if settings.otlp_address else None,
         )
 
     def prepare(self) -> None:

@@ -133,6 +133,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How lines of server.log are written; those of requests.log are JSON always."""
     slow_query_ms: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     """Statements that take so many milliseconds are logged, without their parameters; 0: none."""
+    otlp_address: str = ""
+    """Where spans of rounds are sent (OTLP over HTTP), such as http://localhost:4318; empty: nowhere."""
     drain_seconds: Annotated[float, Meta(ge=0, le=300)] = 0.0
     """How long a server that is told to stop still serves while /readyz says 503."""
     stop_seconds: Annotated[int, Meta(ge=1, le=3600)] = 5

@@ -92,9 +92,10 @@ class EdgeWorld:
     upstream: Upstream
     agents: list[Agent] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    more: dict[str, ServerProcess] = field(default_factory=dict)
 
     def token(self, name: str, population: str, kind: Any = "device", **changes: Any) -> EnrolmentToken:
-        server = self.root if name == "root" else self.edge
+        server = {"root": self.root, "edge": self.edge, **self.more}[name]
         seed = secrets.token_bytes(32)
         certificate = mint_token(
             self.keys[name], population=population, not_after=int(time.time()) + 600, seed=seed, kind=kind
@@ -113,21 +114,29 @@ class EdgeWorld:
     def device_token(self) -> EnrolmentToken:
         return self.token("edge", AT_EDGE, root=root_of(self.token("root", AT_ROOT, "aggregator")))
 
-    def device(self, number: int, **more: Any) -> Agent:
-        """Enrolled at the edge."""
-        config = AgentConfig(folder=self.folder / f"device-{number}", **{**QUICK, **more})
-        return self._enrolled(Agent(config, examples=lambda: local_data(number), on_event=self.events.append))
-
-    def _enrolled(self, agent: Agent) -> Agent:
-        agent.enrol(self.device_token())
+    def device(self, number: int, token: EnrolmentToken | None = None) -> Agent:
+        """With the examples of that number; enrolled at the edge, or where the token is for."""
+        config = AgentConfig(folder=self.folder / f"device-{number}", **QUICK)
+        agent = Agent(config, examples=lambda: local_data(number), on_event=self.events.append)
+        agent.enrol(token or self.device_token())
         self.agents.append(agent)
         return agent
 
-    def site(self, name: str, site: ComputedSite) -> Agent:
-        """Another site, enrolled at the root."""
+    def add_edge(self, name: str, *, cohort: int = 2) -> ServerProcess:
+        """One more edge server, below the edge."""
+        self.keys[name] = b.generate_key()
+        keys = (public_bytes(self.keys[name]), public_bytes(self.keys["publisher"]))
+        upstream = Upstream(population=f"patients-of-{name}", cohort=cohort)
+        settings, _ = _settings(self.folder / name, *keys, upstream=upstream)
+        self.more[name] = ServerProcess(settings)
+        return self.more[name]
+
+    def site(self, name: str, site: ComputedSite, at: str = "root") -> Agent:
+        """Another site, enrolled at the root or at the edge."""
         config = AgentConfig(folder=self.folder / f"site-{name}", **QUICK)
         agent = Agent(config, examples=dict, on_event=self.events.append, site=site)
-        agent.enrol(self.token("root", AT_ROOT, "aggregator"))
+        token = self.token("root", AT_ROOT, "aggregator")
+        agent.enrol(token if at == "root" else self.token(at, AT_EDGE, "aggregator", root=root_of(token)))
         self.agents.append(agent)
         return agent
 
@@ -179,12 +188,15 @@ class EdgeWorld:
             part * (port.range / ((1 << (port.bits - 1)) - 1))
             for port, part in zip(ports, np.split(total, np.cumsum(sizes)[:-1]))
         ]
-        change = scaled[0] / float(scaled[1][0])
+        # Where devices send no weight each weighs 1.
+        change = scaled[0] / (float(scaled[1][0]) if len(scaled) > 1 else len(numbers))
         return (W0.astype(np.float64) + change).astype(np.float32)
 
     def close(self) -> None:
         for agent in self.agents:
             agent.close()
+        for server in self.more.values():
+            server.close()
 
     @contextmanager
     def running(self, agents: Sequence[Agent] | None = None) -> Iterator[None]:

@@ -175,6 +175,26 @@ def start(folder: Path, **given: Any) -> None:
 
 @serve.command()
 @click.argument("folder", type=click.Path(path_type=Path))
+def migrate(folder: Path) -> None:
+    """Bring the database up to date, check that files can be stored, and end; `start` does it by itself.
+
+    \b
+    archipel serve migrate federation
+
+    For a platform that does this once before it starts several servers of a new version.
+    """
+    from archipel.server.services import Services
+
+    services = Services.open(load_settings(folder), connections=1)
+    try:
+        services.prepare()
+    finally:
+        services.database.dispose()
+    click.echo("the database has this version's schema, and files can be stored")
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("blobs")
 def copy(folder: Path, blobs: str) -> None:
     """Copy a stopped server's bundles, weights and updates to BLOBS, a folder or s3://BUCKET/PREFIX, and verify them.

@@ -133,8 +133,8 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     and with its own `threshold`, and the rule goes over the groups' means.
 
     `protocol` of a secure task: over the complete graph of a cohort, or over few neighbours of each device, whose
-    number and threshold follow from what the bundle's privacy policy says of colluders, dropouts and the server (null:
-    the server chooses by the cohort, see docs/protocol.md).
+    number and threshold follow from what the bundle's privacy policy says of colluders, dropouts and the server, also
+    with keys that resist quantum computers (null: the server chooses by the cohort, see docs/protocol.md).
 
     `differential_privacy`: noise on each round's sum, of the server or of the devices, and what the model
     may cost a device in all its tasks (docs/privacy.md). Metrics of a training have none, and are then kept back.

@@ -94,8 +94,8 @@ class CheckInRow(Base):
 
     `due` is 0 in a round, until the device has checked in again after it, and for ever if the device was revoked.
     `versions` are the versions of each model that it fetched last, null if it does not report them. `neighbours`:
-    whether it can take part in secure rounds over neighbours; `adds_noise`: in rounds whose devices add noise;
-    `aggregator`: it is an edge server.
+    whether it can take part in secure rounds over neighbours; `mlkem`: in those with ML-KEM; `adds_noise`: in rounds
+    whose devices add noise; `aggregator`: it is an edge server.
     """
 
     __tablename__ = "check_ins"
@@ -107,6 +107,7 @@ class CheckInRow(Base):
     # `none_as_null`: otherwise None would be the JSON text null, which IS NULL does not find.
     versions: Mapped[dict[str, int] | None] = mapped_column(JSON(none_as_null=True))
     neighbours: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
+    mlkem: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     adds_noise: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     aggregator: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), index=True)

@@ -10,10 +10,11 @@ from flask import Flask, Response, g, request
 
 from archipel.errors import ServerError
 from archipel.server.http.problems import MAX_PATH
-from archipel.server.http.request_measures import Answered, RequestMeasures
+from archipel.server.http.request_measures import Answered, RequestMeasures, show_route
 from archipel.server.settings import Settings
 from archipel.server.storage.log_files import LogFile
 from archipel.server.telemetry import log_lines
+from archipel.tracing import Tracer, read_parent
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,8 +35,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
 
 
-def register(app: Flask, settings: Settings, measured: RequestMeasures | None = None) -> None:
-    """Give every request an id, answer with it in X-Request-Id, log it, and have it measured. Raises ServerError."""
+def register(
+    app: Flask, settings: Settings, measured: RequestMeasures | None = None, tracer: Tracer | None = None
+) -> None:
+    """Give every request an id, answer with it in X-Request-Id, log it, and have it measured and traced.
+
+    Raises ServerError.
+    """
     path = settings.request_log
     try:
         requests = LogFile(path, most=settings.log_bytes, kept=settings.logs_kept)
@@ -72,6 +78,19 @@ def register(app: Flask, settings: Settings, measured: RequestMeasures | None = 
             rule = None if request.url_rule is None else request.url_rule.rule
             sizes = (entry.bytes_received, entry.bytes_sent)
             measured.answered(Answered(rule, request.endpoint, request.method, entry.status, seconds, *sizes))
+        if tracer is not None and g.round_id:
+            now = time.time()
+            tracer.record(
+                f"{entry.method} {show_route(str(request.url_rule))}", now - seconds, now,
+                parent=read_parent(request.headers.get("traceparent"), g.round_id),
+                attributes={
+                    "http.request.method": entry.method,
+                    "http.route": show_route(str(request.url_rule)),
+                    "http.response.status_code": entry.status,
+                    "archipel.request_id": g.request_id,
+                },
+                error=str(entry.status) if entry.status >= 500 else "",
+            )  # fmt: skip
         try:
             requests.write(msgspec.json.encode(entry) + b"\n")
         except OSError:

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
+from archipel.protocol.messages import over_neighbours
 from archipel.protocol.uploads import plan_layout
 from archipel.server.database.tables import (
     BundleRow,
@@ -202,7 +203,7 @@ class Coordinator:
                 due = buffers.seats_are_due(session, current, task, now=now, window=window)
             folds = stays and rule.collects and not robust.keeps_single(request_of(task))
             waiting = folding.pending(session, current, task) if folds else []
-            if not stays and rule.name == "complaining" and read_plan(current).protocol == "neighbours":
+            if not stays and rule.name == "complaining" and over_neighbours(read_plan(current).protocol):
                 # So that the transaction below does not wait for many envelopes.
                 services.frozen.roster(session, round_id).with_envelopes(session)
         if stays:

@@ -51,6 +51,8 @@ def run_coordinator(
                 os.write(ready, b"1")
                 os.close(ready)
             Coordinator(services, lease).run(stop)
+        if services.tracer is not None:
+            services.tracer.close()
         services.database.dispose()
 
 

@@ -78,6 +78,8 @@ def worker_exit(server: Any, worker: Any) -> None:
         services.tally.flush(services.database, services.clock(), whole=True)
         if services.measures is not None:
             services.measures.flush()
+        if services.tracer is not None:
+            services.tracer.close()
 
 
 def application() -> Flask:

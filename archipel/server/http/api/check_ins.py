@@ -26,6 +26,7 @@ _CHECK_IN = (
         CheckInRow.attributes,
         CheckInRow.versions,
         CheckInRow.neighbours,
+        CheckInRow.mlkem,
         CheckInRow.adds_noise,
         CheckInRow.population,
         OfferSerial.serial,
@@ -92,8 +93,9 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         if row.until is not None and row.until > now:
             aside = SetAside(until=row.until, reason=f"{row.reason} ({row.detail})")
     fresh = row is not None and row.due >= now + wait - tolerance
-    told = (report.attributes, report.versions, "neighbours" in report.protocols, report.adds_noise)
-    if row is None or not fresh or (row.attributes, row.versions, row.neighbours, row.adds_noise) != told:
+    speaks = "neighbours" in report.protocols, "neighbours-mlkem" in report.protocols
+    told = (report.attributes, report.versions, *speaks, report.adds_noise)
+    if row is None or not fresh or (row.attributes, row.versions, row.neighbours, row.mlkem, row.adds_noise) != told:
         population = services.database.together(
             lambda connection: _store(connection, device_id, report, now, wait, over)
         )
@@ -119,6 +121,7 @@ def _store(connection: Connection, device_id: str, report: CheckIn, now: float, 
         "attributes": dict(report.attributes),
         "versions": None if report.versions is None else dict(report.versions),
         "neighbours": "neighbours" in report.protocols,
+        "mlkem": "neighbours-mlkem" in report.protocols,
         "adds_noise": report.adds_noise,
         "now": now,
         "due": now + wait,
@@ -145,6 +148,7 @@ _AGAIN = (
         attributes=bindparam("attributes"),
         versions=bindparam("versions"),
         neighbours=bindparam("neighbours"),
+        mlkem=bindparam("mlkem"),
         adds_noise=bindparam("adds_noise"),
         last_seen=case((_WAITS, bindparam("now")), else_=CheckInRow.last_seen),
         due=case((_WAITS, bindparam("due")), else_=CheckInRow.due),
@@ -158,6 +162,7 @@ _LEFT = (
 _FIRST = insert(CheckInRow).values(
     device_id=bindparam("device"),
     population=bindparam("population"),
+    mlkem=bindparam("mlkem"),
     attributes=bindparam("attributes"),
     versions=bindparam("versions"),
     neighbours=bindparam("neighbours"),
