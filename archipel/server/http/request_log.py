@@ -14,9 +14,13 @@ from archipel.server.http.request_measures import Answered, RequestMeasures
 from archipel.server.settings import Settings
 from archipel.server.storage.log_files import LogFile
 
+HELD = "archipel.held"
+"""In a request's environment: for how many seconds it was kept waiting on purpose, which is no time of work."""
+
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """`time` is in Unix seconds, `ms` until the response was ready; `device` is the calling device's id, or None."""
+    """`time` is in Unix seconds; `ms` until the response was ready, without the time for which a check-in was held;
+    `device` is the calling device's id, or None."""
 
     time: float
     method: str
@@ -47,7 +51,7 @@ def register(app: Flask, settings: Settings, measured: RequestMeasures | None = 
     @app.after_request
     def _(response: Response) -> Response:
         response.headers["X-Request-Id"] = g.request_id
-        seconds = time.perf_counter() - g.started
+        seconds = time.perf_counter() - g.started - request.environ.get(HELD, 0.0)
         entry = Entry(
             time=round(time.time(), 3),
             method=request.method,
