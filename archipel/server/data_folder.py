@@ -13,6 +13,7 @@ from archipel.durable import write_durably
 from archipel.errors import BundleError, DevelopmentKeyError, ServerError
 from archipel.server.authority import SERVER_FILE, make_authority, read_names
 from archipel.server.settings import PUBLIC_KEY_FILE, SERVER_KEY_FILE, SETTINGS_FILE, Settings
+from archipel.server.upstream_settings import Upstream
 
 
 def init_data_folder(
@@ -22,6 +23,7 @@ def init_data_folder(
     publisher_keys: Sequence[bytes],
     allow_development: bool = False,
     tls_names: Sequence[str] = (),
+    upstream: tuple[Upstream, bytes] | None = None,
 ) -> str:
     """Make a data folder with a new server key and server.toml.
 
@@ -31,6 +33,7 @@ def init_data_folder(
         publisher_keys: Raw 32-byte Ed25519 public keys of accepted publishers, at least one.
         allow_development: Whether development keys may be among them.
         tls_names: The server's DNS names and IP addresses, for which a private authority certifies it; else no TLS.
+        upstream: Of an edge server: its settings, and the bytes of its enrolment token.
 
     Returns:
         An operator token. Only its hash is stored, so it is shown here once.
@@ -68,6 +71,7 @@ def init_data_folder(
         f'operator_token_sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"',
         *(["allow_development = true"] if allow_development else []),
         *([f'tls_certificate = "{SERVER_FILE}"'] if tls_names else []),
+        *([] if upstream is None else upstream[0].lines()),
     ]
     if tls_names:
         read_names(tls_names)
@@ -82,6 +86,8 @@ def init_data_folder(
         save_public_key(own, folder / PUBLIC_KEY_FILE)
         if tls_names:
             make_authority(folder, tls_names)
+        if upstream is not None:
+            write_durably(folder / upstream[0].token, upstream[1])
         # Last: a folder with settings is complete. After a kill before that the folder must be emptied.
         _write_new(folder / SETTINGS_FILE, "\n".join(lines) + "\n")
     except OSError as error:

@@ -87,13 +87,14 @@ def enroll(config: Path, token_file: Path) -> None:
     archipel device enroll device.toml my.token
 
     The command makes the device's key, which never leaves the device, and pins the keys of the server and the
-    publishers. The token cannot be used again. A device that is enrolled already stays as it is.
+    publishers. The token cannot be used again. A device that is enrolled already stays as it is; one of an edge server
+    moves to another edge server of the same root with a token of that one (docs/edge.md).
     """
     settings = load_device_settings(config)
     token = read_token(token_file)
     with _agent(settings.config) as agent:
-        if agent.device_id:
-            click.echo(f"device {agent.enrol(token)}: enrolled already")
+        if agent.device_id and agent.is_at(token):
+            click.echo(f"device {agent.device_id}: enrolled already")
             return
         try:
             device_id = agent.enrol(token)
