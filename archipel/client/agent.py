@@ -17,7 +17,7 @@ from archipel.client.connection.identity import DeviceRecord, IdentityStore
 from archipel.client.connection.rotation import rotate
 from archipel.client.connection.session import DeviceSession
 from archipel.client.connection.transport import Transport
-from archipel.client.device import Device, Examples
+from archipel.client.device import Device, Examples, make_starter
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.origins import Origins
 from archipel.client.events import Event, EventName, OnEvent, Outcome
@@ -127,6 +127,7 @@ class Agent:
                 state_folder=state_folder,
                 queries=QueryBook(config.folder / "rounds"),
                 decisions=DecisionBook(config.folder),
+                starter=make_starter(config),
             )
             self._record = self._device.identity.record()
             self._adoption = Adoption(self._device)
@@ -151,6 +152,7 @@ class Agent:
             self._transport.close()
             self._transport = None
         self._adoption.close()
+        self._device.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from archipel.client.memory.query_book import QueryBook
 from archipel.client.memory.seeds import RoundSeeds
 from archipel.client.memory.vault import Vault
 from archipel.lite_runtime import DeviceState
+
+if TYPE_CHECKING:
+    from archipel.lite_runtime.isolated.starter import Starter
 
 Examples = Callable[[], Mapping[str, np.ndarray]]
 """The local data: `{field: array [examples, ...]}`."""
@@ -49,8 +52,24 @@ class Device:
     state_folder: Path
     queries: QueryBook
     decisions: DecisionBook
+    starter: Starter | None = None
+    """Forks the processes of isolated rounds; None: each of them starts anew, or they are not isolated."""
 
     def state(self, name: str) -> DeviceState:
         """The state in the file `name`; an empty state if there is no file. Raises ClientError, TensorLayoutError."""
         data = self.vault.read(self.state_folder / name)
         return DeviceState() if data is None else DeviceState.decode(data)
+
+    def close(self) -> None:
+        """End the starter's process."""
+        if self.starter is not None:
+            self.starter.close()
+
+
+def make_starter(config: AgentConfig) -> Starter | None:
+    """The starter that the settings ask for. It starts no process before the first round."""
+    if not config.isolated or not config.starter_seconds:
+        return None
+    from archipel.lite_runtime.isolated.starter import Starter
+
+    return Starter(config.starter_seconds)
