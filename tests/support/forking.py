@@ -56,7 +56,10 @@ class Helper:
     ) -> None:
         self.control.close()
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+        # Not communicate(): a child that is left would keep it waiting.
+        if self.process.stdout is not None:
+            self.process.stdout.close()
         for descriptor in self._open:
             os.close(descriptor)
 
