@@ -32,8 +32,8 @@ _HOMES = {
     "train": "archipel.training.cloud",
 }  # fmt: skip
 _ROOMS = (
-    "autodiff", "bundle", "client", "compression", "converter", "datasets", "errors", "frontend", "graph",
-    "lite_runtime", "models", "operator", "preprocessing", "privacy", "protocol", "server", "simulation",
+    "autodiff", "bundle", "client", "compression", "converter", "datasets", "edge", "errors", "frontend",
+    "graph", "lite_runtime", "models", "operator", "preprocessing", "privacy", "protocol", "server", "simulation",
     "strategies", "training",
 )  # fmt: skip
 

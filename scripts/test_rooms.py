@@ -45,6 +45,7 @@ WAITING = {
     "cli",
     "client",
     "docs",
+    "edge",
     "end_to_end",
     "examples",
     "install",
@@ -61,7 +62,7 @@ rooms take no longer than that. In the long suite each has its own, so that one 
 """
 FIRST = ("web_library", "docs/quickstart", "end_to_end")
 """Rooms of one long test: begun last, they would be all that runs in the end."""
-SYNCING = {"attacks", "client", "operator", "server"}
+SYNCING = {"attacks", "client", "edge", "operator", "server"}
 """What a round of a server and its devices takes is mostly waiting for the disk to sync, so these have their folders in
 memory. Others stay on the disk: they confine processes, install packages, or cut the power."""
 MEMORY = Path("/dev/shm")

@@ -29,6 +29,7 @@ from archipel.bundle.keys import (
 from archipel.bundle.manifest import (
     FORMAT_VERSION,
     WEIGHTS_FILE,
+    Aggregators,
     Limits,
     Lineage,
     Manifest,
@@ -50,6 +51,7 @@ __all__ = [
     "FORMAT_VERSION",
     "MAX_ARCHIVE_BYTES",
     "WEIGHTS_FILE",
+    "Aggregators",
     "Bundle",
     "CardData",
     "CardMetric",

@@ -94,6 +94,29 @@ class Lineage(_Strict, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
+class Aggregators(_Strict, frozen=True, kw_only=True):
+    """Bounds of rounds whose members are edge servers: each sends the sum of its own devices' updates.
+
+    `min_cohort`, `threshold` and `colluders` are those of PrivacyPolicy, of the sites of one such round.
+
+    Arguments:
+        min_site_cohort: how many devices' updates the sum of one site has at least. That many hide each other whatever
+            edges and servers above them do together.
+        max_site_cohort: how many it has at most.
+        min_cohort: how many sites a sum must have besides as many colluders as `colluders` allows.
+        threshold: the smallest allowed ratio of secret-sharing threshold to the number of sites.
+        colluders: the share of a round's sites that may work with the server above them.
+        levels: how many levels of edge servers may be between the root and the devices, from 1 to 3.
+    """
+
+    min_site_cohort: int
+    max_site_cohort: int
+    min_cohort: int = 2
+    threshold: float = 0.6
+    colluders: float = 0.0
+    levels: int = 1
+
+
 class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
     """Bounds set by the publisher; an agent refuses a plan outside them.
 
@@ -115,13 +138,15 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
             root of the number of elements.
         max_server_lr: the largest factor by which the server multiplies a mean update, and so its steps.
         weighting: uniform: every device of a training weighs 1, so that none can lie about its weight.
-        protocols: of secure rounds: over the complete graph of a cohort, and over few neighbours of each device.
+        protocols: of secure rounds: over the complete graph of a cohort, and over few neighbours of each device, also
+            with keys that resist quantum computers ("neighbours-mlkem").
         dropouts: the share of a cohort that a round over neighbours must withstand leaving before its end. `colluders`
             is there the share of the cohort as it is, and `threshold` says nothing.
         server: what a round over neighbours takes the server to be: one that does what it likes, or one that keeps to
             the protocol and keeps what it sees.
         noise_multiplier: of a training: devices add noise themselves, and that of the honest ones in a sum has at least
             this standard deviation, over the most by which one device can change the sum. 0: none is needed.
+        aggregators: of rounds among edge servers; None: there are none with this bundle.
     """
 
     modes: tuple[Literal["secure", "plain"], ...]
@@ -136,10 +161,11 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
     max_value: float = 1e6
     max_server_lr: float = 1.0
     weighting: Literal["examples", "uniform"] = "examples"
-    protocols: tuple[Literal["complete", "neighbours"], ...] = ("complete",)
+    protocols: tuple[Literal["complete", "neighbours", "neighbours-mlkem"], ...] = ("complete",)
     dropouts: float = 0.2
     server: Literal["malicious", "semi-honest"] = "malicious"
     noise_multiplier: float = 0.0
+    aggregators: Aggregators | None = None
 
 
 class Statistic(_Strict, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from archipel.bundle.roles import (
 from archipel.errors import ManifestError, TensorLayoutError, UnsafePathError
 
 if TYPE_CHECKING:
-    from archipel.bundle.manifest import Manifest, Phase, PrivacyPolicy, Statistic, TensorSpec
+    from archipel.bundle.manifest import Aggregators, Manifest, Phase, PrivacyPolicy, Statistic, TensorSpec
 
 MANIFEST_FILE = "manifest.json"
 SIGNATURE_FILE = "manifest.sig"
@@ -38,6 +38,10 @@ MAX_EPOCHS = 10_000
 MAX_STEPS = 10_000_000
 MAX_WHOLE = 2**53 - 1
 MAX_POPULATIONS = 64
+MAX_LEVELS = 3
+"""Of edge servers between a root server and the devices."""
+MAX_SITE = 1 << 20
+"""Devices below one edge server."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -281,8 +285,8 @@ def validate_policy(policy: PrivacyPolicy) -> None:
         raise ManifestError(f"privacy: colluders must be a share from 0 to below 1, is {policy.colluders}")
     if not policy.protocols or not 0 <= policy.dropouts < 1:
         raise ManifestError(
-            "privacy: protocols must name at least one of 'complete', 'neighbours', and dropouts be a share from 0 to "
-            f"below 1, is {policy.dropouts}"
+            "privacy: protocols must name at least one of 'complete', 'neighbours', 'neighbours-mlkem', and dropouts "
+            f"be a share from 0 to below 1, is {policy.dropouts}"
         )
     if policy.min_contributors < 1 or not 1 <= policy.queries <= MAX_QUERIES or not 1 <= policy.query_days <= 366:
         raise ManifestError(
@@ -294,6 +298,24 @@ def validate_policy(policy: PrivacyPolicy) -> None:
         raise ManifestError("privacy: max_value and max_server_lr must be above 0 and finite")
     if not 0 <= policy.noise_multiplier <= MAX_NOISE:
         raise ManifestError(f"privacy: noise_multiplier must be from 0 to {MAX_NOISE:g}, is {policy.noise_multiplier}")
+    if policy.aggregators is not None:
+        _validate_aggregators(policy.aggregators, policy)
+
+
+def _validate_aggregators(sites: Aggregators, policy: PrivacyPolicy) -> None:
+    where = "privacy: aggregators:"
+    if not policy.min_cohort <= sites.min_site_cohort <= sites.max_site_cohort <= MAX_SITE:
+        raise ManifestError(
+            f"{where} min_site_cohort {sites.min_site_cohort} must be from min_cohort {policy.min_cohort} to "
+            f"max_site_cohort {sites.max_site_cohort}, and that at most {MAX_SITE}"
+        )
+    if not (sites.min_cohort >= 2 and 0.5 < sites.threshold <= 1 and 0 <= sites.colluders < 1):
+        raise ManifestError(
+            f"{where} min_cohort must be at least 2, threshold above 0.5 and at most 1, colluders a share from 0 to "
+            "below 1"
+        )
+    if not 1 <= sites.levels <= MAX_LEVELS:
+        raise ManifestError(f"{where} levels must be from 1 to {MAX_LEVELS}, is {sites.levels}")
 
 
 def _validate_validity(manifest: Manifest) -> None:

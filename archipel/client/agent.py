@@ -13,14 +13,15 @@ from typing import Self
 from archipel.client.conditions.gate import Gate, MayWork
 from archipel.client.conditions.owner_limits import check_population, with_allowed_publishers
 from archipel.client.config import AgentConfig
+from archipel.client.connection.enrolment import is_here, join
 from archipel.client.connection.identity import DeviceRecord, IdentityStore
 from archipel.client.connection.rotation import rotate
 from archipel.client.connection.session import DeviceSession
 from archipel.client.connection.transport import Transport
-from archipel.client.device import Device, Examples, make_starter
+from archipel.client.device import Device, Examples, Site, make_starter
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.origins import Origins
-from archipel.client.events import Event, EventName, OnEvent, Outcome
+from archipel.client.events import Event, EventName, OnEvent, Outcome, traced
 from archipel.client.memory.decisions import DecisionBook
 from archipel.client.memory.entry import Entry
 from archipel.client.memory.erasing import finish_erasing
@@ -49,10 +50,11 @@ from archipel.errors import (
 )
 from archipel.lite_runtime import Slots
 from archipel.protocol.backoff import Backoff
-from archipel.protocol.identity import EnrolmentToken, enrolment_request, read_chain
-from archipel.protocol.messages import CheckIn, CheckInResponse, EnrolmentResponse, RoundPlan, SetAside
+from archipel.protocol.identity import EnrolmentToken
+from archipel.protocol.messages import CheckIn, CheckInResponse, RoundPlan, SetAside
 from archipel.protocol.moments import moment
 from archipel.protocol.sealed import Sealed, encode, unseal
+from archipel.protocol.secagg_plus.choosing import spoken
 
 _SHORTEST_WAIT = 0.01
 _LONGEST_WAIT = 86400.0
@@ -69,6 +71,7 @@ class Agent:
         conditions: says whether the device may work now: True or "" for yes, False or a reason for no. The agent calls
             it before work, between training steps and between messages. None: the device may always work.
         keys: keeps the device's secrets. None: files in its folder, which only the owner can read.
+        site: of an edge server, which has no examples.
 
     What one of the three functions raises passes through; a round in which keys were sent is left first, unless it is
     one over neighbours, which goes on with the next `run_once`.
@@ -92,10 +95,11 @@ class Agent:
         on_event: OnEvent | None = None,
         conditions: MayWork | None = None,
         keys: KeyStore | None = None,
+        site: Site | None = None,
     ) -> None:
         config.require_engine()
         self.config = config
-        self._on_event = on_event
+        self._on_event = traced(config, on_event)
         self._gate = Gate(
             config.folder, conditions, self._emit, ask_again=config.pause_seconds, resume_within=config.resume_within
         )
@@ -106,8 +110,7 @@ class Agent:
             finish_erasing(config.folder, self._keys)
             state_folder = config.folder / "state"
             make_folder(state_folder)
-            # A kill during a write leaves a temporary file behind.
-            for folder in (config.folder, state_folder):
+            for folder in (config.folder, state_folder):  # where a kill during a write leaves a temporary file
                 sweep(folder)
             secret = data_key(self._keys)
             vault = Vault(secret)
@@ -128,6 +131,7 @@ class Agent:
                 queries=QueryBook(config.folder / "rounds"),
                 decisions=DecisionBook(config.folder),
                 starter=make_starter(config),
+                site=site,
             )
             self._record = self._device.identity.record()
             self._adoption = Adoption(self._device)
@@ -164,7 +168,7 @@ class Agent:
 
     @property
     def rounds(self) -> list[Entry]:
-        """The journal: what this device did and sent in each round, the oldest round first."""
+        """The journal: what this device did and sent in each round, the oldest first."""
         return self._device.journal.entries()
 
     @property
@@ -187,44 +191,35 @@ class Agent:
     # --- enrolment ------------------------------------------------------------------------------------------------
 
     def enrol(self, token: EnrolmentToken) -> str:
-        """Join the token's population and pin the keys in the token.
+        """Join the token's population and pin the keys in the token; returns the device's id.
 
-        After a failure it may be called again with the same token; once the device is enrolled it does nothing.
-
-        Returns:
-            The device's id.
+        After a failure it may be called again with the same token; once the device is enrolled it does nothing. A
+        device of an edge server moves so to another one below the same root, and back.
 
         Raises:
             CertificateError: the token contradicts itself.
             OwnerRefusalError: the owner does not allow the token's population.
             RefusedError: the token has expired, or another device used it.
             UnreachableError: no attempt brought an answer.
-            ClientError: the device is enrolled elsewhere.
+            ClientError: the device is enrolled elsewhere, or in a round and cannot move.
         """
-        record = self._record
-        if record is not None:
-            if (record.server_key, record.population) == (token.server_key, token.population):
-                return record.device_id
-            raise ClientError(
-                f"{self.config.folder}: enrolled already, in population {record.population!r} at {record.server}; "
-                "use another folder"
-            )
+        record, device = self._record, self._device
+        if record is not None and is_here(record, token):
+            return record.device_id
         reason = check_population(token.population, self.config)
         if reason:
             raise OwnerRefusalError("population", f"{self.config.folder}: {reason}")
-        server = self.config.server or token.server
-        request = enrolment_request(token, self._device.identity.key())
-        transport = Transport(server, self.config, self._gate.pause)
-        try:
-            answer = transport.call("POST", "/v1/devices", EnrolmentResponse, body=encode(request))
-        finally:
-            transport.close()
-        device_id, _ = read_chain(request.chain)
-        if answer.device_id != device_id:
-            raise ClientError(f"enrolment: the server answered for device {answer.device_id}, this is {device_id}")
-        self._record = record = self._device.identity.record_enrolment(token, request.chain, server)
+        busy = bool(device.journal.unfinished())
+        self._record = record = join(token, record, device.identity, self.config, self._gate.pause, busy=busy)
+        if self._transport is not None:  # that of the edge server which it has left
+            self._transport.close()
+        self._transport = self._session = None
         self._emit("enrolled", {"population": record.population})
         return record.device_id
+
+    def is_at(self, token: EnrolmentToken) -> bool:
+        """Whether the device is enrolled where the token is for."""
+        return self._record is not None and is_here(self._record, token)
 
     def rotate_key(self) -> bool:
         """Replace the device's key by a new one; the device's id stays.
@@ -306,6 +301,7 @@ class Agent:
 
     def _run_once(self) -> Outcome:
         self._connect()
+        self._reconcile()
         reason = self._gate.why_not()
         if reason:
             self._emit("paused", {"reason": reason})
@@ -324,9 +320,7 @@ class Agent:
             self._emit("waiting", {"retry_after": self.config.pause_seconds}, pending)
             return Outcome("waiting", self.config.pause_seconds, pending, "the round's result is still to come")
         attributes, versions = dict(self.config.attributes), self._adoption.fetched_versions()
-        request = CheckIn(
-            attributes=attributes, versions=versions, protocols=("complete", "neighbours"), adds_noise=True
-        )
+        request = CheckIn(attributes=attributes, versions=versions, protocols=spoken(), adds_noise=True)
         answer = session.call("POST", "/v1/check-ins", CheckInResponse, body=encode(request))
         wait = min(max(answer.retry_after, _SHORTEST_WAIT), _LONGEST_WAIT)
         try:
@@ -374,6 +368,11 @@ class Agent:
             return part.run(wait) if begun is None else part.resume(begun, wait)
         finally:
             self._round_id = ""
+            self._reconcile()
+
+    def _reconcile(self) -> None:
+        if (site := self._device.site) is not None:
+            site.reconcile(self._device.journal)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 

@@ -89,6 +89,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How many bytes of bundles and weights stay on disk; the agent removes the least recently used first."""
     tell_why: bool = True
     """Whether the agent tells the server which kind of limit a refused round exceeded (messages.LeaveReason)."""
+    otlp_address: str = ""
+    """Where the owner has OpenTelemetry spans of rounds sent (OTLP over HTTP), such as http://localhost:4318; empty:
+    nowhere. No server can set it."""
     threads: Positive = 1
     """Threads of one operator during training."""
     engine: str = "onnxruntime"

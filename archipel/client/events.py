@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from archipel.client.config import AgentConfig
 
 EventName = Literal[
     "enrolled", "waiting", "paused", "resumed", "assigned", "trained", "advertised", "shared", "masked", "uploaded",
@@ -64,3 +67,12 @@ class Outcome:
     examples: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+
+
+def traced(config: AgentConfig, on_event: OnEvent | None) -> OnEvent | None:
+    """`on_event`, which also has spans of rounds sent where the owner has set an address for them."""
+    if not config.otlp_address:
+        return on_event
+    from archipel.client.round_trace import RoundTrace  # here, because OpenTelemetry is an extra
+
+    return RoundTrace(config.otlp_address, on_event)

@@ -26,6 +26,7 @@ from archipel.protocol.messages import (
     Key,
     Message,
     Name,
+    Root,
     RotationCertificate,
     RotationProof,
     RotationRequest,
@@ -49,7 +50,10 @@ class VerifiedDevice:
 
 
 class EnrolmentToken(Message, frozen=True, kw_only=True):
-    """The token file that an owner gets. `seed` is the token's private half, with which one device can enrol."""
+    """The token file that an owner gets. `seed` is the token's private half, with which one device can enrol.
+
+    Where the server is an edge server, `root` is the one at the top of its tree.
+    """
 
     server: str
     server_key: Key
@@ -58,6 +62,7 @@ class EnrolmentToken(Message, frozen=True, kw_only=True):
     population: Name
     seed: Annotated[bytes, Meta(min_length=32, max_length=32)]
     certificate: Sealed
+    root: Root | None = None
 
     def __repr__(self) -> str:
         # Without the seed, which must not reach a log or a traceback.
@@ -193,6 +198,13 @@ def verify_rotation(
     if proof.server_key != server_key or proof.certificate != _digest(request.certificate):
         raise CertificateError(f"device {device.device_id}: its proof is for another rotation, or another server")
     return extended, device
+
+
+def root_of(token: EnrolmentToken) -> Root:
+    """The root of the tree that an edge server joins with this token: what those below it pin."""
+    return token.root or Root(
+        server_key=token.server_key, enrolment_key=token.enrolment_key, population=token.population
+    )
 
 
 def enrolment_request(token: EnrolmentToken, device_private_key: Ed25519PrivateKey) -> EnrolmentRequest:

@@ -20,7 +20,7 @@ from archipel.protocol.vector import Layout, Vector, check_vector, pack, unpack
 
 
 def masked_size(layout: Layout, max_cohort: int, modulus_bits: int, *, narrow: bool) -> int:
-    """Bytes of a masked vector on the wire."""
+    """Bytes of a masked vector on the wire; `max_cohort` is how many devices' updates its sum may be of."""
     if not narrow:
         return layout.length * -(-modulus_bits // 8)
     return sum(packed_size(count, bits) for count, bits in layout.widths(max_cohort))
@@ -32,7 +32,7 @@ def pack_masked(layout: Layout, vector: Vector, plan: RoundPlan) -> bytes:
         return pack(vector, plan.modulus_bits)
     check_vector("vector", vector, plan.modulus_bits, layout.length)
     parts, start = [], 0
-    for count, bits in layout.widths(plan.max_cohort):
+    for count, bits in layout.widths(plan.max_cohort * plan.site):
         parts.append(pack_bits(vector[start : start + count], bits))
         start += count
     return b"".join(parts)
@@ -42,13 +42,13 @@ def unpack_masked(layout: Layout, data: bytes, plan: RoundPlan) -> Vector:
     """The vector, uint32 [length], of which each entry has its low bits. Raises MessageError for wrong bytes."""
     if not plan.narrow:
         return unpack(data, layout.length, plan.modulus_bits)
-    size = masked_size(layout, plan.max_cohort, plan.modulus_bits, narrow=True)
+    size = masked_size(layout, plan.max_cohort * plan.site, plan.modulus_bits, narrow=True)
     # Before anything is made of the bytes.
     if len(data) != size:
         raise MessageError(f"vector: expected {layout.length} entries in {size} bytes, got {len(data)}")
     raw, start = np.frombuffer(data, np.uint8), 0
     parts = []
-    for count, bits in layout.widths(plan.max_cohort):
+    for count, bits in layout.widths(plan.max_cohort * plan.site):
         stop = start + packed_size(count, bits)
         parts.append(unpack_bits(raw[start:stop], count, bits))
         start = stop
@@ -60,7 +60,7 @@ def reduce_sum(layout: Layout, total: Vector, plan: RoundPlan) -> Vector:
     if not plan.narrow:
         return total
     parts, start = [], 0
-    for count, bits in layout.widths(plan.max_cohort):
+    for count, bits in layout.widths(plan.max_cohort * plan.site):
         unused = np.uint32(32 - bits)
         # Up and down again as a signed number: the top bit that is right becomes the sign.
         signed = (total[start : start + count] << unused).view(np.int32) >> np.int32(unused)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 from fractions import Fraction
+from typing import NoReturn
+
+import msgspec
 
 from archipel.bundle.manifest import Manifest, PrivacyPolicy
 from archipel.bundle.roles import Largest
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import groups
 from archipel.protocol.distributions import LEAST_COUNTED
-from archipel.protocol.messages import RoundPlan
+from archipel.protocol.messages import RoundPlan, over_neighbours
 from archipel.protocol.moments import moment
 from archipel.protocol.noised.shares import noise_multiplier
 from archipel.protocol.sealed import Sealed
@@ -49,6 +52,25 @@ def splits(threshold: int, devices: int, colluders: int) -> bool:
     return 2 * threshold <= devices + colluders
 
 
+def policy_of_members(policy: PrivacyPolicy, levels: int) -> PrivacyPolicy:
+    """The policy of rounds with so many levels of edge servers below: with some, its part `aggregators` for the sites.
+
+    Raises PolicyError where the policy has no such part, or allows fewer levels.
+    """
+    if not levels:
+        return policy
+    sites = policy.aggregators
+    if sites is None:
+        _refuse("it allows no rounds among edge servers (aggregators)")
+    if levels > sites.levels:
+        _refuse(f"{levels} levels of edge servers, the policy allows {sites.levels} (aggregators.levels)")
+    # Few sites are a complete graph.
+    return msgspec.structs.replace(
+        policy, min_cohort=sites.min_cohort, threshold=sites.threshold, colluders=sites.colluders,
+        protocols=("complete",),
+    )  # fmt: skip
+
+
 def check_validity(manifest: Manifest, population: str, now: float, *, least: int = 0) -> None:
     """Raises PolicyError unless devices of the population may use the bundle in rounds now (Unix seconds).
 
@@ -68,6 +90,8 @@ def check_validity(manifest: Manifest, population: str, now: float, *, least: in
 
 def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
     """Raises PolicyError, which names the bound, unless `plan` keeps to `policy` for the updates in `layout`."""
+    _check_tree(plan, policy)
+    policy = policy_of_members(policy, plan.levels)
     if plan.privacy not in policy.modes:
         _refuse(f"mode {plan.privacy!r} is not among the allowed {list(policy.modes)}")
     if plan.kind != "training" and plan.min_contributors < policy.min_contributors:
@@ -88,7 +112,7 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
         _refuse(f"max_cohort {plan.max_cohort} is below min_cohort {plan.min_cohort} or threshold {plan.threshold}")
     if plan.privacy == "secure" and plan.protocol not in policy.protocols:
         _refuse(f"protocol {plan.protocol!r} is not among the allowed {list(policy.protocols)}")
-    if plan.protocol == "neighbours":
+    if over_neighbours(plan.protocol):
         _check_neighbours(plan, policy)
     elif plan.neighbours or plan.partners:
         _refuse(f"neighbours {plan.neighbours} and partners {plan.partners} in a round over the complete graph")
@@ -105,8 +129,40 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
                 "privacy 'plain'"
             )
     # A sum that overflows would be decoded to other numbers, without an error.
-    if not layout.fits(plan.modulus_bits, plan.max_cohort):
-        _refuse(f"a modulus of {plan.modulus_bits} bits can overflow with max_cohort {plan.max_cohort}")
+    if not layout.fits(plan.modulus_bits, plan.max_cohort * plan.site):
+        below = f" of up to {plan.site} devices" if plan.levels else ""
+        _refuse(f"a modulus of {plan.modulus_bits} bits can overflow with max_cohort {plan.max_cohort}{below}")
+
+
+def _check_tree(plan: RoundPlan, policy: PrivacyPolicy) -> None:
+    """Checks what a plan says of edge servers, and the site that it is the round of."""
+    if not plan.levels and plan.site != 1:
+        _refuse(f"site {plan.site} in a round of devices")
+    if not plan.levels and plan.origin is None:
+        return
+    sites = policy.aggregators
+    if sites is None:
+        _refuse("it allows no rounds among edge servers (aggregators)")
+    if plan.kind != "training" or plan.privacy != "secure" or plan.buffered or plan.staleness_exponent is not None:
+        _refuse("rounds below or among edge servers are of secure trainings that are not asynchronous")
+    if plan.levels and not sites.min_site_cohort <= plan.site <= sites.max_site_cohort:
+        _refuse(
+            f"sites of up to {plan.site} devices, the policy has them from {sites.min_site_cohort} to "
+            f"{sites.max_site_cohort} (aggregators.min_site_cohort, max_site_cohort)"
+        )
+    if plan.origin is None:
+        return
+    # Each site below has as many as this at least.
+    if not plan.levels and plan.min_cohort - plan.colluders < sites.min_site_cohort:
+        _refuse(
+            f"min_cohort {plan.min_cohort}, less {plan.colluders} that may collude, is below {sites.min_site_cohort}, "
+            "the smallest site (aggregators.min_site_cohort)"
+        )
+    if plan.max_cohort * plan.site > sites.max_site_cohort:
+        _refuse(
+            f"up to {plan.max_cohort * plan.site} devices in the sum of a site, the policy allows "
+            f"{sites.max_site_cohort} (aggregators.max_site_cohort)"
+        )
 
 
 def _check_floors(plan: RoundPlan, policy: PrivacyPolicy) -> None:
@@ -177,7 +233,7 @@ def noisy_devices(plan: RoundPlan, policy: PrivacyPolicy, present: int | None = 
         # The server sees each update by itself.
         return 1
     assumed = assumptions_of(policy)
-    if plan.protocol == "neighbours" and assumed.server == "malicious":
+    if over_neighbours(plan.protocol) and assumed.server == "malicious":
         # A device cannot count the survivors. With its own, so many vectors hide each other whatever the server does.
         return assumed.hidden + 1
     # Over the complete graph each device sees that there are so many survivors before it helps to unmask.
@@ -216,6 +272,11 @@ def _check_weighting(policy: PrivacyPolicy, layout: Layout) -> None:
 
 
 def _check_noise(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
+    if plan.levels or plan.origin is not None:
+        # A device could not tell whose noise is in the sum that is told at last.
+        if plan.noise is not None or policy.noise_multiplier:
+            _refuse("devices add no noise in rounds below edge servers yet; let the root add it")
+        return
     if plan.noise is None:
         if plan.kind == "training" and policy.noise_multiplier:
             _refuse(f"devices add no noise, the policy wants a noise multiplier of {policy.noise_multiplier:g} or more")
@@ -232,5 +293,5 @@ def _check_noise(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None
         )
 
 
-def _refuse(why: str) -> None:
+def _refuse(why: str) -> NoReturn:
     raise PolicyError(f"the plan is outside the bundle's privacy policy: {why}")

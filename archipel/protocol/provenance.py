@@ -34,6 +34,7 @@ from archipel.protocol.messages import (
     RoundPlan,
     WeightsStatement,
     Whole,
+    over_neighbours,
 )
 from archipel.protocol.policy import check_plan, endorsers_needed, plan_digest
 from archipel.protocol.sealed import Sealed, decode, signed_bytes, unseal
@@ -265,6 +266,7 @@ def check_endorsement(
     log.find(plan.weights, plan.task_id)
     check_plan(plan, manifest.privacy, plan_layout(plan, manifest))
     survivors = set(evidence.survivors.devices)
+    _check_leaves(entry, plan, manifest, len(survivors), where)
     if len(survivors) != entry.devices or len(survivors) < max(plan.threshold, plan.min_cohort):
         raise ProvenanceError(
             f"{where}: {len(survivors)} survivors; the entry names {entry.devices}, the plan needs "
@@ -276,6 +278,8 @@ def check_endorsement(
     counted: set[str] = set()
     for endorser in evidence.endorsers:
         device = verify_chain(endorser.chain, enrolment_key, population=entry.population)
+        if device.kind != (expected := "aggregator" if plan.levels else "device"):
+            raise ProvenanceError(f"{where}: {device.device_id}, which signed, is a {device.kind}, not a {expected}")
         if device.device_id not in survivors:
             raise ProvenanceError(f"{where}: {device.device_id}, which signed, is not one of the survivors")
         try:
@@ -287,9 +291,17 @@ def check_endorsement(
         raise ProvenanceError(f"{where}: {len(counted)} devices signed that they were in it, {needed} are needed")
 
 
+def _check_leaves(entry: WeightsStatement, plan: RoundPlan, manifest: Manifest, sites: int, where: str) -> None:
+    """Checks that so many sites can have had so many devices, which the step's bound counts on."""
+    policy = manifest.privacy.aggregators
+    least, most = (sites * policy.min_site_cohort, sites * plan.site) if plan.levels and policy else (0, 0)
+    if not least <= entry.leaves <= most:
+        raise ProvenanceError(f"{where}: {entry.leaves} devices below {sites} sites, expected from {least} to {most}")
+
+
 def _signed_by_devices(evidence: Endorsement, plan: RoundPlan, where: str) -> bytes:
     """The bytes that all endorsers signed."""
-    if plan.protocol == "neighbours":
+    if over_neighbours(plan.protocol):
         # They signed the round, its plan and the root of their cohort; each knows its neighbours only.
         if len(evidence.confirmation) != HASH_BYTES:
             raise ProvenanceError(

@@ -28,6 +28,7 @@ from archipel.protocol.measures import measures
 from archipel.protocol.messages import Kind, RoundPlan
 from archipel.protocol.messages.distributions import Bins
 from archipel.protocol.noised.layout import NoisedLayout
+from archipel.protocol.sites import site_layout
 from archipel.protocol.training_metrics import CLAMPED, DEVICES, UPDATE_CLIP, count_entry, training_entries
 from archipel.protocol.vector import Layout
 
@@ -106,6 +107,8 @@ def plan_layout(plan: RoundPlan, manifest: Manifest) -> Layout:
     Raises ProtocolError, and PolicyError where devices add noise that cannot cover what they send.
     """
     layout = _clipped_layout(plan, manifest)
+    if plan.levels:
+        return site_layout(layout)  # the policy's check refuses other rounds than trainings, and noise of devices
     if plan.noise is None or plan.kind != "training":
         return layout  # the policy's check refuses noise in other rounds
     return NoisedLayout.over(layout, plan.noise, plan.number % _SEEDS)

@@ -11,11 +11,19 @@ from pathlib import Path
 from archipel.bundle import generate_key, is_development_key, load_public_key, save_private_key, save_public_key
 from archipel.durable import write_durably
 from archipel.errors import BundleError, DevelopmentKeyError, ServerError
+from archipel.server.authority import SERVER_FILE, make_authority, read_names
 from archipel.server.settings import PUBLIC_KEY_FILE, SERVER_KEY_FILE, SETTINGS_FILE, Settings
+from archipel.server.upstream_settings import Upstream
 
 
 def init_data_folder(
-    folder: Path | str, *, enrolment_key: bytes, publisher_keys: Sequence[bytes], allow_development: bool = False
+    folder: Path | str,
+    *,
+    enrolment_key: bytes,
+    publisher_keys: Sequence[bytes],
+    allow_development: bool = False,
+    tls_names: Sequence[str] = (),
+    upstream: tuple[Upstream, bytes] | None = None,
 ) -> str:
     """Make a data folder with a new server key and server.toml.
 
@@ -24,6 +32,8 @@ def init_data_folder(
         enrolment_key: Raw 32-byte Ed25519 public key that certifies enrolment tokens.
         publisher_keys: Raw 32-byte Ed25519 public keys of accepted publishers, at least one.
         allow_development: Whether development keys may be among them.
+        tls_names: The server's DNS names and IP addresses, for which a private authority certifies it; else no TLS.
+        upstream: Of an edge server: its settings, and the bytes of its enrolment token.
 
     Returns:
         An operator token. Only its hash is stored, so it is shown here once.
@@ -31,6 +41,7 @@ def init_data_folder(
     Raises:
         ServerError: The folder is not empty or cannot be written, or a key is wrong.
         DevelopmentKeyError: A publisher's key is a development key.
+        TlsError: A name is neither a DNS name nor an address.
 
     Example:
         token = init_data_folder("server", enrolment_key=enrolment_public, publisher_keys=[publisher_public])
@@ -59,7 +70,11 @@ def init_data_folder(
         f"publisher_keys = [{', '.join(chr(34) + key.hex() + chr(34) for key in publisher_keys)}]",
         f'operator_token_sha256 = "{hashlib.sha256(token.encode()).hexdigest()}"',
         *(["allow_development = true"] if allow_development else []),
+        *([f'tls_certificate = "{SERVER_FILE}"'] if tls_names else []),
+        *([] if upstream is None else upstream[0].lines()),
     ]
+    if tls_names:
+        read_names(tls_names)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -69,6 +84,10 @@ def init_data_folder(
         own = generate_key()
         save_private_key(own, folder / SERVER_KEY_FILE)
         save_public_key(own, folder / PUBLIC_KEY_FILE)
+        if tls_names:
+            make_authority(folder, tls_names)
+        if upstream is not None:
+            write_durably(folder / upstream[0].token, upstream[1])
         # Last: a folder with settings is complete. After a kill before that the folder must be emptied.
         _write_new(folder / SETTINGS_FILE, "\n".join(lines) + "\n")
     except OSError as error:

@@ -19,6 +19,8 @@ from archipel.server.storage import open_storage
 from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage.pieces import PieceTable
 from archipel.server.storage.spool import UpdateSpool
+from archipel.server.telemetry.slow_queries import log_slow_queries
+from archipel.tracing import Tracer
 
 if TYPE_CHECKING:
     from archipel.server.telemetry.measures import Measures
@@ -26,9 +28,16 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Services:
-    """The parts of one server process. `clock` gives Unix seconds; `measures` is None where nothing is measured."""
+    """The parts of one server process. `clock` gives Unix seconds; `measures` is None where nothing is measured.
+
+    `draining`: whether the server is about to stop. `tracer` is None where no spans are sent.
+    """
 
     settings: Settings
     database: Database
@@ -42,10 +51,18 @@ class Services:
     offers: Offers
     clock: Clock
     measures: Measures | None = None
+    draining: Callable[[], bool] = _never
+    tracer: Tracer | None = None
 
     @classmethod
     def open(
-        cls, settings: Settings, *, connections: int = 4, clock: Clock = time.time, measures: Measures | None = None
+        cls,
+        settings: Settings,
+        *,
+        connections: int = 4,
+        clock: Clock = time.time,
+        measures: Measures | None = None,
+        draining: Callable[[], bool] = _never,
     ) -> Services:
         """Make the parts for `settings`, without reading or writing anything yet.
 
@@ -54,6 +71,8 @@ class Services:
         """
         storage = open_storage(settings)
         database = Database(settings.database_url, connections=connections)
+        if settings.slow_query_ms:
+            log_slow_queries(database, settings.slow_query_ms)
         if measures is not None:
             # Imported here, because most servers measure nothing.
             from archipel.server.telemetry.watching import WatchedStorage, watch_database
@@ -74,6 +93,8 @@ class Services:
             offers=Offers(database, settings),
             clock=clock,
             measures=measures,
+            draining=draining,
+            tracer=Tracer(settings.otlp_address, "archipel-server") if settings.otlp_address else None,
         )
 
     def prepare(self) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,12 +19,15 @@ from msgspec import Meta
 from archipel.bundle import load_private_key
 from archipel.errors import BundleError, ServerError
 from archipel.protocol import settings_file
+from archipel.server.upstream_settings import Upstream
 
 SETTINGS_FILE = "server.toml"
 SERVER_KEY_FILE = "server.key"
 PUBLIC_KEY_FILE = "server.key.pub"
 ENVIRONMENT_PREFIX = "ARCHIPEL_SERVER_"
 DEMO_DOWNLOADS = 64
+MIN_FREE_BYTES = 16 << 20
+"""With less space on its disk a server does not start, and is not ready."""
 _NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?")
 _BUCKET = re.compile(f"s3://([a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9])(?:/({_NAME}(?:/{_NAME})*))?/?")
@@ -126,6 +129,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Whether evaluations and analyses wait until somebody else with the right to run them approves."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
     """requests.log and server.log are rotated at this size; 0: never, for another program to do it."""
+    log_format: Literal["text", "json"] = "text"
+    """How lines of server.log are written; those of requests.log are JSON always."""
+    slow_query_ms: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    """Statements that take so many milliseconds are logged, without their parameters; 0: none."""
+    otlp_address: str = ""
+    """Where spans of rounds are sent (OTLP over HTTP), such as http://localhost:4318; empty: nowhere."""
+    drain_seconds: Annotated[float, Meta(ge=0, le=300)] = 0.0
+    """How long a server that is told to stop still serves while /readyz says 503."""
+    stop_seconds: Annotated[int, Meta(ge=1, le=3600)] = 5
+    """How long requests under way may take after that, before they are cut off."""
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Where Prometheus reads the server's metrics, at /metrics; 0: nowhere, and nothing is measured."""
     metrics_host: str = "127.0.0.1"
@@ -134,6 +147,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """SHA-256 of the bearer token with which metrics are read; empty: who can reach the port needs none."""
     logs_kept: Annotated[int, Meta(ge=0, le=1000)] = 4
     """How many earlier files of each log are kept, as NAME.1 (the newest) and so on."""
+    upstream: Upstream | None = None
+    """Of an edge server: the server above it, by whose tasks alone bundles for edge servers are then trained."""
 
     def __post_init__(self) -> None:
         if self.check_in_window < 3 * self.retry_after:
@@ -264,7 +279,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def environment(self) -> dict[str, str]:
         """Environment variables with which `load_settings` of the same folder gives equal settings."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__ if name != "folder"}
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("folder", "upstream")}
+        if self.upstream is not None:
+            values |= {f"upstream_{name}": value for name, value in msgspec.structs.asdict(self.upstream).items()}
         return {
             ENVIRONMENT_PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
             for name, value in values.items()

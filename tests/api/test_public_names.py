@@ -14,8 +14,8 @@ PUBLIC = {
     "archipel": "Model TrainConfig __version__ compress convert export function get_mode set_mode simulate train",
     "archipel.autodiff": "FORWARD ForwardContext RULES RuleContext checkpoint clip_gradient differentiate forward_rule "
     "gradient hessian_vector jvp keep_function linearize rule stop_gradient straight_through vjp vmap",
-    "archipel.bundle": "Bundle FORMAT_VERSION Limits Lineage MAX_ARCHIVE_BYTES Manifest Phase PrivacyPolicy Program "
-    "Release SelfTest SignedRelease Statistic TensorPlace TensorSpec Variant WEIGHTS_FILE "
+    "archipel.bundle": "Aggregators Bundle FORMAT_VERSION Limits Lineage MAX_ARCHIVE_BYTES Manifest Phase "
+    "PrivacyPolicy Program Release SelfTest SignedRelease Statistic TensorPlace TensorSpec Variant WEIGHTS_FILE "
     "decode_manifest decode_private_key development_key development_key_file encode_manifest "
     "encode_private_key generate_development_key generate_key is_development_key load_private_key "
     "load_public_key open_bundle open_release pack parameter_specs read_weights release_pages role_of "
@@ -35,6 +35,7 @@ PUBLIC = {
     "open_audio open_csv open_file open_images open_lines open_parquet open_text read_arrays "
     "shift_by_noise split_by split_dirichlet split_iid split_labels split_own_digits split_power_law "
     "split_shards split_sizes split_sorted split_writers summarize text_splits write_records",
+    "archipel.edge": "run_uplink",
     "archipel.frontend": "function",
     "archipel.graph": "IMPORTERS Builder ImportReport Model TensorInfo check_model promote",
     "archipel.lite_runtime": "Choice Control DeviceState ExampleStore History IsolatedRuntime LocalUpdate ModelRuntime "

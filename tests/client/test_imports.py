@@ -18,7 +18,7 @@ banned = "onnx onnx_ir onnxscript torch flask sqlalchemy alembic werkzeug gunico
 found = sorted(set(banned) & set(sys.modules))
 assert not found, found
 rooms = {name.split(".")[1] for name in sys.modules if name.startswith("archipel.")}
-known = "errors library_errors durable engine_registry importer_registry mode permutations zips".split()
+known = "errors library_errors durable engine_registry importer_registry mode permutations tracing zips".split()
 known += "bundle lite_runtime protocol strategies client".split()
 assert rooms <= set(known), rooms
 """

@@ -18,6 +18,8 @@ EXCEPTIONS = {
     "POST /v1/devices": "a device enrols itself, with its key: archipel.client",
     "PUT /v1/devices/<device_id>/key": "a device replaces its own key: archipel.client",
     "POST /v1/challenges": "a device asks for what it signs to open a session: archipel.client",
+    "GET /healthz": "for container platforms and load balancers",
+    "GET /readyz": "for container platforms and load balancers",
     "POST /v1/sessions": "a device opens a session: archipel.client",
 }
 """Routes that anyone may call and that are of no use to people."""

@@ -87,6 +87,7 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
         answers[name].self_seeds[0],
         answers[name],
         messages.Receipt(),
+        messages.UpdateParts(held=[1, 3]),
         messages.LeaveRequest(reason="cohort"),
         messages.Piece(offset=8, length=4, sha256="a" * 64),
         messages.Pieces(size=12, pieces=[messages.Piece(offset=8, length=4, sha256="a" * 64)]),
@@ -106,6 +107,7 @@ def examples(make_round, fixed, signing_key) -> dict[type, msgspec.Struct]:
             server="http://localhost", server_key=fixed("server"), enrolment_key=fixed("enrolment"),
             publisher_keys=[fixed("publisher")], population="pupils", seed=fixed("seed"), certificate=chain.token,
         ),
+        messages.Root(server_key=fixed("root"), enrolment_key=fixed("enrolment"), population="sites"),
     ]  # fmt: skip
     return {type(instance): instance for instance in instances}
 

@@ -122,6 +122,11 @@ def watch(point: Callable[[], None]) -> None:
     os.rmdir = watched(os.rmdir)
     Path.unlink = watched(Path.unlink)  # type: ignore[method-assign]
     Path.mkdir = watched(Path.mkdir)  # type: ignore[method-assign]
+    watch_transactions(point)
+
+
+def watch_transactions(point: Callable[[], None]) -> None:
+    """Make every writing transaction of this process pass a point before its commit and one after it."""
     for name in ("write", "_write_rows"):
         setattr(Database, name, _watched_transaction(getattr(Database, name), point))
 

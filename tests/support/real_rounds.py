@@ -40,20 +40,24 @@ def run_rounds(
     examples: list[Client] | None = None,
     groups: Groups | None = None,
     root: int | None = None,
+    agents: Callable[[int], dict[str, Any]] = lambda client: {},
     **task: Any,
 ) -> dict[str, np.ndarray]:
     """All rounds with all four clients of tests.support.simulation; the last version's parameters.
 
     `key` is the bundle's publisher's. `seed`: a round's number and a client's -> what its device draws from, in place
     of its secret. `examples`: clients in place of those four. `groups`: takes who was in which secure group. `root`:
-    the client whose device the task trusts, for rule fltrust. `task`: fields of the request in place of those here.
+    the client whose device the task trusts, for rule fltrust. `agents`: a client's further settings. `task`: fields of
+    the request in place of those here.
     """
     pack(bundle.folder, folder / "model.bundle")
     processes = Processes(folder)
     try:
         federation = Federation(folder, processes, key.public_key().public_bytes_raw())
         given = clients() if examples is None else examples
-        return _run(federation, folder, bundle, rounds, seed, given, [] if groups is None else groups, root, task)
+        return _run(
+            federation, folder, bundle, rounds, seed, given, [] if groups is None else groups, root, agents, task
+        )
     finally:
         processes.close()
 
@@ -78,6 +82,7 @@ def _run(
     examples: list[Client],
     groups: Groups,
     root: int | None,
+    agents: Callable[[int], dict[str, Any]],
     task_fields: dict[str, Any],
 ) -> dict[str, np.ndarray]:
     field = bundle.program("predict").inputs[0].name
@@ -86,8 +91,9 @@ def _run(
     def device(index: int) -> None:
         x, y = examples[index]
         config = AgentConfig(
-            folder=folder / "devices" / str(index), isolated=False, allow_plain=task_fields.get("privacy") == "plain"
-        )
+            folder=folder / "devices" / str(index), isolated=False, allow_plain=task_fields.get("privacy") == "plain",
+            **agents(index),
+        )  # fmt: skip
         with Agent(config, examples=lambda: {field: x, "label": y}) as agent:
             ids[agent.enrol(decode("token", federation.mint(), EnrolmentToken))] = index
             agent.run_forever(stop)

@@ -54,8 +54,10 @@ class _Handler(WSGIRequestHandler):
 class ServerProcess:
     """The web application in threads and a coordinator in another, in this process, on one port."""
 
-    def __init__(self, settings: Settings, host: str = "127.0.0.1") -> None:
+    def __init__(self, settings: Settings, host: str = "127.0.0.1", *, coordinates: bool = True) -> None:
+        """`coordinates`: else somebody else coordinates."""
         self.settings = settings
+        self._coordinates = coordinates
         self._host = host
         self._services = Services.open(settings)
         self._services.prepare()
@@ -75,7 +77,11 @@ class ServerProcess:
         self._stop.clear()
         self._threads = [
             threading.Thread(target=self._web.serve_forever, kwargs={"poll_interval": 0.02}),
-            threading.Thread(target=Coordinator(self._services).run, args=(self._stop,)),
+            *(
+                [threading.Thread(target=Coordinator(self._services).run, args=(self._stop,))]
+                if self._coordinates
+                else []
+            ),
         ]
         for thread in self._threads:
             thread.start()

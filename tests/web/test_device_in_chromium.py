@@ -60,13 +60,16 @@ def test_secure_rounds_with_agents(pages: Pages, fleet: Fleet) -> None:
         assert tab.open(examples=4) == ""
         enrolled = tab.enrol()
         assert tab.enrol() == enrolled
+        # The others verify what it signs with a key that has replaced its first one.
+        assert tab.page.evaluate("() => device.rotateKey()")
+        assert federation.operator.devices.get(enrolled).rotations == 1
         task = federation.task(rounds=2, min_cohort=4, cohort=4, threshold=3)
         tab.work()
         with fleet.working():
             fleet.await_end(task)
         first, second = federation.rounds(task)
         assert [(each.phase, enrolled in each.survivors) for each in (first, second)] == [("committed", True)] * 2
-        eventually(lambda: tab.names() == ["enrolled", *ROUND, *ROUND])
+        eventually(lambda: tab.names() == ["enrolled", "rotated", *ROUND, *ROUND])
         report = tab.report()
         assert first.weights_out is not None
         weights = federation.operator.weights.read(first.weights_out)["w"]

@@ -8,9 +8,9 @@ import { describe, expect, test } from "vitest";
 import type { Decoder } from "../src/bundle/decoders.js";
 import { hex } from "../src/bundle/digests.js";
 import { unhex, utf8 } from "../src/device/bytes.js";
-import { agree, agreementKey, publicKeyOf } from "../src/device/crypto.js";
-import { verifyChain } from "../src/device/identity.js";
-import { decode } from "../src/device/messages/fields.js";
+import { agree, agreementKey, publicKeyOf, signingKeyOf } from "../src/device/crypto.js";
+import { rotationRequest, verifyChain } from "../src/device/identity.js";
+import { decode, encode } from "../src/device/messages/fields.js";
 import { chain } from "../src/device/messages/identity.js";
 import { cohort, complaints, survivors } from "../src/device/messages/secure.js";
 import { cohortDigest } from "../src/device/secagg/cohort.js";
@@ -60,6 +60,17 @@ describe("identity", () => {
     const device = await work();
     expect([hex(device.deviceKey), device.deviceId]).toEqual([key, ROTATION.device_id]);
   });
+});
+
+// A request is of the chain and of two keys, and of nothing else: the same bytes as Python's, also a second time.
+test.each((ROTATION.requests as Json[]).filter(({ error }) => !error))("rotation: $name", async (each) => {
+  const certificate = JSON.parse(atob(each.request.certificate.body)) as { number: number };
+  const whole = read(each.chain, chain);
+  const before = { ...whole, rotations: (whole.rotations ?? []).slice(0, certificate.number - 1) };
+  const seeds = (ROTATION.key_seeds as string[]).slice(certificate.number - 1, certificate.number + 1);
+  const [old, next] = await Promise.all(seeds.map((seed) => signingKeyOf(unhex(seed))));
+  const made = await rotationRequest(before, old!, next!, unhex(ROTATION.server_key));
+  expect(JSON.parse(new TextDecoder().decode(encode(made)))).toEqual(each.request);
 });
 
 describe("shamir", () => {

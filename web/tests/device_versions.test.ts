@@ -69,7 +69,8 @@ function worse(): Map<string, NdArray> {
 test("the first version, a better one, a worse one, and the way back", async () => {
   await server.offer(1);
   expect(await checkIn()).toMatchObject([
-    { name: "offered", version: 1 }, { name: "adopted", version: 1, before: 0, reason: expect.stringContaining("first") },
+    { name: "offered", version: 1 },
+    { name: "adopted", version: 1, before: 0, reason: expect.stringContaining("first") },
   ]);
   expect(await tab.agent.running()).toEqual({ mlp: 1 });
   expectArrays(await answers(), MODEL.group("before"));
@@ -160,7 +161,9 @@ test("weights that no round can have made, or of another layout", async () => {
   const data = writeWeights(better(100));
   const far = await server.trained("far", better(100));
   await server.offer(1, { weights: far });
-  expect((await checkIn()).at(-1)).toMatchObject({ name: "kept", reason: expect.stringMatching(/ away from weights that this device knows/) });
+  expect((await checkIn()).at(-1)).toMatchObject({
+    name: "kept", reason: expect.stringMatching(/ away from weights that this device knows/),
+  });
   const strange = await server.trained("strange", new Map([["w", zeros("float32", [3])]]));
   await server.offer(2, { weights: strange });
   expect((await checkIn()).at(-1)).toMatchObject({ name: "kept", reason: expect.stringMatching(/missing/) });
@@ -231,7 +234,8 @@ test("a version on trial that fails on a request is given up for the one before"
   // The trained weights are larger, so their answers overflow sooner.
   const published = await MODEL.load();
   let scale = 1e38;
-  const fails = async (): Promise<boolean> => !Object.values(await published.predict(await huge(scale))).every(isFinite);
+  const fails = async (): Promise<boolean> =>
+    !Object.values(await published.predict(await huge(scale))).every(isFinite);
   while (await fails()) scale *= 0.9;
   const expected = await published.predict(await huge(scale));
   published.close();
@@ -256,7 +260,7 @@ test("a version whose files are damaged is given up for the one before", async (
   expect(await checkIn()).toMatchObject([{ name: "kept", version: 2, runs: 1, reason: /damaged/ }]);
 });
 
-test("what rounds have left of the model for this device goes on with each version that has a place for it", async () => {
+test("what rounds have left for this device goes on with each version that has a place for it", async () => {
   const model = fixture("personal");
   const bundle = await openBundle(model.bundle, PUBLISHER, true);
   server.files.set(`/v1/bundles/${bundle.digest}`, model.bundle);

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -22,6 +24,7 @@ from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.messages import TokenCertificate
 from archipel.protocol.moments import moment
 from archipel.protocol.sealed import unseal
+from archipel.protocol.tls import client_context
 
 _CONFIG = click.argument("config", type=click.Path(path_type=Path))
 
@@ -50,15 +53,27 @@ for _command in (erase, examples, pause, resume, status):
 
 @device.command()
 @click.argument("file", type=click.Path(path_type=Path))
-def init(file: Path) -> None:
+@click.option(
+    "--ca",
+    type=click.Path(path_type=Path),
+    help="The private authority of the server's TLS certificate (PEM): tls/ca.pem of `archipel serve init --tls-name`.",
+)
+def init(file: Path, ca: Path | None) -> None:
     """Write FILE, a file of settings in which each setting has an explanation. FILE must not exist yet.
 
     \b
     archipel device init device.toml
+    archipel device init device.toml --ca ca.pem
     """
     if file.exists():
         raise CommandError(f"{file}: exists already; choose another name")
-    write_durably(file, TEMPLATE.encode(), mode=0o644)
+    text = TEMPLATE
+    if ca is not None:
+        client_context(ca)  # names what is wrong with the file
+        # Paths in the settings start in their file's folder.
+        path = os.path.relpath(ca.absolute(), file.absolute().parent)
+        text = text.replace('# ca_file = "ca.pem"  ', f"ca_file = {json.dumps(path)}  ", 1)
+    write_durably(file, text.encode(), mode=0o644)
     click.echo(f"{file}: read it, then `archipel device enroll {file} TOKEN_FILE`")
 
 
@@ -72,13 +87,14 @@ def enroll(config: Path, token_file: Path) -> None:
     archipel device enroll device.toml my.token
 
     The command makes the device's key, which never leaves the device, and pins the keys of the server and the
-    publishers. The token cannot be used again. A device that is enrolled already stays as it is.
+    publishers. The token cannot be used again. A device that is enrolled already stays as it is; one of an edge server
+    moves to another edge server of the same root with a token of that one (docs/edge.md).
     """
     settings = load_device_settings(config)
     token = read_token(token_file)
     with _agent(settings.config) as agent:
-        if agent.device_id:
-            click.echo(f"device {agent.enrol(token)}: enrolled already")
+        if agent.device_id and agent.is_at(token):
+            click.echo(f"device {agent.device_id}: enrolled already")
             return
         try:
             device_id = agent.enrol(token)

@@ -63,6 +63,8 @@ def task() -> None:
               "in place of the file's (docs/robust.md).")  # fmt: skip
 @click.option("--tolerated", type=click.IntRange(0), help="How many updates the rule lets be arbitrary.")
 @click.option("--secure-groups", type=click.IntRange(0), help="Over the sums of how many secure groups the rule goes.")
+@click.option("--levels", type=click.IntRange(0), metavar="N", help="Train over edge servers, of which N levels are "
+              "between this server and the devices (docs/edge.md).")  # fmt: skip
 @click.option("--mixing", help="What is done to updates before the rule: nnm or bucketing.")
 @click.option("--root", metavar="DEVICE", help="For rule fltrust: the id of the device that you trust, with "
               "whose update the others are compared.")  # fmt: skip
@@ -78,6 +80,7 @@ def create(
     tolerated: int | None,
     mixing: str | None,
     secure_groups: int | None,
+    levels: int | None,
     root: str | None,
     key: str | None,
     as_json: bool,
@@ -90,6 +93,7 @@ def create(
     archipel task create task.toml --bundle digits.bundle --aggregation trimmed-mean --tolerated 2
     archipel task create task.toml --bundle digits.bundle --aggregation median --tolerated 1 --secure-groups 3
     archipel task create task.toml --bundle digits.bundle --aggregation fltrust --root DEVICE
+    archipel task create task.toml --bundle digits.bundle --levels 1
     """
     given = {"rule": aggregation, "tolerated": tolerated, "mixing": mixing, "root": root}
     rule = {name: value for name, value in given.items() if value is not None}
@@ -101,6 +105,8 @@ def create(
     else:
         assert federation is not None
         request, bundle = _read_federation(federation, bundle, rule, secure_groups)
+    if levels is not None:
+        request = msgspec.structs.replace(request, levels=levels)
     if bundle is not None:
         request = msgspec.structs.replace(request, bundle=client.bundles.upload(bundle, request.population).digest)
     info = client.tasks.create(request, key=key)

@@ -9,11 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from archipel.bundle import load_public_key
+from archipel.cli.input_output.enrolment_tokens import read_token
 from archipel.cli.input_output.publisher_keys import allow_development, offer_option
 from archipel.durable import creating
+from archipel.errors import CommandError
+from archipel.protocol.messages import Name
+from archipel.protocol.moments import moment
+from archipel.protocol.sealed import encode
 from archipel.server import init_data_folder, load_settings
+from archipel.server.upstream_settings import Upstream
 
 # What needs the database is imported by the commands that do: not by `start`, which leaves that to its children.
 
@@ -49,12 +56,34 @@ def serve() -> None:
     type=click.Path(path_type=Path),
     help="New file (mode 0600) for the operator token. Default: print it.",
 )
+@click.option(
+    "--tls-name",
+    "tls_names",
+    multiple=True,
+    help="A DNS name or IP address of the server, for which a private authority of its own certifies it; may be given "
+    "several times. Default: plain HTTP, for this machine or behind a proxy.",
+)
+@click.option(
+    "--upstream-token",
+    type=click.Path(path_type=Path),
+    help="Make an edge server, which joins the server of this token (of `archipel token --aggregator`).",
+)
+@click.option(
+    "--upstream-population", metavar="NAME", help="The population of this server that works for the upstream's tasks."
+)
+@click.option(
+    "--upstream-cohort", type=click.IntRange(2, 4096), help="How many devices its rounds for the upstream take."
+)
 @allow_development
 def init(
     folder: Path,
     enrolment_key: Path,
     publisher_keys: tuple[Path, ...],
     token_file: Path | None,
+    tls_names: tuple[str, ...],
+    upstream_token: Path | None,
+    upstream_population: str | None,
+    upstream_cohort: int | None,
     allow_development: bool,
 ) -> None:
     """Make a data folder with settings, the server's key, and the operator token, which is printed or written once.
@@ -62,21 +91,61 @@ def init(
     \b
     archipel serve init federation --enrolment-key enrolment.pub --publisher-key publisher.pub \\
         --token-file operator.token
+    archipel serve init federation --enrolment-key enrolment.pub --publisher-key publisher.pub \\
+        --token-file operator.token --tls-name fl.example.org
+    archipel serve init edge --enrolment-key ward.pub --publisher-key publisher.pub --token-file edge-operator.token \\
+        --upstream-token hospital.token --upstream-population patients --upstream-cohort 10
+
+    With --upstream-token it is an edge server: it takes part in the rounds of another server with the sums of its own
+    devices (docs/edge.md). The upstream need not be there yet.
 
     FOLDER is new or empty. The keys are public halves (FILE.pub of `archipel keys`); the private halves stay offline.
     """
     enrolment, publishers = load_public_key(enrolment_key), [load_public_key(file) for file in publisher_keys]
+    above = _upstream(upstream_token, upstream_population, upstream_cohort)
     with offer_option(), ExitStack() as stack:
         # The file comes before the token: a token is shown once, and one that cannot be stored is lost.
         file = None if token_file is None else stack.enter_context(creating(token_file))
         token = init_data_folder(
-            folder, enrolment_key=enrolment, publisher_keys=publishers, allow_development=allow_development
-        )
+            folder, enrolment_key=enrolment, publisher_keys=publishers, allow_development=allow_development,
+            tls_names=tls_names, upstream=above,
+        )  # fmt: skip
         if file is not None:
             file.write(token.encode() + b"\n")
     click.echo(f"data folder      {folder}")
     click.echo(f"server key       {folder / 'server.key.pub'}   (devices pin it: `archipel token --server-key`)")
     click.echo(f"operator token   {token_file or token}   ({'' if token_file else 'shown once; '}keep it safe)")
+    if tls_names:
+        click.echo(f"authority        {folder / 'tls/ca.pem'}   (devices: `archipel device init --ca`; commands: --ca)")
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--days", type=click.IntRange(1, 397), default=397, show_default=True, help="How long it is valid.")
+def certificate(folder: Path, days: int) -> None:
+    """Make a new TLS certificate by the private authority in FOLDER, for the same names, in place of the present one.
+
+    \b
+    archipel serve certificate federation
+
+    A server that runs uses it for new connections. Devices trust the authority and notice nothing.
+    """
+    from archipel.server.authority import SERVER_FILE, certify
+
+    end = certify(folder, days)
+    click.echo(f"{folder / SERVER_FILE}: valid until {moment(end.timestamp())}")
+
+
+def _upstream(token: Path | None, population: str | None, cohort: int | None) -> tuple[Upstream, bytes] | None:
+    if token is None and population is None and cohort is None:
+        return None
+    if token is None or population is None or cohort is None:
+        raise CommandError("an edge server needs --upstream-token, --upstream-population and --upstream-cohort")
+    try:
+        upstream = Upstream(population=msgspec.convert(population, Name), cohort=cohort)
+    except msgspec.ValidationError:
+        raise CommandError(f"--upstream-population: {population[:100]!r} is no name of a population") from None
+    return upstream, encode(read_token(token))
 
 
 @serve.command()
@@ -101,6 +170,26 @@ def start(folder: Path, **given: Any) -> None:
 
     overrides = {name: value for name, value in given.items() if value is not None}
     supervise(load_settings(folder, **overrides), announce=lambda line: click.echo(line))
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def migrate(folder: Path) -> None:
+    """Bring the database up to date, check that files can be stored, and end; `start` does it by itself.
+
+    \b
+    archipel serve migrate federation
+
+    For a platform that does this once before it starts several servers of a new version.
+    """
+    from archipel.server.services import Services
+
+    services = Services.open(load_settings(folder), connections=1)
+    try:
+        services.prepare()
+    finally:
+        services.database.dispose()
+    click.echo("the database has this version's schema, and files can be stored")
 
 
 @serve.command()

@@ -187,7 +187,7 @@ def _memory(asked: AskedWithBundle) -> str:
 def _upload(asked: AskedWithBundle) -> str:
     plan, manifest, layout = asked.plan, asked.manifest, asked.layout
     # A plain update is a safetensors file.
-    masked = masked_size(layout, plan.max_cohort, plan.modulus_bits, narrow=plan.narrow)
+    masked = masked_size(layout, plan.max_cohort * plan.site, plan.modulus_bits, narrow=plan.narrow)
     size = masked if plan.privacy == "secure" else plain_size(layout)
     if plan.kind == "training":
         # The manifest may state more than the layout has; the owner's limit is for the larger of the two.

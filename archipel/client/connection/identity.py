@@ -13,20 +13,25 @@ from pathlib import Path
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from archipel.bundle import decode_private_key, encode_private_key, generate_key
+from archipel.bundle import Manifest, decode_private_key, encode_private_key, generate_key
 from archipel.client.memory.keystore import DEVICE_KEY, NEXT_DEVICE_KEY, FileKeys, KeyStore
-from archipel.durable import write_durably
+from archipel.durable import make_folder, write_durably
 from archipel.errors import ClientError, MessageError, ProtocolError
-from archipel.protocol.identity import EnrolmentToken, extend_chain, verify_chain
-from archipel.protocol.messages import Chain, DeviceId, Key, Name
+from archipel.protocol.identity import EnrolmentToken, extend_chain, read_chain, verify_chain
+from archipel.protocol.messages import Chain, DeviceId, Key, Name, Root
 from archipel.protocol.sealed import Sealed, decode, encode, public_bytes
 
 RECORD_FILE = "device.json"
+EDGES_FOLDER = "edges"
+"""With the records of edge servers that the device has left."""
 _MAX_RECORD_BYTES = 64 << 10
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file device.json of an enrolled device. Its keys are pinned: no later answer of the server changes them."""
+    """The file device.json of an enrolled device. Its keys are pinned: no later answer of the server changes them.
+
+    `root` is there where the server is an edge server.
+    """
 
     device_id: DeviceId
     server: str
@@ -35,6 +40,17 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     publisher_keys: list[Key]
     population: Name
     chain: Chain
+    root: Root | None = None
+
+    def of_log(self, manifest: Manifest) -> DeviceRecord:
+        """The record with the server in it that keeps the weights log of this bundle, with its key and population: the
+        root where a tree of servers trains the bundle."""
+        if self.root is None or manifest.privacy.aggregators is None:
+            return self
+        root = self.root
+        return msgspec.structs.replace(
+            self, server_key=root.server_key, enrolment_key=root.enrolment_key, population=root.population
+        )
 
 
 class IdentityStore:
@@ -120,8 +136,29 @@ class IdentityStore:
         self._keys.store(DEVICE_KEY, encode_private_key(self.next_key()))
         self._keys.delete(NEXT_DEVICE_KEY)
 
-    def _read_record(self) -> DeviceRecord | None:
-        path = self._folder / RECORD_FILE
+    def keep_record(self, record: DeviceRecord) -> None:
+        """Keep the record of the edge server that the device is about to leave, for its return."""
+        path = self._kept(record.server_key)
+        make_folder(path.parent)
+        write_durably(path, encode(record))
+
+    def kept_record(self, token: EnrolmentToken) -> DeviceRecord | None:
+        """The record of an earlier time at the token's server, if it is for the present key."""
+        kept = self._read_record(self._kept(token.server_key))
+        if kept is None or (kept.population, kept.root) != (token.population, token.root):
+            return None
+        return kept if read_chain(kept.chain)[1] == public_bytes(self.key()) else None
+
+    def go_back(self, record: DeviceRecord) -> DeviceRecord:
+        """Make `record`, a kept one, the present one again. Durable when it returns."""
+        write_durably(self._folder / RECORD_FILE, encode(record))
+        return record
+
+    def _kept(self, server_key: bytes) -> Path:
+        return self._folder / EDGES_FOLDER / f"{server_key.hex()}.json"
+
+    def _read_record(self, path: Path | None = None) -> DeviceRecord | None:
+        path = path or self._folder / RECORD_FILE
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -148,6 +185,7 @@ class IdentityStore:
             publisher_keys=token.publisher_keys,
             population=token.population,
             chain=chain,
+            root=token.root,
         )
         write_durably(self._folder / RECORD_FILE, encode(record))
         return record

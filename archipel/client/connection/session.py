@@ -50,6 +50,10 @@ class DeviceSession:
             )
         )
 
+    def server_time(self) -> float | None:
+        """The server's clock now, Unix seconds; None while it is not known."""
+        return self._transport.server_time()
+
     def download(self, path: str, target: Path, limit: int, *, stop: int | None = None) -> None:
         """Transport.download with a token; after a 401 once more with a new one."""
         self._authorized(lambda bearer: self._transport.download(path, target, limit, bearer, stop=stop))

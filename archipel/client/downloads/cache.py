@@ -94,6 +94,13 @@ class Cache:
             _fetch(f"/v1/blobs/{digest}", self._folder / _PARTS / digest, limit, download, verify)
         return _mark_used(target, read_weights(target, limit))
 
+    def read(self, digest: str) -> bytes:
+        """The bytes of the weights with this SHA-256, which are here. Raises DigestError if they are damaged."""
+        data = (self._folder / _BLOBS / digest).read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise DigestError(f"weights {digest}: damaged on the disk")
+        return data
+
     def find(self, digest: str) -> dict[str, np.ndarray] | None:
         """The weights with this SHA-256; None if they are not here, or damaged."""
         target = self._folder / _BLOBS / digest

@@ -139,9 +139,8 @@ class Origins:
         manifest, url = bundle.manifest, f"/v1/populations/{record.population}/weights-log/{bundle.digest}"
 
         def bound(entry: WeightsStatement) -> float:
-            return (
-                strategies.get(manifest.strategy).step_bound(manifest, entry.hyperparameters, entry.devices).parameters
-            )
+            devices = entry.leaves or entry.devices
+            return strategies.get(manifest.strategy).step_bound(manifest, entry.hyperparameters, devices).parameters
 
         log = LogReader(known.history, known.own, record.server_key, bound)
         steps: list[WeightsStatement] = []

@@ -30,6 +30,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     noise, rho       whether this device added noise for differential privacy, and what that costs one example
                      (privacy.py; 0: not stated)
     stated           what the server says of noise of its own, in the plan that it signed; None: nothing
+    origin           the round of the root server that this round is a part of, in a tree of servers
     resumes          all that the round needs is kept beside the entry (kept.py), so that it goes on after a restart
     """
 
@@ -58,3 +59,4 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     rho: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     resumes: bool = False
     stated: ServerNoise | None = None
+    origin: RoundId | None = None

@@ -17,7 +17,7 @@ from archipel.errors import ClientError
 MARK = "erasing"
 EXAMPLES = "examples"
 # Only what the agent makes: the owner may keep other files in the folder.
-_FOLDERS = (EXAMPLES, "state", "rounds", "models", "cache", "origins")
+_FOLDERS = (EXAMPLES, "state", "rounds", "models", "cache", "origins", "edges")
 _FILES = ("device.json", "paused", "adoption.json", "decisions.json")
 
 

@@ -24,13 +24,13 @@ from archipel.client.memory.spending import Sums
 from archipel.client.memory.stored import read_stored
 from archipel.client.memory.vault import Vault
 from archipel.durable import make_folder, sweep, write_durably
-from archipel.errors import ClientError
-from archipel.protocol.messages import RoundId, RoundPlan
+from archipel.errors import ClientError, PolicyError
+from archipel.protocol.messages import RoundId, RoundPlan, over_neighbours
 from archipel.protocol.sealed import encode
 from archipel.protocol.vector import Vector
 
 KEPT_ROUNDS = 256
-_FORGOTTEN, _PLANS = "forgotten", "plans"
+_FORGOTTEN, _PLANS, _ROOTS = "forgotten", "plans", "root-plans"
 _MAX_ENTRY_BYTES = 64 << 10
 _MAX_FORGOTTEN_BYTES = 1 << 20
 _MASKED, _STATE = ".masked", ".state"
@@ -53,6 +53,7 @@ class Journal:
         self._vault = vault
         self._clock = clock
         self._plans = PlanBook(folder / _PLANS)
+        self._roots = PlanBook(folder / _ROOTS)
         self._open: dict[str, Entry] | None = None
         """The entries that are not closed; None: not read yet. Every check-in asks for them."""
         make_folder(folder)
@@ -90,7 +91,7 @@ class Journal:
             privacy=plan.privacy,
             stated=plan.server_noise,
             # In an asynchronous task the vector depends on when it is masked, so it cannot be kept before.
-            resumes=plan.protocol == "neighbours" and plan.staleness_exponent is None,
+            resumes=over_neighbours(plan.protocol) and plan.staleness_exponent is None,
         )
         self._write(entry)
         # The entry first: after a kill in between, `why_old` lets the round begin again. The other order would make the
@@ -184,6 +185,23 @@ class OpenRound:
         entry = msgspec.structs.replace(self.entry, step=step, changed=self._journal._clock(), **changes)
         self._journal._write(entry)
         self.entry = entry
+
+    def take_origin(self, origin: RoundPlan) -> None:
+        """Record the root's plan, verified, that this round is a part of. Durable when it returns.
+
+        Raises PolicyError if the device has taken it before in another round, at whatever edge server.
+        """
+        book = self._journal._roots
+        why = book.why_old(origin)
+        if self.entry.origin == origin.round_id:
+            # Begun again after a restart, which may have come before the book had it.
+            if not why:
+                book.take(origin)
+            return
+        if why:
+            raise PolicyError(f"round {origin.round_id} of the root server: this device has been in it: {why}")
+        self.advance("assigned", origin=origin.round_id)
+        book.take(origin)
 
     def store_masked(self, masked: bytes, digest: str, between: Callable[[], object] = lambda: None) -> None:
         """Store the masked bytes, call `between`, record step "masked". Raises ClientError if there are others."""

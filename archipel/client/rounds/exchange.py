@@ -6,7 +6,7 @@ Each answer of the server has one next step: docs/agent.md, "What the server may
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from archipel.client.events import EventName
 from archipel.client.memory.journal import OpenRound
 from archipel.errors import RefusedError, RoundAbandonedError, UnreachableError
 from archipel.protocol.backoff import Backoff
-from archipel.protocol.messages import Phase, Receipt, RoundPlan, RoundStatus
+from archipel.protocol.messages import PART_BYTES, Phase, Receipt, RoundPlan, RoundStatus, UpdateParts
 from archipel.protocol.problems import TRY_AGAIN
 
 T = TypeVar("T")
@@ -29,6 +29,8 @@ ORDER: tuple[Phase, ...] = (
 )  # fmt: skip
 LATER = {401, *TRY_AGAIN}
 """Statuses of a server that cannot answer now. 401 is one of them: the session has retried it with a new token."""
+WHOLE_BYTES = 8 << 20
+"""Longer updates are uploaded in parts, so that a connection that breaks costs one part and not all of it."""
 _SHORTEST_WAIT = 0.01
 
 
@@ -196,4 +198,22 @@ class TooEarlyError(Exception):
 def send_update(session: DeviceSession, round_id: str, data: bytes, digest: str) -> Receipt:
     """Upload the update; the same bytes may be sent again. Raises RefusedError, UnreachableError."""
     headers = {"Content-Type": "application/octet-stream", "Digest-SHA256": digest}
-    return session.call("PUT", f"/v1/rounds/{round_id}/update", Receipt, body=data, headers=headers)
+    url = f"/v1/rounds/{round_id}/update"
+    if len(data) > WHOLE_BYTES and _send_parts(session, f"{url}/parts", data, headers):
+        data = b""  # stands for the parts
+    return session.call("PUT", url, Receipt, body=data, headers=headers)
+
+
+def _send_parts(session: DeviceSession, url: str, data: bytes, headers: Mapping[str, str]) -> bool:
+    """Upload what the server does not have yet; false if it takes no parts."""
+    try:
+        held = set(session.call("GET", url, UpdateParts).held)
+    except RefusedError as error:
+        if error.status == 404:  # an older server
+            return False
+        raise
+    for number, start in enumerate(range(0, len(data), PART_BYTES), start=1):
+        if number not in held:
+            part = data[start : start + PART_BYTES]
+            session.call("PUT", f"{url}/{number}", Receipt, body=part, headers=headers)
+    return True

@@ -12,7 +12,7 @@ from archipel.client.connection.identity import DeviceRecord
 from archipel.client.connection.revocation_book import RevocationBook
 from archipel.client.connection.session import DeviceSession
 from archipel.client.connection.transport import Transport
-from archipel.client.device import Device
+from archipel.client.device import Device, Site, SiteRound
 from archipel.client.events import Outcome
 from archipel.client.memory.journal import OpenRound
 from archipel.client.memory.privacy import noise_in_round
@@ -51,7 +51,8 @@ from archipel.errors import (
     UnreachableError,
 )
 from archipel.lite_runtime import DeviceState
-from archipel.protocol.messages import LeaveReason, RoundPlan
+from archipel.protocol.messages import LeaveReason, RoundPlan, over_neighbours
+from archipel.protocol.origin import check_origin
 from archipel.protocol.plain import encode_plain
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.revocations import NOBODY, Revoked
@@ -155,9 +156,17 @@ class Participation:
 
     def _carry_out(self, journal: OpenRound) -> Ended:
         device, plan = self._device, self._plan
+        if (plan.levels > 0) != (device.site is not None):
+            here = "this is a device" if device.site is None else "this is an edge server"
+            raise PolicyError(f"plan {plan.round_id}: with {plan.levels} levels of edge servers, and {here}")
         revoked = self._revoked()
         prepared = prepare(plan, self._record, device.cache, device.origins, self._session, self._limits)
         journal.advance("assigned", model=prepared.bundle.manifest.name)
+        origin = check_origin(plan, prepared.bundle.manifest, self._record.root)
+        if origin is not None:
+            journal.take_origin(origin)
+        if device.site is not None:
+            return self._carry_sum(journal, prepared, device.site, revoked)
         if plan.kind != "training":
             # Before the work, which a refusal would waste; `add` checks again when the devices in the sum are known.
             device.queries.check_budget(plan, prepared.bundle.manifest.privacy)
@@ -196,7 +205,7 @@ class Participation:
             return encode_stale(staleness) if staleness else fresh
 
         given = self._given(revoked)
-        if plan.protocol == "neighbours":
+        if over_neighbours(plan.protocol):
             journal.keep(encode(self._sealed), fresh, new_state, name)
             terms = terms_of(plan, self._digest, policy)
             return NeighbourRound(plan, self._session, journal, device.config, owner).run(
@@ -204,6 +213,24 @@ class Participation:
             )
         return SecureRound(plan, self._session, journal, device.config, owner).run(
             Participant(plan, self._digest, *given), layout, vector, on_counted
+        )
+
+    def _carry_sum(self, journal: OpenRound, prepared: Prepared, site: Site, revoked: Revoked) -> Ended:
+        """The round of an edge server, which sends the sum of its own devices; always over a complete graph."""
+        device, plan = self._device, self._plan
+        given = SiteRound(
+            plan, self._sealed, prepared.bundle, self._record.of_log(prepared.bundle.manifest), device.cache,
+            self._session, device.gate.pass_or_wait,
+        )  # fmt: skip
+        layout = prepared.layout
+        del prepared
+        vector, devices = site.collect(given)
+        journal.advance("assigned", examples=devices)
+        return SecureRound(plan, self._session, journal, device.config, self._owner()).run(
+            Participant(plan, self._digest, *self._given(revoked)),
+            layout,
+            lambda staleness: vector,
+            lambda members: journal.store_state(b"", "", len(members)),
         )
 
     def _go_on(self, journal: OpenRound) -> Ended:

@@ -25,6 +25,7 @@ from archipel.lite_runtime import DeviceState, Progress, Runtime
 from archipel.lite_runtime.slots.loading import changed_parameters
 from archipel.protocol.measures import measured
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.origin import check_origin
 from archipel.protocol.policy import check_plan
 from archipel.protocol.training_metrics import training_arrays
 from archipel.protocol.uploads import adoption, contribution, metric_arrays, plan_layout, upload_program
@@ -62,8 +63,9 @@ def prepare(
     for_weights = PieceDownload(session, cache.index).for_weights(bundle.manifest)
     parameters = cache.weights(plan.weights, for_weights, limit)
     rounds = origins.check(
-        bundle, plan.weights, parameters, cache.find, session, record, limits.config, use=plan.kind, task=plan.task_id
-    )
+        bundle, plan.weights, parameters, cache.find, session, record.of_log(bundle.manifest), limits.config,
+        use=plan.kind, task=plan.task_id,
+    )  # fmt: skip
     broadcast = {} if plan.broadcast is None else cache.weights(plan.broadcast, for_weights, limit)
     if plan.kind == "training":
         check_broadcast(bundle, broadcast, rounds)
@@ -85,6 +87,7 @@ def prepare_bundle(
     layout = plan_layout(plan, bundle.manifest)
     limits.check_bundle(plan, bundle.manifest, layout)
     check_plan(plan, bundle.manifest.privacy, layout)
+    check_origin(plan, bundle.manifest, record.root)
     return bundle, layout
 
 

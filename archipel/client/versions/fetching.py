@@ -101,8 +101,9 @@ class OfferFetcher:
             new, weights = self._open(offer, PieceDownload(session, cache.index), record)
             if offer.weights is not None and weights is not None:
                 # Here, because this check asks the server, and looking must not.
+                of_log = record.of_log(new.bundle.manifest)
                 self._device.origins.check(
-                    new.bundle, offer.weights, weights, cache.find, session, record, self._device.config, use="adoption"
+                    new.bundle, offer.weights, weights, cache.find, session, of_log, self._device.config, use="adoption"
                 )
             cache.prune(keep=[name for name in (offer.bundle, offer.weights) if name is not None])
             self._book.mark_fetched(offer)

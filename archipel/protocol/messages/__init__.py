@@ -11,14 +11,17 @@ from archipel.protocol.messages.answers import Piece as Piece
 from archipel.protocol.messages.answers import Pieces as Pieces
 from archipel.protocol.messages.answers import Problem as Problem
 from archipel.protocol.messages.answers import Receipt as Receipt
+from archipel.protocol.messages.answers import UpdateParts as UpdateParts
 from archipel.protocol.messages.base import KEY_PATH_BYTES as KEY_PATH_BYTES
 from archipel.protocol.messages.base import MAX_COHORT as MAX_COHORT
 from archipel.protocol.messages.base import MAX_ENTRIES as MAX_ENTRIES
 from archipel.protocol.messages.base import MAX_MODELS as MAX_MODELS
+from archipel.protocol.messages.base import MAX_PARTS as MAX_PARTS
 from archipel.protocol.messages.base import MAX_PIECES as MAX_PIECES
 from archipel.protocol.messages.base import MAX_REVOCATION_BYTES as MAX_REVOCATION_BYTES
 from archipel.protocol.messages.base import MAX_REVOKED as MAX_REVOKED
 from archipel.protocol.messages.base import MAX_ROTATIONS as MAX_ROTATIONS
+from archipel.protocol.messages.base import PART_BYTES as PART_BYTES
 from archipel.protocol.messages.base import BearerToken as BearerToken
 from archipel.protocol.messages.base import DeviceId as DeviceId
 from archipel.protocol.messages.base import Digest as Digest
@@ -40,6 +43,7 @@ from archipel.protocol.messages.identity import EnrolmentProof as EnrolmentProof
 from archipel.protocol.messages.identity import EnrolmentRequest as EnrolmentRequest
 from archipel.protocol.messages.identity import EnrolmentResponse as EnrolmentResponse
 from archipel.protocol.messages.identity import IdentityCertificate as IdentityCertificate
+from archipel.protocol.messages.identity import Root as Root
 from archipel.protocol.messages.identity import RotationCertificate as RotationCertificate
 from archipel.protocol.messages.identity import RotationProof as RotationProof
 from archipel.protocol.messages.identity import RotationRequest as RotationRequest
@@ -62,6 +66,7 @@ from archipel.protocol.messages.rounds import RoundPlan as RoundPlan
 from archipel.protocol.messages.rounds import RoundStatus as RoundStatus
 from archipel.protocol.messages.rounds import ServerNoise as ServerNoise
 from archipel.protocol.messages.rounds import SetAside as SetAside
+from archipel.protocol.messages.rounds import over_neighbours as over_neighbours
 from archipel.protocol.messages.secure import Advertisement as Advertisement
 from archipel.protocol.messages.secure import AdvertiseRequest as AdvertiseRequest
 from archipel.protocol.messages.secure import Cohort as Cohort

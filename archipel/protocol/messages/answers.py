@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from archipel.protocol.messages.base import MAX_PIECES, Digest, Message, Whole
+from archipel.protocol.messages.base import MAX_PARTS, MAX_PIECES, Digest, Message, Whole
 
 
 class Receipt(Message, frozen=True, kw_only=True):
@@ -29,6 +29,15 @@ class Pieces(Message, frozen=True, kw_only=True):
 
     size: Whole
     pieces: Annotated[list[Piece], Meta(max_length=MAX_PIECES)]
+
+
+class UpdateParts(Message, frozen=True, kw_only=True):
+    """The numbers of the parts of a device's update that the server has stored durably.
+
+    The first is part 1; each has PART_BYTES bytes, the last one what is left.
+    """
+
+    held: Annotated[list[Annotated[int, Meta(ge=1, le=MAX_PARTS)]], Meta(max_length=MAX_PARTS)] = []
 
 
 class FieldProblem(Message, frozen=True, kw_only=True):

@@ -31,6 +31,10 @@ MAX_ROTATIONS = 8
 """How often a device may replace its key. Bounded, as every peer in a cohort checks the whole chain."""
 MAX_PIECES = 4096
 """Pieces of one file."""
+PART_BYTES = 1 << 20
+"""Of an update that is uploaded in parts: a connection that breaks costs no more, and proxies take bodies that long."""
+MAX_PARTS = 4096
+"""Of one update."""
 MAX_ENTRIES = 256
 """Entries of a weights log in one answer."""
 MAX_MODELS = 16

@@ -89,6 +89,15 @@ class Challenge(Message, frozen=True, kw_only=True):
     expires: float
 
 
+class Root(Message, frozen=True, kw_only=True):
+    """The server at the top of a tree of servers: its key, which signs the weights log, the population that its members
+    enrol in, and the key that certifies them."""
+
+    server_key: Key
+    enrolment_key: Key
+    population: Name
+
+
 class SessionProof(Message, frozen=True, kw_only=True):
     """Label "session"; sealed by the device key."""
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from archipel.bundle.validation import MAX_LEVELS, MAX_SITE
 from archipel.protocol.messages.base import (
     MAX_COHORT,
     MAX_MODELS,
@@ -27,9 +28,14 @@ Phase = Literal[
     "aggregating", "committed", "failed",
 ]  # fmt: skip
 Kind = Literal["training", "evaluation", "analytics"]
-Protocol = Literal["complete", "neighbours"]
+Protocol = Literal["complete", "neighbours", "neighbours-mlkem"]
 """Of secure rounds: over the complete graph of a cohort (protocol.secagg), or over few neighbours of each device
-(protocol.secagg_plus)."""
+(protocol.secagg_plus), with keys by X25519 alone or by ML-KEM-768 as well."""
+
+
+def over_neighbours(protocol: Protocol | None) -> bool:
+    """Whether rounds of the protocol are over few neighbours of each device; None is that of plain rounds."""
+    return protocol in ("neighbours", "neighbours-mlkem")
 
 
 class ServerNoise(Message, frozen=True, kw_only=True):
@@ -74,11 +80,15 @@ class RoundPlan(Message, frozen=True, kw_only=True):
 
     `serial` grows with every round of the task, and after `not_after` (Unix seconds) the plan is good no longer: a
     device takes part in a round once. `number` is that of the version that the round makes, and says nothing of that.
-    With protocol `neighbours` each device shares its secrets with so many others, of whose shares `threshold` give a
-    secret, and masks with the first `partners` of them.
+    With protocol `neighbours` or `neighbours-mlkem` each device shares its secrets with so many others, of whose shares
+    `threshold` give a secret, and masks with the first `partners` of them.
     With `noise` devices send their clipped changes alone, without metrics, and add noise to them before they mask.
     `revocations` is the digest of the list (a Sealed Revocations, as JSON) of those who must not be in the cohort, None
     where there is nobody. `server_noise` is the server's word, which no device can check.
+
+    With `levels` of edge servers below the one that made the plan (0: none) its members are edge servers. Each sends
+    the sum of up to `site` devices, and how many they are, which it makes in a round of its own, whose plan has one
+    level less. All plans below the root's have that as their `origin`, as the root sealed it.
     """
 
     round_id: RoundId
@@ -112,6 +122,9 @@ class RoundPlan(Message, frozen=True, kw_only=True):
     partners: Annotated[int, Meta(ge=0, lt=MAX_COHORT)] = 0
     server_noise: ServerNoise | None = None
     noise: NoiseShare | None = None
+    levels: Annotated[int, Meta(ge=0, le=MAX_LEVELS)] = 0
+    site: Annotated[int, Meta(ge=1, le=MAX_SITE)] = 1
+    origin: Sealed | None = None
 
 
 class Revocations(Message, frozen=True, kw_only=True):
@@ -148,7 +161,7 @@ class CheckIn(Message, frozen=True, kw_only=True):
 
     attributes: dict[str, str | float | bool] = {}
     versions: Annotated[dict[Name, VersionNumber], Meta(max_length=MAX_MODELS)] | None = None
-    protocols: Annotated[tuple[Protocol, ...], Meta(min_length=1, max_length=2)] = ("complete",)
+    protocols: Annotated[tuple[Protocol, ...], Meta(min_length=1, max_length=3)] = ("complete",)
     adds_noise: bool = False
 
 

@@ -18,7 +18,8 @@ class WeightsStatement(Message, frozen=True, kw_only=True):
     `previous` is the SHA-256 of the body of the entry before, 64 zeros in the first one. `start` (of task `task_id`)
     names the bundle's own weights, `rollback` weights of an earlier entry. `step` says that a round changed `parent`
     into `weights`: it has the `round_id`, the digests of its `plan` and of its decoded `sum`, the number of `devices`
-    in the sum, and the `hyperparameters` of the strategy's server half.
+    in the sum, and the `hyperparameters` of the strategy's server half. Where these members are edge servers, `leaves`
+    is the number of devices below all of them, else 0.
     """
 
     population: Name
@@ -35,6 +36,7 @@ class WeightsStatement(Message, frozen=True, kw_only=True):
     sum: Digest | None = None
     devices: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
     hyperparameters: Annotated[dict[Name, float], Meta(max_length=64)] = {}
+    leaves: Whole = 0
 
 
 class WeightsLog(Message, frozen=True, kw_only=True):

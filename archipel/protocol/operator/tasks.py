@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from archipel.bundle.validation import MAX_LEVELS, MAX_SITE
 from archipel.protocol.eligibility import MAX_CHARACTERS
 from archipel.protocol.messages import (
     MAX_COHORT,
@@ -68,6 +69,18 @@ class Health(Message, frozen=True, kw_only=True):
     version: str
 
 
+class Alive(Message, frozen=True, kw_only=True):
+    """The process answers."""
+
+    status: Literal["alive"]
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """The server can do its work."""
+
+    status: Literal["ready"]
+
+
 class ServerInfo(Message, frozen=True, kw_only=True):
     """The server's public key and the key that certifies enrolment tokens."""
 
@@ -120,11 +133,16 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     and with its own `threshold`, and the rule goes over the groups' means.
 
     `protocol` of a secure task: over the complete graph of a cohort, or over few neighbours of each device, whose
-    number and threshold follow from what the bundle's privacy policy says of colluders, dropouts and the server (null:
-    the server chooses by the cohort, see docs/protocol.md).
+    number and threshold follow from what the bundle's privacy policy says of colluders, dropouts and the server, also
+    with keys that resist quantum computers (null: the server chooses by the cohort, see docs/protocol.md).
 
     `differential_privacy`: noise on each round's sum, of the server or of the devices, and what the model
     may cost a device in all its tasks (docs/privacy.md). Metrics of a training have none, and are then kept back.
+
+    `levels` of a secure training: between this server and the devices are so many levels of edge servers, and its
+    members are those of the first (0: devices). `cohort`, `min_cohort`, `goal` and `threshold` count edge servers,
+    each of which sends the sum of up to `site` devices (null: as many as the bundle's privacy policy allows), see
+    docs/edge.md.
 
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
@@ -162,6 +180,8 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     secure_groups: Annotated[int, Meta(ge=0, le=MAX_COHORT)] = 0
     protocol: Protocol | None = None
     differential_privacy: DifferentialPrivacy = DifferentialPrivacy()
+    levels: Annotated[int, Meta(ge=0, le=MAX_LEVELS)] = 0
+    site: Annotated[int, Meta(ge=1, le=MAX_SITE)] | None = None
     deadlines: dict[DeadlinePhase, Deadline] = {}
 
 
@@ -177,8 +197,9 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     about it (empty: nothing is wrong). Who asked for it is in `created_by`, such as "operator:ID", and who approved of
     it in `approved_by`: a query that is `proposed` waits for that. `refused`: how often devices took no part in a
     round, by reason (LeaveReason, or "untold"). `evaluates` is the training's round whose version this task evaluates,
-    where that training's `evaluate_every` made it. `privacy_spent`, where the server adds noise: what the versions of
-    its model have cost each device so far, in all tasks of the population together."""
+    where that training's `evaluate_every` made it. `upstream`: the upstream server gave this task, and its
+    rounds serve those of that server. `privacy_spent`, where the server adds noise: what the versions of its model have
+    cost each device so far, in all tasks of the population together."""
 
     task_id: RoundId
     name: Name
@@ -220,6 +241,9 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     protocol: Protocol | None
     differential_privacy: DifferentialPrivacy
     privacy_spent: PrivacySpent | None
+    levels: int
+    site: int | None
+    upstream: bool
     deadlines: dict[str, float]
     model: Digest | None
     waiting: int | None

@@ -26,7 +26,7 @@ from archipel.errors import RefusalError, ServerError
 T = TypeVar("T")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-SCHEMA = "0024"
+SCHEMA = "0026"
 """Revision of the newest migration."""
 BUSY_MILLISECONDS = 10_000
 _WRITE = "archipel_write"
@@ -64,7 +64,10 @@ class Database:
             parsed = make_url(url)
             if parsed.drivername == "postgresql":
                 parsed = parsed.set(drivername="postgresql+psycopg")
-            self.engine = create_engine(parsed, pool_size=connections, max_overflow=4, pool_timeout=30)
+            # Errors are logged, and parameters are what devices and people sent.
+            self.engine = create_engine(
+                parsed, pool_size=connections, max_overflow=4, pool_timeout=30, hide_parameters=True
+            )
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ServerError(f"database {url.split(':', 1)[0]!r}: {error}; expected an SQLAlchemy URL") from None
         self._where = parsed.render_as_string(hide_password=True)
@@ -203,6 +206,13 @@ class Database:
         self.engine.dispose()
 
 
+def read_clock(session: Session, clock: Callable[[], float]) -> float:
+    """Unix seconds by the clock that all servers of the database share: PostgreSQL's own, with SQLite `clock`."""
+    if session.get_bind().dialect.name == "postgresql":
+        return float(session.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0.0)
+    return clock()
+
+
 class _Pooled:
     """Takes a connection from the pool for one statement (PostgreSQL)."""
 
@@ -222,7 +232,7 @@ class _Kept:
 
     def __init__(self, url: URL) -> None:
         # A connection may be closed by another thread than its own, in `close` or by garbage collection.
-        engine = create_engine(url, poolclass=NullPool, connect_args={"check_same_thread": False})
+        engine = create_engine(url, poolclass=NullPool, connect_args={"check_same_thread": False}, hide_parameters=True)
         event.listen(engine, "connect", _sqlite_connect)
         self.engine = engine
         self._mine = threading.local()

@@ -9,6 +9,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from archipel.server.database.tables import Base, Digest, Id
 
+COORDINATOR = "coordinator"
+"""The lease of coordinators."""
+
 
 class AuditRow(Base):
     """One entry of the audit log; see archipel.server.audit.log. The database refuses UPDATE and DELETE."""

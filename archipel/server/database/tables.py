@@ -94,7 +94,8 @@ class CheckInRow(Base):
 
     `due` is 0 in a round, until the device has checked in again after it, and for ever if the device was revoked.
     `versions` are the versions of each model that it fetched last, null if it does not report them. `neighbours`:
-    whether it can take part in secure rounds over neighbours; `adds_noise`: in rounds whose devices add noise.
+    whether it can take part in secure rounds over neighbours; `mlkem`: in those with ML-KEM; `adds_noise`: in rounds
+    whose devices add noise; `aggregator`: it is an edge server.
     """
 
     __tablename__ = "check_ins"
@@ -106,7 +107,9 @@ class CheckInRow(Base):
     # `none_as_null`: otherwise None would be the JSON text null, which IS NULL does not find.
     versions: Mapped[dict[str, int] | None] = mapped_column(JSON(none_as_null=True))
     neighbours: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
+    mlkem: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     adds_noise: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
+    aggregator: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), index=True)
     # For the search of devices that a round may take now.
     __table_args__ = (Index(None, "population", "due"),)
@@ -175,6 +178,8 @@ class Task(Base):
     version this evaluation is of (rounds.evaluating), else null. `plan_serial` is that of the last plan. A paused
     task finishes its round and opens no other. With a `salt` it takes only `percent` of the devices
     (devices.targeting). `root` is the device whose update its rule compares others with (devices.root_devices).
+    Of a task of the upstream server `upstream` is the root's population, in whose weights log its weights are, and the
+    `task_id` is the upstream's; of others it is null.
     """
 
     __tablename__ = "tasks"
@@ -197,6 +202,7 @@ class Task(Base):
     salt: Mapped[str | None] = mapped_column(String(128))
     percent: Mapped[float | None] = mapped_column(Float)
     root: Mapped[str | None] = mapped_column(Id)
+    upstream: Mapped[str | None] = mapped_column(String(128))
     request_digest: Mapped[str | None] = mapped_column(Digest)
     created_by: Mapped[str] = mapped_column(String(64), server_default="")
     approved_by: Mapped[str | None] = mapped_column(String(64))

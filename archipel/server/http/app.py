@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ def create_app(
     clock: Clock = time.time,
     demo_page: Path = pages.PAGE_FOLDER,
     measures: Measures | None = None,
+    draining: Callable[[], bool] = lambda: False,
 ) -> Flask:
     """Make the WSGI application. It has no state of its own: any number of processes may serve one data folder.
 
@@ -37,11 +39,12 @@ def create_app(
         clock: Gives Unix seconds.
         demo_page: The folder of the built browser demo, served at /demo/ with the setting `demo`.
         measures: Where requests, database and files are measured.
+        draining: Whether the server is about to stop, so that nobody should send it further requests.
 
     Raises:
         ServerError: The database, the server key or the request log cannot be used.
     """
-    services = Services.open(settings, connections=settings.threads, clock=clock, measures=measures)
+    services = Services.open(settings, connections=settings.threads, clock=clock, measures=measures, draining=draining)
     services.database.check()
     settings.private_key  # noqa: B018 - an unreadable key fails now, and not in the first request
     app = Flask("archipel.server", static_folder=None)
@@ -49,7 +52,7 @@ def create_app(
     app.extensions["archipel"] = services
     app.url_map.converters.update(CONVERTERS)
     problems.register(app)
-    request_log.register(app, settings, None if measures is None else RequestMeasures(measures))
+    request_log.register(app, settings, None if measures is None else RequestMeasures(measures), services.tracer)
     if settings.trusted_proxies:
         # Only the client's address is taken from the proxies' headers, because the request limits need it.
         app.wsgi_app = ProxyFix(  # type: ignore[method-assign]

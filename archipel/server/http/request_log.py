@@ -10,13 +10,18 @@ from flask import Flask, Response, g, request
 
 from archipel.errors import ServerError
 from archipel.server.http.problems import MAX_PATH
-from archipel.server.http.request_measures import Answered, RequestMeasures
+from archipel.server.http.request_measures import Answered, RequestMeasures, show_route
 from archipel.server.settings import Settings
 from archipel.server.storage.log_files import LogFile
+from archipel.server.telemetry import log_lines
+from archipel.tracing import Tracer, read_parent
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """`time` is in Unix seconds, `ms` until the response was ready; `device` is the calling device's id, or None."""
+    """`time` is in Unix seconds, `ms` until the response was ready.
+
+    `device` is the calling device's id, `round_id` that of the path, or None.
+    """
 
     time: float
     method: str
@@ -26,11 +31,17 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     bytes_received: int
     bytes_sent: int
     device: str | None
+    round_id: str | None
     request_id: str
 
 
-def register(app: Flask, settings: Settings, measured: RequestMeasures | None = None) -> None:
-    """Give every request an id, answer with it in X-Request-Id, log it, and have it measured. Raises ServerError."""
+def register(
+    app: Flask, settings: Settings, measured: RequestMeasures | None = None, tracer: Tracer | None = None
+) -> None:
+    """Give every request an id, answer with it in X-Request-Id, log it, and have it measured and traced.
+
+    Raises ServerError.
+    """
     path = settings.request_log
     try:
         requests = LogFile(path, most=settings.log_bytes, kept=settings.logs_kept)
@@ -41,6 +52,9 @@ def register(app: Flask, settings: Settings, measured: RequestMeasures | None = 
     def _() -> None:
         g.started = time.perf_counter()
         g.request_id = secrets.token_hex(8)
+        # Of the path; the route's pattern has made sure that it is an id.
+        g.round_id = (request.view_args or {}).get("round_id", "")
+        log_lines.set_about(request_id=g.request_id, round_id=g.round_id)
         if measured is not None:
             measured.begun()
 
@@ -57,12 +71,26 @@ def register(app: Flask, settings: Settings, measured: RequestMeasures | None = 
             bytes_received=request.content_length or 0,
             bytes_sent=response.content_length or response.calculate_content_length() or 0,
             device=request.environ.get("archipel.device"),
+            round_id=g.round_id or None,
             request_id=g.request_id,
         )
         if measured is not None:
             rule = None if request.url_rule is None else request.url_rule.rule
             sizes = (entry.bytes_received, entry.bytes_sent)
             measured.answered(Answered(rule, request.endpoint, request.method, entry.status, seconds, *sizes))
+        if tracer is not None and g.round_id:
+            now = time.time()
+            tracer.record(
+                f"{entry.method} {show_route(str(request.url_rule))}", now - seconds, now,
+                parent=read_parent(request.headers.get("traceparent"), g.round_id),
+                attributes={
+                    "http.request.method": entry.method,
+                    "http.route": show_route(str(request.url_rule)),
+                    "http.response.status_code": entry.status,
+                    "archipel.request_id": g.request_id,
+                },
+                error=str(entry.status) if entry.status >= 500 else "",
+            )  # fmt: skip
         try:
             requests.write(msgspec.json.encode(entry) + b"\n")
         except OSError:

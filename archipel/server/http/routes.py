@@ -97,7 +97,7 @@ class NameConverter(BaseConverter):
 
 
 class NumberConverter(BaseConverter):
-    """A version's number."""
+    """A number from 1 on: of a version, or of a part."""
 
     # Nine digits at most, which fit into an integer of any database.
     regex = "[1-9][0-9]{0,8}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Literal
 
+from archipel.readable import wait_readable
 from archipel.server.settings import ENVIRONMENT_PREFIX, Settings, load_settings
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ FOLDER = "ARCHIPEL_DATA_FOLDER"
 PARENT = "ARCHIPEL_PARENT"
 LISTEN_FD = "ARCHIPEL_LISTEN_FD"
 READY_FD = "ARCHIPEL_READY_FD"
+DRAIN_FD = "ARCHIPEL_DRAIN_FD"
+"""The reading end of a pipe that ends when the server is about to stop, or the supervisor is gone."""
 
 
 def child_environment(settings: Settings) -> dict[str, str]:
@@ -31,6 +34,12 @@ def settings_from_environment() -> Settings:
 def parent() -> int:
     """Process id of the supervisor."""
     return int(os.environ[PARENT])
+
+
+def draining() -> bool:
+    """Whether the supervisor is about to stop the server. Does not wait."""
+    # Nobody writes into the pipe and nobody reads it, so it can be read once its other end is closed.
+    return wait_readable(int(os.environ[DRAIN_FD]), 0)
 
 
 def measures(settings: Settings, kind: Literal["web", "coordinator"]) -> Measures | None:

@@ -13,19 +13,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from sqlalchemy import case, delete, exists, func, or_, select
+from sqlalchemy import case, delete, func, select
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
+from archipel.protocol.messages import over_neighbours
 from archipel.protocol.uploads import plan_layout
 from archipel.server.database.tables import (
-    LIVE,
-    Answer,
     BundleRow,
     DeviceSession,
-    Participant,
     Round,
     Task,
     UsedNonce,
@@ -37,6 +35,7 @@ from archipel.server.devices.faults import note_fault, set_aside_faulty
 from archipel.server.devices.rests import forget_rests
 from archipel.server.devices.root_devices import revoked_root
 from archipel.server.processes.lease import Lease
+from archipel.server.processes.leftovers import owners_of_files
 from archipel.server.processes.round_watch import RoundWatch
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
@@ -56,8 +55,11 @@ from archipel.server.rounds.machine import (
     fail_task,
     judge,
 )
+from archipel.server.rounds.sites import holding
+from archipel.server.rounds.sites.opening import open_site_round, wanted
 from archipel.server.rounds.waiting import is_evaluated
 from archipel.server.services import Services
+from archipel.server.telemetry.log_lines import about
 
 log = logging.getLogger("archipel.coordinator")
 
@@ -150,22 +152,10 @@ class Coordinator:
 
     def _needed(self) -> list[str]:
         """Ids of the rounds whose updates, and of the tasks whose noise, are still needed."""
-        now = self._services.clock()
-        # A round of a live buffered task may have ended while devices still work for it, or before their updates were
-        # folded into a later buffer.
-        at_work = exists().where(Participant.round_id == Round.round_id, Participant.ends > now)
-        waiting = exists().where(
-            Answer.round_id == Round.round_id, Answer.phase == "updating", Answer.folded_into.is_(None)
-        )
-        buffered = (Task.mode == "asynchronous") & (Task.privacy == "plain") & Task.state.in_(LIVE)
-        needed = select(Round.round_id).join(Task).where(or_(Round.ended.is_(None), buffered & or_(at_work, waiting)))
         # A writing transaction, only because it checks the lease: while this coordinator has it, no folder that `sweep`
         # listed before can be of a round that another coordinator is just opening.
         with self._write() as session:
-            live = session.scalars(select(Task).where(Task.state.in_(LIVE)))
-            # Files of noise that later rounds take back lie under their task's id.
-            tasks = [task.task_id for task in live if request_of(task).differential_privacy.is_correlated]
-            return [*session.scalars(needed), *tasks]
+            return owners_of_files(session, now=self._services.clock())
 
     def step(self) -> bool:
         """Make one pass over live rounds, idle tasks and rollouts.
@@ -185,10 +175,9 @@ class Coordinator:
                 else_=1,
             )
             idle = list(session.scalars(select(Task).where(Task.state == "running", at_work < most)))
-        self._watch.see(live)
         happened = False
-        for row in live:
-            happened |= self._advance(row.round_id)
+        for round_id in self._watch.each(live):
+            happened |= self._advance(round_id)
         for task in idle:
             happened |= self._start(task)
         happened |= step_rollouts(services, self._write) | evaluating.end_idle(services, self._write)
@@ -215,7 +204,7 @@ class Coordinator:
                 due = buffers.seats_are_due(session, current, task, now=now, window=window)
             folds = stays and rule.collects and not robust.keeps_single(request_of(task))
             waiting = folding.pending(session, current, task) if folds else []
-            if not stays and rule.name == "complaining" and read_plan(current).protocol == "neighbours":
+            if not stays and rule.name == "complaining" and over_neighbours(read_plan(current).protocol):
                 # So that the transaction below does not wait for many envelopes.
                 services.frozen.roster(session, round_id).with_envelopes(session)
         if stays:
@@ -284,6 +273,14 @@ class Coordinator:
         services, settings = self._services, self._services.settings
         # Outside of any transaction, because it may take long. After a kill it is done again, with the same result.
         outcome, spoiled = None, None
+        with services.database.read() as session:
+            site = holding.held(session, round_id)
+        if site is not None and site.state != "open":
+            # Its sum is there already, and waits for the upstream server.
+            ended = holding.settle(services, self._write, round_id, max_failed=settings.max_failed_rounds)
+            if ended is not None:
+                self._report(ended)
+            return ended is not None
         reason = ledger.charge(services, self._write, round_id)
         try:
             with self._watch.aggregating():
@@ -318,6 +315,8 @@ class Coordinator:
                 ends = now + deadline(task, current.phase, current)
                 grouping.keep_sum(session, current, outcome.group_sum, ends=ends)
                 done = Transition(round_id, "aggregating", "the group has its sum")
+            elif outcome.site_sum:
+                done = holding.keep_sum(session, current, outcome.site_sum, outcome.cohort)
             else:
                 record_result(session, current, task, outcome, settings=settings, now=now)
                 done = Transition(round_id, "committed")
@@ -341,6 +340,8 @@ class Coordinator:
                 return False
             window, lost = services.settings.check_in_window, revoked_root(session, task)
             spent = ledger.lacks_room(session, task)
+            if task.upstream is not None and wanted(session, task, now) is None:
+                return False
             waiting = count_seatable(session, task, now=now, window=window)
             enough = waiting >= fewest(task) and root_waits(session, task, now=now, window=window)
             if queries.is_query(task) and waiting and not queries.budget(session, task, now=now).left:
@@ -356,7 +357,8 @@ class Coordinator:
         if not (needs_buffer if task.buffered else enough):
             return False
         try:
-            opened = opening.open_round(services, self._write, task, now)
+            open_round = opening.open_round if task.upstream is None else open_site_round
+            opened = open_round(services, self._write, task, now)
         except LeaseLostError:  # an ArchipelError, but no fault of the task
             raise
         except ArchipelError as error:
@@ -374,7 +376,8 @@ class Coordinator:
                 fail_task(session, task, reason, now=self._services.clock())
 
     def _report(self, done: Transition) -> None:
-        log.info("round %s: %s%s", done.round_id, done.phase, f" ({done.reason})" if done.reason else "")
+        with about(round_id=done.round_id):
+            log.info("round %s: %s%s", done.round_id, done.phase, f" ({done.reason})" if done.reason else "")
         if done.phase in ("committed", "failed"):
             with self._services.database.read() as session:
                 ended = session.get_one(Round, done.round_id)

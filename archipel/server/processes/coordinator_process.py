@@ -20,6 +20,7 @@ from archipel.server.processes.stopping import Stop
 from archipel.server.services import Services
 from archipel.server.settings import Settings
 from archipel.server.storage.lock import LOCK_FILE, only_one
+from archipel.server.telemetry import log_lines
 
 if TYPE_CHECKING:
     from archipel.server.telemetry.measures import Measures
@@ -50,6 +51,8 @@ def run_coordinator(
                 os.write(ready, b"1")
                 os.close(ready)
             Coordinator(services, lease).run(stop)
+        if services.tracer is not None:
+            services.tracer.close()
         services.database.dispose()
 
 
@@ -61,11 +64,11 @@ def _serving(services: Services, lease: Lease) -> AbstractContextManager[None]:
 
 def main() -> int:
     """Entry point of the child process that the supervisor starts."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         end_with_parent(children.parent())
         settings = children.settings_from_environment()
+        log_lines.write_log(settings.log_format, logging.INFO)
         measures = children.measures(settings, "coordinator")
         run_coordinator(settings, ready=int(os.environ[children.READY_FD]), measures=measures)
     except ArchipelError as error:

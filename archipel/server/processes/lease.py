@@ -11,15 +11,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from sqlalchemy import select, text
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from archipel.errors import LeaseLostError
-from archipel.server.database.engine import Database
-from archipel.server.database.server_tables import LeaseRow
+from archipel.server.database.engine import Database, read_clock
+from archipel.server.database.server_tables import COORDINATOR, LeaseRow
 
-NAME = "coordinator"
+NAME = COORDINATOR
 
 
 class Lease:
@@ -95,7 +95,5 @@ class Lease:
             raise LeaseLostError(f"the lease is lost: its number is {term}, this coordinator's was {self.term}")
 
     def _now(self, session: Session) -> float:
-        # Coordinators on several machines must agree on the time, so the database's clock counts.
-        if session.get_bind().dialect.name == "postgresql":
-            return float(session.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0.0)
-        return self._clock()
+        # Coordinators on several machines must agree on the time.
+        return read_clock(session, self._clock)

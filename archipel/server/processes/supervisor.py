@@ -1,4 +1,5 @@
-"""Runs gunicorn and one coordinator as child processes: starts, watches, restarts and stops them together."""
+"""Runs gunicorn, one coordinator and, of an edge server, its uplink as child processes: starts, watches, restarts and
+stops them together."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -23,15 +24,17 @@ from archipel.server.data_folder import check_private_key, keep_public_key
 from archipel.server.processes import children
 from archipel.server.processes.stopping import Stop
 from archipel.server.processes.tls import WebTls
-from archipel.server.settings import Settings
+from archipel.server.settings import MIN_FREE_BYTES, Settings
 from archipel.server.storage.log_files import bound
+from archipel.server.telemetry.log_lines import single_line
 
 START_SECONDS = 30.0
-STOP_SECONDS = 10.0
+KILL_SECONDS = 5.0
+"""A child that goes on for so long after `stop_seconds` is killed."""
 RESTARTS = Backoff(0.5, longest=10.0)
+WATCH_SECONDS = 0.2
 STEADY_SECONDS = 60.0
 """A child that lived for so long is restarted as quickly as the first time."""
-MIN_FREE_BYTES = 16 << 20
 
 
 def _print(line: str) -> None:
@@ -39,7 +42,7 @@ def _print(line: str) -> None:
 
 
 def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, stop: Stop | None = None) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`, and end both child processes before returning.
+    """Serve until SIGTERM, SIGINT or `stop`, and end all child processes before returning.
 
     Children that die are restarted, after 0.5 s at first and at most 10 s. Each restart is a line in DATA/server.log
     and on standard error. The children's output goes to DATA/server.log too.
@@ -58,10 +61,18 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
     keep_public_key(settings)
     if settings.tls_certificate:
         WebTls(settings)
-    with stop.on_signals(), _listener(settings) as listener, _log_file(settings) as log, _measured(settings):
-        coordinator = _Child("coordinator", [sys.executable, "-m", "archipel.server.processes.coordinator_process"])
-        web = _Child("web", [sys.executable, "-m", "gunicorn", "-c", "python:archipel.server.processes.web"])
-        both = (coordinator, web)
+    with ExitStack() as stack:
+        stack.enter_context(stop.on_signals())
+        listener, log = stack.enter_context(_listener(settings)), stack.enter_context(_log_file(settings))
+        stack.enter_context(_measured(settings))
+        drain = stack.enter_context(_Drain())
+        module = "archipel.server.processes.coordinator_process"
+        coordinator = _Child("coordinator", [sys.executable, "-m", module], drain.reader)
+        gunicorn = [sys.executable, "-m", "gunicorn", "-c", "python:archipel.server.processes.web"]
+        web = _Child("web", gunicorn, drain.reader)
+        every = [coordinator, web]
+        if settings.upstream is not None:
+            every.append(_Child("uplink", [sys.executable, "-m", "archipel.edge.uplink_process"], drain.reader))
         try:
             begun = log.tell()
             # The coordinator first: it migrates the database, and web processes refuse an older schema.
@@ -69,30 +80,64 @@ def supervise(settings: Settings, *, announce: Callable[[str], None] = _print, s
             if _wait(coordinator, coordinator.is_ready, settings, begun, stop):
                 web.start(settings, listener, log)
             if _wait(web, web.is_ready, settings, begun, stop):
+                for child in every[2:]:
+                    # Not waited for: the upstream server may be away, and this one serves all the same.
+                    child.start(settings, listener, log)
                 announce(f"archipel server on {_address(settings, listener)}")
-                while not stop.wait(0.2):
+
+                def look_after() -> None:
                     bound(log, settings.process_log, most=settings.log_bytes, kept=settings.logs_kept)
-                    for child in both:
+                    for child in every:
                         child.restart_if_dead(settings, listener, log)
+
+                while not stop.wait(WATCH_SECONDS):
+                    look_after()
+                drain.begin()
+                # Whoever asks /readyz takes this server out of its list meanwhile.
+                ends = time.monotonic() + settings.drain_seconds
+                while time.monotonic() < ends:
+                    time.sleep(min(WATCH_SECONDS, settings.drain_seconds))
+                    look_after()
         finally:
-            # Both are asked before either is waited for, so they stop at the same time and share one deadline.
-            for child in both:
+            # All are asked before any is waited for, so they stop at the same time and share one deadline.
+            for child in every:
                 child.ask_to_stop()
-            deadline = time.monotonic() + STOP_SECONDS
-            for child in both:
-                child.wait_or_kill(deadline, log)
+            deadline = time.monotonic() + settings.stop_seconds + KILL_SECONDS
+            for child in every:
+                child.wait_or_kill(settings, deadline, log)
+
+
+class _Drain:
+    """A pipe that tells all children at once, and those that are started later, that the server is about to stop."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe()
+
+    def begin(self) -> None:
+        """Close the only writing end."""
+        if self._writer >= 0:
+            os.close(self._writer)
+            self._writer = -1
+
+    def __enter__(self) -> _Drain:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.begin()
+        os.close(self.reader)
 
 
 @dataclass
 class _Child:
     """One child process, and when it is started again.
 
-    `ready` is the reading end of the pipe through which it says that it is up. `deaths` counts, in a row, those that
-    came soon after a start; they make the next restart wait longer.
+    `ready` is the reading end of the pipe through which it says that it is up, `drain` that of _Drain. `deaths` counts,
+    in a row, those that came soon after a start; they make the next restart wait longer.
     """
 
     name: str
     command: list[str]
+    drain: int
     process: subprocess.Popen[bytes] | None = None
     ready: int = -1
     started: float = 0.0
@@ -104,6 +149,7 @@ class _Child:
         self.ready, writer = os.pipe()
         environment = children.child_environment(settings)
         environment |= {children.LISTEN_FD: str(listener.fileno()), children.READY_FD: str(writer)}
+        environment |= {children.DRAIN_FD: str(self.drain)}
         try:
             self.process = subprocess.Popen(
                 self.command,
@@ -112,7 +158,7 @@ class _Child:
                 stdout=log,
                 stderr=log,
                 # The listener stays open here: a restarted web process answers the connections that came meanwhile.
-                pass_fds=(listener.fileno(), writer),
+                pass_fds=(listener.fileno(), writer, self.drain),
                 # A group of its own: Ctrl-C reaches only the supervisor, which then stops the children.
                 process_group=0,
                 # Nobody else may read the database, logs and files.
@@ -146,7 +192,7 @@ class _Child:
             self.restart_at = now + delay
             names = {each.value: each.name for each in signal.Signals}
             how = f"was killed by {names.get(-code, f'signal {-code}')}" if code < 0 else f"ended with {code}"
-            _tell(log, f"the {self.name} process {how}; starting it again in {delay:g} s")
+            _tell(settings, log, f"the {self.name} process {how}; starting it again in {delay:g} s")
         elif now >= self.restart_at:
             self.start(settings, listener, log)
 
@@ -154,14 +200,14 @@ class _Child:
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
 
-    def wait_or_kill(self, deadline: float, log: BinaryIO) -> None:
+    def wait_or_kill(self, settings: Settings, deadline: float, log: BinaryIO) -> None:
         self._close_ready()
         if self.process is None:
             return
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            _tell(log, f"the {self.name} process did not stop within {STOP_SECONDS:.0f} s; killed")
+            _tell(settings, log, f"the {self.name} process did not stop in time; killed")
             # gunicorn's workers too: the child leads a process group.
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -173,11 +219,11 @@ class _Child:
             self.ready = -1
 
 
-def _tell(log: BinaryIO, line: str) -> None:
+def _tell(settings: Settings, log: BinaryIO, line: str) -> None:
     """Write a line to the log and to standard error."""
     # A full disk or a closed terminal must not end the server.
     with suppress(OSError):
-        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} archipel.supervisor: {line}\n".encode())
+        log.write(single_line(settings.log_format, "archipel.supervisor", line).encode() + b"\n")
     with suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from archipel.server.processes import children
 from archipel.server.processes.parent import end_with_parent
 from archipel.server.processes.tls import WebTls
+from archipel.server.telemetry import log_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +30,7 @@ threads = settings.all_threads
 keepalive = 75
 worker_connections = 4000
 timeout = 120
-graceful_timeout = 5
+graceful_timeout = settings.stop_seconds
 loglevel = "warning"
 control_socket_disable = True
 
@@ -46,7 +47,12 @@ if settings.tls_certificate:
 def on_starting(server: Any) -> None:
     """Called in gunicorn's own process before anything else."""
     end_with_parent(children.parent())
-    logging.getLogger("gunicorn.error").addFilter(_is_news)
+    # Processes that are forked from this one inherit it.
+    log_lines.write_log(settings.log_format, logging.WARNING)
+    gunicorn = logging.getLogger("gunicorn.error")
+    gunicorn.addFilter(_is_news)
+    for handler in gunicorn.handlers:
+        handler.setFormatter(log_lines.formatter(settings.log_format))
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -72,10 +78,12 @@ def worker_exit(server: Any, worker: Any) -> None:
         services.tally.flush(services.database, services.clock(), whole=True)
         if services.measures is not None:
             services.measures.flush()
+        if services.tracer is not None:
+            services.tracer.close()
 
 
 def application() -> Flask:
     """Called in each web process."""
     from archipel.server.http.app import create_app
 
-    return create_app(settings, measures=children.measures(settings, "web"))
+    return create_app(settings, measures=children.measures(settings, "web"), draining=children.draining)

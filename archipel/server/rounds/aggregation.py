@@ -19,11 +19,12 @@ from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
 from archipel.privacy.central import draw_noise, release_sum
-from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
+from archipel.protocol.messages import Cohort, RoundPlan, Unmasking, over_neighbours
 from archipel.protocol.narrow import reduce_sum
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import disputes, liars, unmask_sum
+from archipel.protocol.sites import device_layout, split_sites
 from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import plan_layout
 from archipel.protocol.vector import DecodedSum, Layout, Vector
@@ -109,7 +110,7 @@ class Outcome:
 
     A training without metrics has no result, and other tasks have no version. If there is neither although the server
     could read the sum, `reason` says why. `faults` has what devices did wrong without spoiling the sum. A group gives
-    its sum alone: `group_sum` is its digest.
+    its sum alone, `group_sum` is its digest; so does a round that serves one of the upstream server: `site_sum`.
     """
 
     cohort: int
@@ -119,6 +120,7 @@ class Outcome:
     faults: Mapping[str, str] = field(default_factory=dict)
     reason: str = ""
     group_sum: str = ""
+    site_sum: str = ""
 
 
 def aggregate(services: Services, round_id: str) -> Outcome:
@@ -140,7 +142,10 @@ def aggregate(services: Services, round_id: str) -> Outcome:
         decoded, kept = group_sums.combine_groups(services.spool, collected.groups, layout, request, before)
         collected = replace(collected, updates=sum(devices for _, _, devices in collected.groups))
     else:
-        decoded, faults = _sum(services, collected, layout)
+        if collected.plan.origin is not None:
+            return _site_sum(services, collected, layout)
+        decoded, devices, faults = _sum(services, collected, layout)
+        collected = replace(collected, updates=devices)
         if collected.current.part_of is not None:
             stored = group_sums.store_sum(services.spool, round_id, decoded, layout)
             return Outcome(collected.updates, decoded.weight, faults=faults, group_sum=stored)
@@ -152,33 +157,67 @@ def aggregate(services: Services, round_id: str) -> Outcome:
     return replace(made, faults=faults)
 
 
-def _sum(services: Services, collected: Collected, layout: Layout) -> tuple[DecodedSum, Mapping[str, str]]:
-    """The checked sum of the round's updates, and what devices did wrong without spoiling it."""
+def _sum(services: Services, collected: Collected, layout: Layout) -> tuple[DecodedSum, int, Mapping[str, str]]:
+    """The checked sum of the round's updates, of how many devices it is, and what some did wrong without harm."""
     plan = collected.plan
     total = folding.load(services.spool, collected.current, plan, layout)
     folding.fold(services.spool, total, collected.pending, collected.request.staleness_exponent)
-    faults: Mapping[str, str] = {}
-    if isinstance(total, folding.MaskedSum):
-        plain, faults = _unmask(collected, total.total)
-        try:
-            plain = reduce_sum(layout, plain, plan)
-            settings = collected.request.differential_privacy
-            if settings.is_central and plan.kind == "training":
-                # The coordinator has charged the account. Each attempt draws noise of its own, unless it is kept.
-                correlated = settings.is_correlated
-                noise = noise_of(services, plan.round_id) if correlated else draw_noise(settings, layout)
-                return release_sum(
-                    plain, layout, cohort=collected.updates, modulus_bits=plan.modulus_bits, noise=noise
-                ), faults
-            decoded = layout.decode_sum(plain, cohort=collected.updates, modulus_bits=plan.modulus_bits)
-            layout.check_sum(decoded, collected.updates)
-        except ProtocolError as error:
-            # Any survivor may have sent what spoils the sum: the server sees no single vector.
-            raise SpoiledRoundError(str(error), collected.survivors, faults) from None
-    else:
+    if not isinstance(total, folding.MaskedSum):
         decoded = total.total.decoded()
         layout.check_sum(decoded, collected.updates)
-    return decoded, faults
+        return decoded, collected.updates, {}
+    masked, faults = _unmask(collected, total.total)
+    try:
+        plain, layout, devices = _of_devices(collected, masked, layout)
+        settings = collected.request.differential_privacy
+        if settings.is_central and plan.kind == "training":
+            # The coordinator has charged the account. Each attempt draws noise of its own, unless it is kept.
+            correlated = settings.is_correlated
+            noise = noise_of(services, plan.round_id) if correlated else draw_noise(settings, layout)
+            released = release_sum(plain, layout, cohort=devices, modulus_bits=plan.modulus_bits, noise=noise)
+            return released, devices, faults
+        decoded = layout.decode_sum(plain, cohort=devices, modulus_bits=plan.modulus_bits)
+        layout.check_sum(decoded, devices)
+    except ProtocolError as error:
+        # Any survivor may have sent what spoils the sum: the server sees no single vector.
+        raise SpoiledRoundError(str(error), collected.survivors, faults) from None
+    return decoded, devices, faults
+
+
+def _of_devices(collected: Collected, masked: Vector, layout: Layout) -> tuple[Vector, Layout, int]:
+    """The sum modulo 2^b of the devices' updates, their layout, and how many devices they are.
+
+    Raises ProtocolError where sites cannot have so many devices as they count.
+    """
+    plan = collected.plan
+    plain = reduce_sum(layout, masked, plan)
+    policy = collected.manifest.privacy.aggregators
+    if not plan.levels or policy is None:
+        return plain, layout, collected.updates
+    plain, devices = split_sites(
+        plain, layout, sites=collected.updates, smallest=policy.min_site_cohort, largest=plan.site,
+        modulus_bits=plan.modulus_bits,
+    )  # fmt: skip
+    return plain, device_layout(layout), devices
+
+
+def _site_sum(services: Services, collected: Collected, layout: Layout) -> Outcome:
+    """The sum for the upstream server, stored in whole steps, so that nothing of it is lost or rounded."""
+    plan = collected.plan
+    total = folding.load(services.spool, collected.current, plan, layout)
+    folding.fold(services.spool, total, collected.pending, 0.0)
+    if not isinstance(total, folding.MaskedSum):
+        raise ServerError("a round for the upstream server is secure")
+    masked, faults = _unmask(collected, total.total)
+    try:
+        plain, layout, devices = _of_devices(collected, masked, layout)
+        signed = layout.signed_sum(plain, cohort=devices, modulus_bits=plan.modulus_bits)
+        decoded = layout.decode_sum(plain, cohort=devices, modulus_bits=plan.modulus_bits)
+        layout.check_sum(decoded, devices)
+    except ProtocolError as error:
+        raise SpoiledRoundError(str(error), collected.survivors, faults) from None
+    stored = services.spool.keep_sum(plan.round_id, (signed.astype("<i4").tobytes(),)).digest
+    return Outcome(devices, decoded.weight, faults=faults, site_sum=stored)
 
 
 def _make(services: Services, collected: Collected, decoded: DecodedSum, kept: Tensors) -> Outcome:
@@ -211,7 +250,7 @@ def _collect(session: Session, frozen: FrozenRounds, round_id: str) -> Collected
     waiting = [] if task.buffered else folding.pending(session, current, task)
     complete, groups = plan.privacy == "secure" and plan.protocol == "complete", _read_groups(session, current)
     # Where the groups have their sums there is nothing to unmask any more.
-    unmasks = plan.protocol == "neighbours" and not groups
+    unmasks = over_neighbours(plan.protocol) and not groups
     unmaskings = session.execute(
         select(Answer.device_id, Answer.body).where(Answer.round_id == round_id, Answer.phase == "unmasking")
     ).all()

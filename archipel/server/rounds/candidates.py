@@ -9,6 +9,7 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from archipel.protocol.messages import over_neighbours
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.database.fault_tables import Rest
 from archipel.server.database.privacy_tables import PrivacyEvent
@@ -122,7 +123,7 @@ def least_devices(request: TaskRequest) -> int:
     """How many updates a semi-synchronous round or group needs at least."""
     # Below the threshold the sum could not be unmasked; below `min_cohort` it would hide too few devices. Over
     # neighbours the threshold is one of the others.
-    return max((request.threshold or 1) + (request.protocol == "neighbours"), request.min_cohort)
+    return max((request.threshold or 1) + over_neighbours(request.protocol), request.min_cohort)
 
 
 def rest_ends(session: Session, task: Task, now: float) -> InstrumentedAttribute[float]:
@@ -169,6 +170,7 @@ def _able(task: Task, now: float, ends: InstrumentedAttribute[float]) -> list[Co
     """Conditions on a check-in: the task may take its device once that waits."""
     request = request_of(task)
     where: list[ColumnElement[bool]] = [
+        CheckInRow.aggregator.is_(request.levels > 0),
         CheckInRow.device_id.not_in(set_aside_now(task.population, now)),
         CheckInRow.device_id.not_in(resting(task.bundle, task.kind, now, ends)),
         CheckInRow.device_id.not_in(roots_of_trainings(task)),
@@ -176,6 +178,8 @@ def _able(task: Task, now: float, ends: InstrumentedAttribute[float]) -> list[Co
     if request.protocol == "neighbours":
         # Others cannot read the plan, and would keep their seats until the deadline.
         where.append(CheckInRow.neighbours.is_(True))
+    if request.protocol == "neighbours-mlkem":
+        where.append(CheckInRow.mlkem.is_(True))
     if request.differential_privacy.on_devices:
         # Others leave each round, which then fails.
         where.append(CheckInRow.adds_noise.is_(True))

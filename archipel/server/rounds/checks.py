@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from archipel import strategies
-from archipel.bundle import Manifest
+from archipel.bundle import Manifest, PrivacyPolicy
 from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ServerError
 from archipel.privacy.central import check_composition as check_noise
@@ -17,19 +17,21 @@ from archipel.privacy.distributed import add_share
 from archipel.privacy.queries import check_query
 from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
-from archipel.protocol.messages import Protocol, RoundPlan, ServerNoise
+from archipel.protocol.messages import Protocol, RoundPlan, ServerNoise, over_neighbours
 from archipel.protocol.messages.distributions import Bins
 from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
-from archipel.protocol.policy import check_plan, colluders_of, smallest_threshold
+from archipel.protocol.policy import check_plan, colluders_of, policy_of_members, smallest_threshold
+from archipel.protocol.secagg_plus import kem
 from archipel.protocol.secagg_plus.choosing import choose_protocol, sizes_between
 from archipel.protocol.secagg_plus.sizes import Sizes
 from archipel.protocol.uploads import plan_layout, upload_layout
 from archipel.protocol.vector import Layout
 from archipel.server.rounds.candidates import least_devices
 from archipel.server.rounds.groups.grouping import group_size
+from archipel.server.rounds.sites.tasks import fill_in_sites
 from archipel.strategies.registry import misfit
 from archipel.strategies.robust.composing import check_composition
 from archipel.strategies.update_compression import carried
@@ -38,13 +40,18 @@ from archipel.strategies.update_compression import carried
 _NOWHERE = "0" * 32
 
 
+def policy_of(request: TaskRequest, manifest: Manifest) -> PrivacyPolicy:
+    """The policy of the task's rounds: with edge servers as members, its part for these. Raises PolicyError."""
+    return policy_of_members(manifest.privacy, request.levels)
+
+
 def threshold_of(request: TaskRequest, manifest: Manifest) -> int:
     """The threshold of secret sharing: the request's, or the smallest that is secure; 1 in plain rounds."""
     if request.privacy != "secure":
         return 1
-    if request.protocol == "neighbours":
+    if over_neighbours(request.protocol):
         return sizes_between(manifest.privacy, group_size(request)).threshold
-    return request.threshold or smallest_threshold(manifest.privacy, group_size(request))
+    return request.threshold or smallest_threshold(policy_of(request, manifest), group_size(request))
 
 
 def server_hyperparameters(request: TaskRequest, manifest: Manifest) -> Mapping[str, float]:
@@ -96,10 +103,10 @@ def make_plan(
     where devices are to add noise that cannot cover what they send."""
     secure = request.privacy == "secure"
     own, size = server_hyperparameters(request, manifest), group_size(request)
-    over_neighbours = request.protocol == "neighbours"
-    sizes = sizes_between(manifest.privacy, size) if over_neighbours else Sizes(0, 0, 0)
+    sizes = sizes_between(manifest.privacy, size) if over_neighbours(request.protocol) else Sizes(0, 0, 0)
     noise = request.differential_privacy
     noised = request.kind == "training" and noise.on_devices
+    site = (request.site or 1) if request.levels else 1
     plan = RoundPlan(
         round_id=round_id,
         task_id=task_id,
@@ -110,7 +117,7 @@ def make_plan(
         min_cohort=request.min_cohort,
         max_cohort=size,
         threshold=threshold_of(request, manifest),
-        modulus_bits=layout_of(request, manifest).modulus_bits(size) if secure and not noised else 32,
+        modulus_bits=layout_of(request, manifest).modulus_bits(size * site) if secure and not noised else 32,
         hyperparameters={name: value for name, value in request.hyperparameters.items() if name not in own},
         broadcast=broadcast,
         kind=request.kind,
@@ -119,7 +126,7 @@ def make_plan(
         max_examples=request.max_examples if request.kind != "training" else 1000,
         staleness_exponent=request.staleness_exponent if request.mode == "asynchronous" and secure else None,
         buffered=request.mode == "asynchronous" and not secure,
-        colluders=colluders_of(manifest.privacy, size) if secure else 0,
+        colluders=colluders_of(policy_of(request, manifest), size) if secure else 0,
         # Of a training it is for the evaluations of its versions.
         min_contributors=(request.min_contributors or 0) if request.kind != "training" else 0,
         count_adoption=request.count_adoption,
@@ -132,6 +139,8 @@ def make_plan(
         neighbours=sizes.neighbours,
         partners=sizes.partners,
         server_noise=server_noise,
+        levels=request.levels,
+        site=site,
     )
     return add_share(plan, noise, manifest) if noised else plan
 
@@ -141,7 +150,7 @@ def update_size(manifest: Manifest, plan: RoundPlan) -> int:
     layout = plan_layout(plan, manifest)
     if plan.privacy == "plain":
         return plain_size(layout)
-    return masked_size(layout, plan.max_cohort, plan.modulus_bits, narrow=plan.narrow)
+    return masked_size(layout, plan.max_cohort * plan.site, plan.modulus_bits, narrow=plan.narrow)
 
 
 def check_task(
@@ -152,6 +161,7 @@ def check_task(
 
     `max_update_bytes` and `robust_bytes` are the server's settings.
     """
+    request = fill_in_sites(request, manifest)
     request = msgspec.structs.replace(request, protocol=_protocol_of(request, manifest))
     threshold = threshold_of(request, manifest)
     contributors = request.min_contributors
@@ -225,7 +235,11 @@ def _protocol_of(request: TaskRequest, manifest: Manifest) -> Protocol | None:
     if request.differential_privacy.is_distributed and "complete" in manifest.privacy.protocols:
         # Over neighbours a device can count on less noise of others, and so needs more of its own.
         asked = asked or "complete"
-    return choose_protocol(manifest.privacy, request.kind, size, asked=asked, threshold=request.threshold)
+    policy = policy_of(request, manifest)
+    chosen = choose_protocol(policy, request.kind, size, asked=asked, threshold=request.threshold)
+    if chosen == "neighbours-mlkem":
+        kem.require("this server's")
+    return chosen
 
 
 def _check_kind(request: TaskRequest, manifest: Manifest) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from archipel.server.database.tables import Blob, Round, Task, Version
+from archipel.server.database.task_requests import request_of
 from archipel.server.devices import spoiler_search as search
 from archipel.server.rounds import evaluating, reach, weights_log
 from archipel.server.rounds.aggregation import Outcome
@@ -45,8 +46,10 @@ def record_result(
         bundle_log = weights_log.Log(task.population, task.bundle, settings.private_key)
         # Of a round with groups the entry names one: devices that were in that group endorse it.
         grouped = current.part_of is not None
-        devices = len(answered(session, current.round_id, "masking")) if grouped else outcome.cohort
-        weights_log.step(session, bundle_log, current, task, version, devices)
+        sites = request_of(task).levels > 0
+        devices = len(answered(session, current.round_id, "masking")) if grouped or sites else outcome.cohort
+        leaves = outcome.cohort if sites else 0
+        weights_log.step(session, bundle_log, current, task, version, devices, leaves)
         current.weights_out = version.weights
         current.step_norm, current.state_norm = version.step.parameters, version.step.state
         current.step_scale = version.step.scale

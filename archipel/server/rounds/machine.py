@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from sqlalchemy import bindparam, case, delete, exists, func, select, update
 from sqlalchemy.orm import Session
 
-from archipel.protocol.messages import Phase
+from archipel.protocol.messages import Phase, over_neighbours
 from archipel.server.audit import log as audit
 from archipel.server.database.tables import Answer, CheckInRow, Participant, Round, Share, Task
 from archipel.server.database.task_requests import read_plan, request_of
@@ -293,8 +293,8 @@ def fail_round(
 ) -> Transition:
     """Fail the round and delete its messages. After `max_failed` failures in a row the task fails too.
 
-    A failure does not count against the task if it is known to be some device's own fault, or if `counts` is False. A
-    group is only left out while enough others are left; with too few the others fail with it, as one round.
+    A failure does not count against the task if it is some device's own fault, if `counts` is False, or in a task of an
+    upstream server. A group is only left out while enough are left; with too few the others fail with it.
     """
     others, together = grouping.other_groups(session, current), current.phase == "assigning" or current.group_sum
     if task.state == "completed":  # by another round of an asynchronous task, which ran beside this one
@@ -309,7 +309,7 @@ def fail_round(
             reason = f"{len(others)} groups are left, {needed} needed; {reason}"
     for each in others:
         _end(session, each, task, "failed", reason, now)
-    if task.live and counts and not has_faults(session, current.round_id):
+    if task.live and counts and task.upstream is None and not has_faults(session, current.round_id):
         task.failed_rounds += 1
         # A training waits for the evaluations of its versions, so these are not tried again.
         if task.failed_rounds >= (max_failed if task.evaluates is None else 1):
@@ -357,10 +357,10 @@ def answered(session: Session, round_id: str, phase: str) -> list[str]:
 
 def sharers(session: Session, round_id: str) -> list[str]:
     """Ids of the devices whose secrets others hold (U2), sorted: they shared them, and were not taken out since."""
-    over_neighbours = read_plan(session.get_one(Round, round_id)).protocol == "neighbours"
+    neighbours = over_neighbours(read_plan(session.get_one(Round, round_id)).protocol)
     excluded = complaining.excluded(session, round_id)
     # Over neighbours who opened no envelopes holds nothing, and nobody masks with it.
-    last = "complaining" if over_neighbours else "sharing"
+    last = "complaining" if neighbours else "sharing"
     return [device for device in answered(session, round_id, last) if device not in excluded]
 
 

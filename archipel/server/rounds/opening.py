@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +15,7 @@ from sqlalchemy.orm import Session
 from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ServerError
+from archipel.protocol.messages import Revocations, RoundPlan
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.policy import check_validity, plan_digest
 from archipel.protocol.sealed import encode, seal
@@ -48,6 +50,7 @@ def new_task(
     created_by: str = "coordinator",
     proposed: bool = False,
     evaluates: str | None = None,
+    upstream: str | None = None,
 ) -> Task:
     """The row of a new task, which runs at once or is `proposed`.
 
@@ -60,6 +63,7 @@ def new_task(
         created_by: Who asked for it, as the audit log names them.
         proposed: Somebody else than `created_by` must approve it before it runs.
         evaluates: The training's round whose version this task evaluates.
+        upstream: Of a task of the upstream server, the population of the root's weights log.
     """
     # Stored with the task, so that it keeps them when another version of this program has other default deadlines.
     checked = msgspec.structs.replace(checked, deadlines={**DEADLINES, **checked.deadlines})
@@ -82,6 +86,7 @@ def new_task(
         percent=None if part is None else part.percent,
         salt=None if part is None else part.salt,
         root=checked.aggregation.root or None,
+        upstream=upstream,
         request_digest=request_digest,
         created_by=created_by,
         approved_by=None,
@@ -172,9 +177,8 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
     seed = round_seed(manifest, task.rounds_committed + 1) if task.kind == "training" else {}
     request = msgspec.structs.replace(request, hyperparameters={**seed, **request.hyperparameters, **clip})
     # A round's blobs, too, are stored before the transaction that names them.
-    broadcast, broadcast_size = _store_broadcast(services, task, manifest) if task.kind == "training" else (None, 0)
-    listed = b"" if revoked is None else encode(seal("revocations", revoked, services.settings.private_key))
-    revocations = services.blobs.put(listed) if listed else None
+    broadcast = _store_broadcast(services, task, manifest) if task.kind == "training" else Kept()
+    revocations = keep_revocations(services, revoked)
     # Devices refuse plans with older serials than those they have seen. Milliseconds since 1970 grow even if the
     # database comes from a backup and has forgotten the newest serials.
     serial = max(task.plan_serial + 1, int(now * 1000))
@@ -186,31 +190,69 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
             task_id=task.task_id,
             number=task.rounds_committed + 1,
             weights=task.model,
-            broadcast=broadcast,
+            broadcast=broadcast.digest,
             serial=serial + place,
             # A round that uses every phase's deadline up ends before its plan does.
             not_after=math.ceil(now + sum(measured.get(phase, deadline(task, phase)) for phase in DEADLINES)),
-            revocations=revocations,
+            revocations=revocations.digest,
             server_noise=noise,
         )
         for place in range(max(request.secure_groups, 1))
     ]
-    phase = first_phase(task)
+    return begin(
+        services, write, task, plans, manifest, now, broadcast=broadcast, revocations=revocations, deadlines=measured
+    )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A blob that is stored already, and its size in bytes; None: there is none."""
+
+    digest: str | None = None
+    size: int = 0
+
+
+def keep_revocations(services: Services, revoked: Revocations | None) -> Kept:
+    """Store the signed list of a round's revocations."""
+    if revoked is None:
+        return Kept()
+    data = encode(seal("revocations", revoked, services.settings.private_key))
+    return Kept(services.blobs.put(data), len(data))
+
+
+def begin(
+    services: Services,
+    write: Write,
+    task: Task,
+    plans: Sequence[RoundPlan],
+    manifest: Manifest,
+    now: float,
+    *,
+    broadcast: Kept = Kept(),
+    revocations: Kept = Kept(),
+    deadlines: Mapping[str, float] | None = None,
+    take: Callable[[Session], bool] = lambda session: True,
+) -> Transition | None:
+    """Begin a round with these signed plans, one for each of its groups.
+
+    `take`, called in the transaction, says whether there is still reason to. Returns the round's first phase, or None
+    if there is not, or the task was stopped meanwhile.
+    """
+    phase, of_round = first_phase(task), dict(deadlines or {})
     # The folders come first: as soon as the round is committed, a device may upload into them. If the transaction
     # fails, `sweep` removes the folders, because no live round has them.
     for plan in plans:
         services.spool.open_round(plan.round_id)
     with write() as session:
         stored = session.get_one(Task, task.task_id, with_for_update=True)
-        if stored.state != "running":  # paused, cancelled or failed since the caller looked
+        # Paused, cancelled or failed since the caller looked.
+        if stored.state != "running" or not take(session):
             return None
         stored.plan_serial = plans[-1].serial
-        if broadcast is not None:
-            session.merge(Blob(digest=broadcast, kind="broadcast", size=broadcast_size, created=now))
-            reach.extend(session, stored.population, stored.task_id, broadcast)
-        if revocations is not None:
-            session.merge(Blob(digest=revocations, kind="revocations", size=len(listed), created=now))
-            reach.extend(session, stored.population, stored.task_id, revocations)
+        for kept, kind in ((broadcast, "broadcast"), (revocations, "revocations")):
+            if kept.digest is not None:
+                session.merge(Blob(digest=kept.digest, kind=kind, size=kept.size, created=now))
+                reach.extend(session, stored.population, stored.task_id, kept.digest)
         for place, plan in enumerate(plans):
             sealed = seal("plan", plan, services.settings.private_key)
             session.add(
@@ -219,17 +261,17 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
                     task_id=task.task_id,
                     number=plan.number,
                     phase=phase,
-                    phase_ends=now + deadline(task, phase),
+                    phase_ends=now + of_round.get(phase, deadline(task, phase)),
                     reason="",
                     plan=encode(sealed),
                     plan_digest=plan_digest(sealed),
                     update_bytes=update_size(manifest, plan),
-                    weights_in=task.model,
+                    weights_in=plan.weights,
                     weights_out=None,
                     weight_sum=None,
-                    deadlines=measured or None,
-                    part_of=plans[0].round_id if request.secure_groups else None,
-                    place=place if request.secure_groups else None,
+                    deadlines=of_round or None,
+                    part_of=plans[0].round_id if len(plans) > 1 or request_of(task).secure_groups else None,
+                    place=place if len(plans) > 1 or request_of(task).secure_groups else None,
                     started=now,
                     ended=None,
                 )
@@ -237,14 +279,14 @@ def open_round(services: Services, write: Write, task: Task, now: float) -> Tran
     return Transition(plans[0].round_id, phase)
 
 
-def _store_broadcast(services: Services, task: Task, manifest: Manifest) -> tuple[str | None, int]:
+def _store_broadcast(services: Services, task: Task, manifest: Manifest) -> Kept:
     strategy = strategies.get(manifest.strategy)
     # A state as large as the model is not read for strategies that send none of it.
     if task.strategy_state is None or (strategy.broadcast is no_broadcast and not basis_shapes(manifest)):
-        return None, 0
+        return Kept()
     state, bases = split_bases(services.blobs.read_weights(task.strategy_state))
     tensors = {**strategy.broadcast(state), **bases}
     if not tensors:
-        return None, 0
+        return Kept()
     data = write_weights(tensors)
-    return services.blobs.put(data), len(data)
+    return Kept(services.blobs.put(data), len(data))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, func, or_, select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import write_weights
@@ -26,6 +26,7 @@ from archipel.protocol.messages import (
     Survivors,
     WeightsLog,
     WeightsStatement,
+    over_neighbours,
 )
 from archipel.protocol.policy import endorsers_needed
 from archipel.protocol.provenance import FIRST, entry_hash
@@ -59,8 +60,11 @@ def start(session: Session, log: Log, *, task_id: str, weights: str) -> None:
     _append(session, log, kind="start", weights=weights, task_id=task_id)
 
 
-def step(session: Session, log: Log, current: Round, task: Task, version: NewVersion, devices: int) -> None:
-    """Log that the round has changed the task's model into that of `version`, with the updates of so many `devices`."""
+def step(
+    session: Session, log: Log, current: Round, task: Task, version: NewVersion, devices: int, leaves: int = 0
+) -> None:
+    """Log that the round has changed the task's model into that of `version`, with the updates of so many `devices`, or
+    of `leaves` devices below so many edge servers."""
     _append(
         session,
         log,
@@ -76,6 +80,7 @@ def step(session: Session, log: Log, current: Round, task: Task, version: NewVer
         devices=devices,
         # Sorted, so that the same step always gives the same bytes to sign.
         hyperparameters=dict(sorted(request_of(task).hyperparameters.items())),
+        leaves=leaves,
     )
 
 
@@ -97,11 +102,26 @@ def go_back(session: Session, key: Ed25519PrivateKey, model: str, version: int |
 
 
 def is_logged(session: Session, population: str, bundle: str, weights: str) -> bool:
-    """Whether an entry of the bundle's log has these weights."""
+    """Whether an entry of the bundle's log has these weights: of the root's log where a tree trains the bundle."""
     query = select(WeightsEntry.number).where(
-        WeightsEntry.population == population, WeightsEntry.bundle == bundle, WeightsEntry.weights == weights
+        or_(
+            WeightsEntry.population == population,
+            WeightsEntry.population.in_(select(Task.upstream).where(*_of_tree(population, bundle))),
+        ),
+        WeightsEntry.bundle == bundle,
+        WeightsEntry.weights == weights,
     )
     return session.scalar(query.limit(1)) is not None
+
+
+def hands_on(session: Session, population: str, bundle: str, root: str) -> bool:
+    """Whether devices of the population read the log of the root's population `root` here."""
+    query = select(Task.task_id).where(*_of_tree(population, bundle), Task.upstream == root)
+    return session.scalar(query.limit(1)) is not None
+
+
+def _of_tree(population: str, bundle: str) -> tuple[ColumnElement[bool], ...]:
+    return Task.population == population, Task.bundle == bundle, Task.upstream.is_not(None)
 
 
 def read(session: Session, population: str, bundle: str, after: int) -> WeightsLog:
@@ -171,15 +191,15 @@ def endorsement(session: Session, frozen: FrozenRounds, current: Round) -> bytes
     plan = read_plan(current)
     if plan.privacy == "plain":
         return None
-    over_neighbours, needed = plan.protocol == "neighbours", endorsers_needed(plan)
-    phase = "unmasking" if over_neighbours else "confirming"
+    neighbours, needed = over_neighbours(plan.protocol), endorsers_needed(plan)
+    phase = "unmasking" if neighbours else "confirming"
     rows = session.execute(
         select(Device.chain, Answer.body)
         .join(Device, Device.device_id == Answer.device_id)
         .where(Answer.round_id == current.round_id, Answer.phase == phase, Answer.body.is_not(None))
         .order_by(Answer.device_id)
     )
-    cohort = frozen.roster(session, current.round_id) if over_neighbours else None
+    cohort = frozen.roster(session, current.round_id) if neighbours else None
     # All devices have signed the same body: a confirmation of other survivors is refused when it arrives.
     endorsers, body = [], b""
     for row in rows:

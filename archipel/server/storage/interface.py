@@ -13,6 +13,8 @@ BLOBS = "sha256"
 """Folder of the files that are named by their digest: sha256/ab/abcdef..."""
 UPDATES = "updates"
 """Folder of the live rounds' files: updates/ROUND/NAME."""
+PARTS = "parts"
+"""Folder of the parts of unfinished uploads: parts/ROUND-DEVICE/NUMBER."""
 INCOMING = "incoming"
 """Folder of files that are being received for no round."""
 MAX_FILE_BYTES = 4 << 30

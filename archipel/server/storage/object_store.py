@@ -13,7 +13,7 @@ from pathlib import Path
 
 from archipel.errors import ServerError
 from archipel.server.storage.cache import BlobCache
-from archipel.server.storage.interface import BLOBS, UPDATES
+from archipel.server.storage.interface import BLOBS, PARTS, UPDATES
 from archipel.server.storage.received import Written
 from archipel.server.storage.s3 import Bucket
 
@@ -122,5 +122,5 @@ class ObjectStorage:
 
     def sweep(self, before: float) -> None:
         self._cache.sweep(before)
-        for folder in (BLOBS, UPDATES):
+        for folder in (BLOBS, UPDATES, PARTS):
             self._bucket.abort_uploads(folder, before)

@@ -4,15 +4,18 @@ They are `updates/ROUND/DEVICE.DIGEST` and `updates/ROUND/sum.DIGEST`, and are d
 of which later rounds take back a part is `updates/TASK/noise.DIGEST` (archipel.server.rounds.kept_noise). A file counts
 only if the database has its digest; others are left from refused or interrupted uploads. The digest is part of
 the name, so a second upload of a device never overwrites the one that was acknowledged.
+
+Large updates come in parts, `parts/ROUND-DEVICE/NUMBER`. A part that is sent again replaces the one before, so that a
+device can store no more than its update; the update's digest is checked when it is put together.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from archipel.errors import ServerError
-from archipel.server.storage import UPDATES, Storage, StorageUnreachableError
+from archipel.server.storage import PARTS, UPDATES, Storage, StorageUnreachableError
 from archipel.server.storage.received import Written
 
 _SUM, _NOISE = "sum", "noise"
@@ -60,6 +63,24 @@ class UpdateSpool:
         self._storage.keep(written, f"{_folder(round_id)}/{name}")
         return name
 
+    def keep_part(self, round_id: str, device_id: str, number: int, chunks: Iterable[bytes]) -> None:
+        """Store a part of an update, durably when this returns."""
+        folder = _parts(round_id, device_id)
+        self._storage.make_folder(folder)
+        self._storage.keep(self._storage.receive(folder, chunks), f"{folder}/{number}")
+
+    def parts(self, round_id: str, device_id: str) -> list[int]:
+        """The numbers of the parts that are stored, in order."""
+        return sorted(int(key.rpartition("/")[2]) for key in self._storage.keys(_parts(round_id, device_id)))
+
+    def read_parts(self, round_id: str, device_id: str, count: int) -> Iterator[bytes]:
+        """The bytes of the first `count` parts. Raises FileNotFoundError where one is missing."""
+        for number in range(1, count + 1):
+            yield from self._storage.stream(f"{_parts(round_id, device_id)}/{number}")
+
+    def drop_parts(self, round_id: str, device_id: str) -> None:
+        self._storage.remove_folder(_parts(round_id, device_id))
+
     def read(self, round_id: str, device_id: str, digest: str) -> bytes:
         """The acknowledged bytes. Raises ServerError if they are lost or damaged, in which case the round must fail."""
         return self._read(round_id, update_name(device_id, digest), digest, f"update of device {device_id}")
@@ -99,14 +120,22 @@ class UpdateSpool:
     def discard(self, round_id: str) -> None:
         """Delete all files of the round. An upload may add one meanwhile, which `sweep` deletes later."""
         self._storage.remove_folder(_folder(round_id))
+        for name in self._storage.folders(PARTS):
+            if name.startswith(f"{round_id}-"):
+                self._storage.remove_folder(f"{PARTS}/{name}")
 
     def sweep(self, live: Callable[[], Iterable[str]]) -> None:
         """Delete the files of all rounds but those that `live` names."""
         # The files are listed before `live` is called. The other way round, a round that begins in between would be
         # listed and not live, and would lose its files.
         stored = self._storage.folders(UPDATES)
-        for round_id in set(stored).difference(live()):
+        begun = self._storage.folders(PARTS)
+        needed = set(live())
+        for round_id in set(stored) - needed:
             self.discard(round_id)
+        for name in begun:
+            if name.partition("-")[0] not in needed:
+                self._storage.remove_folder(f"{PARTS}/{name}")
 
     def _read(self, round_id: str, name: str, digest: str, what: str) -> bytes:
         # Twice, because bytes may also be damaged on their way from the store.
@@ -124,3 +153,7 @@ class UpdateSpool:
 
 def _folder(round_id: str) -> str:
     return f"{UPDATES}/{round_id}"
+
+
+def _parts(round_id: str, device_id: str) -> str:
+    return f"{PARTS}/{round_id}-{device_id}"

@@ -134,15 +134,18 @@ def test_asking_for_many_challenges_in_a_devices_name_does_not_keep_it_out(world
     device.ask("POST", "/v1/sessions", messages.SessionResponse, device.session_request(last.nonce))
 
 
-def test_an_aggregator_takes_no_part_in_rounds(world: World, device: Device) -> None:
+def test_an_edge_server_takes_no_part_in_rounds_of_devices(world: World, device: Device) -> None:
     seed = secrets.token_bytes(32)
     certificate = identity.mint_token(
         world.keys.enrolment, population="pupils", not_after=2**40, seed=seed, kind="aggregator"
     )
     device.enrolment_token = msgspec.structs.replace(device.enrolment_token, seed=seed, certificate=certificate)
     device.enrol().open_session()
-    status, answer = device.call("POST", "/v1/check-ins", messages.CheckIn())
-    assert status == 403, answer
+    task = world.create_task()
+    assert device.check_in() is None
+    assert world.task(task["task_id"])["waiting"] == 0
+    world.add_devices(1)[0].check_in()
+    assert world.task(task["task_id"])["waiting"] == 1
 
 
 def test_garbage_signatures(device: Device) -> None:

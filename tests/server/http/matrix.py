@@ -20,6 +20,8 @@ LINES = """
 GET  /                                                              yes    yes    yes    yes    yes    yes    yes
 GET  /demo/                                                         yes    yes    yes    yes    yes    yes    yes
 GET  /demo/<path:name>                                              yes    yes    yes    yes    yes    yes    yes
+GET  /healthz                                                       yes    yes    yes    yes    yes    yes    yes
+GET  /readyz                                                        yes    yes    yes    yes    yes    yes    yes
 GET  /v1/health                                                     yes    yes    yes    yes    yes    yes    yes
 GET  /v1/server                                                     yes    yes    yes    yes    yes    yes    yes
 GET  /v1/openapi.json                                               yes    yes    yes    yes    yes    yes    yes
@@ -39,6 +41,8 @@ GET  /v1/rounds/<id:round_id>/shares                                -      membe
 PUT  /v1/rounds/<id:round_id>/complaints                            -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/complaints                            -      member -      -      -      -      -
 PUT  /v1/rounds/<id:round_id>/update                                -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/update/parts                          -      member -      -      -      -      -
+PUT  /v1/rounds/<id:round_id>/update/parts/<number:number>          -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/survivors                             -      member -      -      -      -      -
 PUT  /v1/rounds/<id:round_id>/confirmation                          -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/confirmations                         -      member -      -      -      -      -

@@ -18,7 +18,6 @@ from tests.support.fleet import MODEL, Fleet
 from tests.support.world import NO_LIMITS, World
 
 CHECKS = [
-    checks.not_a_server_error,
     checks.status_code_conformance,
     checks.content_type_conformance,
     checks.response_headers_conformance,
@@ -87,7 +86,9 @@ def asker(token: str, known: dict[str, str]) -> Callable[[schemathesis.Case[Any]
         if of_known:
             case.path_parameters.update({name: known[name] for name in known.keys() & case.path_parameters.keys()})
         response = case.call(headers={"Authorization": f"Bearer {token}"})
-        assert response.status_code < 500, case.as_curl_command()
+        # No coordinator has the lease here, and a server without one is not ready.
+        not_ready = case.path == "/readyz" and response.status_code == 503
+        assert response.status_code < 500 or not_ready, case.as_curl_command()
         assert response.status_code != 429, case.as_curl_command()
         case.validate_response(response, checks=CHECKS)
 

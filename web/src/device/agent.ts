@@ -1,20 +1,20 @@
 /** The device agent: it checks in and takes part in rounds (archipel/client/agent.py). */
 
-import { sameBytes, utf8 } from "./bytes.js";
+import { sameBytes } from "./bytes.js";
 import { type Config, checkedServer, configOf, type DeviceSettings } from "./config.js";
 import type { Device, Examples } from "./device.js";
-import { type Enrolment, readEnrolment, recordEnrolment, withAllowedPublishers } from "./enrolment.js";
+import { type Enrolment, readEnrolment, withAllowedPublishers } from "./enrolment.js";
+import { enrolWith, readToken } from "./enrolling.js";
 import {
-  CertificateError, ClientError, MessageError, OwnerRefusalError, RefusedError, RoundAbandonedError, UnreachableError,
+  CertificateError, ClientError, MessageError, RefusedError, RoundAbandonedError, SessionRefusedError, UnreachableError,
 } from "./errors.js";
 import { type DeviceEvent, type Outcome, outcome, type Report } from "./events.js";
 import { Gate, type MayWork, sleep } from "./gate.js";
-import { enrolmentRequest, readDeviceId } from "./identity.js";
-import { whyNotPopulation } from "./limits.js";
-import { decode, encode } from "./messages/fields.js";
-import { enrolmentResponse, enrolmentToken, type EnrolmentToken, type Sealed } from "./messages/identity.js";
+import { encode } from "./messages/fields.js";
+import type { Sealed } from "./messages/identity.js";
 import { checkInResponse, type RoundPlan } from "./messages/rounds.js";
 import { epsilonOf } from "./privacy.js";
+import { rotate } from "./rotation.js";
 import { isLater } from "./rounds/exchange.js";
 import { Participation } from "./rounds/participation.js";
 import { type Assigned, assignedOf, findInterrupted } from "./rounds/resuming.js";
@@ -142,20 +142,25 @@ export class DeviceAgent {
           "another name",
       );
     }
-    const reason = whyNotPopulation(token.population, this.config);
-    if (reason) throw new OwnerRefusalError(reason, "population");
-    const server = checkedServer(this.config.server || token.server, this.config.allowHttp);
-    const request = await enrolmentRequest(token, this.device.vault.identity);
-    const transport = this.newTransport(server);
-    const answer = await transport.call("POST", "/v1/devices", enrolmentResponse, { body: encode(request) });
-    const deviceId = await readDeviceId(request.chain);
-    if (answer.device_id !== deviceId) {
-      throw new ClientError(`enrolment: the server answered for device ${answer.device_id}, this is ${deviceId}`);
-    }
-    const { database, vault } = this.device;
-    this.enrolment = await recordEnrolment(database, vault, token, request.chain, server);
+    this.enrolment = await enrolWith(token, this.device, (server) => this.newTransport(server));
     this.emit("enrolled", { population: token.population });
-    return deviceId;
+    return this.enrolment.deviceId;
+  }
+
+  /**
+   * Replace the device's key by a new one; the device's id stays. A reload at any point is safe.
+   *
+   * Whether the server has taken the new key; if it cannot now, such as during a round of this device, each `runOnce`
+   * tries again. Raises CertificateError where the key was replaced eight times, ClientError before enrolment,
+   * UnreachableError, RefusedError.
+   */
+  async rotateKey(): Promise<boolean> {
+    const { transport, enrolment } = this.connect();
+    const changed = await rotate(transport, this.device, enrolment);
+    if (changed === null) return false;
+    [this.enrolment, this.session] = [changed, null];
+    this.emit("rotated", { number: changed.chain.rotations?.length ?? 0 });
+    return true;
   }
 
   /**
@@ -167,7 +172,7 @@ export class DeviceAgent {
     if (this.busy) throw new ClientError("this device is at work already");
     this.busy = true;
     try {
-      const done = await this.checkIn();
+      const done = await this.checkInAsKnown();
       return { ...done, wait: done.wait + this.adoption.remainingSilence };
     } finally {
       this.busy = false;
@@ -246,14 +251,29 @@ export class DeviceAgent {
 
   // --- inside -------------------------------------------------------------------------------------------------------
 
+  private async checkInAsKnown(): Promise<Outcome> {
+    try {
+      return await this.checkIn();
+    } catch (error) {
+      // The request for the next key may reach the server long after the device gave up on an answer; the server then
+      // refuses the old key. Sending the request again finds that out.
+      const rotating = error instanceof SessionRefusedError && this.device.vault.rotating;
+      if (!rotating || !(await this.rotateKey())) throw error;
+    }
+    return this.checkIn();
+  }
+
   private async checkIn(): Promise<Outcome> {
-    const { session, transport, enrolment } = this.connect();
+    this.connect();
     const { device } = this;
     const reason = await device.gate.whyNot();
     if (reason) {
       this.emit("paused", { reason });
       return outcome("paused", this.config.pauseSeconds, { reason });
     }
+    if (device.vault.rotating) await this.rotateKey();
+    // After `rotateKey`, which replaces the record and ends the session.
+    const { session, transport, enrolment } = this.connect();
     transport.sent = transport.received = 0;
     const settling = new Settling(device, session);
     // Before the check-in: a new round must not start from a state that an interrupted round may replace.
@@ -365,19 +385,5 @@ export class DeviceAgent {
     const { sent = 0, received = 0 } = this.transport ?? {};
     const counted = { bytesSent: sent, bytesReceived: received };
     this.page.onEvent({ name, deviceId: this.deviceId, roundId, ...counted, detail });
-  }
-}
-
-/** The token in the text of a token file. Raises MessageError. */
-function readToken(text: string): EnrolmentToken {
-  try {
-    return decode("enrolment token", utf8(text), enrolmentToken);
-  } catch (error) {
-    if (!(error instanceof MessageError)) throw error;
-    // Mostly somebody has chosen another file: the first words say which one is meant, the last what is wrong with it.
-    throw new MessageError(
-      "this is not an enrolment token; choose the file of archipel token that the operator gave you for this device " +
-        `alone, unchanged (${error.message})`,
-    );
   }
 }

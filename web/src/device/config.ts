@@ -116,8 +116,9 @@ const DEFAULTS: Config = {
 /** The least value of each number; a setting of another kind is not here. */
 const LEAST: Readonly<Record<string, number>> = {
   minCohort: 1, maxRoundsPerDay: 0, maxEpsilon: 0, maxPeakBytes: 0, maxUploadBytes: 0, maxUploadEntries: 0,
-  maxDownloadBytes: 0, maxCacheBytes: 0, lookSeconds: 0.001, maxWorse: 0, requestTimeout: 0.001, attempts: 1, backoff: 0.001, maxWait: 0.001,
-  patience: 0.001, roundTimeout: 0.001, pauseSeconds: 0.001, resumeWithin: 0.001, maxOfflineWait: 0.001,
+  maxDownloadBytes: 0, maxCacheBytes: 0, lookSeconds: 0.001, maxWorse: 0, requestTimeout: 0.001, attempts: 1,
+  backoff: 0.001, maxWait: 0.001, patience: 0.001, roundTimeout: 0.001, pauseSeconds: 0.001, resumeWithin: 0.001,
+  maxOfflineWait: 0.001,
 };
 const MAX_ROUNDS_PER_DAY = 256;
 

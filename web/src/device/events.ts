@@ -3,7 +3,7 @@
 export type EventName =
   | "enrolled" | "waiting" | "paused" | "resumed" | "assigned" | "trained" | "advertised" | "shared" | "masked"
   | "uploaded" | "confirmed" | "unmasked" | "committed" | "dropped" | "refused" | "set_aside" | "erased"
-  | "offered" | "adopted" | "kept";
+  | "offered" | "adopted" | "kept" | "rotated";
 
 export type Detail = Readonly<Record<string, string | number>>;
 

@@ -4,7 +4,7 @@ import { hex } from "../bundle/digests.js";
 import { concat, label, sameBytes } from "./bytes.js";
 import { digest, type SigningKey, signingKeyOf } from "./crypto.js";
 import { CertificateError } from "./errors.js";
-import { decode } from "./messages/fields.js";
+import { decode, MAX_ROTATIONS } from "./messages/fields.js";
 import {
   type Chain,
   type EnrolmentToken,
@@ -14,7 +14,7 @@ import {
   type Sealed,
   tokenCertificate,
 } from "./messages/identity.js";
-import { seal, unseal } from "./sealed.js";
+import { bodyDigest, seal, unseal } from "./sealed.js";
 
 /** What a verified chain proves. `deviceKey` is the raw public key at its end. */
 export interface VerifiedDevice {
@@ -86,6 +86,37 @@ export async function verifyChain(
 /** The device id of a chain that the caller has verified before. */
 export async function readDeviceId(chain: Chain): Promise<string> {
   return deviceIdOf(decode("identity", chain.identity.body, identityCertificate).device_key);
+}
+
+/** `certificate` is signed by the old key, `proof` by the new one: both are the device's. */
+export interface RotationRequest {
+  readonly certificate: Sealed;
+  readonly proof: Sealed;
+}
+
+/** Raises CertificateError where the key was replaced as often as it may be. */
+export function checkRotations(chain: Chain): void {
+  if ((chain.rotations?.length ?? 0) < MAX_ROTATIONS) return;
+  throw new CertificateError(
+    `the key was replaced ${MAX_ROTATIONS} times, which is as often as it can be; erase the device, and enrol it again ` +
+      "with a new token",
+  );
+}
+
+/** The request with which a device replaces the key at the end of its chain; always the same bytes. */
+export async function rotationRequest(
+  chain: Chain,
+  old: SigningKey,
+  next: SigningKey,
+  serverKey: Uint8Array,
+): Promise<RotationRequest> {
+  checkRotations(chain);
+  const number = (chain.rotations?.length ?? 0) + 1;
+  const device = await readDeviceId(chain);
+  const certificate = await seal("rotation", { device, number, device_key: next.publicKey }, old);
+  // Signed by the new key: the old one alone could name a key whose private half the device does not have.
+  const proof = await seal("rotated", { server_key: serverKey, certificate: await bodyDigest(certificate) }, next);
+  return { certificate, proof };
 }
 
 export interface EnrolmentRequest {

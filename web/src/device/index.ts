@@ -132,6 +132,14 @@ export class Device {
     return this.call({ method: "resume" });
   }
 
+  /**
+   * Replace the device's key by a new one; its id stays. false if the server cannot do that now, such as during a round
+   * of this device: then every check-in tries again. Rejects with CertificateError after eight replacements.
+   */
+  rotateKey(): Promise<boolean> {
+    return this.call({ method: "rotateKey" });
+  }
+
   /** What this device is, what it did and sent, and what that cost its examples. */
   report(): Promise<DeviceReport> {
     return this.call({ method: "report" });

@@ -1,4 +1,4 @@
-/** A device's results of an evaluation, under the names that tasks and gates ask for (archipel/protocol/measures.py). */
+/** A device's results of an evaluation, by the names that tasks and gates ask for (archipel/protocol/measures.py). */
 
 import type { Metric, Program } from "../bundle/roles.js";
 
@@ -7,7 +7,8 @@ export const ACCURACY = "accuracy";
 
 /** The metrics of an `evaluate` program by those names. */
 export function measures(program: Program): ReadonlyMap<string, Metric> {
-  const ports = new Map(program.outputs.flatMap((port) => (port.role === "metric" ? [[port.name, port] as const] : [])));
+  const metrics = program.outputs.flatMap((port) => (port.role === "metric" ? [port] : []));
+  const ports = new Map(metrics.map((port) => [port.name, port]));
   const named = [...ports].filter(([name, port]) => !(name === COUNT && port.reduction === "sum"));
   return new Map(
     named.map(([name, port]) => {

@@ -13,6 +13,7 @@ from archipel.server.http.api import (
     neighbours,
     participants,
     populations,
+    probes,
     rollouts,
     rotations,
     rounds,
@@ -27,6 +28,7 @@ from archipel.server.http.routes import Route
 
 RESOURCES: dict[str, tuple[Route, ...]] = {
     "server": server.ROUTES,
+    "probes": probes.ROUTES,
     "enrolment": enrolment.ROUTES,
     "rotations": rotations.ROUTES,
     "enrolment_tokens": enrolment_tokens.ROUTES,

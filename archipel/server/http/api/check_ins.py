@@ -26,6 +26,7 @@ _CHECK_IN = (
         CheckInRow.attributes,
         CheckInRow.versions,
         CheckInRow.neighbours,
+        CheckInRow.mlkem,
         CheckInRow.adds_noise,
         CheckInRow.population,
         OfferSerial.serial,
@@ -92,8 +93,9 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
         if row.until is not None and row.until > now:
             aside = SetAside(until=row.until, reason=f"{row.reason} ({row.detail})")
     fresh = row is not None and row.due >= now + wait - tolerance
-    told = (report.attributes, report.versions, "neighbours" in report.protocols, report.adds_noise)
-    if row is None or not fresh or (row.attributes, row.versions, row.neighbours, row.adds_noise) != told:
+    speaks = "neighbours" in report.protocols, "neighbours-mlkem" in report.protocols
+    told = (report.attributes, report.versions, *speaks, report.adds_noise)
+    if row is None or not fresh or (row.attributes, row.versions, row.neighbours, row.mlkem, row.adds_noise) != told:
         population = services.database.together(
             lambda connection: _store(connection, device_id, report, now, wait, over)
         )
@@ -114,13 +116,12 @@ def _offers(services: Services, population: str, serial: int | None, device_id: 
 def _store(connection: Connection, device_id: str, report: CheckIn, now: float, wait: float, over: str) -> str:
     """Store that the device waits, and what it reported; it leaves the round `over` (""). Returns its population."""
     device = require_member(connection.execute(_DEVICE, {"device": device_id}).one_or_none(), device_id)
-    if device.kind != "device":
-        raise refuse(403, f"a member of kind {device.kind!r} takes no part in this server's rounds")
     row = {
         "device": device_id,
         "attributes": dict(report.attributes),
         "versions": None if report.versions is None else dict(report.versions),
         "neighbours": "neighbours" in report.protocols,
+        "mlkem": "neighbours-mlkem" in report.protocols,
         "adds_noise": report.adds_noise,
         "now": now,
         "due": now + wait,
@@ -128,7 +129,7 @@ def _store(connection: Connection, device_id: str, report: CheckIn, now: float, 
     if over:
         connection.execute(_LEFT, {"device": device_id, "over": over})
     if not connection.execute(_AGAIN, row).rowcount:
-        connection.execute(_FIRST, {**row, "population": device.population})
+        connection.execute(_FIRST, {**row, "population": device.population, "aggregator": device.kind == "aggregator"})
     return str(device.population)
 
 
@@ -147,6 +148,7 @@ _AGAIN = (
         attributes=bindparam("attributes"),
         versions=bindparam("versions"),
         neighbours=bindparam("neighbours"),
+        mlkem=bindparam("mlkem"),
         adds_noise=bindparam("adds_noise"),
         last_seen=case((_WAITS, bindparam("now")), else_=CheckInRow.last_seen),
         due=case((_WAITS, bindparam("due")), else_=CheckInRow.due),
@@ -160,10 +162,12 @@ _LEFT = (
 _FIRST = insert(CheckInRow).values(
     device_id=bindparam("device"),
     population=bindparam("population"),
+    mlkem=bindparam("mlkem"),
     attributes=bindparam("attributes"),
     versions=bindparam("versions"),
     neighbours=bindparam("neighbours"),
     adds_noise=bindparam("adds_noise"),
+    aggregator=bindparam("aggregator"),
     last_seen=bindparam("now"),
     due=bindparam("due"),
 )

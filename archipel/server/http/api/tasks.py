@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
-from archipel.errors import ArchipelError
+from archipel.errors import ArchipelError, ServerError
 from archipel.protocol.operator.tasks import (
     PageQuery,
     TaskInfo,
@@ -66,6 +66,12 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
     try:
         check_enough(call.body.eligibility, call.body.min_cohort, "min_cohort", smallest)
         manifest = decode_manifest(bundle.manifest)
+        if services.settings.upstream is not None and manifest.privacy.aggregators and call.body.kind == "training":
+            # Devices refuse such a training: the root alone keeps the log of the bundle's weights.
+            raise ServerError(
+                f"bundle {manifest.name!r} is trained by the upstream server's tasks only (its policy has a part "
+                "aggregators); create the task there"
+            )
         check_validity(manifest, call.body.population, now)
         checked = check_task(
             call.body,
@@ -258,6 +264,9 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         protocol=request.protocol,
         differential_privacy=request.differential_privacy,
         privacy_spent=ledger.spent_by(session, task),
+        levels=request.levels,
+        site=request.site,
+        upstream=task.upstream is not None,
         deadlines=dict(request.deadlines.items()),
         model=task.model,
         waiting=waiting,

@@ -16,24 +16,27 @@ from archipel.server.rounds import weights_log
 def read_weights_log(call: Call[None], name: str, digest: str) -> WeightsLog:
     """Entries of the log of a bundle's weights, oldest first; none if no training began with the bundle."""
     with call.services.database.read() as session:
-        _require(session, call, name)
+        _require(session, call, name, digest)
         return weights_log.read(session, name, digest, call.query.after)
 
 
 def weights_endorsement(call: Call[None], name: str, digest: str, number: str) -> bytes:
     """The signatures of a secure round's devices, which are the evidence for one entry."""
     with call.services.database.read() as session:
-        _require(session, call, name)
+        _require(session, call, name, digest)
         endorsement = weights_log.evidence(session, name, digest, int(number))
     if endorsement is None:
         raise refuse(404, f"no entry {number} of a secure round in the weights log of bundle {digest}")
     return endorsement
 
 
-def _require(session: Session, call: Call[None], population: str) -> None:
+def _require(session: Session, call: Call[None], population: str, bundle: str) -> None:
     if not call.identity.device_id:
         call.identity.require(population)
-    elif session.scalar(select(Device.population).where(Device.device_id == call.identity.device_id)) != population:
+        return
+    own = session.scalar(select(Device.population).where(Device.device_id == call.identity.device_id))
+    # An edge server hands the root's log on to its devices.
+    if own is None or (own != population and not weights_log.hands_on(session, own, bundle, population)):
         raise refuse(404, f"no population {population!r} of this device")
 
 

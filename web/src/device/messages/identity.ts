@@ -86,6 +86,11 @@ export const enrolmentToken: Decoder<EnrolmentToken> = struct<EnrolmentToken>({
 
 export const enrolmentResponse = struct<{ device_id: string }>({ device_id: required(id) });
 
+export const rotationResponse = struct<{ device_id: string; rotations: number }>({
+  device_id: required(id),
+  rotations: required(whole(1, MAX_ROTATIONS)),
+});
+
 export const challenge = struct<{ nonce: Bytes; expires: number }>({
   nonce: required(bytes(32, 32)),
   expires: required(float),

@@ -9,7 +9,7 @@ import { webCrypto } from "../../bundle/digests.js";
 import { type Bytes, utf8 } from "../bytes.js";
 import { decrypt, encrypt, generateSigningKey, randomBytes, type SigningKey } from "../crypto.js";
 import { ClientError } from "../errors.js";
-import type { DeviceDatabase } from "./database.js";
+import type { Change, DeviceDatabase } from "./database.js";
 
 const NONCE_BYTES = 12;
 const SEED_LABEL = utf8("archipel/agent/1/seed");
@@ -29,12 +29,15 @@ export interface SealedBytes {
 }
 
 export class Vault {
-  private constructor(private readonly keys: Keys) {}
+  private constructor(
+    private keys: Keys,
+    private next: SigningKey | null,
+  ) {}
 
   /** The device's keys, made where there are none. */
   static async open(database: DeviceDatabase): Promise<Vault> {
     const there = await database.get<Keys>("own", "keys");
-    if (there !== undefined) return new Vault(there);
+    if (there !== undefined) return new Vault(there, (await database.get<SigningKey>("own", "next-key")) ?? null);
     const subtle = webCrypto();
     const secret = randomBytes(32);
     const keys: Keys = {
@@ -44,11 +47,33 @@ export class Vault {
     };
     secret.fill(0);
     await database.write({ store: "own", key: "keys", value: keys });
-    return new Vault(keys);
+    return new Vault(keys, null);
   }
 
   get identity(): SigningKey {
     return this.keys.identity;
+  }
+
+  /** Whether there is a next key, which the server may have taken already. */
+  get rotating(): boolean {
+    return this.next !== null;
+  }
+
+  /** The key that is to replace `identity`: made by the first call, and in the database when it resolves. */
+  async nextIdentity(database: DeviceDatabase): Promise<SigningKey> {
+    if (this.next !== null) return this.next;
+    const next = await generateSigningKey();
+    await database.write({ store: "own", key: "next-key", value: next });
+    this.next = next;
+    return next;
+  }
+
+  /** Make the next key the device's, in one transaction with `changes`. */
+  async replaceIdentity(database: DeviceDatabase, ...changes: readonly Change[]): Promise<void> {
+    if (this.next === null) throw new ClientError("rotation: there is no next key");
+    const keys: Keys = { ...this.keys, identity: this.next };
+    await database.write({ store: "own", key: "keys", value: keys }, { store: "own", key: "next-key" }, ...changes);
+    [this.keys, this.next] = [keys, null];
   }
 
   /** `place` is where the bytes are kept, so that nobody can put one sealed entry in the place of another. */

@@ -118,7 +118,9 @@ function taken(array: NdArray, rows: readonly number[]): NdArray {
   const [count = 1, ...dims] = array.dims;
   const width = array.data.length / count;
   const data = array.data.slice(0, width * rows.length);
-  for (const [at, row] of rows.entries()) data.set(array.data.subarray(row * width, (row + 1) * width) as never, at * width);
+  for (const [at, row] of rows.entries()) {
+    data.set(array.data.subarray(row * width, (row + 1) * width) as never, at * width);
+  }
   return { dtype: array.dtype, dims: [rows.length, ...dims], data };
 }
 

@@ -9,7 +9,10 @@ import type { DeviceEvent } from "../events.js";
 export type Ask =
   | { readonly method: "open"; readonly settings: DeviceSettings; readonly wait: boolean; readonly conditions: boolean }
   | { readonly method: "enrol"; readonly token: string }
-  | { readonly method: "runOnce" | "runForever" | "resume" | "erase" | "report" | "deviceId" | "close" | "running" }
+  | {
+      readonly method:
+        | "runOnce" | "runForever" | "resume" | "erase" | "report" | "deviceId" | "close" | "running" | "rotateKey";
+    }
   | { readonly method: "pause"; readonly reason: string }
   | { readonly method: "predict"; readonly model: string; readonly x: NdArray | Examples };
 

@@ -1,0 +1,136 @@
+"""What an edge server contributes to a round of its upstream: the sum of a round of its own devices.
+
+The wish for a sum is a row in the edge's database, and so is all that becomes of it; this process and the coordinator
+meet there alone. The agent's journal says how the upstream's round ended for this site. So a kill of either process at
+any point leaves at most one own round for each of the upstream's, whose sum is sent in the same bytes or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from sqlalchemy import select
+
+from archipel.client.device import SiteRound
+from archipel.client.memory.journal import Journal
+from archipel.edge.log_copy import copy_log
+from archipel.errors import PolicyError, ProtocolError, RefusedError, RoundAbandonedError, ServerError, UnreachableError
+from archipel.protocol.messages import RoundStatus
+from archipel.protocol.sites import site_vector
+from archipel.protocol.vector import Vector
+from archipel.server.database.site_tables import SiteRound as Row
+from archipel.server.database.tables import Round
+from archipel.server.rounds.sites.holding import read_sum
+from archipel.server.rounds.sites.mirroring import Wish, keep_bundle, take_over
+from archipel.server.services import Services
+from archipel.server.upstream_settings import Upstream
+
+log = logging.getLogger("archipel.edge")
+
+LOOK_SECONDS = 0.1
+"""How often the own round is looked at."""
+ASK_SECONDS = 5.0
+"""How often the upstream is asked whether its round still goes on."""
+
+
+class EdgeSite:
+    """The site of one edge server; an `archipel.client.device.Site`."""
+
+    def __init__(self, services: Services, upstream: Upstream) -> None:
+        self._services = services
+        self._upstream = upstream
+
+    def collect(self, given: SiteRound) -> tuple[Vector, int]:
+        """As of Site. Raises ProtocolError where this site has no sum in time, RoundAbandonedError, what the session
+        raises, and PolicyError where its own devices could not take part."""
+        row = self._take_over(given)
+        row = self._wait(given, row)
+        try:
+            signed = read_sum(self._services, row)
+        except ServerError as error:
+            raise ProtocolError(str(error)) from None
+        assert row.devices is not None
+        log.info("round %s of the upstream: the sum of %d devices", row.round_id, row.devices)
+        return site_vector(signed, row.devices, given.plan.modulus_bits), row.devices
+
+    def reconcile(self, journal: Journal) -> None:
+        """Note how the upstream's rounds ended for this site, as far as the journal knows."""
+        with self._services.database.read() as session:
+            states = ("wanted", "open", "summed")
+            open_rows = list(session.scalars(select(Row.round_id).where(Row.state.in_(states))))
+        ended = {}
+        for round_id in open_rows:
+            entry = journal.get(round_id)
+            if entry is None or entry.step == "closed":
+                ended[round_id] = "counted" if entry is not None and entry.result == "took_part" else "given_up"
+        if not ended:
+            return
+        with self._services.database.write() as session:
+            for round_id, state in ended.items():
+                row = session.get_one(Row, round_id, with_for_update=True)
+                row.state = state
+        for round_id, state in ended.items():
+            log.info("round %s of the upstream: %s", round_id, state)
+
+    def _take_over(self, given: SiteRound) -> Row:
+        with self._services.database.read() as session:
+            known = session.get(Row, given.plan.round_id)
+        if known is not None:
+            return known
+        plan = given.plan
+        status = self._status(given)
+        now, theirs = time.time(), given.session.server_time()
+        keep_bundle(self._services, given.bundle)
+        # Before the wish: with it devices begin, and they ask for the log.
+        copy_log(self._services, given)
+        wish = Wish(
+            plan=plan,
+            sealed=given.sealed,
+            bundle=given.bundle,
+            weights=given.cache.read(plan.weights),
+            broadcast=None if plan.broadcast is None else given.cache.read(plan.broadcast),
+            root_population=given.of_log.population,
+            # By this server's own clock.
+            sum_by=now + status.phase_ends - (now if theirs is None else theirs),
+        )
+        try:
+            return take_over(self._services, self._upstream, wish)
+        except ServerError as error:
+            raise PolicyError(f"this site cannot take part in task {plan.task_id}: {error}") from None
+
+    def _wait(self, given: SiteRound, row: Row) -> Row:
+        """Until the own round has its sum; in the meantime the upstream may be away."""
+        ask_at = time.monotonic() + ASK_SECONDS
+        where = f"round {row.round_id} of the upstream"
+        while True:
+            given.check()
+            with self._services.database.read() as session:
+                row = session.get_one(Row, row.round_id)
+                own = None if row.local_round is None else session.get_one(Round, row.local_round)
+            if row.state == "summed":
+                return row
+            if row.state in ("counted", "given_up"):
+                raise ProtocolError(f"{where}: this site has given its sum up")
+            if own is not None and own.ended is not None:
+                raise ProtocolError(f"{where}: the own round {own.round_id} failed: {own.reason}")
+            if self._services.clock() > row.sum_by:
+                raise ProtocolError(f"{where}: this site has no sum in time")
+            if time.monotonic() >= ask_at:
+                ask_at = time.monotonic() + ASK_SECONDS
+                self._ask(given, where)
+            time.sleep(LOOK_SECONDS)
+
+    def _ask(self, given: SiteRound, where: str) -> None:
+        """Raises RoundAbandonedError if the upstream's round goes on without this site, or has failed."""
+        try:
+            status = self._status(given)
+        except UnreachableError:
+            return
+        except RefusedError as error:
+            raise RoundAbandonedError(f"{where}: {error}") from None
+        if status.phase not in ("assigning", "advertising"):
+            raise ProtocolError(f"{where}: it is in phase {status.phase} ({status.reason}), without this site")
+
+    def _status(self, given: SiteRound) -> RoundStatus:
+        return given.session.call("GET", f"/v1/rounds/{given.plan.round_id}", RoundStatus)
