@@ -19,7 +19,7 @@ from archipel.client.connection.rotation import rotate
 from archipel.client.connection.session import DeviceSession
 from archipel.client.connection.transport import Transport
 from archipel.client.connection.waiting import Waiting
-from archipel.client.device import Device, Examples, Site
+from archipel.client.device import Device, Examples, Site, make_starter
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.origins import Origins
 from archipel.client.events import Event, EventName, OnEvent, Outcome, traced
@@ -131,6 +131,7 @@ class Agent:
                 state_folder=state_folder,
                 queries=QueryBook(config.folder / "rounds"),
                 decisions=DecisionBook(config.folder),
+                starter=make_starter(config),
                 site=site,
             )
             self._record = self._device.identity.record()
@@ -153,8 +154,11 @@ class Agent:
 
     def close(self) -> None:
         """Release the folder, the connection and the models that `model` returned. A second call does nothing."""
-        self._disconnect()
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
         self._adoption.close()
+        self._device.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -265,8 +269,8 @@ class Agent:
                     asked = error.retry_after if isinstance(error, RefusedError) else None
                     wait = offline.after(failures, retry_after=asked)
                 except RoundAbandonedError:
-                    # `stop` was set while the agent waited for the server, whose answer may still come.
-                    self._disconnect()
+                    # `stop` was set while the agent waited for the server, whose answer may still come on the old one.
+                    self._transport = None
                     continue
                 stop.wait(self._connect()[0].jittered(wait) + self._adoption.remaining_silence())
         finally:
@@ -387,11 +391,6 @@ class Agent:
         if self._session is None:
             self._session = DeviceSession(self._transport, record, self._device.identity.key())
         return self._transport, self._session, record
-
-    def _disconnect(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
 
     def _emit(self, name: EventName, detail: Mapping[str, str | float], round_id: str = "") -> None:
         if self._on_event is not None:
