@@ -11,6 +11,7 @@ from archipel.bundle import Bundle, open_bundle
 from archipel.server.audit.tally import Tally
 from archipel.server.database.engine import Database
 from archipel.server.database.session_cache import SessionCache
+from archipel.server.devices.held_check_ins import HeldCheckIns
 from archipel.server.devices.pace import Pace
 from archipel.server.registry.offers import Offers
 from archipel.server.rounds.frozen import FrozenRounds
@@ -47,6 +48,7 @@ class Services:
     frozen: FrozenRounds
     pieces: PieceTable
     pace: Pace
+    held: HeldCheckIns
     sessions: SessionCache
     tally: Tally
     offers: Offers
@@ -90,6 +92,7 @@ class Services:
             frozen=FrozenRounds(),
             pieces=PieceTable(blobs),
             pace=Pace(database, shortest=settings.retry_after, per_second=settings.check_ins_per_second),
+            held=HeldCheckIns(database, most=settings.held_check_ins, working=settings.working_threads),
             sessions=SessionCache(),
             tally=Tally(),
             offers=Offers(database, settings),

@@ -295,6 +295,7 @@ class Participation:
             config=self._device.config,
             check=self._device.gate.pass_or_wait,
             decisions=self._device.decisions,
+            starter=self._device.starter,
         )
         manifest, plan = prepared.bundle.manifest, self._plan
         noise, rho = noise_in_round(plan, manifest, done.examples)

@@ -157,12 +157,14 @@ class CheckIn(Message, frozen=True, kw_only=True):
     """`attributes` are those that the owner chose to report. `versions` are the models that the device was offered,
     each with the number of the version that it fetched last, whether it runs that or not. With `versions`, even empty
     ones, the device asks for offers; with null it wants none. `protocols` are the secure rounds that it speaks, and
-    `adds_noise` says whether it can add noise to its vector itself."""
+    `adds_noise` says whether it can add noise to its vector itself. So many seconds (`wait`) the server may keep its
+    answer back, until the device is in a round."""
 
     attributes: dict[str, str | float | bool] = {}
     versions: Annotated[dict[Name, VersionNumber], Meta(max_length=MAX_MODELS)] | None = None
     protocols: Annotated[tuple[Protocol, ...], Meta(min_length=1, max_length=3)] = ("complete",)
     adds_noise: bool = False
+    wait: Annotated[float, Meta(ge=0, le=300)] = 0.0
 
 
 class SetAside(Message, frozen=True, kw_only=True):
