@@ -148,7 +148,7 @@ def test_the_sum_of_a_cohort_from_which_some_leave_at_every_step() -> None:
 def test_any_cohort_graph_and_leaving_gives_the_exact_sum_or_none() -> None:
     sums = 0
 
-    @settings(max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def check(data: st.DataObject) -> None:
         nonlocal sums
