@@ -163,7 +163,7 @@ def device(python: Path, environment: Mapping[str, str], folder: Path, server: s
         process.wait(30)
 
 
-def flat_bundle(folder: Path, entries: int, key: Any) -> Path:
+def flat_bundle(folder: Path, entries: int, key: Any, privacy: b.PrivacyPolicy = PRIVACY) -> Path:
     """A bundle of one vector of so many float32, of which each round's update is as large; trains in no time."""
     f32: dict[str, Any] = {"dtype": "float32"}
     w: dict[str, Any] = {"tensor": "w", "shape": (entries,), **f32}
@@ -196,7 +196,7 @@ def flat_bundle(folder: Path, entries: int, key: Any) -> Path:
         weights=b.write_weights(tensors),
         parameters=b.parameter_specs(tensors, ["w"]),
         limits=b.Limits(peak_bytes=1 << 26, flops_per_example=1, upload_bytes=4 * entries),
-        privacy=PRIVACY,
+        privacy=privacy,
         key=key,
         schedule=(b.Phase(program="train", epochs=1, batch_size=8),),
         strategy="fedavg",

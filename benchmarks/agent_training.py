@@ -6,13 +6,15 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from agent_federation import PRIVACY
+from agent_process import all_seconds, memory
 from lite_fit import initial
 from lite_models import quiet
 from lite_predict import raw_session
@@ -24,6 +26,7 @@ from archipel.client import AgentConfig
 from archipel.client.memory.decisions import DecisionBook
 from archipel.client.rounds.work import Prepared, contribute
 from archipel.lite_runtime import DeviceState, Runtime
+from archipel.lite_runtime.isolated.starter import Starter
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.sealed import public_bytes
 from archipel.protocol.uploads import upload_layout
@@ -105,39 +108,58 @@ class Network:
 
 
 def epoch_rows(network: Network, repeats: int) -> list[Row]:
-    """CPU seconds from the verified bundle and the start's parameters to the update, in this process and in a child
-    process, against the same with ONNX Runtime alone; sessions are made in all of them."""
-    runs = {
+    """CPU seconds from the verified bundle and the start's parameters to the update, in this process and in child
+    processes, against the same with ONNX Runtime alone; sessions are made in all of them.
+
+    Of child processes: one that is forked from a helper that is there, one with the helper's start, as in the first
+    round after a pause, and one that is a new Python. The memory of the helper while it waits comes last."""
+    starter, child = Starter(600.0), agent_epoch(network, isolated=True)
+
+    def first() -> None:
+        with closing(Starter(600.0)) as other:
+            child(other)
+
+    runs: dict[str, Callable[[], object]] = {
         "in this process": agent_epoch(network, isolated=False),
-        "in a child process": agent_epoch(network, isolated=True),
+        "in a child process": partial(child, starter),
+        "in a child process, with the helper's start": first,
+        "in a child process that is a new Python": child,
         "bound": plain_epoch(network),
         "run": plain_epoch(network, bound=False),
     }
     taken: dict[str, list[float]] = {name: [] for name in runs}
-    for index in range(repeats + 1):
-        for name, run in runs.items():
-            started = cpu_seconds()
-            run()
-            if index:
-                taken[name].append(cpu_seconds() - started)
+    with closing(starter):
+        for index in range(repeats + 1):
+            for name, run in runs.items():
+                started = cpu_seconds(starter)
+                run()
+                if index:
+                    taken[name].append(cpu_seconds(starter) - started)
+        waiting = memory(starter.pid or 0)
     best = min(("bound", "run"), key=lambda name: statistics.median(taken[name]))
     peer = f"ONNX Runtime loop ({best})"
     rows = []
-    for name in list(runs)[:2]:
+    for name in list(runs)[:4]:
         ratio = statistics.median(x / y for x, y in zip(taken[name], taken[best]))
         ours, theirs = statistics.median(taken[name]), statistics.median(taken[best])
         rows.append(Row("agent", f"{network.name} epoch, {name}", ours, theirs, peer, ratio, "s"))
-    return rows
+    none = float("nan")
+    return [
+        *rows,
+        *(Row("agent", f"helper, waits, {kind}", mib, none, "", none, "MiB") for kind, mib in waiting.items()),
+    ]
 
 
-def cpu_seconds() -> float:
-    """Of this process, and of children that have ended."""
+def cpu_seconds(starter: Starter) -> float:
+    """Of this process, of children that have ended, and of the starter's helper and its children that have ended (in
+    ticks of 10 ms)."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + ended.ru_utime + ended.ru_stime
+    forked = all_seconds(starter.pid) if starter.pid else 0.0
+    return time.process_time() + ended.ru_utime + ended.ru_stime + forked
 
 
-def agent_epoch(network: Network, isolated: bool) -> Callable[[], Mapping[str, np.ndarray]]:
-    """What the agent does between the plan and the update, with what it fetched at hand."""
+def agent_epoch(network: Network, isolated: bool) -> Callable[..., Mapping[str, np.ndarray]]:
+    """What the agent does between the plan and the update, with what it fetched at hand; the starter is optional."""
     bundle = network.bundle
     nothing = "0" * 64
     plan = RoundPlan(
@@ -148,7 +170,7 @@ def agent_epoch(network: Network, isolated: bool) -> Callable[[], Mapping[str, n
     prepared = Prepared(bundle, layout, Runtime(bundle).parameters(), {})
     config = AgentConfig(folder=network.folder / "unused", isolated=isolated)
 
-    def run() -> Mapping[str, np.ndarray]:
+    def run(starter: Starter | None = None) -> Mapping[str, np.ndarray]:
         return contribute(
             prepared,
             plan,
@@ -159,6 +181,7 @@ def agent_epoch(network: Network, isolated: bool) -> Callable[[], Mapping[str, n
             config=config,
             check=lambda: None,
             decisions=DecisionBook(config.folder),
+            starter=starter,
         ).arrays
 
     return run

@@ -2,9 +2,9 @@
 
     python benchmarks/key_exchange.py [--quick] [--json]
 
-Nothing of archipel uses ML-KEM-768 yet (docs/protocol-choices.md). One row for each operation, beside X25519's. Then
-for each cohort what a device would send and receive more, with the sizes that `choose_sizes` gives: with envelopes
-alone, and with masks as well. A mask's key K of ML-KEM has to be found from the secret of either device of its pair.
+By the construction in docs/protocol-choices.md. One row for each operation, beside X25519's. Then for
+each cohort what a device would send and receive more, with the sizes that `choose_sizes` gives: with envelopes alone,
+and with masks as well. A mask's key K of ML-KEM has to be found from the secret of either device of its pair.
 The one that drew the other encapsulates K to it, and leaves K sealed under a key from its own secret; this is carried
 out once here, too.
 """

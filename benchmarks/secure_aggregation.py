@@ -4,13 +4,15 @@
 |---|---|
 | server 100 x 10^6 | all that the server computes in a round of 100 clients with vectors of 10^6 entries of 16 bits |
 | client 100 x 10^6 | all that one of its clients computes, from its first message to its last |
+| client ..., messages | kB that one of its clients sends and receives beside its vector |
 | expansion 2^10 x 2^20 | bytes that a client sends and receives, for each byte of 2^20 entries of 16 bits |
 
 A tenth of the clients leaves after dealing, where it costs most: their masks have to be reconstructed. Packing and
 unpacking messages is included; for entries of a masked vector that is whole bytes, in "expansion" as many bits as the
 sum needs. What the clients do is in `secure/devices.py`: the server gets what real participants send, and the unmasked
 sum is compared with the plain one. Sizes withstand a fifth of corrupt and a fifth of leaving clients, with a server
-that keeps to the protocol, and in rows that say so with a malicious one.
+that keeps to the protocol, and in rows that say so with a malicious one. Rows with ML-KEM are of the protocol whose
+keys resist quantum computers (docs/protocol-mlkem.md); Flower has none, so they are compared with nothing.
 
 Flower has no default for its number of shares and its threshold, and its example is too small to be secure (3 shares),
 so it gets ours with a server that keeps to the protocol: its SecAgg+ has no other. Up to 100 clients that is its real
@@ -44,6 +46,7 @@ from lite_peers import DEFAULT_FOLDER, PeerError, clean_environment, install, py
 from measure import Report, Row, arguments, print_alone
 
 from archipel.protocol.bits import packed_size
+from archipel.protocol.messages import Protocol
 from archipel.protocol.secagg_plus.sizes import Assumptions, choose_sizes
 
 sys.path.append(str(Path(__file__).parent / "secure"))
@@ -68,19 +71,29 @@ class Case:
     entries: int
     server: str = SEMI_HONEST
     client: bool = True
+    protocol: Protocol = "neighbours"
 
     def title(self, side: str) -> str:
-        return f"{side} {self.name}" + ", malicious" * (self.server == MALICIOUS)
+        malicious, mlkem = self.server == MALICIOUS, self.protocol == "neighbours-mlkem"
+        return f"{side} {self.name}" + ", malicious" * malicious + ", ML-KEM" * mlkem
 
 
 CASES = (
     Case("100 x 10^6", 100, 10**6),
     Case("100 x 10^6", 100, 10**6, MALICIOUS),
+    Case("100 x 10^6", 100, 10**6, protocol="neighbours-mlkem"),
+    Case("100 x 10^6", 100, 10**6, MALICIOUS, protocol="neighbours-mlkem"),
     Case("1000 x 10^6", 1000, 10**6),
     Case("1000 x 10^5", 1000, 10**5, MALICIOUS),
+    Case("1000 x 10^5", 1000, 10**5),
+    Case("1000 x 10^5", 1000, 10**5, protocol="neighbours-mlkem"),
     Case("10000 x 10^5", 10000, 10**5, client=False),
 )
-QUICK = (Case("50 x 10^4", 50, 10**4), Case("50 x 10^4", 50, 10**4, MALICIOUS))
+QUICK = (
+    Case("50 x 10^4", 50, 10**4),
+    Case("50 x 10^4", 50, 10**4, MALICIOUS),
+    Case("50 x 10^4", 50, 10**4, MALICIOUS, protocol="neighbours-mlkem"),
+)
 EXPANSION = "expansion"
 
 
@@ -96,6 +109,8 @@ def main() -> None:
     if options.only in (None, EXPANSION):
         for server in (SEMI_HONEST, MALICIOUS):
             expand(7 if options.quick else 10, server, options, report)
+        if not options.quick:
+            expand(10, SEMI_HONEST, options, report, "neighbours-mlkem")
 
 
 def parsed() -> argparse.Namespace:
@@ -123,7 +138,8 @@ def compare(case: Case, options: argparse.Namespace, report: Report) -> None:
         return
     small = case.clients <= MOST_IN_FULL
     runs = 1 if options.quick else options.runs or (3 if small else 1)
-    peer = None if options.without_peer else flower(case, options)
+    compared = case.protocol == "neighbours" and not options.without_peer
+    peer = flower(case, options) if compared else None
     ours: list[dict[str, Any]] = []
     theirs: list[dict[str, float]] = []
     for _ in range(runs):
@@ -141,6 +157,8 @@ def compare(case: Case, options: argparse.Namespace, report: Report) -> None:
             report.add([Row("secure_aggregation", case.title(side), median, other, PEER + parts, ratio, "s")])
         else:
             alone(case.title(side), options, s=statistics.median(found))
+    if case.client:
+        alone(f"{case.title('client')}, messages", options, kB=statistics.median(run["bytes"] for run in ours) / 1e3)
     alone(f"{case.title('server')}, memory", options, MB=max(run["memory"] for run in ours))
 
 
@@ -179,11 +197,13 @@ def add_parts(parts: dict[str, float], case: Case, shares: int) -> float:
     return staying * own + leaving * (parts["key"] + (shares - 1) * parts["pair"])
 
 
-def expand(power: int, server: str, options: argparse.Namespace, report: Report) -> None:
+def expand(
+    power: int, server: str, options: argparse.Namespace, report: Report, protocol: Protocol = "neighbours"
+) -> None:
     """The row of bytes. Messages do not depend on the vector, so the round has a short one."""
     if options.server not in (None, server):
         return
-    case, entries = Case(f"2^{power} x 2^20", 1 << power, 64, server), 1 << 20
+    case, entries = Case(f"2^{power} x 2^20", 1 << power, 64, server, protocol=protocol), 1 << 20
     measured = run_archipel(case, options)
     plain, masked = packed_size(entries, VALUE_BITS), packed_size(entries, sum_bits(case.clients))
     ours = (masked + measured["bytes"]) / plain
@@ -196,7 +216,7 @@ def expand(power: int, server: str, options: argparse.Namespace, report: Report)
 
 
 def run_archipel(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    given = {"clients": case.clients, "entries": case.entries, "server": case.server}
+    given = {"clients": case.clients, "entries": case.entries, "server": case.server, "protocol": case.protocol}
     given["every_mask"] = case.clients <= MOST_IN_FULL and case.entries <= 10**5
     if options.profile:
         given["profile"] = f"{options.profile}-{case.clients}-{case.server}"

@@ -17,7 +17,7 @@ import numpy as np
 from protocol_vectors.inputs import Json, Stream, fixed, flip, plain, signing_key
 from protocol_vectors.neighbour_lies import neighbour_lies
 from protocol_vectors.neighbour_parts import neighbour_parts
-from protocol_vectors.neighbours import neighbour_rounds
+from protocol_vectors.neighbours import mlkem_round, neighbour_rounds
 from protocol_vectors.rotation import rotation_vectors
 from protocol_vectors.round import round_vectors
 from protocol_vectors.steps import step_vectors
@@ -192,6 +192,7 @@ VECTORS: dict[str, Callable[[], Json]] = {
     "round.json": round_vectors,
     "rotation.json": rotation_vectors,
     "neighbours.json": neighbour_rounds,
+    "neighbours_mlkem.json": mlkem_round,
     "neighbour_lies.json": neighbour_lies,
     "neighbour_parts.json": neighbour_parts,
     "steps.json": step_vectors,

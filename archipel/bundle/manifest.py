@@ -138,7 +138,8 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
             root of the number of elements.
         max_server_lr: the largest factor by which the server multiplies a mean update, and so its steps.
         weighting: uniform: every device of a training weighs 1, so that none can lie about its weight.
-        protocols: of secure rounds: over the complete graph of a cohort, and over few neighbours of each device.
+        protocols: of secure rounds: over the complete graph of a cohort, and over few neighbours of each device, also
+            with keys that resist quantum computers ("neighbours-mlkem").
         dropouts: the share of a cohort that a round over neighbours must withstand leaving before its end. `colluders`
             is there the share of the cohort as it is, and `threshold` says nothing.
         server: what a round over neighbours takes the server to be: one that does what it likes, or one that keeps to
@@ -160,7 +161,7 @@ class PrivacyPolicy(_Strict, frozen=True, kw_only=True):
     max_value: float = 1e6
     max_server_lr: float = 1.0
     weighting: Literal["examples", "uniform"] = "examples"
-    protocols: tuple[Literal["complete", "neighbours"], ...] = ("complete",)
+    protocols: tuple[Literal["complete", "neighbours", "neighbours-mlkem"], ...] = ("complete",)
     dropouts: float = 0.2
     server: Literal["malicious", "semi-honest"] = "malicious"
     noise_multiplier: float = 0.0

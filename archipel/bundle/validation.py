@@ -285,8 +285,8 @@ def validate_policy(policy: PrivacyPolicy) -> None:
         raise ManifestError(f"privacy: colluders must be a share from 0 to below 1, is {policy.colluders}")
     if not policy.protocols or not 0 <= policy.dropouts < 1:
         raise ManifestError(
-            "privacy: protocols must name at least one of 'complete', 'neighbours', and dropouts be a share from 0 to "
-            f"below 1, is {policy.dropouts}"
+            "privacy: protocols must name at least one of 'complete', 'neighbours', 'neighbours-mlkem', and dropouts "
+            f"be a share from 0 to below 1, is {policy.dropouts}"
         )
     if policy.min_contributors < 1 or not 1 <= policy.queries <= MAX_QUERIES or not 1 <= policy.query_days <= 366:
         raise ManifestError(

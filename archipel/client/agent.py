@@ -18,7 +18,8 @@ from archipel.client.connection.identity import DeviceRecord, IdentityStore
 from archipel.client.connection.rotation import rotate
 from archipel.client.connection.session import DeviceSession
 from archipel.client.connection.transport import Transport
-from archipel.client.device import Device, Examples, Site
+from archipel.client.connection.waiting import Waiting
+from archipel.client.device import Device, Examples, Site, make_starter
 from archipel.client.downloads.cache import Cache
 from archipel.client.downloads.origins import Origins
 from archipel.client.events import Event, EventName, OnEvent, Outcome, traced
@@ -51,9 +52,10 @@ from archipel.errors import (
 from archipel.lite_runtime import Slots
 from archipel.protocol.backoff import Backoff
 from archipel.protocol.identity import EnrolmentToken
-from archipel.protocol.messages import CheckIn, CheckInResponse, RoundPlan, SetAside
+from archipel.protocol.messages import CheckIn, RoundPlan, SetAside
 from archipel.protocol.moments import moment
-from archipel.protocol.sealed import Sealed, encode, unseal
+from archipel.protocol.sealed import Sealed, unseal
+from archipel.protocol.secagg_plus.choosing import spoken
 
 _SHORTEST_WAIT = 0.01
 _LONGEST_WAIT = 86400.0
@@ -129,6 +131,7 @@ class Agent:
                 state_folder=state_folder,
                 queries=QueryBook(config.folder / "rounds"),
                 decisions=DecisionBook(config.folder),
+                starter=make_starter(config),
                 site=site,
             )
             self._record = self._device.identity.record()
@@ -141,6 +144,7 @@ class Agent:
         self._session: DeviceSession | None = None
         self._round_id = ""
         self._set_aside: SetAside | None = None
+        self._waiting = Waiting(config)
 
     def __enter__(self) -> Self:
         return self
@@ -154,6 +158,7 @@ class Agent:
             self._transport.close()
             self._transport = None
         self._adoption.close()
+        self._device.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -254,7 +259,7 @@ class Agent:
         try:
             while not stop.is_set():
                 try:
-                    wait = self._check_in().wait
+                    wait = self._check_in(patient=True).wait
                     failures = 0
                 except (UnreachableError, RefusedError) as error:
                     # Any other refusal is final: the same request would be refused again.
@@ -264,7 +269,8 @@ class Agent:
                     asked = error.retry_after if isinstance(error, RefusedError) else None
                     wait = offline.after(failures, retry_after=asked)
                 except RoundAbandonedError:
-                    # `stop` was set while the agent waited for the server.
+                    # `stop` was set while the agent waited for the server, whose answer may still come on the old one.
+                    self._transport = None
                     continue
                 stop.wait(self._connect()[0].jittered(wait) + self._adoption.remaining_silence())
         finally:
@@ -283,20 +289,20 @@ class Agent:
             UnreachableError: no attempt to check in, or to fetch what the round needs, brought an answer.
             RefusedError: the server refused the check-in, or cannot serve now what the round needs.
         """
-        outcome = self._check_in()
+        outcome = self._check_in(patient=False)
         return replace(outcome, wait=outcome.wait + self._adoption.remaining_silence())
 
-    def _check_in(self) -> Outcome:
+    def _check_in(self, *, patient: bool) -> Outcome:
         try:
-            return self._run_once()
+            return self._run_once(patient)
         except SessionRefusedError:
             # The request for the next key may reach the server long after the agent gave up on an answer; the server
             # then refuses the old key. Sending the request again finds that out.
             if not self._device.identity.rotating or not self.rotate_key():
                 raise
-        return self._run_once()
+        return self._run_once(patient)
 
-    def _run_once(self) -> Outcome:
+    def _run_once(self, patient: bool) -> Outcome:
         self._connect()
         self._reconcile()
         reason = self._gate.why_not()
@@ -317,10 +323,8 @@ class Agent:
             self._emit("waiting", {"retry_after": self.config.pause_seconds}, pending)
             return Outcome("waiting", self.config.pause_seconds, pending, "the round's result is still to come")
         attributes, versions = dict(self.config.attributes), self._adoption.fetched_versions()
-        request = CheckIn(
-            attributes=attributes, versions=versions, protocols=("complete", "neighbours"), adds_noise=True
-        )
-        answer = session.call("POST", "/v1/check-ins", CheckInResponse, body=encode(request))
+        told = CheckIn(attributes=attributes, versions=versions, protocols=spoken(), adds_noise=True)
+        answer = self._waiting.check_in(session, told, self._gate.stop if patient else None)
         wait = min(max(answer.retry_after, _SHORTEST_WAIT), _LONGEST_WAIT)
         try:
             plan = None if answer.plan is None else unseal("plan", answer.plan, record.server_key, RoundPlan)

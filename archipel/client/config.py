@@ -105,6 +105,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How much processor time a round may take in that process, over all its threads."""
     niceness: Annotated[int, Meta(ge=0, le=19)] = 10
     """How much that process gives way to others, as of nice(1)."""
+    starter_seconds: Annotated[float, Meta(ge=0)] = 60.0
+    """After a round, how long a process without secrets stays from which that of the next round is forked, which saves
+    most of its start; 0: each starts anew."""
     adopt: bool = False
     """Whether the device takes the versions of models that the server offers. The agent reports which version it has
     fetched, and never which one runs."""
@@ -132,6 +135,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The first wait between attempts; it doubles, with jitter, up to `max_wait`."""
     max_wait: Seconds = 60.0
     """The longest wait between two requests of a round, whether the server asks for it or the backoff."""
+    wait_seconds: Annotated[float, Meta(ge=0, le=300)] = 20.0
+    """How long the server may keep the answer to a check-in back, until the device is in a round; 0: not at all."""
     patience: Seconds = 120.0
     """How long a round goes on without an answer from the server, until the device leaves it."""
     round_timeout: Seconds = 3600.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from archipel.lite_runtime import DeviceState
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.sealed import Sealed
 from archipel.protocol.vector import Vector
+
+if TYPE_CHECKING:
+    from archipel.lite_runtime.isolated.starter import Starter
 
 Examples = Callable[[], Mapping[str, np.ndarray]]
 """The local data: `{field: array [examples, ...]}`."""
@@ -88,9 +91,25 @@ class Device:
     state_folder: Path
     queries: QueryBook
     decisions: DecisionBook
+    starter: Starter | None = None
+    """Forks the processes of isolated rounds; None: each of them starts anew, or they are not isolated."""
     site: Site | None = None
 
     def state(self, name: str) -> DeviceState:
         """The state in the file `name`; an empty state if there is no file. Raises ClientError, TensorLayoutError."""
         data = self.vault.read(self.state_folder / name)
         return DeviceState() if data is None else DeviceState.decode(data)
+
+    def close(self) -> None:
+        """End the starter's process."""
+        if self.starter is not None:
+            self.starter.close()
+
+
+def make_starter(config: AgentConfig) -> Starter | None:
+    """The starter that the settings ask for. It starts no process before the first round."""
+    if not config.isolated or not config.starter_seconds:
+        return None
+    from archipel.lite_runtime.isolated.starter import Starter
+
+    return Starter(config.starter_seconds)

@@ -13,6 +13,7 @@ from archipel.protocol.operator.registry import (
     PromotionPage,
     PromotionRequest,
     RejectionRequest,
+    RetentionRequest,
     VersionDetail,
     VersionInfo,
     VersionPage,
@@ -199,6 +200,25 @@ class Models(Resource):
         return self._connection.post(
             make_path("models", name, "versions", number, "reject"), VersionInfo, RejectionRequest(reason=reason)
         )
+
+    def keep(self, name: str, *, versions: int | None = None, days: float | None = None) -> ModelInfo:
+        """Set which weights of a model's versions the server keeps, beside everything that is in use.
+
+        Route: POST /v1/models/<name>/retention
+
+        Args:
+            name: the model's name.
+            versions: those of so many newest versions, 0: of all; None: as the server's setting keep_versions says.
+            days: those of so many last days; None: as the server's setting keep_days says.
+
+        Returns:
+            The model with its rule.
+
+        Raises:
+            RefusedError: 403: the token lacks the role operator. 404: there is no such model for this token.
+        """
+        request = RetentionRequest(keep_versions=versions, keep_days=days)
+        return self._connection.post(make_path("models", name, "retention"), ModelInfo, request)
 
     def restore(self, name: str, number: int) -> VersionInfo:
         """Take back the rejection of a version. Any other version stays as it is.

@@ -27,7 +27,7 @@ class Weights(Resource):
             The bytes of a safetensors file.
 
         Raises:
-            RefusedError: 404: there are no such weights for this token.
+            RefusedError: 404: there are no such weights for this token. 410: the server has deleted them.
         """
         return self._connection.download(make_path("blobs", digest))
 
@@ -43,7 +43,7 @@ class Weights(Resource):
             The parameters by name, read-only, each with the dtype and the shape that the bundle's manifest says.
 
         Raises:
-            RefusedError: 404: there are no such weights for this token.
+            RefusedError: 404: there are no such weights for this token. 410: the server has deleted them.
             TensorLayoutError: the server sent something else than a file of weights.
         """
         return read_weights(self.download(digest))
@@ -60,6 +60,6 @@ class Weights(Resource):
             The size of the file in bytes, and where the parts are in it.
 
         Raises:
-            RefusedError: 404: there are no such weights for this token.
+            RefusedError: 404: there are no such weights for this token. 410: the server has deleted them.
         """
         return self._connection.get(make_path("blobs", digest, "pieces"), Pieces)

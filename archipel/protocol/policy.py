@@ -14,7 +14,7 @@ from archipel.bundle.roles import Largest
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import groups
 from archipel.protocol.distributions import LEAST_COUNTED
-from archipel.protocol.messages import RoundPlan
+from archipel.protocol.messages import RoundPlan, over_neighbours
 from archipel.protocol.moments import moment
 from archipel.protocol.noised.shares import noise_multiplier
 from archipel.protocol.sealed import Sealed
@@ -112,7 +112,7 @@ def check_plan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout) -> None:
         _refuse(f"max_cohort {plan.max_cohort} is below min_cohort {plan.min_cohort} or threshold {plan.threshold}")
     if plan.privacy == "secure" and plan.protocol not in policy.protocols:
         _refuse(f"protocol {plan.protocol!r} is not among the allowed {list(policy.protocols)}")
-    if plan.protocol == "neighbours":
+    if over_neighbours(plan.protocol):
         _check_neighbours(plan, policy)
     elif plan.neighbours or plan.partners:
         _refuse(f"neighbours {plan.neighbours} and partners {plan.partners} in a round over the complete graph")
@@ -233,7 +233,7 @@ def noisy_devices(plan: RoundPlan, policy: PrivacyPolicy, present: int | None = 
         # The server sees each update by itself.
         return 1
     assumed = assumptions_of(policy)
-    if plan.protocol == "neighbours" and assumed.server == "malicious":
+    if over_neighbours(plan.protocol) and assumed.server == "malicious":
         # A device cannot count the survivors. With its own, so many vectors hide each other whatever the server does.
         return assumed.hidden + 1
     # Over the complete graph each device sees that there are so many survivors before it helps to unmask.

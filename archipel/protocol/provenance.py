@@ -34,6 +34,7 @@ from archipel.protocol.messages import (
     RoundPlan,
     WeightsStatement,
     Whole,
+    over_neighbours,
 )
 from archipel.protocol.policy import check_plan, endorsers_needed, plan_digest
 from archipel.protocol.sealed import Sealed, decode, signed_bytes, unseal
@@ -300,7 +301,7 @@ def _check_leaves(entry: WeightsStatement, plan: RoundPlan, manifest: Manifest, 
 
 def _signed_by_devices(evidence: Endorsement, plan: RoundPlan, where: str) -> bytes:
     """The bytes that all endorsers signed."""
-    if plan.protocol == "neighbours":
+    if over_neighbours(plan.protocol):
         # They signed the round, its plan and the root of their cohort; each knows its neighbours only.
         if len(evidence.confirmation) != HASH_BYTES:
             raise ProvenanceError(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from archipel.server.http.app import create_app as create_app
     from archipel.server.processes.coordinator_process import run_coordinator as run_coordinator
     from archipel.server.processes.supervisor import supervise as supervise
+    from archipel.server.retention.by_hand import prune as prune
     from archipel.server.settings import Settings as Settings
     from archipel.server.settings import load_settings as load_settings
     from archipel.server.storage.backup import back_up as back_up
@@ -30,6 +31,7 @@ _HOMES = {
     "create_app": "archipel.server.http.app",
     "init_data_folder": "archipel.server.data_folder",
     "load_settings": "archipel.server.settings",
+    "prune": "archipel.server.retention.by_hand",
     "restore": "archipel.server.storage.backup",
     "run_coordinator": "archipel.server.processes.coordinator_process",
     "supervise": "archipel.server.processes.supervisor",
@@ -43,6 +45,7 @@ __all__ = [
     "create_app",
     "init_data_folder",
     "load_settings",
+    "prune",
     "restore",
     "run_coordinator",
     "supervise",

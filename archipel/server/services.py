@@ -11,11 +11,12 @@ from archipel.bundle import Bundle, open_bundle
 from archipel.server.audit.tally import Tally
 from archipel.server.database.engine import Database
 from archipel.server.database.session_cache import SessionCache
+from archipel.server.devices.held_check_ins import HeldCheckIns
 from archipel.server.devices.pace import Pace
 from archipel.server.registry.offers import Offers
 from archipel.server.rounds.frozen import FrozenRounds
 from archipel.server.settings import Settings
-from archipel.server.storage import open_storage
+from archipel.server.storage import Storage, open_storage
 from archipel.server.storage.blobs import BlobStore
 from archipel.server.storage.pieces import PieceTable
 from archipel.server.storage.spool import UpdateSpool
@@ -41,11 +42,13 @@ class Services:
 
     settings: Settings
     database: Database
+    storage: Storage
     blobs: BlobStore
     spool: UpdateSpool
     frozen: FrozenRounds
     pieces: PieceTable
     pace: Pace
+    held: HeldCheckIns
     sessions: SessionCache
     tally: Tally
     offers: Offers
@@ -83,11 +86,13 @@ class Services:
         return cls(
             settings=settings,
             database=database,
+            storage=storage,
             blobs=blobs,
             spool=UpdateSpool(storage),
             frozen=FrozenRounds(),
             pieces=PieceTable(blobs),
             pace=Pace(database, shortest=settings.retry_after, per_second=settings.check_ins_per_second),
+            held=HeldCheckIns(database, most=settings.held_check_ins, working=settings.working_threads),
             sessions=SessionCache(),
             tally=Tally(),
             offers=Offers(database, settings),

@@ -98,6 +98,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """With more devices than this rate allows each one waits longer, for a random time (devices.pace)."""
     check_in_window: Seconds = 10.0
     """A device may be assigned from this time before it is due until this time after; at least 3 x `retry_after`."""
+    hold_seconds: Annotated[float, Meta(ge=0, le=300)] = 15.0
+    """How long at most a check-in is kept back that asks for it, until the device is in a round; 0: never. Proxies cut
+    connections off that are idle for longer. No more than 1.5 x `check_in_window` counts."""
+    held_check_ins: Annotated[int, Meta(ge=0, le=1024)] = 64
+    """How many check-ins each web process keeps back at the same time, in threads beside `threads`."""
     session_seconds: Seconds = 900.0
     challenge_seconds: Seconds = 60.0
     poll_seconds: Annotated[float, Meta(ge=0.005, le=10)] = 0.05
@@ -147,6 +152,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The address of that port. One that other machines reach needs a `metrics_token_sha256`."""
     metrics_token_sha256: Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the bearer token with which metrics are read; empty: who can reach the port needs none."""
+    keep_versions: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """Weights of so many newest versions of each model and training are kept, and of older ones only what something
+    needs (server.retention); 0: nothing is deleted."""
+    keep_days: Annotated[float, Meta(ge=0, le=36_500)] = 30.0
+    """Weights of this many days are kept, however many versions they are of."""
     logs_kept: Annotated[int, Meta(ge=0, le=1000)] = 4
     """How many earlier files of each log are kept, as NAME.1 (the newest) and so on."""
     upstream: Upstream | None = None
@@ -197,9 +207,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return DEMO_DOWNLOADS if self.demo else max(1, self.threads // 4)
 
     @property
-    def all_threads(self) -> int:
-        """The threads of each web process, with those for the demo."""
+    def working_threads(self) -> int:
+        """How many requests each web process works on at once, with those of the demo."""
         return self.threads + (DEMO_DOWNLOADS if self.demo else 0)
+
+    @property
+    def all_threads(self) -> int:
+        """The threads of each web process, with those of the check-ins that it keeps back."""
+        return self.working_threads + (self.held_check_ins if self.hold_seconds else 0)
+
+    @property
+    def longest_hold(self) -> float:
+        """How long a check-in is kept back at most, in seconds; longer, and the device would be taken for gone."""
+        return min(self.hold_seconds, 1.5 * self.check_in_window)
 
     @property
     def database_url(self) -> str:

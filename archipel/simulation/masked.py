@@ -27,6 +27,7 @@ from archipel.protocol.messages import (
     Confirmed,
     EncryptedShare,
     Member,
+    Protocol,
     RoundPlan,
     Shares,
     Survivors,
@@ -54,10 +55,13 @@ class Masked:
         engine: runs the local rounds.
         policy: the bundle's.
         sizes: of rounds over neighbours; None: over the complete graph.
+        protocol: of the rounds.
     """
 
-    def __init__(self, engine: Engine, policy: PrivacyPolicy, sizes: Sizes | None = None) -> None:
-        self._engine, self._policy, self._sizes = engine, policy, sizes
+    def __init__(
+        self, engine: Engine, policy: PrivacyPolicy, sizes: Sizes | None = None, protocol: Protocol = "complete"
+    ) -> None:
+        self._engine, self._policy, self._sizes, self._protocol = engine, policy, sizes, protocol
         self._enrolment = Ed25519PrivateKey.generate()
         self._server = Ed25519PrivateKey.generate()
         self._identities: dict[int, tuple[Ed25519PrivateKey, Chain]] = {}
@@ -178,7 +182,7 @@ class Masked:
         )  # fmt: skip
         if self._sizes is None:
             return plan
-        return msgspec.structs.replace(plan, protocol="neighbours", **asdict(self._sizes))
+        return msgspec.structs.replace(plan, protocol=self._protocol, **asdict(self._sizes))
 
     def _participant(self, plan: RoundPlan, digest: str, client: int) -> Participant:
         key, chain = self._identity(client)

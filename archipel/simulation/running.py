@@ -35,7 +35,7 @@ from archipel.simulation.one_by_one import OneByOne
 from archipel.simulation.result import Result
 from archipel.simulation.rounds import RoundRow, Rounds, RoundSettings
 from archipel.simulation.saved import STATES, Record, held, load, save
-from archipel.simulation.secure.protocol import sizes_of_rounds
+from archipel.simulation.secure.protocol import protocol_of_rounds, sizes_of_rounds
 from archipel.simulation.several import EachModel, SeveralModels
 from archipel.simulation.states import MemoryStates, StateFolder, States
 from archipel.simulation.system.overlapping import OverlappingRounds
@@ -215,7 +215,8 @@ def _open_engine(
         if settings.root or settings.attack.over_updates:
             raise SimulationError("masks: hide single updates, which root and attacks over updates need; leave one out")
         manifest = bundles[0].manifest
-        engine = Masked(engine, manifest.privacy, sizes_of_rounds(manifest, settings))
+        protocol = protocol_of_rounds(manifest, settings) or "complete"
+        engine = Masked(engine, manifest.privacy, sizes_of_rounds(manifest, settings), protocol)
     stack.callback(engine.close)
     return engine, states, _AND.join(reasons)
 

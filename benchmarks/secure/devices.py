@@ -27,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from archipel.protocol import issue_identity, mint_token, public_bytes
 from archipel.protocol.secagg_plus import participant
+from archipel.protocol.secagg_plus.links import Link
 from archipel.protocol.secagg_plus.messages import Inbox, Inclusions, Invitation, Neighbours, Partners, Question
 from archipel.protocol.secagg_plus.messages import pack as pack_message
 from archipel.protocol.secagg_plus.messages import unpack as unpack_message
@@ -130,11 +131,11 @@ class _Device(Participant):
     place = -1
     seconds = processor = 0.0
 
-    def _remaining(self, partners: Partners) -> dict[int, bytes]:
+    def _remaining(self, partners: Partners) -> list[Link]:
         everybody = super()._remaining(partners)
         if self.shared is None:
             return everybody
-        return {place: key for place, key in everybody.items() if place in self.shared}
+        return [link for link in everybody if link.place in self.shared]
 
 
 class _Worker:

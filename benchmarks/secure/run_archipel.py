@@ -28,6 +28,7 @@ import numpy as np
 from devices import POPULATION, VALUE_BITS, Devices, Messages, Roles, divide, join
 
 from archipel.protocol.identity import VerifiedDevice
+from archipel.protocol.messages import Protocol
 from archipel.protocol.secagg.masks import add_masked
 from archipel.protocol.secagg_plus.member import Distinct, RoundKeys, Session, read_member
 from archipel.protocol.secagg_plus.messages import (
@@ -44,6 +45,7 @@ from archipel.protocol.secagg_plus.messages import (
 from archipel.protocol.secagg_plus.participant import Terms
 from archipel.protocol.secagg_plus.roster import Roster, check_answer
 from archipel.protocol.secagg_plus.sizes import Assumptions, choose_sizes
+from archipel.protocol.secagg_plus.terms import agreement_of
 from archipel.protocol.secagg_plus.unmask import unmask_sum
 from archipel.protocol.vector import unpack as unpack_vector
 
@@ -54,11 +56,13 @@ T = TypeVar("T", bound=Packed)
 
 @dataclass(frozen=True)
 class Case:
-    """`server` as in `Assumptions`; `timed` clients have their time taken; a tenth leaves after dealing."""
+    """`server` as in `Assumptions`, `protocol` as in a plan; `timed` clients are measured; a tenth leaves after
+    dealing."""
 
     clients: int
     entries: int
     server: str = "semi-honest"
+    protocol: Protocol = "neighbours"
     timed: int = 3
     every_mask: bool = False
     profile: str = ""
@@ -106,7 +110,7 @@ class Server:
                 named.append((device.device_id, number, member))
             named.sort()
         with self._clock.running("tree"):
-            self._roster = Roster([member for _, _, member in named], self._terms.sizes)
+            self._roster = Roster([member for _, _, member in named], self._terms.sizes, self._terms.agreement)
         count = self._case.clients
         # Which places leave makes no difference: places are in the order of hashes.
         self._leaving = frozenset(range(0, count, 10))
@@ -121,7 +125,8 @@ class Server:
         """All verified, in as many threads as there are cores, as a web process verifies each in its request's."""
 
         def read(member: bytes) -> tuple[VerifiedDevice, RoundKeys]:
-            return read_member(member, self._terms.session, self._devices.enrolment_key, POPULATION)
+            size, key = self._terms.agreement.full_bytes, self._devices.enrolment_key
+            return read_member(member, self._terms.session, key, POPULATION, keys_bytes=size)
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             return list(pool.map(read, members))
@@ -232,7 +237,8 @@ def main() -> None:
     assumed = Assumptions(corrupt=0.2, dropped=0.2, server=case.server)  # type: ignore[arg-type]
     sizes = choose_sizes(case.clients, assumed)
     session = Session(secrets.token_hex(16), secrets.token_hex(32))
-    terms = Terms(session, sizes, assumed, 3, case.clients, modulus_bits(case.clients))
+    agreement = agreement_of(case.protocol)
+    terms = Terms(session, sizes, assumed, 3, case.clients, modulus_bits(case.clients), agreement)
     clock, workers = Clock(bool(case.profile)), len(os.sched_getaffinity(0))
     with Devices(case.clients, case.entries, terms, case.every_mask, workers) as devices:
         server = Server(case, terms, devices, clock)

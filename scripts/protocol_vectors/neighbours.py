@@ -8,14 +8,16 @@ import numpy as np
 
 from archipel.bundle.manifest import PrivacyPolicy
 from archipel.protocol import issue_identity, mint_token, plan_digest, public_bytes, seal
-from archipel.protocol.messages import Chain, RoundPlan
+from archipel.protocol.messages import Chain, Protocol, RoundPlan
 from archipel.protocol.secagg.masks import add_masked
-from archipel.protocol.secagg_plus.messages import Answer, Confirmed, Inclusions, Packed, Question, pack
+from archipel.protocol.secagg_plus import kem
+from archipel.protocol.secagg_plus.messages import Answer, Confirmed, Dealt, Inclusions, Packed, Question, pack
 from archipel.protocol.secagg_plus.participant import Participant
 from archipel.protocol.secagg_plus.roster import Roster
 from archipel.protocol.secagg_plus.terms import terms_of
 from archipel.protocol.secagg_plus.unmask import unmask_sum
 from archipel.protocol.vector import Vector
+from protocol_vectors import ml_kem
 from protocol_vectors.inputs import Json, Stream, fixed, flip, plain, signing_key
 
 COUNT, LENGTH, BITS = 10, 5, 24
@@ -27,22 +29,23 @@ PLANS: dict[Server, dict[str, int]] = {
 
 
 class NeighbourSession:
-    """One round of ten devices, of which one may be corrupt and one may leave.
+    """One round of ten devices, of which one may be corrupt and one may leave; with ML-KEM encapsulation takes what a
+    device draws, too.
 
     They are in the order of their places. The first gets an envelope that does not open, from the last that drew it;
     the first that drew it (`left`) sends no vector.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, protocol: Protocol = "neighbours") -> None:
         self.server = server
         self.policy = PrivacyPolicy(
             modes=("secure",), min_cohort=3, threshold=0.6, max_clip=1.0, max_bits=16, colluders=0.1, dropouts=0.1,
-            server=server, protocols=("neighbours",),
+            server=server, protocols=(protocol,),
         )  # fmt: skip
         self.plan = RoundPlan(
             round_id=fixed("round", 16).hex(), task_id=fixed("task", 16).hex(), number=1, bundle=fixed("bundle").hex(),
             weights=fixed("weights").hex(), privacy="secure", min_cohort=4, max_cohort=COUNT, modulus_bits=BITS,
-            colluders=1, protocol="neighbours", **PLANS[server],
+            colluders=1, protocol=protocol, **PLANS[server],
         )  # fmt: skip
         self.sealed_plan = seal("plan", self.plan, signing_key("server"))
         self.terms = terms_of(self.plan, plan_digest(self.sealed_plan), self.policy)
@@ -51,7 +54,8 @@ class NeighbourSession:
         names = sorted(range(COUNT), key=lambda i: self.device(i, Stream("")).device_id)
         self.names = [f"device {i}" for i in names]
         self.chains = [chain_of(name) for name in self.names]
-        self.streams = [Stream(f"{server} {name}") for name in self.names]
+        prefix = server if protocol == "neighbours" else f"{protocol} {server}"
+        self.streams = [Stream(f"{prefix} {name}") for name in self.names]
         self.devices = [self.device(i, stream) for i, stream in zip(names, self.streams, strict=True)]
         self.vectors = [np.frombuffer(fixed(f"vector {i}", 4 * LENGTH), "<u4") & np.uint32(0xFFFF) for i in names]
         self._carry_out()
@@ -63,18 +67,18 @@ class NeighbourSession:
     def _carry_out(self) -> None:
         everybody = range(COUNT)
         self.members = [device.advertise() for device in self.devices]
-        self.roster = roster = Roster(self.members, self.terms.sizes)
+        self.roster = roster = Roster(self.members, self.terms.sizes, self.terms.agreement)
         self.invitations = [roster.invite(place) for place in everybody]
         self.drawn = [self.devices[place].draw(self.invitations[place]) for place in everybody]
         self.introduced = [roster.introduce(place, self.drawn[place]) for place in everybody]
-        self.dealt = [self.devices[place].deal(self.introduced[place]) for place in everybody]
+        self.dealt = [self._deal(place) for place in everybody]
         for place in everybody:
             roster.take(place, self.dealt[place])
         dealers = roster.dealers(0)
         self.left, self.garbled = dealers[0], dealers[-1]
         envelopes = roster.dealt[self.garbled, roster.drawn[self.garbled] == 0]
         roster.dealt[self.garbled, roster.drawn[self.garbled] == 0] = np.frombuffer(
-            flip(envelopes.tobytes()[:100]) + envelopes.tobytes()[100:], np.uint8
+            flip(envelopes.tobytes()[:-32]) + envelopes.tobytes()[-32:], np.uint8
         )
         self.inboxes = [roster.inbox(place) for place in everybody]
         self.refused = [self.devices[place].receive(self.inboxes[place]) for place in everybody]
@@ -96,6 +100,14 @@ class NeighbourSession:
         self.answers: dict[int, Answer] = {
             place: self.devices[place].answer(self.questions[place], self.inclusions[place]) for place in self.questions
         }
+
+    def _deal(self, place: int) -> Dealt:
+        real = kem.encapsulate
+        kem.encapsulate = lambda public: ml_kem.encapsulate(public, self.streams[place](32))
+        try:
+            return self.devices[place].deal(self.introduced[place])
+        finally:
+            kem.encapsulate = real
 
     def sum(self) -> Vector:
         return unmask_sum(
@@ -154,3 +166,9 @@ def neighbour_rounds() -> Json:
         "malicious": malicious.written([0, malicious.left, malicious.garbled]),
         "semi-honest": semi_honest.written([0, 1]),
     }
+
+
+def mlkem_round() -> Json:
+    """One with ML-KEM: what a device gets and says that stays, and one that leaves after its shares."""
+    session = NeighbourSession("semi-honest", "neighbours-mlkem")
+    return {"semi-honest": session.written([0, session.left])}

@@ -54,7 +54,7 @@ PUBLIC = {
     "archipel.privacy": "AccountantName Event Gaussian Poisson Repeated least_multiplier read_events spent_epsilon "
     "write_events",
     "archipel.server": "OperatorClient Settings TaskRequest back_up copy_files create_app init_data_folder "
-    "load_settings restore run_coordinator supervise",
+    "load_settings prune restore run_coordinator supervise",
     "archipel.simulation": "Aggregation Attack Bins ClientRow Clients Device DifferentialPrivacy DrawnClients "
     "Evaluation Federation ListedClients Pacing Range Result RoundRow SplitClients Spread System TuneSettings Tuning "
     "load_federation read_devices simulate split_clients tune",

@@ -41,6 +41,7 @@ def ward_token(world: EdgeWorld) -> EnrolmentToken:
     return world.token("ward", "patients-of-ward", root=root_of(world.token("root", "hospitals", "aggregator")))
 
 
+@pytest.mark.slow
 def test_a_device_that_moves_counts_where_it_is_and_comes_back(tmp_path: Path) -> None:
     with open_edge_world(tmp_path, cohort=3) as world:
         uplink(world)

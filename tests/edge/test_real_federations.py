@@ -25,6 +25,7 @@ from tests.support.linear_bundle import W0, local_data
 from tests.support.tree import PATIENT, Tree, open_tree
 
 
+@pytest.mark.slow
 def test_two_rounds_over_two_edges_are_those_of_all_their_devices(tmp_path: Path) -> None:
     with open_tree(tmp_path) as tree:
         tree.add("root", "sites")

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from archipel.client import Agent
 from archipel.operator import TaskRequest
@@ -22,6 +23,7 @@ def begin(world: EdgeWorld, **deadlines: float) -> tuple[TaskInfo, list[Agent], 
     return world.task(min_cohort=3, deadlines={**TIMES, **deadlines}), devices, edge
 
 
+@pytest.mark.sampled(every=3)
 def test_a_sum_that_is_made_meanwhile_is_delivered_when_the_upstream_is_back(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         task, devices, edge = begin(world, advertising=30.0)
@@ -44,6 +46,7 @@ def test_a_sum_that_is_made_meanwhile_is_delivered_when_the_upstream_is_back(tmp
         assert [agent.rounds[-1].result for agent in devices] == ["took_part"] * 2
 
 
+@pytest.mark.sampled(every=3)
 def test_a_sum_that_comes_too_late_is_given_up_and_a_later_round_counts_the_devices_once(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         task, devices, edge = begin(world, advertising=4.0)
@@ -66,13 +69,14 @@ def test_a_sum_that_comes_too_late_is_given_up_and_a_later_round_counts_the_devi
             assert [entry.result for entry in agent.rounds].count("took_part") == 1
 
 
+@pytest.mark.sampled(every=3)
 def test_without_its_upstream_an_edge_evaluates_what_it_has(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
-        task, devices, _ = begin(world)
+        task, devices, _ = begin(world, advertising=20.0)
         with world.running():
             world.until(lambda: world.operator.tasks.get(task.task_id).state != "running")
             world.until(lambda: all(agent.rounds[-1].step == "closed" for agent in devices))
-        [row] = world.rows()
+        row = world.rows()[-1]
         world.root.stop()
         own = world.edge_operator.tasks.create(
             TaskRequest(

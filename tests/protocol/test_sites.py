@@ -38,7 +38,7 @@ def update(rng: np.random.Generator) -> dict[str, np.ndarray]:
     bits=st.sampled_from([4, 8, 16, 20]),
     seed=st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_tree_decodes_what_all_its_devices_sum_to(sites: list[int], dropped: set[int], bits: int, seed: int) -> None:
     rng, flat = np.random.default_rng(seed), layout(bits)
     below = [[update(rng) for _ in range(count)] for count in sites]

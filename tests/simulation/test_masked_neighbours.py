@@ -13,6 +13,7 @@ import archipel
 from archipel.bundle import Bundle
 from archipel.converter.request import DEFAULT_PRIVACY
 from archipel.errors import PolicyError, SimulationError
+from archipel.protocol.secagg_plus.terms import agreement_of
 from archipel.simulation import RoundRow, System
 from archipel.simulation.secure import neighbours
 from archipel.simulation.system.settings import Pacing
@@ -33,11 +34,14 @@ def fields(count: int) -> list[dict[str, np.ndarray]]:
     ]
 
 
-@pytest.mark.parametrize(("count", "server"), [(30, "semi-honest"), (24, "malicious")])
+@pytest.mark.parametrize(
+    ("count", "server", "protocol"),
+    [(30, "semi-honest", "neighbours"), (24, "malicious", "neighbours"), (16, "semi-honest", "neighbours-mlkem")],
+)
 def test_rounds_over_neighbours_give_the_same_model(
-    make: Make, count: int, server: Any, monkeypatch: pytest.MonkeyPatch
+    make: Make, count: int, server: Any, protocol: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = bundle_of(make, server=server)
+    bundle = bundle_of(make, server=server, protocols=("complete", protocol))
     left: list[int] = []
     real = neighbours.unmask_sum
 
@@ -45,10 +49,11 @@ def test_rounds_over_neighbours_give_the_same_model(
         plain = real(total, **given)
         assert np.mean(total == plain) < 0.2
         left.append(len(given["sharers"]) - len(given["survivors"]))
+        assert given["roster"].agreement is agreement_of(protocol)
         return plain
 
     monkeypatch.setattr(neighbours, "unmask_sum", note)
-    given: dict[str, Any] = {"rounds": 2, "dropout": 0.1, "client_axis": "off", "seed": 4, "protocol": "neighbours"}
+    given: dict[str, Any] = {"rounds": 2, "dropout": 0.1, "client_axis": "off", "seed": 4, "protocol": protocol}
     found = archipel.simulate(bundle, fields(count), **given, masks=True)
     expected = archipel.simulate(bundle, fields(count), **given)
     for name, value in expected.parameters.items():

@@ -188,7 +188,8 @@ class EdgeWorld:
             part * (port.range / ((1 << (port.bits - 1)) - 1))
             for port, part in zip(ports, np.split(total, np.cumsum(sizes)[:-1]))
         ]
-        change = scaled[0] / float(scaled[1][0])
+        # Where devices send no weight each weighs 1.
+        change = scaled[0] / (float(scaled[1][0]) if len(scaled) > 1 else len(numbers))
         return (W0.astype(np.float64) + change).astype(np.float32)
 
     def close(self) -> None:

@@ -199,15 +199,9 @@ def open_federation(
         allow_development=b.is_development_key(public_bytes(publisher)),
     )
     (folder / "server" / "archipel.db").write_bytes(migrated_database())
-    settings = load_settings(
-        folder / "server",
-        environment={},
-        retry_after=0.02,
-        check_in_window=1.0,
-        poll_seconds=0.01,
-        smallest_answer=1,  # there are a handful of devices
-        **more,
-    )
+    quick = {"retry_after": 0.02, "check_in_window": 1.0, "poll_seconds": 0.01}
+    # There are a handful of devices.
+    settings = load_settings(folder / "server", environment={}, **{**quick, "smallest_answer": 1, **more})
     server = ServerProcess(settings, server_host)
     operator = OperatorClient(f"http://127.0.0.1:{server.port}", operator_token)
     made = Federation(

@@ -14,6 +14,7 @@ from archipel.protocol import messages
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.sealed import public_bytes, unseal
 from archipel.protocol.secagg_plus import messages as packed
+from archipel.protocol.secagg_plus.choosing import spoken
 from archipel.protocol.secagg_plus.participant import Participant
 from archipel.protocol.secagg_plus.terms import Terms, terms_of
 from tests.support.devices import Device
@@ -25,7 +26,7 @@ M = TypeVar("M", bound=packed.Packed)
 
 def policy_of(server: str) -> dict[str, Any]:
     """For cohorts of eight to twelve, of which a quarter may leave."""
-    return {"protocols": ("complete", "neighbours"), "server": server, "dropouts": 0.25}
+    return {"protocols": ("complete", "neighbours", "neighbours-mlkem"), "server": server, "dropouts": 0.25}
 
 
 class NeighbourDevice(Device):
@@ -116,7 +117,7 @@ def add_devices(world: World, count: int, policy: PrivacyPolicy) -> list[Neighbo
     for _ in range(count):
         device = NeighbourDevice(world.transport, world.keys, world.settings.public_key)
         device.enrol().open_session()
-        device.policy, device.protocols = policy, ("complete", "neighbours")
+        device.policy, device.protocols = policy, spoken()
         update = np.append(generator.integers(-3000, 3000, 8), 4096)
         # Modulo the plan's 24 bits.
         device.vector = (update.astype(np.int64) % 2**24).astype(np.uint32)

@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from archipel.protocol import issue_identity, mint_token, public_bytes
 from archipel.protocol.messages import Chain
 from archipel.protocol.secagg.masks import add_masked
+from archipel.protocol.secagg_plus.agreement import KeyAgreement
+from archipel.protocol.secagg_plus.alone import Alone
 from archipel.protocol.secagg_plus.member import Session, read_member
 from archipel.protocol.secagg_plus.messages import Answer, Confirmed, Packed, Question, Refused, pack, unpack
 from archipel.protocol.secagg_plus.participant import Participant
@@ -36,9 +38,11 @@ def enrolled(index: int) -> tuple[Ed25519PrivateKey, Chain]:
     return identity, issue_identity(seed, token, public_bytes(identity))
 
 
-def make_terms(sizes: Sizes, assumed: Assumptions, cohort: int, **changes: int) -> Terms:
+def make_terms(
+    sizes: Sizes, assumed: Assumptions, cohort: int, agreement: type[KeyAgreement] = Alone, **changes: int
+) -> Terms:
     bounds: dict[str, int] = {"min_cohort": 3, "max_cohort": cohort, "modulus_bits": 24} | changes
-    return Terms(SESSION, sizes, assumed, **bounds)
+    return Terms(SESSION, sizes, assumed, agreement=agreement, **bounds)
 
 
 def sent(message: M) -> M:
@@ -64,9 +68,10 @@ class NeighbourRound:
     def open(self) -> None:
         """Steps 0: everybody advertises; the server verifies and fixes the cohort."""
         members = [device.advertise() for device in self.devices]
+        agreement = self.terms.agreement
         for member in members:
-            read_member(member, SESSION, public_bytes(ENROLMENT), "plants")
-        self.roster = Roster(members, self.terms.sizes)
+            read_member(member, SESSION, public_bytes(ENROLMENT), "plants", keys_bytes=agreement.full_bytes)
+        self.roster = Roster(members, self.terms.sizes, agreement)
 
     def deal(self, places: Collection[int]) -> None:
         """Steps 1 and 2 of these devices; the others leave."""

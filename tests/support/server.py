@@ -88,6 +88,7 @@ class ServerProcess:
 
     def stop(self) -> None:
         self._stop.set()
+        self._app.extensions["archipel"].held.close()
         self._web.shutdown()
         for thread in self._threads:
             thread.join()

@@ -15,7 +15,7 @@ class TakenOver:
 
     script: list[tuple[Reply, dict[str, np.ndarray]]] = []
 
-    def __init__(self, request: Open, max_reply: int) -> None:
+    def __init__(self, request: Open, max_reply: int, starter: object = None) -> None:
         ours, self._theirs = socket.socketpair()
         self.channel = Channel(ours, max_reply)
         self.opened = True

@@ -279,6 +279,46 @@ test("a server that refuses or is away is an error, and one that cannot answer n
   await running;
 });
 
+test("the server may keep back the check-ins of a device that goes on for ever", async () => {
+  await agent.enrol(await tokenText("token"));
+  const waits: (number | undefined)[] = [];
+  // What happens to the first, second, ... of them.
+  const happens = ["cut", "answered", "answered", "held"];
+  const { fetch } = server;
+  let held: () => void = () => undefined;
+  const isHeld = new Promise<void>((resolve) => (held = resolve));
+  globalThis.fetch = async (input, init = {}) => {
+    if (!String(input).endsWith("/check-ins")) return fetch(input, init);
+    waits.push(JSON.parse(new TextDecoder().decode(init.body as Uint8Array)).wait);
+    const what = happens[waits.length - 1];
+    if (what === "cut") throw new TypeError("the connection was cut off");
+    if (what !== "held") return fetch(input, init);
+    held();
+    return new Promise((_, reject) => init.signal?.addEventListener("abort", () => reject(init.signal?.reason)));
+  };
+  agent.close();
+  await open();
+  const running = agent.runForever();
+  while (waits.length < 3) await new Promise((done) => setTimeout(done, 5));
+  agent.stop();
+  await running;
+  // Cut off at once, so it does not ask again for an hour.
+  expect(waits.slice(0, 3)).toEqual([20, undefined, undefined]);
+  agent.close();
+  await open({ waitSeconds: 7 });
+  [waits.length, happens.length] = [0, 0];
+  happens.push("answered", "held");
+  await agent.runOnce();
+  expect(waits).toEqual([undefined]);
+  const again = agent.runForever();
+  await isHeld;
+  expect(waits).toEqual([undefined, 7]);
+  // Where it is stopped it does not wait for the answer.
+  agent.stop();
+  await again;
+  expect(waits).toHaveLength(2);
+});
+
 test("addresses", () => {
   expect(checkedServer("https://federation.example:8443/", false)).toBe("https://federation.example:8443");
   expect(checkedServer("http://127.0.0.1:8470", false)).toBe("http://127.0.0.1:8470");

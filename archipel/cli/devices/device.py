@@ -225,6 +225,7 @@ folder = "device"
 # engine = "onnxruntime"            # what runs the models; "torch" uses the GPU (pip install 'archipel[cloud]')
 # isolated = true                   # models run in a child process, which the system holds to these limits (Linux)
 # max_step_seconds = 300.0          # of one training step there
+# starter_seconds = 60.0            # so long 25 MB stay for it after a round, which makes the next one cheaper; 0: none
 # adopt = false                     # take the versions of models that the server offers; which run here is not told
 # count_adoption = true             # be counted, with a noisy answer, where secure evaluations count who took a version
 # look_seconds = 120.0              # no message for so long after it looked at one, whatever came of that

@@ -123,8 +123,8 @@ def register(
 @as_json
 @remote
 def versions(client: OperatorClient, name: str, as_json: bool) -> None:
-    """List a model's versions, newest first: where they came from, how many devices fetched them last, and until when
-    the server offers them ("-": without end).
+    """List a model's versions, newest first: where they came from, how many devices fetched them last, until when the
+    server offers them ("-": without end), and whether it still has their weights.
 
     \b
     archipel model versions digits
@@ -134,11 +134,11 @@ def versions(client: OperatorClient, name: str, as_json: bool) -> None:
         (
             str(each.number), each.state, each.digest[:12], _or_dash(each.parent), _origin(each),
             "few" if each.downloaded is None else str(each.downloaded),
-            moment(each.created), _expires(each), each.reason,
+            moment(each.created), _expires(each), _kept(each), each.reason,
         )
         for each in infos
     ]  # fmt: skip
-    head = ("version", "state", "digest", "parent", "from", "downloaded", "registered", "expires", "reason")
+    head = ("version", "state", "digest", "parent", "from", "downloaded", "registered", "expires", "weights", "reason")
     show(infos, as_json, table(head, rows))
 
 
@@ -214,6 +214,27 @@ def promote(client: OperatorClient, name: str, number: int, as_json: bool) -> No
 
 @model.command()
 @click.argument("name")
+@click.option("--versions", type=click.IntRange(0), help="Keep those of so many newest versions; 0: of all.")
+@click.option("--days", type=click.FloatRange(0), help="Keep those of so many last days.")
+@as_json
+@remote
+def keep(client: OperatorClient, name: str, versions: int | None, days: float | None, as_json: bool) -> None:
+    """Set which versions' weights the server keeps; what is left out is as the server's settings say.
+
+    \b
+    archipel model keep digits --versions 20 --days 90
+    archipel model keep digits --versions 0            all of them
+    archipel model keep digits                         as the server's settings say
+
+    The server deletes nothing that is in use: what is promoted, what a rollback can go back to, and what rollouts and
+    tasks work with.
+    """
+    info = client.models.keep(name, versions=versions, days=days)
+    show(info, as_json, _model(info))
+
+
+@model.command()
+@click.argument("name")
 @as_json
 @remote
 def rollback(client: OperatorClient, name: str, as_json: bool) -> None:
@@ -284,9 +305,10 @@ def _model(info: ModelInfo) -> list[str]:
 
 def _version(info: VersionInfo) -> list[str]:
     # 0 is no time: the version does not expire.
-    if not info.not_after:
-        return fields(info, times=("created",), without=("evaluations", "not_after"))
-    return fields(info, times=("created", "not_after"), without=("evaluations",))
+    without = ["evaluations", *([] if info.not_after else ["not_after"])]
+    without += [] if info.weights_deleted else ["weights_deleted", "deleted_why"]
+    times = ("created", "not_after", "weights_deleted")
+    return fields(info, times=times, without=tuple(without))
 
 
 def _evaluations(info: VersionDetail) -> list[str]:
@@ -312,6 +334,10 @@ def _expires(version: VersionInfo) -> str:
     if has_expired(version.not_after, time.time()):
         return f"expired {moment(version.not_after)}"
     return moment(version.not_after or None)
+
+
+def _kept(version: VersionInfo) -> str:
+    return "there" if version.weights_deleted is None else f"deleted {moment(version.weights_deleted)}"
 
 
 def _or_dash(value: object) -> str:

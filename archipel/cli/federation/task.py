@@ -254,11 +254,11 @@ def metrics(
         (
             str(each.number), each.round_id, str(each.devices), moment(each.ended),
             "-" if each.weight_sum is None else f"{each.weight_sum:.6g}", _step_text(each), clipped_text(each.result),
-            result_text(each),
+            result_text(each), _weights_text(each),
         )
         for each in infos
     ]  # fmt: skip
-    head = ("number", "round", "devices", "ended", "weight", "step", "clipped", "result")
+    head = ("number", "round", "devices", "ended", "weight", "step", "clipped", "result", "weights")
     show(infos, as_json, table(head, rows))
     # After the table, which a full disk then does not keep back.
     for path, write in ((csv_file, write_csv), (plot_file, plot), (tensorboard, write_tensorboard)):
@@ -266,6 +266,13 @@ def metrics(
             write(infos, path)
             if not as_json:
                 click.echo(f"written to {path}")
+
+
+def _weights_text(metrics: RoundMetrics) -> str:
+    """Whether the server still has the weights that the round made."""
+    if metrics.weights_deleted is not None:
+        return f"deleted {moment(metrics.weights_deleted)}"
+    return "-" if metrics.weights_out is None else "there"
 
 
 def _step_text(metrics: RoundMetrics) -> str:
@@ -347,7 +354,7 @@ def cancel(client: OperatorClient, task_id: str) -> None:
 
 
 def _lines(info: TaskInfo) -> list[str]:
-    return fields(info, times=("created", "ended"))
+    return fields(info, times=("created", "ended", "weights_deleted"))
 
 
 def _count_text(count: int | None) -> str:

@@ -11,6 +11,7 @@ from archipel.cli.input_output.tables import table
 from archipel.cli.models.convert.notes import note_lines, preparation_lines
 from archipel.cli.models.update_text import update_lines
 from archipel.lite_runtime.self_test import describe_vectors
+from archipel.protocol.messages import over_neighbours
 from archipel.protocol.moments import moment
 
 _OPERATORS = 8
@@ -86,7 +87,7 @@ def _until(not_after: int) -> str:
 def _protocols(privacy: Mapping[str, Any]) -> list[str]:
     """Lines where secure rounds may be over neighbours, and where devices add noise themselves."""
     lines = []
-    if "neighbours" in privacy["protocols"]:
+    if any(over_neighbours(protocol) for protocol in privacy["protocols"]):
         lines.append(
             f"secure rounds: {' or '.join(privacy['protocols'])}; over neighbours {privacy['dropouts']:.3g} may leave, "
             f"with a {privacy['server']} server"

@@ -14,6 +14,7 @@ import msgspec
 from archipel.bundle import load_public_key
 from archipel.cli.input_output.enrolment_tokens import read_token
 from archipel.cli.input_output.publisher_keys import allow_development, offer_option
+from archipel.cli.input_output.tables import as_json, show, table
 from archipel.durable import creating
 from archipel.errors import CommandError
 from archipel.protocol.messages import Name
@@ -174,6 +175,26 @@ def start(folder: Path, **given: Any) -> None:
 
 @serve.command()
 @click.argument("folder", type=click.Path(path_type=Path))
+def migrate(folder: Path) -> None:
+    """Bring the database up to date, check that files can be stored, and end; `start` does it by itself.
+
+    \b
+    archipel serve migrate federation
+
+    For a platform that does this once before it starts several servers of a new version.
+    """
+    from archipel.server.services import Services
+
+    services = Services.open(load_settings(folder), connections=1)
+    try:
+        services.prepare()
+    finally:
+        services.database.dispose()
+    click.echo("the database has this version's schema, and files can be stored")
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("blobs")
 def copy(folder: Path, blobs: str) -> None:
     """Copy a stopped server's bundles, weights and updates to BLOBS, a folder or s3://BUCKET/PREFIX, and verify them.
@@ -217,6 +238,37 @@ def backup(folder: Path, target: Path) -> None:
     if not report.database:
         click.echo("the database is on PostgreSQL and not in it: pg_dump must have run before this")
     click.echo("it holds the server's private key: keep it as safe as the server")
+
+
+@serve.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Delete nothing, and show what would be deleted.")
+@click.option("--versions", type=click.IntRange(0), help="In place of the setting keep_versions.")
+@click.option("--days", type=click.FloatRange(0), help="In place of the setting keep_days.")
+@as_json
+def prune(folder: Path, dry_run: bool, versions: int | None, days: float | None, as_json: bool) -> None:
+    """Delete old versions' weights now, as the coordinator does every hour by the settings keep_versions and keep_days.
+
+    \b
+    archipel serve prune federation --dry-run
+    archipel serve prune federation --dry-run --versions 10 --days 30      before one sets that
+    archipel serve prune federation
+
+    The server may run meanwhile. What is promoted, what a rollback can go back to, and what rollouts and tasks work
+    with is never deleted. Files are removed a day after they were deleted.
+    """
+    from archipel.server import prune as prune_files
+
+    given: dict[str, Any] = {"keep_versions": versions, "keep_days": days}
+    settings = load_settings(folder, **{name: value for name, value in given.items() if value is not None})
+    done = prune_files(settings, dry_run=dry_run)
+    rows = [
+        (each.kind, each.digest[:12], str(each.size), moment(each.created), ", ".join(each.of)) for each in done.files
+    ]
+    size, verb = sum(each.size for each in done.files), "would be deleted" if dry_run else "deleted"
+    lines = table(("kind", "digest", "bytes", "stored", "of"), rows) if rows else []
+    end = f"{len(rows)} files ({size} bytes) {verb}" + ("" if dry_run else f", {done.removed} removed from the disk")
+    show(done, as_json, [*lines, end])
 
 
 @serve.command()

@@ -42,11 +42,12 @@ class DeviceSession:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         limit: int = MAX_MESSAGE_BYTES,
+        retry: bool = True,
     ) -> T:
         """Transport.call with a token; after a 401 once more with a new one. Raises RefusedError, UnreachableError."""
         return self._authorized(
             lambda bearer: self._transport.call(
-                method, path, kind, body=body, headers={**(headers or {}), **bearer}, limit=limit
+                method, path, kind, body=body, headers={**(headers or {}), **bearer}, limit=limit, retry=retry
             )
         )
 

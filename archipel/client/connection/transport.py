@@ -33,6 +33,8 @@ from archipel.tracing import device_ids, write_parent
 
 MAX_MESSAGE_BYTES = 16 << 20
 _MAX_PROBLEM_BYTES = 64 << 10
+_PROGRESS = 64 << 10
+"""Bytes of a download, at least, after which it may fail as often again."""
 _CHUNK = 64 << 10
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,16})-(\d{1,16})/(\d{1,16})", re.ASCII)
 _ROUND = re.compile("/v1/rounds/([0-9a-f]{32})(?:/|$)")
@@ -159,13 +161,16 @@ class Transport:
                     target.unlink()
                 raise _TryAgainError(f"the answer has {size - there} bytes, not the {end - there} that it says", None)
 
+        def held() -> int:
+            return target.stat().st_size if target.exists() else 0
+
         # A function, because each attempt continues the file where the one before has left it.
         def with_range() -> Mapping[str, str]:
-            size = target.stat().st_size if target.exists() else 0
+            size = held()
             last = "" if stop is None else stop - 1
             return {**(headers or {}), **({"Range": f"bytes={size}-{last}"} if size or stop is not None else {})}
 
-        self._send("GET", path, read, None, with_range, True)
+        self._send("GET", path, read, None, with_range, True, held)
 
     def close(self) -> None:
         self._pool.clear()
@@ -180,21 +185,26 @@ class Transport:
         body: bytes | None,
         headers: Mapping[str, str] | Callable[[], Mapping[str, str]],
         retry: bool,
+        held: Callable[[], int] | None = None,
     ) -> T:
+        """`held`: how many bytes of a download there are. Attempts that fail in between are counted from there on."""
         attempts = self.attempts if retry else 1
-        for attempt in range(1, attempts + 1):
+        attempt, before = 0, 0 if held is None else held()
+        while True:
+            attempt += 1
             try:
                 return self._send_once(method, path, read, body, headers() if callable(headers) else headers)
             except (_TryAgainError, MessageError) as error:
                 asked = error.retry_after if isinstance(error, _TryAgainError) else None
                 refused = error.refused if isinstance(error, _TryAgainError) else None
+                if held is not None and (now := held()) >= before + _PROGRESS:
+                    attempt, before = 1, now
                 # The owner does not allow longer waits than `max_wait` here; the caller decides when to try again.
                 if attempt == attempts or (asked is not None and asked > self._config.max_wait):
                     raise refused or UnreachableError(
                         f"{self._server}: {method} {path} failed {attempt} times, last: {error}"
                     ) from None
                 self.wait(attempt, asked)
-        raise AssertionError("unreachable")
 
     def _send_once(
         self,

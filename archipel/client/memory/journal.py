@@ -25,7 +25,7 @@ from archipel.client.memory.stored import read_stored
 from archipel.client.memory.vault import Vault
 from archipel.durable import make_folder, sweep, write_durably
 from archipel.errors import ClientError, PolicyError
-from archipel.protocol.messages import RoundId, RoundPlan
+from archipel.protocol.messages import RoundId, RoundPlan, over_neighbours
 from archipel.protocol.sealed import encode
 from archipel.protocol.vector import Vector
 
@@ -91,7 +91,7 @@ class Journal:
             privacy=plan.privacy,
             stated=plan.server_noise,
             # In an asynchronous task the vector depends on when it is masked, so it cannot be kept before.
-            resumes=plan.protocol == "neighbours" and plan.staleness_exponent is None,
+            resumes=over_neighbours(plan.protocol) and plan.staleness_exponent is None,
         )
         self._write(entry)
         # The entry first: after a kill in between, `why_old` lets the round begin again. The other order would make the

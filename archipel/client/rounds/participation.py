@@ -51,7 +51,7 @@ from archipel.errors import (
     UnreachableError,
 )
 from archipel.lite_runtime import DeviceState
-from archipel.protocol.messages import LeaveReason, RoundPlan
+from archipel.protocol.messages import LeaveReason, RoundPlan, over_neighbours
 from archipel.protocol.origin import check_origin
 from archipel.protocol.plain import encode_plain
 from archipel.protocol.policy import plan_digest
@@ -205,7 +205,7 @@ class Participation:
             return encode_stale(staleness) if staleness else fresh
 
         given = self._given(revoked)
-        if plan.protocol == "neighbours":
+        if over_neighbours(plan.protocol):
             journal.keep(encode(self._sealed), fresh, new_state, name)
             terms = terms_of(plan, self._digest, policy)
             return NeighbourRound(plan, self._session, journal, device.config, owner).run(
@@ -295,6 +295,7 @@ class Participation:
             config=self._device.config,
             check=self._device.gate.pass_or_wait,
             decisions=self._device.decisions,
+            starter=self._device.starter,
         )
         manifest, plan = prepared.bundle.manifest, self._plan
         noise, rho = noise_in_round(plan, manifest, done.examples)

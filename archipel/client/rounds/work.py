@@ -33,6 +33,7 @@ from archipel.protocol.vector import Layout
 
 if TYPE_CHECKING:
     from archipel.lite_runtime import ModelRuntime
+    from archipel.lite_runtime.isolated.starter import Starter
 
 _CHECK_SECONDS = 0.25
 
@@ -111,14 +112,15 @@ def contribute(
     config: AgentConfig,
     check: Callable[[], None],
     decisions: DecisionBook,
+    starter: Starter | None = None,
 ) -> Contribution:
     """Compute the device's part in the round. A training that is complete changes `state`; `check` is called between
-    training steps and may raise.
+    training steps and may raise; `starter` forks the child process.
 
     Raises RuntimeInputError, RuntimeProgramError, RuntimeLimitError, NonFiniteLossError, ProtocolError, ClientError, or
     what `check` raises.
     """
-    with open_limited(prepared.bundle, publisher_keys, config, state) as runtime:
+    with open_limited(prepared.bundle, publisher_keys, config, state, starter) as runtime:
         if plan.kind == "training":
             return _train(runtime, prepared, plan, seed, fields, check)
         runtime.set_parameters(prepared.parameters)
@@ -153,7 +155,11 @@ def _nothing(layout: Layout) -> dict[str, np.ndarray]:
 
 @contextmanager
 def open_limited(
-    bundle: Bundle, publisher_keys: Sequence[bytes], config: AgentConfig, state: DeviceState
+    bundle: Bundle,
+    publisher_keys: Sequence[bytes],
+    config: AgentConfig,
+    state: DeviceState,
+    starter: Starter | None = None,
 ) -> Iterator[ModelRuntime]:
     """Open a runtime within the owner's limits, in a child process if the owner wants that, and end it afterwards."""
     if not config.isolated:
@@ -177,6 +183,7 @@ def open_limited(
         seconds=config.max_step_seconds,
         cpu_seconds=config.max_cpu_seconds,
         niceness=config.niceness,
+        starter=starter,
     ) as runtime:
         yield runtime
 

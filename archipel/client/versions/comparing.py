@@ -107,7 +107,7 @@ def _evaluate(
 ) -> Mapping[str, float]:
     program = content.bundle.program(need_program(content.bundle, "evaluate", "be compared"))
     state = device.state(state_name(content.bundle))
-    with open_limited(content.bundle, publisher_keys, device.config, state) as runtime:
+    with open_limited(content.bundle, publisher_keys, device.config, state, device.starter) as runtime:
         runtime.restore(content.learned)
         count = max(len(array) for array in fields.values())
         return measured(program, runtime.evaluate(fields), count).values

@@ -1,8 +1,8 @@
-"""The process that runs the graphs for an IsolatedRuntime; process.py starts it.
+"""The process that runs the graphs for an IsolatedRuntime; starting.py starts it.
 
 It trusts its parent. Before it opens the bundle it gives up files, sockets and programs; it limits its own memory and
-the CPU time of each request, and ends with its parent. Its first two arguments are file descriptors: its socket, and a
-pipe that closes with the parent.
+the CPU time of each request, and ends with its parent. It gets two file descriptors: its socket, and a pipe that closes
+with the parent.
 """
 
 from __future__ import annotations
@@ -163,6 +163,7 @@ class Service:
         if self._runtime is not None:
             raise RuntimeInputError("isolated: a bundle is open already")
         delegates = _restore_tuples(request.delegates)
+        os.chdir(request.scratch)
         # Before the bundle is opened: its graphs are the first thing here that somebody else has written.
         try:
             confinement = restrict([request.folder, *option_paths(delegates)], [request.scratch], asked_for(delegates))
@@ -324,10 +325,15 @@ def _restore_tuples(given: Any) -> Any:
     return given
 
 
-def main() -> None:
-    connection, lifeline = (int(argument) for argument in sys.argv[1:3])
+def run(connection: int, lifeline: int) -> None:
+    """Answer the requests that come from the socket `connection`, until the parent closes it."""
     confine(lifeline)
     with socket.socket(fileno=connection) as own:
         Service(Channel(own, _MAX_REQUEST_BYTES, _allocate)).serve()
+
+
+def main() -> None:
+    """Run with the descriptors that the first two arguments name."""
+    run(int(sys.argv[1]), int(sys.argv[2]))
     # Skips the interpreter's shutdown: nothing here needs it.
     os._exit(0)

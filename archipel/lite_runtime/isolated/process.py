@@ -1,42 +1,41 @@
-"""The child process of an IsolatedRuntime: starts it, ends it, and keeps its last words.
+"""The child process of an IsolatedRuntime: has it started, ends it, and keeps its last words.
 
 The child gets only those environment variables that a delegate's driver needs: others hold passwords, or change what
-libraries load. It has a working folder of its own. Its arguments say where Python finds the packages.
+libraries load. It has a working folder of its own.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 import weakref
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
 from archipel.bundle import Bundle
 from archipel.engine_registry import ENGINES
 from archipel.errors import RuntimeProgramError
-from archipel.lite_runtime.confinement import START_PYTHON, Scratch, asked_for, needs_of, package_roots
+from archipel.lite_runtime.confinement import Scratch, asked_for, needs_of
 from archipel.lite_runtime.engines.delegates import Delegates, engines
 from archipel.lite_runtime.isolated.messages import Channel, Open
+from archipel.lite_runtime.isolated.starting import Process, start
+
+if TYPE_CHECKING:
+    from archipel.lite_runtime.isolated.starter import Starter
 
 FIXED_BYTES = 16 << 20
 """The memory of the runtime itself, beside the model: sessions, their arenas' first pieces, Python's own objects."""
 LAST_WORDS = 600
 _STACK_BYTES = 8 << 20
-_MAIN = """
-from archipel.lite_runtime.isolated.child import main
-main()
-"""
 
 
 class Child:
     """One process with its socket, a pipe whose closing ends it, and a file for its standard error."""
 
-    def __init__(self, request: Open, max_reply: int) -> None:
+    def __init__(self, request: Open, max_reply: int, starter: Starter | None = None) -> None:
         try:
             scratch = Scratch()
         except OSError as error:
@@ -45,33 +44,15 @@ class Child:
                 "some space, or set TMPDIR to another folder"
             ) from None
         request = msgspec.structs.replace(request, scratch=str(scratch.path))
-        # The parent keeps `lifeline` open until it ends, also by a kill; then the kernel tells the child.
-        ours, theirs = socket.socketpair()
-        watched, lifeline = os.pipe()
         words = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the child)
         allowed = needs_of(asked_for(request.delegates)).environment
+        environment = {name: value for name in allowed if (value := os.environ.get(name)) is not None}
         try:
-            self.process = subprocess.Popen(
-                # The parent's own package, wherever that was imported from, and nothing from the working folder (-P).
-                [sys.executable, "-P", "-c", START_PYTHON + _MAIN, package_roots(), str(theirs.fileno()), str(watched)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=words,
-                pass_fds=(theirs.fileno(), watched),
-                env={name: value for name in allowed if (value := os.environ.get(name)) is not None},
-                cwd=scratch.path,
-                process_group=0,  # Ctrl-C is for the parent to handle
-            )
+            self.process, ours, lifeline = start(words.fileno(), environment, starter)
         except OSError as error:
-            ours.close()
-            os.close(lifeline)
             words.close()
             scratch.remove()
             raise RuntimeProgramError(f"isolated: {sys.executable} cannot be started ({error.strerror})") from None
-        finally:
-            # With these ends open here, the parent would never see that the child has closed its own.
-            theirs.close()
-            os.close(watched)
         self.opened = False
         self.last_words = ""
         self.channel = Channel(ours, max_reply)
@@ -83,8 +64,11 @@ class Child:
             # The process is gone already; the first request explains why.
             self.opened = False
 
-    def end(self) -> int:
-        """End the process if it still runs. Returns its exit code, negative for a signal."""
+    def end(self) -> int | None:
+        """End the process if it still runs.
+
+        Returns its exit code, negative for a signal; None if the starter's helper, which sees it, has died too.
+        """
         if self._end.alive:
             try:
                 # A process that dies closes its socket a moment before it can be waited for.
@@ -98,9 +82,7 @@ class Child:
         return self.process.returncode
 
 
-def _end(
-    process: subprocess.Popen[bytes], channel: Channel, lifeline: int, words: BinaryIO, scratch: Scratch, owner: int
-) -> None:
+def _end(process: Process, channel: Channel, lifeline: int, words: BinaryIO, scratch: Scratch, owner: int) -> None:
     channel.close()
     os.close(lifeline)
     words.close()

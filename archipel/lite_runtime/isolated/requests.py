@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +34,9 @@ from archipel.lite_runtime.training.calls import Hooks
 from archipel.lite_runtime.training.checkpoint import CheckpointFile
 from archipel.lite_runtime.training.results import Progress
 
+if TYPE_CHECKING:
+    from archipel.lite_runtime.isolated.starter import Starter
+
 _START_SECONDS = 120.0
 NO_HOOKS = Hooks()
 _OUT_OF_MEMORY = re.compile(r"bad_alloc|MemoryError|cannot allocate|failed to map|out of memory", re.IGNORECASE)
@@ -42,10 +46,13 @@ class Requests:
     """Keeps a child process running. A caller that holds `lock` makes several requests without others in between.
 
     `max_reply` bounds the bytes of arrays in a reply, `seconds` the time to the next message. `limit` is the model's
-    memory limit in words, for errors. `child_learned` are the learned tensors that the child has now.
+    memory limit in words, for errors; `starter` forks the processes. `child_learned` are the learned tensors that the
+    child has now.
     """
 
-    def __init__(self, request: Open, max_reply: int, seconds: float | None, limit: str) -> None:
+    def __init__(
+        self, request: Open, max_reply: int, seconds: float | None, limit: str, starter: Starter | None = None
+    ) -> None:
         self.lock = threading.RLock()
         self.child_learned: Arrays = {}
         self.confinement: Confinement | None = None
@@ -55,7 +62,8 @@ class Requests:
         self._seconds = seconds
         self._limit = limit
         self._closed = False
-        self._child: Child | None = Child(request, max_reply)
+        self._starter = starter
+        self._child: Child | None = Child(request, max_reply, starter)
 
     @property
     def pid(self) -> int | None:
@@ -89,7 +97,7 @@ class Requests:
                 raise RuntimeInputError(f"{what}: this runtime is closed; load it again")
             if self._child is None:
                 # A new process knows nothing of what its predecessor learned.
-                self._child, self.child_learned = Child(self._open, self._max_reply), {}
+                self._child, self.child_learned = Child(self._open, self._max_reply, self._starter), {}
             child = self._child
             try:
                 # The reply to Open is awaited here, and not in Child, so that a process that dies on loading is
@@ -205,8 +213,13 @@ class Requests:
 
     def _explain_death(self, child: Child, what: str) -> BaseException:
         code, words = self._drop(child)
-        how = f"exit code {code}" if code >= 0 else f"signal {_signal_name(-code)}"
         quoted = f": {words}" if words else ""
+        if code is None:
+            return RuntimeLimitError(
+                f"{what}: the process that runs the model died, and so did the one that would have seen how{quoted}. "
+                "The system may be short of memory"
+            )
+        how = f"exit code {code}" if code >= 0 else f"signal {_signal_name(-code)}"
         # limit_cpu() in the child sends SIGPROF, whose default is to end the process.
         if -code == signal.SIGPROF and self._open.cpu_seconds is not None:
             return RuntimeLimitError(
@@ -230,7 +243,7 @@ class Requests:
             self._drop(self._child)
         return RuntimeProgramError(f"{what}: the isolated process gave an invalid answer and was ended: {why}")
 
-    def _drop(self, child: Child) -> tuple[int, str]:
+    def _drop(self, child: Child) -> tuple[int | None, str]:
         if self._child is child:
             self._child, self.child_learned = None, {}
         return child.end(), child.last_words

@@ -52,6 +52,7 @@ from archipel.lite_runtime.training.results import History, LocalUpdate
 
 if TYPE_CHECKING:
     from archipel.lite_runtime.engines.delegates import Delegates
+    from archipel.lite_runtime.isolated.starter import Starter
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -75,6 +76,7 @@ def load_isolated(
     seconds: float | None = None,
     cpu_seconds: float | None = None,
     niceness: int = 0,
+    starter: Starter | None = None,
 ) -> IsolatedRuntime:
     """`load(..., isolated=True)`; arguments and errors are described there. Close the runtime, or let it be collected.
 
@@ -95,6 +97,7 @@ def load_isolated(
         seconds=seconds,
         cpu_seconds=cpu_seconds,
         niceness=niceness,
+        starter=starter,
     )
     if slot:
         runtime.restore(read_learned(path))
@@ -106,6 +109,7 @@ class IsolatedRuntime(Learning):
 
     It answers requests of several threads one after the other. If the child dies, or exceeds its memory, `seconds` or
     `cpu_seconds`, the request raises RuntimeLimitError and has no effect, and the next request starts a new child.
+    A `starter` (starter.py) makes that cheap where runtimes come and go.
     """
 
     def __init__(
@@ -120,6 +124,7 @@ class IsolatedRuntime(Learning):
         seconds: float | None = None,
         cpu_seconds: float | None = None,
         niceness: int = 0,
+        starter: Starter | None = None,
     ) -> None:
         if sys.platform != "linux":
             raise RuntimeProgramError(
@@ -156,7 +161,7 @@ class IsolatedRuntime(Learning):
         weights = bundle.folder / WEIGHTS_FILE
         size = weights.stat().st_size if WEIGHTS_FILE in bundle.manifest.files else 0
         # A reply holds new tensors, which lie in the child's private memory, and published ones, which are mapped.
-        self._requests = Requests(request, self.allowance + 2 * size, seconds, limit)
+        self._requests = Requests(request, self.allowance + 2 * size, seconds, limit, starter)
         self._answers = Answers(bundle, self._requests.disbelieve)
 
     # --- use ------------------------------------------------------------------------------------------------------

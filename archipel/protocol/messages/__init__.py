@@ -66,6 +66,7 @@ from archipel.protocol.messages.rounds import RoundPlan as RoundPlan
 from archipel.protocol.messages.rounds import RoundStatus as RoundStatus
 from archipel.protocol.messages.rounds import ServerNoise as ServerNoise
 from archipel.protocol.messages.rounds import SetAside as SetAside
+from archipel.protocol.messages.rounds import over_neighbours as over_neighbours
 from archipel.protocol.messages.secure import Advertisement as Advertisement
 from archipel.protocol.messages.secure import AdvertiseRequest as AdvertiseRequest
 from archipel.protocol.messages.secure import Cohort as Cohort

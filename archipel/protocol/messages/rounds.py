@@ -28,9 +28,14 @@ Phase = Literal[
     "aggregating", "committed", "failed",
 ]  # fmt: skip
 Kind = Literal["training", "evaluation", "analytics"]
-Protocol = Literal["complete", "neighbours"]
+Protocol = Literal["complete", "neighbours", "neighbours-mlkem"]
 """Of secure rounds: over the complete graph of a cohort (protocol.secagg), or over few neighbours of each device
-(protocol.secagg_plus)."""
+(protocol.secagg_plus), with keys by X25519 alone or by ML-KEM-768 as well."""
+
+
+def over_neighbours(protocol: Protocol | None) -> bool:
+    """Whether rounds of the protocol are over few neighbours of each device; None is that of plain rounds."""
+    return protocol in ("neighbours", "neighbours-mlkem")
 
 
 class ServerNoise(Message, frozen=True, kw_only=True):
@@ -75,8 +80,8 @@ class RoundPlan(Message, frozen=True, kw_only=True):
 
     `serial` grows with every round of the task, and after `not_after` (Unix seconds) the plan is good no longer: a
     device takes part in a round once. `number` is that of the version that the round makes, and says nothing of that.
-    With protocol `neighbours` each device shares its secrets with so many others, of whose shares `threshold` give a
-    secret, and masks with the first `partners` of them.
+    With protocol `neighbours` or `neighbours-mlkem` each device shares its secrets with so many others, of whose shares
+    `threshold` give a secret, and masks with the first `partners` of them.
     With `noise` devices send their clipped changes alone, without metrics, and add noise to them before they mask.
     `revocations` is the digest of the list (a Sealed Revocations, as JSON) of those who must not be in the cohort, None
     where there is nobody. `server_noise` is the server's word, which no device can check.
@@ -152,12 +157,14 @@ class CheckIn(Message, frozen=True, kw_only=True):
     """`attributes` are those that the owner chose to report. `versions` are the models that the device was offered,
     each with the number of the version that it fetched last, whether it runs that or not. With `versions`, even empty
     ones, the device asks for offers; with null it wants none. `protocols` are the secure rounds that it speaks, and
-    `adds_noise` says whether it can add noise to its vector itself."""
+    `adds_noise` says whether it can add noise to its vector itself. So many seconds (`wait`) the server may keep its
+    answer back, until the device is in a round."""
 
     attributes: dict[str, str | float | bool] = {}
     versions: Annotated[dict[Name, VersionNumber], Meta(max_length=MAX_MODELS)] | None = None
-    protocols: Annotated[tuple[Protocol, ...], Meta(min_length=1, max_length=2)] = ("complete",)
+    protocols: Annotated[tuple[Protocol, ...], Meta(min_length=1, max_length=3)] = ("complete",)
     adds_noise: bool = False
+    wait: Annotated[float, Meta(ge=0, le=300)] = 0.0
 
 
 class SetAside(Message, frozen=True, kw_only=True):

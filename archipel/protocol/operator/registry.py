@@ -45,7 +45,8 @@ class ModelRequest(Message, frozen=True, kw_only=True):
 class ModelInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     """`promoted` is the number of the version that is for all devices, `newest` that of the last registered one,
     `rollout_id` the rollout under way; each null where there is none. `not_offered` says why the server offers the
-    promoted version to no device, such as an expired bundle; it is empty while the server offers it."""
+    promoted version to no device, such as an expired bundle; it is empty while the server offers it. `keep_versions`
+    and `keep_days` are the model's own retention rule (RetentionRequest)."""
 
     name: Name
     population: Name
@@ -53,7 +54,17 @@ class ModelInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     newest: int | None
     rollout_id: RoundId | None
     not_offered: str
+    keep_versions: int | None
+    keep_days: float | None
     created: float
+
+
+class RetentionRequest(Message, frozen=True, kw_only=True):
+    """Which weights of the model's versions are kept: those of the newest `keep_versions` (0: of all) and of the last
+    `keep_days` days, beside everything that is in use. Null: as the server's setting of that name says."""
+
+    keep_versions: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    keep_days: Annotated[float, Meta(ge=0, le=36_500)] | None = None
 
 
 class ModelPage(Message, frozen=True, kw_only=True, omit_defaults=False):
@@ -81,7 +92,8 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     `cohort` devices. The last three fields are from the bundle's lineage: the bundle that it was made from, the recipe,
     and the metrics measured then. `downloaded`: so many devices reported within the last 30 days that they fetched this
     version last; they do not report whether they run it. After `not_after` (Unix seconds; 0: without end) the bundle
-    has expired, and the server offers the version to no device.
+    has expired, and the server offers the version to no device. `weights_deleted` is when retention has deleted the
+    weights (Unix seconds; null: they are there), `deleted_why` by which rule.
     """
 
     model: Name
@@ -98,6 +110,8 @@ class VersionInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     cohort: int | None
     downloaded: int | None
     not_after: int
+    weights_deleted: float | None
+    deleted_why: str
     created: float
     bundle_parent: Digest | None
     recipe: list[str]
@@ -267,7 +281,7 @@ class RoundMetrics(Message, frozen=True, kw_only=True, omit_defaults=False):
     `metrics` are for curves: the means of the result, and of a training those of the evaluation of its new version, by
     names that say of what: `training loss`, `evaluation loss`, and so are `distributions` over devices. `clip` is the
     bound of the norm of an update where the server adapts it. `evaluation` is the task that evaluates the version
-    (`evaluate_every`), `evaluation_state` its state.
+    (`evaluate_every`), `evaluation_state` its state. `weights_deleted` is when retention has deleted the new weights.
     """
 
     round_id: RoundId
@@ -278,6 +292,7 @@ class RoundMetrics(Message, frozen=True, kw_only=True, omit_defaults=False):
     step_scale: float | None
     clip: float | None
     weights_out: Digest | None
+    weights_deleted: float | None
     result: RoundResult | None
     metrics: dict[str, float]
     distributions: dict[str, Distribution]

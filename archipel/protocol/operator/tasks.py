@@ -133,8 +133,8 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     and with its own `threshold`, and the rule goes over the groups' means.
 
     `protocol` of a secure task: over the complete graph of a cohort, or over few neighbours of each device, whose
-    number and threshold follow from what the bundle's privacy policy says of colluders, dropouts and the server (null:
-    the server chooses by the cohort, see docs/protocol.md).
+    number and threshold follow from what the bundle's privacy policy says of colluders, dropouts and the server, also
+    with keys that resist quantum computers (null: the server chooses by the cohort, see docs/protocol.md).
 
     `differential_privacy`: noise on each round's sum, of the server or of the devices, and what the model
     may cost a device in all its tasks (docs/privacy.md). Metrics of a training have none, and are then kept back.
@@ -199,7 +199,8 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     round, by reason (LeaveReason, or "untold"). `evaluates` is the training's round whose version this task evaluates,
     where that training's `evaluate_every` made it. `upstream`: the upstream server gave this task, and its
     rounds serve those of that server. `privacy_spent`, where the server adds noise: what the versions of its model have
-    cost each device so far, in all tasks of the population together."""
+    cost each device so far, in all tasks of the population together. `weights_deleted` is when retention has deleted
+    the weights `model`, which only happens once the task has ended."""
 
     task_id: RoundId
     name: Name
@@ -246,6 +247,7 @@ class TaskInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
     upstream: bool
     deadlines: dict[str, float]
     model: Digest | None
+    weights_deleted: float | None
     waiting: int | None
     waiting_for: str
     under_way: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from archipel.bundle.manifest import PrivacyPolicy
 from archipel.errors import PolicyError
-from archipel.protocol.messages import Kind, Protocol
+from archipel.protocol.messages import Kind, Protocol, over_neighbours
 from archipel.protocol.policy import assumptions_of
+from archipel.protocol.secagg_plus import kem
 from archipel.protocol.secagg_plus.sizes import Sizes, choose_sizes_between
 
 NEIGHBOURS_FROM = 256
@@ -33,10 +34,10 @@ def choose_protocol(
             f"protocol: the bundle's privacy policy allows {list(policy.protocols)}, not {chosen!r}; its publisher can "
             "convert it with another policy"
         )
-    if chosen == "neighbours":
+    if over_neighbours(chosen):
         if kind != "training":
             raise PolicyError(
-                "protocol: 'neighbours' is for trainings; leave it out, and the devices share with all others"
+                f"protocol: {chosen!r} is for trainings; leave it out, and the devices share with all others"
             )
         needed = sizes_between(policy, cohort).threshold
         if threshold not in (None, needed):
@@ -56,7 +57,10 @@ def sizes_between(policy: PrivacyPolicy, cohort: int) -> Sizes:
 
 
 def _cheapest(policy: PrivacyPolicy, kind: Kind, cohort: int, threshold: int | None) -> Protocol:
-    if kind != "training" or "neighbours" not in policy.protocols:
+    # Without ML-KEM it is less to send. A publisher who wants it in any case names no other over neighbours.
+    allowed: tuple[Protocol, ...] = ("neighbours", "neighbours-mlkem")
+    found = next((protocol for protocol in allowed if protocol in policy.protocols), None)
+    if kind != "training" or found is None:
         return "complete"
     if "complete" in policy.protocols:
         # A threshold that somebody states is one of the complete graph.
@@ -66,4 +70,10 @@ def _cheapest(policy: PrivacyPolicy, kind: Kind, cohort: int, threshold: int | N
             sizes_between(policy, cohort)
         except PolicyError:
             return "complete"
-    return "neighbours"
+    return found
+
+
+def spoken() -> tuple[Protocol, ...]:
+    """The protocols of secure rounds that a device here can take part in."""
+    plain: tuple[Protocol, ...] = ("complete", "neighbours")
+    return (*plain, "neighbours-mlkem") if kem.is_available() else plain

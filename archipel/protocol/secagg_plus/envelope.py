@@ -70,9 +70,20 @@ def envelope_key(private: X25519PrivateKey, peer: bytes, salt: bytes, dealer_key
 
 def divide(what: str, data: bytes, size: int, count: int) -> Sequence[bytes]:
     """`count` pieces of `size` bytes. Raises MessageError for another length."""
-    if len(data) != size * count:
-        raise MessageError(f"{what}: expected {count} times {size} bytes, got {len(data)}")
-    return [data[start : start + size] for start in range(0, len(data), size)]
+    return divide_runs(what, data, (size, count))[0]
+
+
+def divide_runs(what: str, data: bytes, *runs: tuple[int, int]) -> list[Sequence[bytes]]:
+    """The pieces of several runs one after the other, each (bytes of a piece, pieces). Raises MessageError as above."""
+    if len(data) != sum(size * count for size, count in runs):
+        expected = " and ".join(f"{count} times {size}" for size, count in runs if size)
+        raise MessageError(f"{what}: expected {expected} bytes, got {len(data)}")
+    found: list[Sequence[bytes]] = []
+    start = 0
+    for size, count in runs:
+        found.append([data[start + size * index : start + size * (index + 1)] for index in range(count)])
+        start += size * count
+    return found
 
 
 def _associated(bound: bytes, dealer: int, holder: int) -> bytes:

@@ -16,7 +16,8 @@ from msgspec import Meta
 from archipel.errors import MessageError
 from archipel.protocol.messages import Key, Signature
 from archipel.protocol.secagg.keys import KEY_BYTES
-from archipel.protocol.secagg_plus.envelope import DEALT_BYTES
+from archipel.protocol.secagg_plus.alone import Alone
+from archipel.protocol.secagg_plus.hybrid import Hybrid
 from archipel.protocol.secagg_plus.member import MAX_MEMBER_BYTES
 from archipel.protocol.secagg_plus.shares import SHARE_BYTES
 from archipel.protocol.secagg_plus.sizes import MAX_DEVICES
@@ -26,6 +27,7 @@ Place = Annotated[int, Meta(ge=0, lt=MAX_DEVICES)]
 Places = Annotated[list[Place], Meta(max_length=MAX_DEVICES)]
 Keys = Annotated[bytes, Meta(max_length=KEY_BYTES * MAX_DEVICES)]
 Signatures = Annotated[bytes, Meta(max_length=SIGNATURE_BYTES * MAX_DEVICES)]
+_MOST_DEALT_BYTES = (Hybrid.dealt_bytes() + Hybrid.offer_bytes) * MAX_DEVICES
 M = TypeVar("M", bound="Packed")
 
 
@@ -49,7 +51,7 @@ class Drawn(Packed, frozen=True, kw_only=True):
 
 class Neighbours(Packed, frozen=True, kw_only=True):
     """The members at the drawn places, in the order of the places, and the asking device's own; `proof` leads from all
-    of them to the root."""
+    of them to the root. With ML-KEM those of partners are in full and the others short."""
 
     members: Annotated[list[Annotated[bytes, Meta(max_length=MAX_MEMBER_BYTES)]], Meta(max_length=MAX_DEVICES)]
     proof: Annotated[bytes, Meta(max_length=32 * 16 * MAX_DEVICES)]
@@ -57,31 +59,32 @@ class Neighbours(Packed, frozen=True, kw_only=True):
 
 class Dealt(Packed, frozen=True, kw_only=True):
     """The neighbours that a device drew, in this order, and its envelopes for them with their commitments, 132 bytes
-    each."""
+    each. With ML-KEM 1,220 bytes each, and then 1,152 for each partner."""
 
     places: Places
-    dealt: Annotated[bytes, Meta(max_length=DEALT_BYTES * MAX_DEVICES)]
+    dealt: Annotated[bytes, Meta(max_length=_MOST_DEALT_BYTES)]
 
 
 class Inbox(Packed, frozen=True, kw_only=True):
     """What `dealers` sealed for the reader, in columns of one length.
 
     The reader is at `positions` (from 1) of those that they drew; `cipher_keys` are theirs, 32 bytes each, and `dealt`
-    the envelopes with their commitments, 132 bytes each. Raises ValueError for columns of different lengths, which
-    `unpack` turns into MessageError."""
+    the envelopes with their commitments, 132 bytes each. With ML-KEM these are 1,220 bytes each, and then come 1,104
+    for each dealer that has the reader as a partner. Raises ValueError for columns of different lengths, which `unpack`
+    turns into MessageError."""
 
     dealers: Places
     positions: Annotated[list[Annotated[int, Meta(ge=1, le=MAX_DEVICES)]], Meta(max_length=MAX_DEVICES)]
     cipher_keys: Keys
-    dealt: Annotated[bytes, Meta(max_length=DEALT_BYTES * MAX_DEVICES)]
+    dealt: Annotated[bytes, Meta(max_length=_MOST_DEALT_BYTES)]
 
     def __post_init__(self) -> None:
-        _require_columns(
-            len(self.dealers),
-            positions=(self.positions, 1),
-            cipher_keys=(self.cipher_keys, KEY_BYTES),
-            dealt=(self.dealt, DEALT_BYTES),
-        )
+        count, alone = len(self.dealers), Alone.dealt_bytes()
+        _require_columns(count, positions=(self.positions, 1), cipher_keys=(self.cipher_keys, KEY_BYTES))
+        # How many dealers have the reader as a partner the plan's sizes say, which are not known here.
+        partners, rest = divmod(len(self.dealt) - count * Hybrid.dealt_bytes(), Hybrid.told_bytes)
+        if len(self.dealt) != count * alone and (rest or not 0 <= partners <= count):
+            raise ValueError(f"dealt: expected {count} times {alone}, got a length of {len(self.dealt)}")
 
 
 class Refused(Packed, frozen=True, kw_only=True):

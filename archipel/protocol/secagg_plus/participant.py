@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -25,10 +24,20 @@ from archipel.protocol.sealed import public_bytes
 from archipel.protocol.secagg import keys
 from archipel.protocol.secagg.masks import apply_masks, reduce
 from archipel.protocol.secagg_plus import shares
+from archipel.protocol.secagg_plus.agreement import Draw
 from archipel.protocol.secagg_plus.drawing import draw_neighbours
-from archipel.protocol.secagg_plus.envelope import DEALT_BYTES, bind, commit_pair, divide, envelope_key, seal, unseal
+from archipel.protocol.secagg_plus.envelope import bind, commit_pair, divide, divide_runs, seal, unseal
 from archipel.protocol.secagg_plus.inclusion import inclusion, presence, require_inclusions
-from archipel.protocol.secagg_plus.member import Distinct, RoundKeys, read_member, seed_digest, sign_member, split_keys
+from archipel.protocol.secagg_plus.links import Link, find_links
+from archipel.protocol.secagg_plus.member import (
+    Distinct,
+    RoundKeys,
+    read_member,
+    seed_digest,
+    shorten,
+    sign_member,
+    split_keys,
+)
 from archipel.protocol.secagg_plus.messages import (
     NOBODY_SAYS,
     Answer,
@@ -39,21 +48,17 @@ from archipel.protocol.secagg_plus.messages import (
     Inclusions,
     Invitation,
     Neighbours,
-    Packed,
     Partners,
     Question,
     Refused,
     pack,
-    unpack,
 )
 from archipel.protocol.secagg_plus.sizes import check_sizes
-from archipel.protocol.secagg_plus.state import LEFT, State, read_state, write_state
+from archipel.protocol.secagg_plus.state import State, read_state, write_state
+from archipel.protocol.secagg_plus.steps import take_once, take_step
 from archipel.protocol.secagg_plus.terms import Terms
 from archipel.protocol.secagg_plus.tree import check_members, hash_member
 from archipel.protocol.vector import Vector, check_vector
-
-M = TypeVar("M", bound=Packed)
-_STEPS = ("advertise", "draw", "deal", "receive", "mask", "confirm", "answer", "done")
 
 
 class Participant:
@@ -88,7 +93,7 @@ class Participant:
             raise CertificateError(f"device {self._own.device_id}: its chain is for another identity key")
         self._terms, self._identity, self._chain = terms, identity, chain
         self._enrolment_key, self._randomness, self._revoked = enrolment_key, randomness, revoked
-        self._salt = terms.session.salt
+        self._agreement = terms.agreement(terms.session)
         self._state = State(round_id=terms.session.round_id, plan=terms.session.plan)
 
     @classmethod
@@ -102,7 +107,8 @@ class Participant:
         if (kept.round_id, kept.plan) != (session.round_id, session.plan):
             raise ConsistencyError(f"state: it is of round {kept.round_id}, expected {session.round_id}")
         if kept.member and device._own != read_member(
-            kept.member, session, device._enrolment_key, device._own.population
+            kept.member, session, device._enrolment_key, device._own.population,
+            keys_bytes=device._agreement.full_bytes,
         )[0]:  # fmt: skip
             raise ConsistencyError(f"state: it is not of device {device.device_id}")
         device._state = kept
@@ -128,14 +134,11 @@ class Participant:
         state = self._state
         if state.done == "advertise":
             return state.member
-        with self._step("advertise"):
+        with take_step(self._state, "advertise"):
             state.cipher_secret, state.mask_secret = self._draw(keys.KEY_BYTES), self._draw(keys.KEY_BYTES)
             state.seed = self._draw(keys.KEY_BYTES)
-            public = RoundKeys(
-                keys.public_key(state.cipher_secret),
-                keys.public_key(state.mask_secret),
-                seed_digest(state.seed, self._terms.session),
-            )
+            cipher, mask = (self._agreement.private(secret) for secret in (state.cipher_secret, state.mask_secret))
+            public = self._agreement.publish(cipher, mask, seed_digest(state.seed, self._terms.session))
             state.keys = bytes(public)
             state.member = sign_member(self._terms.session, public, self._chain, self._identity)
             return state.member
@@ -158,7 +161,7 @@ class Participant:
             self._state.neighbours = draw_neighbours(size, invitation.place, terms.sizes.neighbours, self._draw)
             return Drawn(places=self._state.neighbours)
 
-        return self._once("draw", pack(invitation), Drawn, act)
+        return take_once(self._state, "draw", pack(invitation), Drawn, act)
 
     def deal(self, neighbours: Neighbours) -> Dealt:
         """Step 2: verifies the neighbours; returns shares of the mask key and of the seed, sealed for each.
@@ -168,9 +171,8 @@ class Participant:
 
         def act() -> Dealt:
             public = self._check_neighbours(neighbours)
-            self._state.mask_keys = {
-                place: public[place].mask_key for place in self._state.neighbours[: self._terms.sizes.partners]
-            }
+            partners = self._state.neighbours[: self._terms.sizes.partners]
+            self._state.mask_keys = {place: public[place].mask_key for place in partners}
             # Every check is done: only now are secrets split and leave the device.
             count = len(self._state.neighbours)
             pairs = zip(
@@ -178,17 +180,19 @@ class Participant:
                 shares.split(self._state.seed, self._terms.sizes.threshold, count, self._draw),
                 strict=True,
             )
-            own, private, dealt = self._invitation.place, keys.private_key(self._state.cipher_secret), []
+            own, private, dealt = self._invitation.place, self._agreement.private(self._state.cipher_secret), []
             for position, (place, pair) in enumerate(zip(self._state.neighbours, pairs, strict=True), start=1):
-                theirs = public[place].cipher_key
-                key = envelope_key(private, theirs, self._salt, self._public.cipher_key, theirs)
+                key, opening = self._agreement.lock(private, public[place])
                 dealt += [
+                    opening,
                     seal(key, self._bound, own, place, pair, self._draw),
                     commit_pair(self._bound, own, position, pair),
                 ]
+            if self._agreement.by_draw:
+                dealt.append(self._offer(partners, public))
             return Dealt(places=self._state.neighbours, dealt=b"".join(dealt))
 
-        return self._once("deal", pack(neighbours), Dealt, act)
+        return take_once(self._state, "deal", pack(neighbours), Dealt, act)
 
     def receive(self, inbox: Inbox) -> Refused:
         """Step 3: opens the envelopes that others sealed for this device; returns whose it cannot accept.
@@ -198,27 +202,35 @@ class Participant:
         """
 
         def act() -> Refused:
-            refused, own, private = [], self._invitation.place, keys.private_key(self._state.cipher_secret)
-            cipher_keys = divide("inbox", inbox.cipher_keys, keys.KEY_BYTES, len(inbox.dealers))
-            envelopes = divide("inbox", inbox.dealt, DEALT_BYTES, len(inbox.dealers))
-            for dealer, position, theirs, dealt in zip(
-                inbox.dealers, inbox.positions, cipher_keys, envelopes, strict=True
+            refused, own, private = [], self._invitation.place, self._agreement.private(self._state.cipher_secret)
+            count, partner = len(inbox.dealers), [place <= self._terms.sizes.partners for place in inbox.positions]
+            cipher_keys = divide("inbox", inbox.cipher_keys, keys.KEY_BYTES, count)
+            runs = (self._agreement.dealt_bytes(), count), (self._agreement.told_bytes, sum(partner))
+            envelopes, told = divide_runs("inbox", inbox.dealt, *runs)
+            mask, offers = self._agreement.private(self._state.mask_secret), iter(told)
+            for dealer, position, theirs, dealt, paired in zip(
+                inbox.dealers, inbox.positions, cipher_keys, envelopes, partner, strict=True
             ):
+                offered = next(offers) if paired else b""
                 # A second envelope would replace the first, and a share of the one be shown for the other.
                 if dealer in self._state.held or dealer in refused:
                     raise ShareError(f"inbox: shares from place {dealer} twice")
                 if dealer == own or dealer >= self._invitation.size:
                     raise ShareError(f"inbox: shares from place {dealer}, which is nobody else's in the cohort")
+                opening, sealed = dealt[: self._agreement.opening_bytes], dealt[self._agreement.opening_bytes :]
                 try:
-                    key = envelope_key(private, theirs, self._salt, theirs, self._public.cipher_key)
-                    self._state.held[dealer] = unseal(key, self._bound, dealer, own, position, dealt)
+                    key = self._agreement.unlock(private, theirs, opening)
+                    pair = unseal(key, self._bound, dealer, own, position, sealed)
+                    if paired and self._agreement.by_draw:
+                        self._state.heard[dealer] = self._agreement.accept(mask, offered, self._draw_of(dealer, own))
+                    self._state.held[dealer] = pair
                 except (ShareError, SecureAggregationError):
                     refused.append(dealer)
             # What leaks from the device later opens no envelope.
             self._state.cipher_secret = b""
             return Refused(dealers=sorted(refused))
 
-        return self._once("receive", pack(inbox), Refused, act)
+        return take_once(self._state, "receive", pack(inbox), Refused, act)
 
     def mask(self, vector: Vector, partners: Partners) -> Vector:
         """Step 4: masks `vector` (uint32 [length], entries below 2^modulus_bits) and returns the result.
@@ -227,21 +239,22 @@ class Participant:
         those that drew it. Raises ConsistencyError, ThresholdError (too many are gone to hide this device) or
         ProtocolError.
         """
-        with self._step("mask"):
+        with take_step(self._state, "mask"):
             check_vector("update", vector, self._terms.modulus_bits)
             masked = vector.copy()
-            own_key, private = self._public.mask_key, keys.private_key(self._state.mask_secret)
+            private, own = self._agreement.private(self._state.mask_secret), self._invitation.place
             # Should this device seem to have left, its mask key is reconstructed. If its vector comes after all, this
             # mask alone still hides it.
-            masks = [(keys.self_mask_key(self._state.seed, self._salt, own_key), 1)]
-            for place, public in self._remaining(partners).items():
-                key = keys.pairwise_mask_key(keys.agree(private, public), self._salt, own_key, public)
+            masks = [(keys.self_mask_key(self._state.seed, self._terms.session.salt, self._public.mask_key), 1)]
+            for link in self._remaining(partners):
+                draw = self._draw_of(own, link.place) if link.drew else self._draw_of(link.place, own)
+                key = self._agreement.mask_key(private, link.public, link.part, draw, link.drew)
                 # The one at the higher place adds the pair's mask, the other subtracts it.
-                masks.append((key, 1 if self._invitation.place > place else -1))
+                masks.append((key, 1 if own > link.place else -1))
             apply_masks(masked, masks)
             reduce(masked, self._terms.modulus_bits)
             # Without these no other vector can be masked, by whatever way the step is reached again.
-            self._state.mask_secret = self._state.seed = b""
+            self._state.forget_masks()
             self._state.given, self._state.said = b"", hashlib.sha256(masked.tobytes()).digest()
             return masked
 
@@ -265,7 +278,7 @@ class Participant:
             signatures = [self._identity.sign(inclusion(self._bound, dealer, own)) for dealer in present]
             return Confirmed(signatures=b"".join(signatures))
 
-        return self._once("confirm", pack(question), Confirmed, act)
+        return take_once(self._state, "confirm", pack(question), Confirmed, act)
 
     def answer(self, question: Question, inclusions: Inclusions = NOBODY_SAYS) -> Answer:
         """Step 6: shows one share of each dealer asked for: of the seed of those present, of the mask key of the rest.
@@ -287,20 +300,24 @@ class Participant:
                 presence=self._identity.sign(presence(self._bound)),
             )
 
-        return self._once("answer", pack(question) + pack(inclusions), Answer, act)
+        return take_once(self._state, "answer", pack(question) + pack(inclusions), Answer, act)
 
     def _check_neighbours(self, neighbours: Neighbours) -> dict[int, RoundKeys]:
-        places = [*self._state.neighbours, self._invitation.place]
+        places, partners = [*self._state.neighbours, self._invitation.place], self._terms.sizes.partners
         if len(neighbours.members) != len(places):
             raise ConsistencyError(f"neighbours: expected {len(places)} members, got {len(neighbours.members)}")
-        leaves = {place: hash_member(member) for place, member in zip(places, neighbours.members, strict=True)}
+        by_draw, own = self._agreement.by_draw, self._state.member
+        # Of those that it shares no mask with, and of itself, a device gets short members; hashed are these.
+        full = [by_draw and place in self._state.neighbours[:partners] for place in places]
+        short = [shorten(m) if whole else m for m, whole in zip(neighbours.members, full, strict=True)]
+        leaves = {place: hash_member(member) for place, member in zip(places, short, strict=True)}
         check_members(self._invitation.root, self._invitation.size, leaves, neighbours.proof)
         # With other keys than its own, which an earlier attempt may have signed, nobody could open anything.
-        if neighbours.members[-1] != self._state.member:
+        if short[-1] != (shorten(own) if by_draw else own):
             raise ConsistencyError("cohort: this device is not at its place with the keys that it advertised")
         distinct, public = Distinct(), {}
-        for place, member in zip(places, neighbours.members, strict=True):
-            device, round_keys = self._read(member)
+        for place, member, whole in zip(places, neighbours.members, full, strict=True):
+            device, round_keys = self._read(member, whole)
             if device.kind != self._own.kind:
                 raise ConsistencyError(f"cohort: {device.device_id} is a {device.kind}, this participant another kind")
             distinct.add(device, round_keys)
@@ -308,8 +325,23 @@ class Participant:
         del self._state.device_keys[self._invitation.place]
         return public
 
-    def _read(self, member: bytes) -> tuple[VerifiedDevice, RoundKeys]:
-        return read_member(member, self._terms.session, self._enrolment_key, self._own.population, self._revoked)
+    def _read(self, member: bytes, full: bool) -> tuple[VerifiedDevice, RoundKeys]:
+        size = self._agreement.full_bytes if full else self._agreement.short_bytes
+        population = self._own.population
+        return read_member(member, self._terms.session, self._enrolment_key, population, self._revoked, size)
+
+    def _offer(self, partners: list[int], public: dict[int, RoundKeys]) -> bytes:
+        """What goes to each partner for the mask that it will share with this device."""
+        mask, sent = self._agreement.private(self._state.mask_secret), []
+        for place in partners:
+            draw = self._draw_of(self._invitation.place, place)
+            part, offered = self._agreement.offer(mask, public[place], draw)
+            self._state.parts[place] = part
+            sent.append(offered)
+        return b"".join(sent)
+
+    def _draw_of(self, drawer: int, drawn: int) -> Draw:
+        return Draw(self._bound, drawer, drawn)
 
     def _check_question(self, question: Question) -> None:
         asked = [*question.present, *question.left]
@@ -319,25 +351,11 @@ class Participant:
         if foreign:
             raise ConsistencyError(f"question: this device holds no shares of places {foreign[:3]}")
 
-    def _remaining(self, partners: Partners) -> dict[int, bytes]:
-        """The mask keys of everybody that this device shares a mask with, by place."""
-        gone = set(partners.gone)
-        if not gone <= set(self._state.mask_keys):
-            raise ConsistencyError("partners: the server says that somebody left whom this device did not draw")
-        own = {place: key for place, key in self._state.mask_keys.items() if place not in gone}
+    def _remaining(self, partners: Partners) -> list[Link]:
+        """Every mask that this device shares with somebody."""
         # Of those that hide this device, `sizes` counts on so many at this point.
         needed = self._terms.sizes.threshold if self._terms.assumed.server == "malicious" else 1
-        drawn = len(self._state.mask_keys)
-        if len(own) < min(needed, drawn):
-            raise ThresholdError(
-                f"partners: {len(own)} of {drawn} are still there, {needed} are needed to hide a vector"
-            )
-        mask_keys = divide("partners", partners.mask_keys, keys.KEY_BYTES, len(partners.others))
-        others = dict(zip(partners.others, mask_keys, strict=True))
-        if self._invitation.place in others or len(others) != len(partners.others):
-            raise ConsistencyError("partners: this device itself, or somebody twice")
-        # A pair that drew each other shares one mask, with the key that this device has verified.
-        return {**others, **own}
+        return find_links(partners, self._state, self._invitation.place, needed, self._agreement.by_draw)
 
     def _draw(self, count: int) -> bytes:
         drawn = self._randomness(count)
@@ -359,29 +377,3 @@ class Participant:
     @property
     def _public(self) -> RoundKeys:
         return split_keys(self._state.keys)
-
-    def _once(self, name: str, given: bytes, kind: type[M], act: Callable[[], M]) -> M:
-        """What `act` returns; where the step was done with the same `given`, what it has returned then."""
-        digest = hashlib.sha256(given).digest()
-        if (self._state.done, self._state.given) == (name, digest):
-            return unpack(self._state.said, kind)
-        with self._step(name):
-            message = act()
-            self._state.given, self._state.said = digest, pack(message)
-            return message
-
-    @contextmanager
-    def _step(self, name: str) -> Iterator[None]:
-        state = self._state
-        if state.next != name:
-            raise SecureAggregationError(f"step {name!r} in round {state.round_id}: expected {state.next!r}")
-        # Before the step: an interrupted step cannot be repeated, such as `answer` to another question.
-        state.next = LEFT
-        try:
-            yield
-        except BaseException:
-            state.forget()
-            raise
-        state.done, state.next = name, _STEPS[_STEPS.index(name) + 1]
-        if name == "answer":
-            state.forget()

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from archipel.errors import MessageError, ShareError
 from archipel.protocol.secagg.keys import KEY_BYTES
-from archipel.protocol.secagg_plus.envelope import DEALT_BYTES, divide
-from archipel.protocol.secagg_plus.member import read_keys
+from archipel.protocol.secagg_plus.agreement import KeyAgreement
+from archipel.protocol.secagg_plus.alone import Alone
+from archipel.protocol.secagg_plus.envelope import divide_runs
+from archipel.protocol.secagg_plus.member import read_keys, shorten
 from archipel.protocol.secagg_plus.messages import (
     SIGNATURE_BYTES,
     Answer,
@@ -45,18 +47,23 @@ class Roster:
     Arguments:
         members: as they advertised, in the order of their places; the caller has verified each (`read_member`).
         sizes: those of the plan.
+        agreement: how two devices agree on keys.
     """
 
-    def __init__(self, members: Sequence[bytes], sizes: Sizes) -> None:
-        self.members, self.sizes = members, sizes
+    def __init__(self, members: Sequence[bytes], sizes: Sizes, agreement: type[KeyAgreement] = Alone) -> None:
+        self.members, self.sizes, self.agreement = members, sizes, agreement
         self.keys = [read_keys(member) for member in members]
-        self._tree = MemberTree([hash_member(member) for member in members])
+        self._short = [shorten(member) for member in members] if agreement.by_draw else members
+        self._tree = MemberTree([hash_member(member) for member in self._short])
         neighbours = min(sizes.neighbours, len(members) - 1)
         # Whom each drew, by position; whether that holder has the shares; and the envelopes with their commitments.
         self.drawn: NDArray[np.int64] = np.full((len(members), neighbours), _NOBODY)
         self.holds = np.zeros(self.drawn.shape, bool)
         # Memory that nobody has written costs nothing: only the rows of those in `has_dealt` take any.
-        self.dealt = np.zeros((*self.drawn.shape, DEALT_BYTES), np.uint8)
+        self.dealt = np.zeros((*self.drawn.shape, agreement.dealt_bytes()), np.uint8)
+        # What each sent for its partners, by position.
+        partners = min(sizes.partners, neighbours)
+        self.offers = np.zeros((len(members), partners, agreement.offer_bytes), np.uint8)
         self.has_dealt = np.zeros(len(members), bool)
         self._cipher_keys = _stack(key.cipher_key for key in self.keys)
         self._mask_keys = _stack(key.mask_key for key in self.keys)
@@ -73,8 +80,10 @@ class Roster:
     def introduce(self, place: int, drawn: Drawn) -> Neighbours:
         """The members that the device at `place` drew. Raises MessageError for places that it cannot have drawn."""
         self._check_drawn(place, drawn.places)
-        asked = [*drawn.places, place]
-        return Neighbours(members=[self.members[other] for other in asked], proof=self._tree.prove(asked))
+        asked, partners = [*drawn.places, place], self.sizes.partners
+        members = [self.members[other] for other in drawn.places[:partners]]
+        members += [self._short[other] for other in asked[len(members) :]]
+        return Neighbours(members=members, proof=self._tree.prove(asked))
 
     def _check_drawn(self, place: int, chosen: Sequence[int]) -> None:
         if len(chosen) != self.drawn.shape[1] or len(set(chosen)) != len(chosen) or place in chosen:
@@ -88,7 +97,9 @@ class Roster:
             raise MessageError(f"dealt: the device at place {place} has dealt before")
         self.check_dealt(place, dealt)
         self.drawn[place] = dealt.places
-        self.dealt[place] = np.frombuffer(dealt.dealt, np.uint8).reshape(-1, DEALT_BYTES)
+        given, stop = np.frombuffer(dealt.dealt, np.uint8), self.dealt[place].size
+        self.dealt[place] = given[:stop].reshape(self.dealt[place].shape)
+        self.offers[place] = given[stop:].reshape(self.offers[place].shape)
         self.has_dealt[place] = True
         self.holds[place] = True
         self._by_holder = None
@@ -96,7 +107,10 @@ class Roster:
     def check_dealt(self, place: int, dealt: Dealt) -> None:
         """Raises MessageError unless the device at `place` can have drawn these, with one envelope for each."""
         self._check_drawn(place, dealt.places)
-        divide("dealt", dealt.dealt, DEALT_BYTES, self.drawn.shape[1])
+        count, partners = self.drawn.shape[1], self.offers.shape[1]
+        divide_runs(
+            "dealt", dealt.dealt, (self.agreement.dealt_bytes(), count), (self.agreement.offer_bytes, partners)
+        )  # fmt: skip
 
     def dealers(self, place: int) -> list[int]:
         """The places of everybody that dealt to the device at `place`."""
@@ -105,9 +119,12 @@ class Roster:
     def inbox(self, place: int) -> Inbox:
         """The envelopes for the device at `place`, by dealer."""
         dealers, positions = self._to(place)
+        paired = positions < self.offers.shape[1]
+        told = self.offers[dealers[paired], positions[paired], : self.agreement.told_bytes]
         return Inbox(
             dealers=dealers.tolist(), positions=(positions + 1).tolist(),
-            cipher_keys=self._cipher_keys[dealers].tobytes(), dealt=self.dealt[dealers, positions].tobytes(),
+            cipher_keys=self._cipher_keys[dealers].tobytes(),
+            dealt=self.dealt[dealers, positions].tobytes() + told.tobytes(),
         )  # fmt: skip
 
     def settle(self, refused: Mapping[int, Refused]) -> set[int]:
@@ -132,25 +149,41 @@ class Roster:
 
     def pair(self, place: int, sharers: AbstractSet[int]) -> Partners:
         """With whom the device at `place`, one of U2 (`sharers`), shares masks."""
-        own = self.drawn[place, : self.sizes.partners].tolist()
+        linked = self._linked()
+        own = self.drawn[place, : linked.shape[1]].tolist()
+        stays = [other in sharers and there for other, there in zip(own, linked[place].tolist(), strict=True)]
         dealers, positions = self._to(place)
-        others = [dealer for dealer in dealers[positions < self.sizes.partners].tolist() if dealer in sharers]
+        paired = positions < linked.shape[1]
+        dealers, positions = dealers[paired], positions[paired]
+        others = [dealer for dealer in dealers[linked[dealers, positions]].tolist() if dealer in sharers]
         return Partners(
-            gone=sorted(other for other in own if other not in sharers),
+            gone=sorted(other for other, here in zip(own, stays, strict=True) if not here),
             others=others, mask_keys=self._mask_keys[others].tobytes(),
         )  # fmt: skip
 
-    def pairs(self, sharers: Collection[int], left: Collection[int]) -> list[tuple[int, int]]:
-        """(who left, who is present) for every mask between two of U2 that stays in the sum."""
+    def pairs(self, sharers: Collection[int], left: Collection[int]) -> NDArray[np.int64]:
+        """For every mask between two of U2 that stays in the sum: who left, who is present, which of them drew the
+        other, and at which position, from 0. [masks, 4]"""
         inside, gone = self._mask(sharers), self._mask(left)
-        first = self.drawn[:, : self.sizes.partners]
-        one, column = np.nonzero(inside[:, None] & inside[first])
+        linked = self._linked()
+        first = self.drawn[:, : linked.shape[1]]
+        one, column = np.nonzero(inside[:, None] & inside[first] & linked)
         other = first[one, column]
         mixed = gone[one] != gone[other]
-        one, other = one[mixed], other[mixed]
-        both = np.stack([np.where(gone[one], one, other), np.where(gone[one], other, one)], axis=1)
-        # Two that drew each other share one mask.
-        return [(int(a), int(b)) for a, b in np.unique(both, axis=0)]
+        one, other, column = one[mixed], other[mixed], column[mixed]
+        found = np.stack([np.where(gone[one], one, other), np.where(gone[one], other, one), one, column], axis=1)
+        if not self.agreement.by_draw:
+            # Two that drew each other share one mask.
+            _, rows = np.unique(found[:, :2], axis=0, return_index=True)
+            return found[rows]
+        return found
+
+    def _linked(self) -> NDArray[np.bool_]:
+        """Whether each shares a mask with a partner that it drew, if both are in U2: [members, partners].
+
+        With ML-KEM the partner must have accepted what it was sent; by itself X25519's key is there without."""
+        there = self.holds[:, : self.offers.shape[1]]
+        return there if self.agreement.by_draw else np.ones_like(there)
 
     def ask(self, place: int, survivors: AbstractSet[int]) -> Question:
         """What the device at `place` is asked: U3 (`survivors`) are present, the rest of its dealers left."""

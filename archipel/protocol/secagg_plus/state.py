@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from archipel.errors import MessageError
 from archipel.protocol.messages import Digest, Key, RoundId
+from archipel.protocol.secagg_plus.member import FULL_BYTES
 from archipel.protocol.secagg_plus.messages import Invitation, Place, Question
 from archipel.protocol.secagg_plus.shares import SHARE_BYTES
 
@@ -36,6 +37,8 @@ class State(msgspec.Struct, kw_only=True, array_like=True, forbid_unknown_fields
         question: the one that it has confirmed.
         done, given, said: the last step, the digest of what it was given, and what it returned; of a masked vector the
             digest alone, since whoever sends the vector keeps it.
+        parts, heard: with ML-KEM the secret parts of the keys of masks, by the place of a partner that the device drew,
+            and of one that drew it; empty once they are dropped.
     """
 
     round_id: RoundId
@@ -45,7 +48,7 @@ class State(msgspec.Struct, kw_only=True, array_like=True, forbid_unknown_fields
     mask_secret: Secret = b""
     seed: Secret = b""
     held: dict[Place, tuple[Share, Share]] = {}
-    keys: Annotated[bytes, Meta(max_length=96)] = b""
+    keys: Annotated[bytes, Meta(max_length=FULL_BYTES)] = b""
     member: bytes = b""
     invitation: Invitation | None = None
     neighbours: list[Place] = []
@@ -55,14 +58,22 @@ class State(msgspec.Struct, kw_only=True, array_like=True, forbid_unknown_fields
     done: str = ""
     given: bytes = b""
     said: bytes = b""
+    parts: dict[Place, Key] = {}
+    heard: dict[Place, Key] = {}
 
     def __repr__(self) -> str:
         return f"<State of round {self.round_id}, next: {self.next}>"
 
     def forget(self) -> None:
         """Drops all secrets."""
-        self.cipher_secret = self.mask_secret = self.seed = b""
+        self.cipher_secret = b""
         self.held = {}
+        self.forget_masks()
+
+    def forget_masks(self) -> None:
+        """Drops those without which no vector can be masked."""
+        self.mask_secret = self.seed = b""
+        self.parts, self.heard = {}, {}
 
 
 _DECODER = msgspec.msgpack.Decoder(State)

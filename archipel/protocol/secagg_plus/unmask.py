@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from archipel.errors import DealtSharesError, ShareError, ThresholdError
 from archipel.protocol.secagg import keys
 from archipel.protocol.secagg.masks import apply_masks, reduce
-from archipel.protocol.secagg_plus.envelope import ENVELOPE_BYTES, bind
+from archipel.protocol.secagg_plus.agreement import Draw, Private
+from archipel.protocol.secagg_plus.envelope import COMMITMENTS_BYTES, bind
 from archipel.protocol.secagg_plus.member import Session, seed_digest
 from archipel.protocol.secagg_plus.messages import Answer, Question
 from archipel.protocol.secagg_plus.roster import Roster
@@ -53,31 +55,44 @@ def unmask_sum(
         ThresholdError: too few answered.
         ShareError: some showed other shares than they were dealt. It has their places, as text: leave their answers
             out and try again.
-        DealtSharesError: the places in it dealt wrong shares, so the sum cannot be unmasked.
+        DealtSharesError: the places in it dealt wrong shares, or wrong keys of masks, so the sum cannot be unmasked.
     """
     check_vector("sum", total, modulus_bits)
     present, left = sorted(survivors), sorted(set(sharers) - set(survivors))
     shares = _Shares(roster, questions, answers)
-    bound = bind(session, roster.root)
+    bound, agreement = bind(session, roster.root), roster.agreement(session)
+    found_keys: dict[int, Private] = {}
+
+    def is_mask_secret(place: int, secret: bytes) -> bool:
+        found_keys[place] = agreement.private(secret)
+        return agreement.is_of(found_keys[place], roster.keys[place])
+
     seeds = shares.recover(present, "seed", bound, lambda place, seed: _is_seed(roster, session, place, seed))
-    recovered = shares.recover(left, "mask key", bound, lambda place, key: _is_mask_key(roster, place, key))
-    mask_keys = {place: keys.private_key(private) for place, private in recovered.items()}
+    shares.recover(left, "mask key", bound, is_mask_secret)
     salt = session.salt
 
     def self_mask(place: int) -> tuple[bytes, int]:
         return keys.self_mask_key(seeds[place], salt, roster.keys[place].mask_key), -1
 
-    def pair_mask(pair: tuple[int, int]) -> tuple[bytes, int]:
-        gone, here = pair
-        one, other = roster.keys[gone].mask_key, roster.keys[here].mask_key
+    def pair_mask(pair: NDArray[np.int64]) -> tuple[bytes, int] | None:
+        gone, here, drawer, column = pair.tolist()
+        draw, drew = Draw(bound, drawer, here if drawer == gone else gone), drawer == gone
+        try:
+            part = agreement.recover(found_keys[gone], roster.offers[drawer, column].tobytes(), draw, drew)
+        except ShareError:
+            wrong.add(drawer)
+            return None
+        key = agreement.mask_key(found_keys[gone], roster.keys[here].mask_key, part, draw, drew)
         # The survivor at the higher place added the mask, so it is taken off, and the other way round.
-        return keys.pairwise_mask_key(keys.agree(mask_keys[gone], other), salt, one, other), -1 if here > gone else 1
+        return key, -1 if here > gone else 1
 
-    work = [(self_mask, place) for place in present] + [(pair_mask, pair) for pair in roster.pairs(sharers, left)]
+    wrong: set[int] = set()
+    work: list[tuple[Any, Any]] = [(self_mask, place) for place in present]
+    work += [(pair_mask, pair) for pair in roster.pairs(sharers, left)]
 
-    def take_off(part: Sequence[tuple[object, object]]) -> Vector:
+    def take_off(part: Sequence[tuple[Any, Any]]) -> Vector:
         found = np.zeros_like(total)
-        apply_masks(found, (make(whose) for make, whose in part))  # type: ignore[operator]
+        apply_masks(found, (mask for make, whose in part if (mask := make(whose)) is not None))
         return found
 
     count = threads or len(os.sched_getaffinity(0))
@@ -85,6 +100,9 @@ def unmask_sum(
     with ThreadPoolExecutor(count) as pool:
         for found in pool.map(take_off, [work[index::count] for index in range(count)]):
             result += found
+    if wrong:
+        names = [str(place) for place in sorted(wrong)]
+        raise DealtSharesError(f"keys of masks: places {names[:3]} sent others than they committed to", names)
     reduce(result, modulus_bits)
     return result
 
@@ -143,7 +161,7 @@ class _Shares:
         """Who showed another share than the dealer committed to."""
         liars = set()
         for position, share in zip(positions.tolist(), shares):
-            pair = self._roster.dealt[dealer, position, ENVELOPE_BYTES:].tobytes()
+            pair = self._roster.dealt[dealer, position, -COMMITMENTS_BYTES:].tobytes()
             committed = pair[:COMMITMENT_BYTES] if kind == "mask key" else pair[COMMITMENT_BYTES:]
             if commit(dealer, position + 1, share.astype("<u4").tobytes(), bound + kind.encode()) != committed:
                 liars.add(int(self._roster.drawn[dealer, position]))
@@ -152,7 +170,3 @@ class _Shares:
 
 def _is_seed(roster: Roster, session: Session, place: int, seed: bytes) -> bool:
     return seed_digest(seed, session) == roster.keys[place].seed_digest
-
-
-def _is_mask_key(roster: Roster, place: int, private: bytes) -> bool:
-    return keys.public_key(private) == roster.keys[place].mask_key

@@ -13,13 +13,16 @@ Name = String(128)
 
 class Model(Base):
     """A model of a population, in numbered versions. `promoted` is the number of the version for all devices,
-    `promotion` that of the entry in `promotions` which made it so; both are null before the first promotion."""
+    `promotion` that of the entry in `promotions` which made it so; both are null before the first promotion.
+    `keep_versions` and `keep_days` stand in place of the server's settings of these names; null: the settings hold."""
 
     __tablename__ = "models"
     name: Mapped[str] = mapped_column(Name, primary_key=True)
     population: Mapped[str] = mapped_column(Name, index=True)
     promoted: Mapped[int | None] = mapped_column(Integer)
     promotion: Mapped[int | None] = mapped_column(Integer)
+    keep_versions: Mapped[int | None] = mapped_column(Integer)
+    keep_days: Mapped[float | None] = mapped_column(Float)
     created: Mapped[float] = mapped_column(Float)
 
 
@@ -35,7 +38,7 @@ class ModelVersion(Base):
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     digest: Mapped[str] = mapped_column(Digest)
     bundle: Mapped[str] = mapped_column(ForeignKey("bundles.digest"))
-    weights: Mapped[str | None] = mapped_column(Digest)
+    weights: Mapped[str | None] = mapped_column(Digest, index=True)
     parent: Mapped[int | None] = mapped_column(Integer)
     task_id: Mapped[str | None] = mapped_column(Id)
     task_version: Mapped[int | None] = mapped_column(Integer)

@@ -94,8 +94,8 @@ class CheckInRow(Base):
 
     `due` is 0 in a round, until the device has checked in again after it, and for ever if the device was revoked.
     `versions` are the versions of each model that it fetched last, null if it does not report them. `neighbours`:
-    whether it can take part in secure rounds over neighbours; `adds_noise`: in rounds whose devices add noise;
-    `aggregator`: it is an edge server.
+    whether it can take part in secure rounds over neighbours; `mlkem`: in those with ML-KEM; `adds_noise`: in rounds
+    whose devices add noise; `aggregator`: it is an edge server.
     """
 
     __tablename__ = "check_ins"
@@ -107,6 +107,7 @@ class CheckInRow(Base):
     # `none_as_null`: otherwise None would be the JSON text null, which IS NULL does not find.
     versions: Mapped[dict[str, int] | None] = mapped_column(JSON(none_as_null=True))
     neighbours: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
+    mlkem: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     adds_noise: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     aggregator: Mapped[bool] = mapped_column(Boolean, default=False, server_default=false())
     round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), index=True)
@@ -132,7 +133,11 @@ class DeviceSession(Base):
 
 
 class Blob(Base):
-    """A blob and its use: `bundle`, `weights`, `broadcast`, `revocations` or `state`; see server.rounds.reach."""
+    """A blob and its use: `bundle`, `weights`, `broadcast`, `revocations` or `state`; see server.rounds.reach.
+
+    `deleted` is when retention gave it up, and `why`; `removed` when its file went after that (server.retention). The
+    row stays. Rows of new blobs are made by server.storage.blob_rows alone.
+    """
 
     __tablename__ = "blobs"
     digest: Mapped[str] = mapped_column(Digest, primary_key=True)
@@ -140,6 +145,18 @@ class Blob(Base):
     kind: Mapped[str] = mapped_column(String(16), primary_key=True)
     size: Mapped[int] = mapped_column(BigInteger)
     created: Mapped[float] = mapped_column(Float)
+    deleted: Mapped[float | None] = mapped_column(Float)
+    removed: Mapped[float | None] = mapped_column(Float)
+    why: Mapped[str] = mapped_column(String(256), server_default="")
+    __table_args__ = (
+        Index(
+            # Only of files that are still to go.
+            "ix_blobs_going",
+            "digest",
+            sqlite_where=text("deleted IS NOT NULL AND removed IS NULL"),
+            postgresql_where=text("deleted IS NOT NULL AND removed IS NULL"),
+        ),
+    )
 
 
 class BundleRow(Base):
@@ -349,8 +366,8 @@ class Version(Base):
     __tablename__ = "versions"
     task_id: Mapped[str] = mapped_column(ForeignKey("tasks.task_id"), primary_key=True)
     number: Mapped[int] = mapped_column(Integer, primary_key=True)
-    weights: Mapped[str] = mapped_column(Digest)
-    strategy_state: Mapped[str | None] = mapped_column(Digest)
+    weights: Mapped[str] = mapped_column(Digest, index=True)
+    strategy_state: Mapped[str | None] = mapped_column(Digest, index=True)
     parent: Mapped[str | None] = mapped_column(Digest)
     # Unique: no round can make two versions, whatever a coordinator does.
     round_id: Mapped[str | None] = mapped_column(ForeignKey("rounds.round_id"), unique=True)

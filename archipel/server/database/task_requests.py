@@ -9,6 +9,7 @@ import msgspec
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.sealed import Sealed, decode
+from archipel.server.database.site_tables import SiteRound
 from archipel.server.database.tables import Round, Task
 
 decode_request = lru_cache(maxsize=256)(msgspec.json.Decoder(TaskRequest).decode)
@@ -20,8 +21,9 @@ def request_of(task: Task) -> TaskRequest:
     return decode_request(task.request)
 
 
-def read_plan(current: Round) -> RoundPlan:
-    """The plan that the devices were given. The signature is not verified: the plan is this server's own."""
+def read_plan(current: Round | SiteRound) -> RoundPlan:
+    """The plan that the devices were given, or the upstream server's. The signature is not verified: the plan is this
+    server's own, or was verified before it was stored."""
     return decode("plan", decode("plan", current.plan, Sealed).body, RoundPlan)
 
 

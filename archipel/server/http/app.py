@@ -21,6 +21,9 @@ from archipel.server.services import Clock, Services
 from archipel.server.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
     from archipel.server.telemetry.measures import Measures
 
 
@@ -58,6 +61,7 @@ def create_app(
         app.wsgi_app = ProxyFix(  # type: ignore[method-assign]
             app.wsgi_app, x_for=settings.trusted_proxies, x_proto=0, x_host=0, x_port=0, x_prefix=0
         )
+    app.wsgi_app = _bounded(app.wsgi_app, services)  # type: ignore[method-assign, assignment]
     door = Door(services, Authenticator(services), RequestLimits(settings))
     people = pages.routes(demo_page, demo=settings.demo, stall_seconds=settings.stall_seconds)
     for name, routes in {**ROUTES, "pages": people}.items():
@@ -65,3 +69,13 @@ def create_app(
     named = ((f"{name}.{route.name}", route) for name, routes in ROUTES.items() for route in routes)
     cross_origin.register(app, settings.allowed_origins, named)
     return app
+
+
+def _bounded(application: WSGIApplication, services: Services) -> WSGIApplication:
+    """Works on as many requests at once as the settings say; there are more threads than that, for held check-ins."""
+
+    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        with services.held.places:
+            return application(environ, start_response)
+
+    return serve

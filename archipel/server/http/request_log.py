@@ -16,9 +16,12 @@ from archipel.server.storage.log_files import LogFile
 from archipel.server.telemetry import log_lines
 from archipel.tracing import Tracer, read_parent
 
+HELD = "archipel.held"
+"""In a request's environment: for how many seconds it was kept waiting on purpose, which is no time of work."""
+
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """`time` is in Unix seconds, `ms` until the response was ready.
+    """`time` is in Unix seconds; `ms` until the response was ready, without the time for which a check-in was held.
 
     `device` is the calling device's id, `round_id` that of the path, or None.
     """
@@ -61,7 +64,7 @@ def register(
     @app.after_request
     def _(response: Response) -> Response:
         response.headers["X-Request-Id"] = g.request_id
-        seconds = time.perf_counter() - g.started
+        seconds = time.perf_counter() - g.started - request.environ.get(HELD, 0.0)
         entry = Entry(
             time=round(time.time(), 3),
             method=request.method,

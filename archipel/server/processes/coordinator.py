@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, LeaseLostError, SpoiledRoundError
+from archipel.protocol.messages import over_neighbours
 from archipel.protocol.uploads import plan_layout
 from archipel.server.database.tables import (
     BundleRow,
@@ -38,6 +39,7 @@ from archipel.server.processes.leftovers import owners_of_files
 from archipel.server.processes.round_watch import RoundWatch
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
+from archipel.server.retention.schedule import Retention
 from archipel.server.rounds import buffers, evaluating, folding, ledger, opening, robust
 from archipel.server.rounds.aggregation import aggregate
 from archipel.server.rounds.candidates import fewest, root_waits
@@ -83,6 +85,7 @@ class Coordinator:
         self._lease = lease
         self._watch = RoundWatch(services)
         self._next_cleaning = 0.0
+        self._retention = Retention(services)
         self._step_began = 0.0
 
     def run(self, stop: Stop) -> None:
@@ -169,10 +172,7 @@ class Coordinator:
             live = session.execute(select(Round.round_id, Round.phase).where(Round.ended.is_(None))).all()
             at_work = select(func.count()).where(Round.task_id == Task.task_id, Round.ended.is_(None)).scalar_subquery()
             # One round at a time, but as many groups as fit into `concurrency` devices.
-            most = case(
-                (_GROUPS, func.coalesce(Task.concurrency, 2 * Task.cohort) // Task.cohort),
-                else_=1,
-            )
+            most = case((_GROUPS, func.coalesce(Task.concurrency, 2 * Task.cohort) // Task.cohort), else_=1)
             idle = list(session.scalars(select(Task).where(Task.state == "running", at_work < most)))
         happened = False
         for round_id in self._watch.each(live):
@@ -183,7 +183,7 @@ class Coordinator:
         if services.clock() >= self._next_cleaning:
             self._next_cleaning = services.clock() + CLEAN_SECONDS
             self._clean()
-        return happened
+        return happened | self._retention.step(self._write)
 
     def _advance(self, round_id: str) -> bool:
         services, settings = self._services, self._services.settings
@@ -203,7 +203,7 @@ class Coordinator:
                 due = buffers.seats_are_due(session, current, task, now=now, window=window)
             folds = stays and rule.collects and not robust.keeps_single(request_of(task))
             waiting = folding.pending(session, current, task) if folds else []
-            if not stays and rule.name == "complaining" and read_plan(current).protocol == "neighbours":
+            if not stays and rule.name == "complaining" and over_neighbours(read_plan(current).protocol):
                 # So that the transaction below does not wait for many envelopes.
                 services.frozen.roster(session, round_id).with_envelopes(session)
         if stays:
@@ -317,7 +317,7 @@ class Coordinator:
             elif outcome.site_sum:
                 done = holding.keep_sum(session, current, outcome.site_sum, outcome.cohort)
             else:
-                record_result(session, current, task, outcome, settings=settings, now=now)
+                record_result(session, current, task, outcome, settings=settings, blobs=services.blobs, now=now)
                 done = Transition(round_id, "committed")
             set_aside_faulty(session, round_id, settings, now)
         self._report(done)

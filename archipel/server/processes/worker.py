@@ -27,6 +27,17 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self._places = threading.Semaphore(CLOSING)
         super().init_process()
 
+    def handle_exit(self, sig: Any, frame: Any) -> None:
+        """Called when the process is to end: answers the devices that wait, which would keep it from ending."""
+        super().handle_exit(sig, frame)
+        # Not here: a signal may come while this thread holds a lock.
+        self.method_queue.defer(self._answer_held)
+
+    def _answer_held(self) -> None:
+        app = getattr(self, "wsgi", None)
+        if app is not None:
+            app.extensions["archipel"].held.close()
+
     def enqueue_req(self, conn: Any) -> None:
         """Have a connection's next request served."""
         vars(conn)["close"] = partial(self._close, conn)

@@ -23,6 +23,7 @@ from archipel.server.database.registry_tables import Model, ModelVersion, OfferS
 from archipel.server.database.tables import BundleRow, Task, Version
 from archipel.server.database.task_requests import request_of
 from archipel.server.rounds import reach
+from archipel.server.storage.blob_rows import keep_weights
 
 
 def find_model(
@@ -89,6 +90,7 @@ def register(
     )
     if known is not None:
         return known, False
+    keep_weights(session, made.weights, error=InvalidRequestError)
     made.number = (newest(session, model.name) or 0) + 1  # the model's lock keeps others from taking the same number
     made.created = now
     session.add(made)

@@ -21,6 +21,7 @@ from archipel.server.database.registry_tables import Model, ModelVersion, Rollou
 from archipel.server.database.tables import BundleRow, CheckInRow, Round, Task, Version
 from archipel.server.devices.smallest_answer import round_down
 from archipel.server.registry.expiry import expiry, why_not_offered
+from archipel.server.storage.blob_rows import deleted_weights
 
 COUNTED_SECONDS = 30 * 86400.0
 """How long after its last check-in a device still counts among those that fetched a version."""
@@ -57,6 +58,8 @@ def describe_models(session: Session, models: Sequence[Model], now: float) -> li
             newest=newest.get(each.name),
             rollout_id=live.get(each.name),
             not_offered=withheld.get(each.name, ""),
+            keep_versions=each.keep_versions,
+            keep_days=each.keep_days,
             created=each.created,
         )
         for each in models
@@ -76,6 +79,7 @@ def describe_versions(
     trained = {
         (row.task_id, row.number): row for row in session.scalars(select(Version).where(Version.task_id.in_(tasks)))
     }
+    deleted = deleted_weights(session, [each.weights for each in versions])
     live = session.execute(_live([model.name])).one_or_none()
     fetched: dict[int, int | None] = dict(_fetched(session, model, [each.number for each in versions], now))
     asked = select(Rollout.eligibility).where(Rollout.model == model.name, Rollout.eligibility != "").limit(1)
@@ -95,6 +99,7 @@ def describe_versions(
     described = []
     for version in versions:
         lineage, origin = lineages[version.bundle], trained.get((version.task_id or "", version.task_version or 0))
+        gone = deleted.get(version.weights or "", (None, ""))
         described.append(
             VersionInfo(
                 model=model.name,
@@ -111,6 +116,8 @@ def describe_versions(
                 cohort=None if origin is None else origin.cohort,
                 downloaded=fetched.get(version.number, 0),
                 not_after=expiry(manifests[version.bundle]),
+                weights_deleted=gone[0],
+                deleted_why=gone[1],
                 created=version.created,
                 bundle_parent=lineage.parent,
                 recipe=list(lineage.recipe),

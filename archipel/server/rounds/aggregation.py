@@ -19,7 +19,7 @@ from archipel import strategies
 from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
 from archipel.privacy.central import draw_noise, release_sum
-from archipel.protocol.messages import Cohort, RoundPlan, Unmasking
+from archipel.protocol.messages import Cohort, RoundPlan, Unmasking, over_neighbours
 from archipel.protocol.narrow import reduce_sum
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.sealed import decode
@@ -250,7 +250,7 @@ def _collect(session: Session, frozen: FrozenRounds, round_id: str) -> Collected
     waiting = [] if task.buffered else folding.pending(session, current, task)
     complete, groups = plan.privacy == "secure" and plan.protocol == "complete", _read_groups(session, current)
     # Where the groups have their sums there is nothing to unmask any more.
-    unmasks = plan.protocol == "neighbours" and not groups
+    unmasks = over_neighbours(plan.protocol) and not groups
     unmaskings = session.execute(
         select(Answer.device_id, Answer.body).where(Answer.round_id == round_id, Answer.phase == "unmasking")
     ).all()

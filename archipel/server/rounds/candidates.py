@@ -6,9 +6,13 @@ for nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from sqlalchemy import ColumnElement, Select, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from archipel.protocol.messages import over_neighbours
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.server.database.fault_tables import Rest
 from archipel.server.database.privacy_tables import PrivacyEvent
@@ -44,6 +48,14 @@ def count_candidates(session: Session, task: Task, *, now: float, window: float)
         return session.scalar(select(func.count()).select_from(CheckInRow).where(*where)) or 0
     rows = session.execute(select(CheckInRow.device_id, CheckInRow.attributes).where(*where))
     return sum(target.takes(row.device_id, row.attributes) for row in rows)
+
+
+def could_take(session: Session, task: Task, device_id: str, attributes: Mapping[str, Any], *, now: float) -> bool:
+    """Whether the task could take this device if it waits: it is one of the task's, and need not rest."""
+    if not target_of(task).takes(device_id, attributes):
+        return False
+    able = [*_able(task, now, rest_ends(session, task, now)), *_rested(task, now)]
+    return session.scalar(select(CheckInRow.device_id).where(CheckInRow.device_id == device_id, *able)) is not None
 
 
 def root_waits(session: Session, task: Task, *, now: float, window: float) -> bool:
@@ -122,7 +134,7 @@ def least_devices(request: TaskRequest) -> int:
     """How many updates a semi-synchronous round or group needs at least."""
     # Below the threshold the sum could not be unmasked; below `min_cohort` it would hide too few devices. Over
     # neighbours the threshold is one of the others.
-    return max((request.threshold or 1) + (request.protocol == "neighbours"), request.min_cohort)
+    return max((request.threshold or 1) + over_neighbours(request.protocol), request.min_cohort)
 
 
 def rest_ends(session: Session, task: Task, now: float) -> InstrumentedAttribute[float]:
@@ -152,17 +164,20 @@ def rest_ends(session: Session, task: Task, now: float) -> InstrumentedAttribute
 
 def _conditions(task: Task, now: float, window: float, ends: InstrumentedAttribute[float]) -> list[ColumnElement[bool]]:
     """What the database can decide about a check-in; the eligibility is evaluated here, row by row."""
-    where = [CheckInRow.population == task.population, *is_waiting(now, window), *_able(task, now, ends)]
+    waits = [CheckInRow.population == task.population, *is_waiting(now, window)]
+    return [*waits, *_able(task, now, ends), *_rested(task, now)]
+
+
+def _rested(task: Task, now: float) -> list[ColumnElement[bool]]:
+    """Conditions on a check-in: its device has had the rest that the task gives after each of its rounds."""
     seconds = request_of(task).rest_seconds
-    if seconds > 0:
-        # Counted from the start of a round that the device was assigned to, also if it failed or the device left.
-        recent = (
-            select(Participant.device_id)
-            .join(Round)
-            .where(Round.task_id == task.task_id, Round.started > now - seconds)
-        )
-        where.append(CheckInRow.device_id.not_in(recent))
-    return where
+    if seconds <= 0:
+        return []
+    # Counted from the start of a round that the device was assigned to, also if it failed or the device left.
+    recent = (
+        select(Participant.device_id).join(Round).where(Round.task_id == task.task_id, Round.started > now - seconds)
+    )
+    return [CheckInRow.device_id.not_in(recent)]
 
 
 def _able(task: Task, now: float, ends: InstrumentedAttribute[float]) -> list[ColumnElement[bool]]:
@@ -177,6 +192,8 @@ def _able(task: Task, now: float, ends: InstrumentedAttribute[float]) -> list[Co
     if request.protocol == "neighbours":
         # Others cannot read the plan, and would keep their seats until the deadline.
         where.append(CheckInRow.neighbours.is_(True))
+    if request.protocol == "neighbours-mlkem":
+        where.append(CheckInRow.mlkem.is_(True))
     if request.differential_privacy.on_devices:
         # Others leave each round, which then fails.
         where.append(CheckInRow.adds_noise.is_(True))

@@ -17,13 +17,14 @@ from archipel.privacy.distributed import add_share
 from archipel.privacy.queries import check_query
 from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
-from archipel.protocol.messages import Protocol, RoundPlan, ServerNoise
+from archipel.protocol.messages import Protocol, RoundPlan, ServerNoise, over_neighbours
 from archipel.protocol.messages.distributions import Bins
 from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.plain import plain_size
 from archipel.protocol.policy import check_plan, colluders_of, policy_of_members, smallest_threshold
+from archipel.protocol.secagg_plus import kem
 from archipel.protocol.secagg_plus.choosing import choose_protocol, sizes_between
 from archipel.protocol.secagg_plus.sizes import Sizes
 from archipel.protocol.uploads import plan_layout, upload_layout
@@ -48,7 +49,7 @@ def threshold_of(request: TaskRequest, manifest: Manifest) -> int:
     """The threshold of secret sharing: the request's, or the smallest that is secure; 1 in plain rounds."""
     if request.privacy != "secure":
         return 1
-    if request.protocol == "neighbours":
+    if over_neighbours(request.protocol):
         return sizes_between(manifest.privacy, group_size(request)).threshold
     return request.threshold or smallest_threshold(policy_of(request, manifest), group_size(request))
 
@@ -102,8 +103,7 @@ def make_plan(
     where devices are to add noise that cannot cover what they send."""
     secure = request.privacy == "secure"
     own, size = server_hyperparameters(request, manifest), group_size(request)
-    over_neighbours = request.protocol == "neighbours"
-    sizes = sizes_between(manifest.privacy, size) if over_neighbours else Sizes(0, 0, 0)
+    sizes = sizes_between(manifest.privacy, size) if over_neighbours(request.protocol) else Sizes(0, 0, 0)
     noise = request.differential_privacy
     noised = request.kind == "training" and noise.on_devices
     site = (request.site or 1) if request.levels else 1
@@ -236,7 +236,10 @@ def _protocol_of(request: TaskRequest, manifest: Manifest) -> Protocol | None:
         # Over neighbours a device can count on less noise of others, and so needs more of its own.
         asked = asked or "complete"
     policy = policy_of(request, manifest)
-    return choose_protocol(policy, request.kind, size, asked=asked, threshold=request.threshold)
+    chosen = choose_protocol(policy, request.kind, size, asked=asked, threshold=request.threshold)
+    if chosen == "neighbours-mlkem":
+        kem.require("this server's")
+    return chosen
 
 
 def _check_kind(request: TaskRequest, manifest: Manifest) -> None:

@@ -4,31 +4,40 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from archipel.server.database.tables import Blob, Round, Task, Version
+from archipel.server.database.tables import Round, Task, Version
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices import spoiler_search as search
 from archipel.server.rounds import evaluating, reach, weights_log
 from archipel.server.rounds.aggregation import Outcome
 from archipel.server.rounds.machine import answered, commit_round
 from archipel.server.settings import Settings
+from archipel.server.storage.blob_rows import record_blob
+from archipel.server.storage.blobs import BlobStore
 
 
 def record_result(
-    session: Session, current: Round, task: Task, outcome: Outcome, *, settings: Settings, now: float
+    session: Session,
+    current: Round,
+    task: Task,
+    outcome: Outcome,
+    *,
+    settings: Settings,
+    blobs: BlobStore,
+    now: float,
 ) -> None:
     """Record the result and commit the round, in the caller's transaction, which has locked round and task."""
     current.weight_sum = outcome.weight_sum
     current.result = outcome.result
     version = outcome.version
     if version is not None:
-        session.merge(Blob(digest=version.weights, kind="weights", size=version.weights_size, created=now))
+        for digest, kind, size in (
+            (version.weights, "weights", version.weights_size),
+            (version.strategy_state, "state", version.strategy_state_size),
+            (version.rule_state, "state", version.rule_state_size),
+        ):
+            if digest is not None:
+                record_blob(session, blobs, digest=digest, kind=kind, size=size, now=now)
         reach.extend(session, task.population, task.task_id, version.weights)
-        if version.strategy_state is not None:
-            session.merge(
-                Blob(digest=version.strategy_state, kind="state", size=version.strategy_state_size, created=now)
-            )
-        if version.rule_state is not None:
-            session.merge(Blob(digest=version.rule_state, kind="state", size=version.rule_state_size, created=now))
         session.add(
             Version(
                 task_id=task.task_id,

@@ -21,6 +21,7 @@ from archipel.protocol.policy import sizes_of
 from archipel.protocol.sealed import Sealed, decode, encode
 from archipel.protocol.secagg import KeyTree, complaints_digest, hand_out_keys, read_session
 from archipel.protocol.secagg import Session as RoundSession
+from archipel.protocol.secagg_plus.terms import agreement_of
 from archipel.protocol.uploads import plan_layout
 from archipel.protocol.vector import Layout
 from archipel.server.database.tables import Answer, BundleRow, Device, Round, Task
@@ -97,7 +98,8 @@ class FrozenRounds:
             current = session.get_one(Round, round_id)
             plan = read_plan(current)
             policy = decode_manifest(session.get_one(BundleRow, plan.bundle).manifest).privacy
-            return FrozenRoster(session, round_id, current.plan_digest, sizes_of(plan), policy.server == "malicious")
+            malicious, agreement = policy.server == "malicious", agreement_of(plan.protocol)
+            return FrozenRoster(session, round_id, current.plan_digest, sizes_of(plan), malicious, agreement)
 
         with self._growing:
             return self._once("roster", round_id, make)

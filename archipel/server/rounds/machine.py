@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from sqlalchemy import bindparam, case, delete, exists, func, select, update
 from sqlalchemy.orm import Session
 
-from archipel.protocol.messages import Phase
+from archipel.protocol.messages import Phase, over_neighbours
 from archipel.server.audit import log as audit
 from archipel.server.database.tables import Answer, CheckInRow, Participant, Round, Share, Task
 from archipel.server.database.task_requests import read_plan, request_of
@@ -357,10 +357,10 @@ def answered(session: Session, round_id: str, phase: str) -> list[str]:
 
 def sharers(session: Session, round_id: str) -> list[str]:
     """Ids of the devices whose secrets others hold (U2), sorted: they shared them, and were not taken out since."""
-    over_neighbours = read_plan(session.get_one(Round, round_id)).protocol == "neighbours"
+    neighbours = over_neighbours(read_plan(session.get_one(Round, round_id)).protocol)
     excluded = complaining.excluded(session, round_id)
     # Over neighbours who opened no envelopes holds nothing, and nobody masks with it.
-    last = "complaining" if over_neighbours else "sharing"
+    last = "complaining" if neighbours else "sharing"
     return [device for device in answered(session, round_id, last) if device not in excluded]
 
 

@@ -19,7 +19,7 @@ from archipel.protocol.messages import Revocations, RoundPlan
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.policy import check_validity, plan_digest
 from archipel.protocol.sealed import encode, seal
-from archipel.server.database.tables import Blob, BundleRow, Round, Task, Version
+from archipel.server.database.tables import BundleRow, Round, Task, Version
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices.revocation_lists import revocations_of
 from archipel.server.devices.targeting import Target
@@ -29,6 +29,7 @@ from archipel.server.rounds.clipping import adapted_clip
 from archipel.server.rounds.durations import measured_deadlines
 from archipel.server.rounds.machine import DEADLINES, Transition, adaptable, deadline, first_phase
 from archipel.server.rounds.weights_log import Log
+from archipel.server.storage.blob_rows import record_blob
 from archipel.strategies.running_statistics import shared_statistics, split_statistics
 from archipel.strategies.strategy import no_broadcast
 from archipel.strategies.update_compression import basis_shapes, first_bases, round_seed, split_bases
@@ -132,12 +133,12 @@ def make_first_version(services: Services, write: Write, task: Task) -> None:
     now = services.clock()
     with write() as session:
         stored = session.get_one(Task, task.task_id, with_for_update=True)
-        # Merged: another task of this bundle may have stored the same bytes.
-        session.merge(Blob(digest=digest, kind="weights", size=len(weights), created=now))
+        # Another task of this bundle may have stored the same bytes.
+        record_blob(session, services.blobs, digest=digest, kind="weights", size=len(weights), now=now)
         reach.extend(session, stored.population, stored.task_id, digest)
         # Without `reach`: devices get what `broadcast` makes of the state, and not the state itself.
         if state_digest is not None:
-            session.merge(Blob(digest=state_digest, kind="state", size=len(state_bytes), created=now))
+            record_blob(session, services.blobs, digest=state_digest, kind="state", size=len(state_bytes), now=now)
         if request.kind == "training":
             log = Log(task.population, task.bundle, services.settings.private_key)
             weights_log.start(session, log, task_id=task.task_id, weights=digest)
@@ -251,7 +252,7 @@ def begin(
         stored.plan_serial = plans[-1].serial
         for kept, kind in ((broadcast, "broadcast"), (revocations, "revocations")):
             if kept.digest is not None:
-                session.merge(Blob(digest=kept.digest, kind=kind, size=kept.size, created=now))
+                record_blob(session, services.blobs, digest=kept.digest, kind=kind, size=kept.size, now=now)
                 reach.extend(session, stored.population, stored.task_id, kept.digest)
         for place, plan in enumerate(plans):
             sealed = seal("plan", plan, services.settings.private_key)

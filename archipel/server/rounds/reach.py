@@ -9,13 +9,15 @@ something does not exist or is not the caller's, the answer is the same, from th
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 from sqlalchemy import ColumnElement, Select, bindparam, exists, literal_column, or_, select, true
 from sqlalchemy.orm import Session
 
 from archipel.server.callers import Identity
 from archipel.server.database.tables import LIVE, Blob, BundleRow, Device, Reach, Task
+
+T = TypeVar("T")
 
 READABLE = ("weights", "broadcast", "revocations")
 """The kinds of blobs that are read by their digest. Bundles have digests of their own; states are for the server."""
@@ -56,13 +58,14 @@ def file_of_bundle(session: Session, identity: Identity, digest: str, now: float
     )
 
 
-def file_of_blob(session: Session, identity: Identity, digest: str, now: float) -> str | None:
-    """The digest itself; None where there is no such blob, or the caller may not read it."""
-    query = select(Blob.digest).where(Blob.digest == digest, Blob.kind.in_(READABLE))
-    return _find_readable(session, query, identity, digest, now)
+def find_blob(session: Session, identity: Identity, digest: str, now: float) -> Blob | None:
+    """The blob, deleted or not; None where there is no such blob, or the caller may not read it."""
+    query = select(Blob).where(Blob.digest == digest, Blob.kind.in_(READABLE))
+    # Equal bytes of two kinds are there as long as one of them is.
+    return _find_readable(session, query.order_by(Blob.deleted.is_not(None)), identity, digest, now)
 
 
-def _find_readable(session: Session, query: Select[str], identity: Identity, digest: str, now: float) -> str | None:
+def _find_readable(session: Session, query: Select[T], identity: Identity, digest: str, now: float) -> T | None:
     if identity.role == "device":
         values = {"reach_device": identity.device_id, "reach_digest": digest, "reach_since": now - AFTER_SECONDS}
         return session.scalar(query.where(exists(OF_DEVICE)).limit(1), values)

@@ -41,7 +41,7 @@ class Seat:
     update_bytes: int
     answers: Mapping[str, str] = field(default_factory=dict)
     privacy: str = "secure"
-    protocol: str = "complete"
+    protocol: Protocol = "complete"
     population: str = ""
     buffer_ends: float | None = None
     left: bool = False
@@ -166,16 +166,16 @@ _SEAT = (
 _LOCKED_SEAT = _SEAT.with_for_update(read=True, of=Round)
 
 
-def find_seat(services: Services, round_id: str, device_id: str, protocol: Protocol | None = None) -> Seat:
+def find_seat(services: Services, round_id: str, device_id: str, *protocols: Protocol) -> Seat:
     """Look the seat up without a lock: it may have changed when this returns.
 
     Raises:
-        NotFoundError: There is no such round, or it is of another protocol than this one.
+        NotFoundError: There is no such round, or it is of another protocol than these.
         ForbiddenError: The device is not in the round, or was revoked.
     """
     rows = services.database.look_all(_SEAT, seat_round=round_id, seat_device=device_id)
     seat = _seat(rows, round_id, device_id, services.clock())
-    if protocol is not None and seat.protocol != protocol:
+    if protocols and seat.protocol not in protocols:
         raise NotFoundError(f"there is no such thing in a round of protocol {seat.protocol!r}")
     return seat
 

@@ -90,6 +90,7 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
     request, waits = request_of(task), (CheckInRow.population == task.population, *is_waiting(now, window))
     for asked, able, what in (
         (request.protocol == "neighbours", CheckInRow.neighbours, "take part in rounds over neighbours"),
+        (request.protocol == "neighbours-mlkem", CheckInRow.mlkem, "take part in rounds over neighbours with ML-KEM"),
         (request.differential_privacy.on_devices, CheckInRow.adds_noise, "add noise to updates"),
     ):
         counted = select(func.count()).select_from(CheckInRow).where(*waits, able.is_(False))

@@ -26,6 +26,7 @@ from archipel.protocol.messages import (
     Survivors,
     WeightsLog,
     WeightsStatement,
+    over_neighbours,
 )
 from archipel.protocol.policy import endorsers_needed
 from archipel.protocol.provenance import FIRST, entry_hash
@@ -190,15 +191,15 @@ def endorsement(session: Session, frozen: FrozenRounds, current: Round) -> bytes
     plan = read_plan(current)
     if plan.privacy == "plain":
         return None
-    over_neighbours, needed = plan.protocol == "neighbours", endorsers_needed(plan)
-    phase = "unmasking" if over_neighbours else "confirming"
+    neighbours, needed = over_neighbours(plan.protocol), endorsers_needed(plan)
+    phase = "unmasking" if neighbours else "confirming"
     rows = session.execute(
         select(Device.chain, Answer.body)
         .join(Device, Device.device_id == Answer.device_id)
         .where(Answer.round_id == current.round_id, Answer.phase == phase, Answer.body.is_not(None))
         .order_by(Answer.device_id)
     )
-    cohort = frozen.roster(session, current.round_id) if over_neighbours else None
+    cohort = frozen.roster(session, current.round_id) if neighbours else None
     # All devices have signed the same body: a confirmation of other survivors is refused when it arrives.
     endorsers, body = [], b""
     for row in rows:

@@ -1,8 +1,9 @@
 """Makes a backup of everything that a server keeps, while it runs, and restores it.
 
-The database is copied first, as it is at one moment, and then the files. Files never change and blobs are never
-deleted, so all blobs that the copied database names are still there. Only updates of rounds under way may be gone: such
-a round fails after the backup is restored, and another one is opened. (Files first would lose blobs that a row names.)
+The database is copied first, as it is at one moment, and then the files. Files never change, and a hold keeps those of
+deleted blobs in place meanwhile (archipel.server.storage.holds), so all blobs that the copied database names are still
+there. Only updates of rounds under way may be gone: such a round fails after the backup is restored, and another one is
+opened. (Files first would lose blobs that a row names.)
 
 The noise of tasks with correlated noise is left out (archipel.server.rounds.kept_noise): with the models it would tell
 exact sums, and a restored server that went on with it would take it back twice.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from archipel.server.database.tables import Blob, BundleRow
 from archipel.server.settings import PUBLIC_KEY_FILE, SETTINGS_FILE, Settings, load_settings
 from archipel.server.storage import BLOBS, UPDATES, open_storage
 from archipel.server.storage.copying import KEY, copy_file, has_file
+from archipel.server.storage.holds import holding
 from archipel.server.storage.spool import is_noise
 
 DATABASE = "archipel.db"
@@ -62,7 +64,7 @@ def back_up(settings: Settings, target: Path) -> BackedUp:
     # There it would be lost together with the original.
     if target.resolve().is_relative_to(data):
         raise ServerError(f"{target}: lies in the data folder {data}; a backup belongs elsewhere")
-    with _made_whole(target) as folder:
+    with _made_whole(target) as folder, holding(open_storage(settings)) as renew:
         database = settings.database_url.startswith("sqlite")
         if database:
             _copy_database(Path(settings.database_url.removeprefix("sqlite:///")), folder / DATABASE)
@@ -73,7 +75,7 @@ def back_up(settings: Settings, target: Path) -> BackedUp:
         save_public_key(settings.private_key, folder / PUBLIC_KEY_FILE)
         # In the backup the files are always in a folder of it, whatever the setting `blobs` says.
         copy = load_settings(settings.folder, blobs=str(folder / FILES))
-        files, size, missing = _copy_files(settings, copy)
+        files, size, missing = _copy_files(settings, copy, renew)
     return BackedUp(files, size, missing, database)
 
 
@@ -134,7 +136,9 @@ def _copy_database(source: Path, target: Path) -> None:
     target.chmod(0o600)
 
 
-def _copy_files(source_settings: Settings, target_settings: Settings) -> tuple[int, int, int]:
+def _copy_files(
+    source_settings: Settings, target_settings: Settings, renew: Callable[[], None] = lambda: None
+) -> tuple[int, int, int]:
     source, target = open_storage(source_settings), open_storage(target_settings)
     target.prepare()
     files = size = missing = 0
@@ -142,6 +146,7 @@ def _copy_files(source_settings: Settings, target_settings: Settings) -> tuple[i
         match = KEY.fullmatch(key)
         if match is None or is_noise(key):
             continue
+        renew()
         try:
             size += copy_file(source, target, key, match[1])
             files += 1
@@ -158,7 +163,8 @@ def _check_complete(settings: Settings) -> None:
     database = Database(settings.database_url)
     try:
         with database.read() as session:
-            digests = {*session.scalars(select(Blob.digest)), *session.scalars(select(BundleRow.file_digest))}
+            there = select(Blob.digest).where(Blob.deleted.is_(None))
+            digests = {*session.scalars(there), *session.scalars(select(BundleRow.file_digest))}
     except SQLAlchemyError as error:
         raise ServerError(f"the backup's database cannot be read: {error}") from None
     finally:

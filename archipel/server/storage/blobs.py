@@ -48,12 +48,20 @@ class BlobStore:
         """Store `data` durably and return its digest. The same bytes are stored once, however often this is called."""
         return self.keep(self.receive((data,)))
 
+    def has(self, digest: str) -> bool:
+        """Whether the blob's file is there."""
+        return self._storage.has(_key(digest))
+
+    def remove(self, digest: str) -> None:
+        """Remove the blob's file, durably when this returns. A missing one is no error."""
+        self._storage.remove([_key(digest)], durable=True)
+
     def open(self, digest: str) -> AbstractContextManager[Path]:
         """Give a local file of the blob until the block ends. What the block opened or mapped stays valid after it.
 
         Raises ServerError if an object store has lost or damaged the blob, OSError if it does not answer.
         """
-        return self._storage.hold(f"{BLOBS}/{digest[:2]}/{digest}", digest)
+        return self._storage.hold(_key(digest), digest)
 
     def read(self, digest: str) -> bytes:
         """The blob's bytes. Raises ServerError if it is missing or damaged."""
@@ -75,3 +83,7 @@ class BlobStore:
         """
         with self.open(digest) as path:
             return read_weights(path)
+
+
+def _key(digest: str) -> str:
+    return f"{BLOBS}/{digest[:2]}/{digest}"

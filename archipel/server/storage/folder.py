@@ -55,12 +55,19 @@ class FolderStorage:
 
     @contextmanager
     def hold(self, key: str, digest: str) -> Iterator[Path]:
-        # Blobs are never removed, so the file needs no protection while the block lasts.
+        # A blob is removed a day after everybody was told that it is deleted (server.retention), so the file needs no
+        # protection while the block lasts.
         yield self.root / key
 
-    def remove(self, keys: Iterable[str]) -> None:
+    def has(self, key: str) -> bool:
+        return (self.root / key).is_file()
+
+    def remove(self, keys: Iterable[str], *, durable: bool = False) -> None:
         for key in keys:
-            (self.root / key).unlink(missing_ok=True)
+            path = self.root / key
+            path.unlink(missing_ok=True)
+            if durable and path.parent.is_dir():
+                sync_folder(path.parent)
 
     def remove_folder(self, folder: str) -> None:
         path = self.root / folder

@@ -64,8 +64,11 @@ class Storage(Protocol):
         Raises ServerError if an object store has lost or damaged it. A folder's own file is given as it is, unchecked.
         """
 
-    def remove(self, keys: Iterable[str]) -> None:
-        """Remove the files. Missing ones are no error."""
+    def has(self, key: str) -> bool:
+        """Whether there is a file of this key."""
+
+    def remove(self, keys: Iterable[str], *, durable: bool = False) -> None:
+        """Remove the files. Missing ones are no error. `durable`: they are still gone after a power cut."""
 
     def remove_folder(self, folder: str) -> None:
         """Remove the folder with everything in it. A file that is added meanwhile may stay."""

@@ -108,7 +108,11 @@ class ObjectStorage:
         except FileNotFoundError as error:
             raise ServerError(f"{error.filename}: lost from the object store") from None
 
-    def remove(self, keys: Iterable[str]) -> None:
+    def has(self, key: str) -> bool:
+        # Asked rarely, so a list of the few hundredths of all files that lie beside it will do.
+        return key in self._bucket.keys(key.rpartition("/")[0])
+
+    def remove(self, keys: Iterable[str], *, durable: bool = False) -> None:
         self._bucket.delete(keys)
 
     def remove_folder(self, folder: str) -> None:

@@ -134,8 +134,11 @@ class WatchedStorage:
         else:
             held.__exit__(None, None, None)
 
-    def remove(self, keys: Iterable[str]) -> None:
-        self._measured("remove", lambda: self._storage.remove(keys))
+    def has(self, key: str) -> bool:
+        return self._storage.has(key)
+
+    def remove(self, keys: Iterable[str], *, durable: bool = False) -> None:
+        self._measured("remove", lambda: self._storage.remove(keys, durable=durable))
 
     def remove_folder(self, folder: str) -> None:
         self._storage.remove_folder(folder)

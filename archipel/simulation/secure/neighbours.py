@@ -27,9 +27,9 @@ class _Device(Participant):
 
     known: dict[bytes, tuple[VerifiedDevice, RoundKeys]]
 
-    def _read(self, member: bytes) -> tuple[VerifiedDevice, RoundKeys]:
+    def _read(self, member: bytes, full: bool) -> tuple[VerifiedDevice, RoundKeys]:
         if member not in self.known:
-            self.known[member] = super()._read(member)
+            self.known[member] = super()._read(member, full)
         return self.known[member]
 
 
@@ -61,7 +61,7 @@ def add_over_neighbours(
         made.append((device, client))
     made.sort(key=lambda pair: pair[0].device_id)
     devices, place_of = [device for device, _ in made], {client: place for place, (_, client) in enumerate(made)}
-    roster = Roster([device.advertise() for device in devices], terms.sizes)
+    roster = Roster([device.advertise() for device in devices], terms.sizes, terms.agreement)
     for place, device in enumerate(devices):
         drawn = device.draw(roster.invite(place))
         roster.take(place, device.deal(roster.introduce(place, drawn)))

@@ -12,7 +12,7 @@ from archipel.errors import SimulationError
 from archipel.privacy.distributed import add_share, round_event
 from archipel.protocol.messages import RoundPlan
 from archipel.protocol.policy import colluders_of, least_cohort, noisy_devices, smallest_threshold
-from archipel.simulation.secure.protocol import seats_of, sizes_of_rounds
+from archipel.simulation.secure.protocol import protocol_of_rounds, seats_of, sizes_of_rounds
 
 if TYPE_CHECKING:
     from archipel.simulation.rounds import RoundSettings
@@ -42,7 +42,8 @@ def plan_noise(manifest: Manifest, settings: RoundSettings) -> RoundPlan | None:
         colluders=colluders_of(policy, seats),
     )  # fmt: skip
     if sizes is not None:
-        plan = msgspec.structs.replace(plan, protocol="neighbours", **asdict(sizes))
+        protocol = protocol_of_rounds(manifest, settings)
+        plan = msgspec.structs.replace(plan, protocol=protocol, **asdict(sizes))
         # A semi-honest server takes care that so many stay.
         plan = msgspec.structs.replace(plan, min_cohort=max(plan.min_cohort, policy.min_cohort + plan.colluders))
     return add_share(plan, settings.differential_privacy, manifest)

@@ -6,11 +6,25 @@ from typing import TYPE_CHECKING
 
 from archipel.bundle.manifest import Manifest
 from archipel.errors import SimulationError
+from archipel.protocol.messages import Protocol, over_neighbours
 from archipel.protocol.secagg_plus.choosing import choose_protocol, sizes_between
 from archipel.protocol.secagg_plus.sizes import Sizes
 
 if TYPE_CHECKING:
     from archipel.simulation.rounds import RoundSettings
+
+
+def protocol_of_rounds(manifest: Manifest, settings: RoundSettings) -> Protocol | None:
+    """The protocol of secure rounds; None where rounds are plain. Raises as `sizes_of_rounds`."""
+    if settings.privacy != "secure":
+        if settings.protocol is not None:
+            raise SimulationError(f"protocol: {settings.protocol!r} is of secure rounds, these are plain; leave it out")
+        return None
+    policy, threshold = manifest.privacy, settings.pacing.threshold
+    asked = settings.protocol
+    if asked is None and settings.differential_privacy.is_distributed and "complete" in policy.protocols:
+        asked = "complete"  # over neighbours a device can count on less noise of others
+    return choose_protocol(policy, "training", seats_of(settings), asked=asked, threshold=threshold)
 
 
 def sizes_of_rounds(manifest: Manifest, settings: RoundSettings) -> Sizes | None:
@@ -19,16 +33,9 @@ def sizes_of_rounds(manifest: Manifest, settings: RoundSettings) -> Sizes | None
     Raises SimulationError for a protocol of plain rounds, PolicyError for one that the bundle's policy does not allow,
     or where no number of neighbours is secure.
     """
-    if settings.privacy != "secure":
-        if settings.protocol is not None:
-            raise SimulationError(f"protocol: {settings.protocol!r} is of secure rounds, these are plain; leave it out")
+    if not over_neighbours(protocol_of_rounds(manifest, settings)):
         return None
-    policy, seats, threshold = manifest.privacy, seats_of(settings), settings.pacing.threshold
-    asked = settings.protocol
-    if asked is None and settings.differential_privacy.is_distributed and "complete" in policy.protocols:
-        asked = "complete"  # over neighbours a device can count on less noise of others
-    chosen = choose_protocol(policy, "training", seats, asked=asked, threshold=threshold)
-    return sizes_between(policy, seats) if chosen == "neighbours" else None
+    return sizes_between(manifest.privacy, seats_of(settings))
 
 
 def seats_of(settings: RoundSettings) -> int:

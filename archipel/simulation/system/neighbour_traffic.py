@@ -14,7 +14,8 @@ from functools import lru_cache
 import msgspec
 
 from archipel.protocol.messages import Chain, IdentityCertificate
-from archipel.protocol.secagg_plus.envelope import DEALT_BYTES
+from archipel.protocol.secagg_plus.agreement import KeyAgreement
+from archipel.protocol.secagg_plus.alone import Alone
 from archipel.protocol.secagg_plus.member import Member
 from archipel.protocol.secagg_plus.messages import (
     SIGNATURE_BYTES,
@@ -46,10 +47,11 @@ class NeighbourTraffic:
 
     sizes: Sizes
     server: Server
+    agreement: type[KeyAgreement] = Alone
 
     def advertising(self) -> Traffic:
         """The device as a member."""
-        return Traffic(up=_member_bytes("devices"))
+        return Traffic(up=_member_bytes("devices", self.agreement.full_bytes))
 
     def sharing(self, members: int, population: str = "devices") -> Traffic:
         """The members that the device drew, with their proof, and an envelope for each."""
@@ -58,15 +60,19 @@ class NeighbourTraffic:
         asked = Drawn(places=places)
         found = Neighbours(members=[], proof=bytes(HASH_BYTES * proof_hashes(members, drawn + 1)))
         down = _size(Invitation(size=members, root=_KEY, place=members // 2)) + _size(found)
-        down += len(msgspec.msgpack.encode([bytes(_member_bytes(population))] * (drawn + 1))) - 1
-        return Traffic(down, _size(asked) + _size(Dealt(places=places, dealt=bytes(DEALT_BYTES * drawn))))
+        agreement, partners = self.agreement, min(self.sizes.partners, drawn)
+        full, short = (bytes(_member_bytes(population, n)) for n in (agreement.full_bytes, agreement.short_bytes))
+        down += len(msgspec.msgpack.encode([full] * partners + [short] * (drawn + 1 - partners))) - 1
+        dealt = bytes(agreement.dealt_bytes() * drawn + agreement.offer_bytes * partners)
+        return Traffic(down, _size(asked) + _size(Dealt(places=places, dealt=dealt)))
 
     def complaining(self, members: int) -> Traffic:
         """The envelopes of those that drew the device. Mostly it refuses none."""
-        drawn = self._drawn(members)
+        drawn, agreement = self._drawn(members), self.agreement
+        dealt = agreement.dealt_bytes() * drawn + agreement.told_bytes * min(self.sizes.partners, drawn)
         inbox = Inbox(
             dealers=_spread(members, drawn), positions=[place + 1 for place in range(drawn)],
-            cipher_keys=_KEY * drawn, dealt=bytes(DEALT_BYTES * drawn),
+            cipher_keys=_KEY * drawn, dealt=bytes(dealt),
         )  # fmt: skip
         return Traffic(_size(inbox), _size(Refused(dealers=[])))
 
@@ -135,9 +141,9 @@ def _spread(members: int, count: int) -> list[int]:
 
 
 @lru_cache(8)
-def _member_bytes(population: str) -> int:
+def _member_bytes(population: str, keys: int) -> int:
     chain = Chain(token=sealed_token(population), identity=sealed_zeros(IdentityCertificate(device_key=_KEY)))
-    return len(msgspec.msgpack.encode(Member(chain=chain, keys=_KEY * 3, signature=bytes(SIGNATURE_BYTES))))
+    return len(msgspec.msgpack.encode(Member(chain=chain, keys=bytes(keys), signature=bytes(SIGNATURE_BYTES))))
 
 
 def _size(message: Packed) -> int:

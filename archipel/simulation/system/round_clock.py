@@ -14,10 +14,11 @@ from archipel.errors import SimulationError
 from archipel.permutations import permuted
 from archipel.protocol.narrow import masked_size
 from archipel.protocol.plain import plain_size
+from archipel.protocol.secagg_plus.terms import agreement_of
 from archipel.protocol.uploads import plan_layout, upload_layout
 from archipel.simulation.clients import Clients
 from archipel.simulation.secure.noise import plan_noise
-from archipel.simulation.secure.protocol import seats_of, sizes_of_rounds
+from archipel.simulation.secure.protocol import protocol_of_rounds, seats_of, sizes_of_rounds
 from archipel.simulation.system.clock import Costs, Outcome, required, run_round
 from archipel.simulation.system.devices import Fleet
 from archipel.simulation.system.group_clock import run_groups
@@ -232,7 +233,7 @@ def costs_of(
         layout = plan_layout(noised, manifest)
     bits, narrow = layout.modulus_bits(seats) if secure else 0, bool(carried(manifest)) or noised is not None
     update = masked_size(layout, seats, bits, narrow=narrow) if secure else plain_size(layout)
-    sizes = sizes_of_rounds(manifest, settings)
+    sizes, agreement = sizes_of_rounds(manifest, settings), agreement_of(protocol_of_rounds(manifest, settings))
     bundles = (bundle,) if models is None else models.bundles
     assert settings.system is not None
     factors = settings.system.model_steps or (1.0,) * len(bundles)
@@ -251,5 +252,5 @@ def costs_of(
         update=update,
         steps=steps,
         seats=seats if secure else 0,
-        neighbours=None if sizes is None else NeighbourTraffic(sizes, manifest.privacy.server),
+        neighbours=None if sizes is None else NeighbourTraffic(sizes, manifest.privacy.server, agreement),
     )

@@ -22,6 +22,7 @@ import pytest
 from archipel.bundle import generate_key
 from archipel.lite_runtime import confinement, load
 from tests.attacks.sandbox_bundles import SECRET, device_key, external, public, signed, upload
+from tests.support.forking import Helper
 
 offered = confinement.kernel_offers()
 with_landlock = pytest.mark.skipif(not offered.landlock, reason="this kernel has no Landlock")
@@ -49,8 +50,9 @@ for attack in {attacks}:
 """
 
 
-@pytest.fixture
-def attack(tmp_path: Path) -> Callable[..., list[str]]:
+@pytest.fixture(params=["new", "forked"])
+def attack(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., list[str]]:
+    """(attacks): what became of each, in a process that was started for it, or forked from a helper as an agent's."""
     secret = device_key(tmp_path)
     folder, scratch = (
         signed(tmp_path / "b", generate_key(), upload(external("t", "weights.safetensors"))),
@@ -59,9 +61,17 @@ def attack(tmp_path: Path) -> Callable[..., list[str]]:
     scratch.mkdir()
 
     def run(*attacks: str) -> list[str]:
-        arguments = [confinement.package_roots(), str(folder), str(scratch), str(secret)]
-        command = [sys.executable, "-P", "-c", confinement.START_PYTHON + START.format(attacks=attacks), *arguments]
-        said = subprocess.run(command, env={}, cwd=scratch, capture_output=True, text=True, check=True).stdout
+        code, arguments = START.format(attacks=attacks), [str(folder), str(scratch), str(secret)]
+        if request.param == "forked":
+            with Helper(code, arguments=arguments, folder=scratch) as helper:
+                _, told = helper.fork()
+                assert helper.status(told) == 0
+                helper.control.close()
+                said = helper.process.communicate(timeout=60)[0]
+        else:
+            code = confinement.START_PYTHON + code
+            command = [sys.executable, "-P", "-c", code, confinement.package_roots(), *arguments]
+            said = subprocess.run(command, env={}, cwd=scratch, capture_output=True, text=True, check=True).stdout
         assert len(said.splitlines()) == len(attacks), said
         return said.splitlines()
 

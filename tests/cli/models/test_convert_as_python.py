@@ -155,6 +155,7 @@ CASES |= {
         query_days=7, max_value=10.0, max_server_lr=2.0
     ),
     "--policy-option weighting=uniform": default_policy(weighting="uniform"),
+    "--policy-option protocols=neighbours-mlkem": default_policy(protocols=("neighbours-mlkem",)),
     "--policy-option protocols=complete --policy-option dropouts=0.1": default_policy(
         protocols=("complete",), dropouts=0.1
     ),

@@ -314,6 +314,31 @@ def test_a_download_that_breaks_is_continued(script: Script, make: Callable[...,
     assert transport.traffic.received == len(DATA)
 
 
+@pytest.mark.parametrize(("step", "reaches"), [(65_536, True), (70_000, True), (65_535, False), (1, False)])
+def test_a_link_that_breaks_often_is_enough_as_long_as_bytes_come(
+    script: Script, make: Callable[..., Transport], tmp_path: Path, step: int, reaches: bool
+) -> None:
+    """Attempts are counted from the last 64 KiB on; a server that sends less each time is given up."""
+
+    def a_little(handler: BaseHTTPRequestHandler) -> None:
+        start = int((handler.headers.get("Range") or "bytes=0-").removeprefix("bytes=").split("-")[0])
+        span = f"bytes {start}-{len(DATA) - 1}/{len(DATA)}"
+        head = f"HTTP/1.1 206 X\r\nContent-Range: {span}\r\nContent-Length: {len(DATA) - start}\r\n\r\n"
+        whole = f"HTTP/1.1 200 X\r\nContent-Length: {len(DATA)}\r\n\r\n"
+        handler.wfile.write((head if start else whole).encode() + DATA[start : start + step])
+
+    script.answers = [a_little]
+    transport, target = make(attempts=2), tmp_path / "file"
+    if reaches:
+        transport.download("/v1/f", target, len(DATA))
+        assert target.read_bytes() == DATA
+        assert len(script.seen) == -(-len(DATA) // step)
+    else:
+        with pytest.raises(UnreachableError, match="failed 2 times"):
+            transport.download("/v1/f", target, len(DATA))
+        assert len(script.seen) == 2 + (2 * step >= 65_536)
+
+
 def test_a_part_from_before_a_restart_is_continued(
     script: Script, make: Callable[..., Transport], tmp_path: Path
 ) -> None:

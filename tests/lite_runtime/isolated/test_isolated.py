@@ -26,6 +26,7 @@ from archipel.errors import (
 )
 from archipel.lite_runtime import Control, History, ModelRuntime, Progress, Runtime, load
 from archipel.lite_runtime.isolated.runtime import IsolatedRuntime, load_isolated
+from archipel.lite_runtime.isolated.starter import Starter
 from archipel.lite_runtime.slots.model_slots import Slots
 from tests.support.text_bundles import Roles
 
@@ -94,9 +95,17 @@ def here(folder: Path, trusted: list[bytes]) -> Runtime:
     return load(folder, trusted)
 
 
+@pytest.fixture(scope="module")
+def starter() -> Iterator[Starter]:
+    made = Starter(60.0)
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def there(folder: Path, trusted: list[bytes]) -> Iterator[IsolatedRuntime]:
-    with load_isolated(folder, trusted) as runtime:
+def there(folder: Path, trusted: list[bytes], starter: Starter) -> Iterator[IsolatedRuntime]:
+    """In a process that was forked; tests that load it themselves have one that was started anew."""
+    with load_isolated(folder, trusted, starter=starter) as runtime:
         yield runtime
 
 

@@ -17,6 +17,7 @@ from archipel.protocol.secagg_plus.sizes import Assumptions, choose_sizes_betwee
 
 COMPLETE = PrivacyPolicy(modes=("secure",), min_cohort=10, threshold=0.56, max_clip=2.0, max_bits=16, colluders=0.2)
 BOTH = replace(COMPLETE, protocols=("complete", "neighbours"))
+ALL = replace(COMPLETE, protocols=("complete", "neighbours", "neighbours-mlkem"))
 
 
 @pytest.mark.parametrize(
@@ -30,6 +31,12 @@ BOTH = replace(COMPLETE, protocols=("complete", "neighbours"))
         (BOTH, 100, {"asked": "neighbours"}, "neighbours"),
         (COMPLETE, 256, {}, "complete"),
         (replace(BOTH, protocols=("neighbours",)), 100, {}, "neighbours"),
+        (replace(BOTH, protocols=("neighbours-mlkem",)), 100, {}, "neighbours-mlkem"),
+        (replace(BOTH, protocols=("complete", "neighbours-mlkem")), 256, {}, "neighbours-mlkem"),
+        (replace(BOTH, protocols=("complete", "neighbours-mlkem")), 255, {}, "complete"),
+        # The cheaper one, unless somebody asks for the other.
+        (ALL, 256, {}, "neighbours"),
+        (ALL, 256, {"asked": "neighbours-mlkem"}, "neighbours-mlkem"),
         # With so many colluders not even all others are enough neighbours.
         (replace(BOTH, colluders=0.7), 256, {}, "complete"),
     ],
@@ -52,6 +59,8 @@ def test_a_threshold_that_is_the_right_one() -> None:
         (BOTH, {"asked": "neighbours", "kind": "evaluation"}, "is for trainings"),
         (BOTH, {"asked": "neighbours", "threshold": 3}, "threshold: 3; over neighbours it follows"),
         (replace(BOTH, colluders=0.7), {"asked": "neighbours"}, "cannot be secure"),
+        (BOTH, {"asked": "neighbours-mlkem"}, r"allows \['complete', 'neighbours'\], not 'neighbours-mlkem'"),
+        (ALL, {"asked": "neighbours-mlkem", "kind": "evaluation"}, "'neighbours-mlkem' is for trainings"),
     ],
 )
 def test_what_does_not_go_together(policy: PrivacyPolicy, asked: dict[str, Any], why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 from archipel.errors import ArchipelError, MessageError
 from archipel.protocol import public_bytes
 from archipel.protocol.secagg_plus import messages
-from archipel.protocol.secagg_plus.member import read_member
+from archipel.protocol.secagg_plus.agreement import KeyAgreement
+from archipel.protocol.secagg_plus.alone import Alone
+from archipel.protocol.secagg_plus.hybrid import Hybrid
+from archipel.protocol.secagg_plus.member import ALONE_BYTES, FULL_BYTES, SHORT_BYTES, read_member, shorten
 from archipel.protocol.secagg_plus.messages import Packed, pack, unpack
 from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes
 from tests.support.neighbour_rounds import ENROLMENT, SESSION, NeighbourRound, make_terms
@@ -23,11 +27,11 @@ KINDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def samples() -> list[Packed]:
+@pytest.fixture(scope="module", params=[Alone, Hybrid], ids=["alone", "hybrid"])
+def samples(request: pytest.FixtureRequest) -> list[Packed]:
     """One message of each kind, from a real round."""
-    assumed = Assumptions(0, 0.2, security=1, correctness=1)
-    run = NeighbourRound(5, make_terms(Sizes(3, 3, 3), assumed, 5))
+    assumed = Assumptions(0, 0.2, "semi-honest", security=1, correctness=1)
+    run = NeighbourRound(5, make_terms(Sizes(3, 3, 2), assumed, 5, request.param))
     run.open()
     run.deal(range(1, 5))
     device = run.devices[0]
@@ -80,6 +84,8 @@ def test_cut_and_changed_messages_are_read_or_refused(samples: list[Packed]) -> 
         (messages.Inbox, ([1, 2], [1], bytes(64), bytes(264)), "positions: expected 2 times 1"),
         (messages.Inbox, ([1, 2], [1, 1], bytes(63), bytes(264)), "cipher_keys: expected 2 times 32"),
         (messages.Inbox, ([1, 2], [1, 1], bytes(64), bytes(265)), "dealt: expected 2 times 132"),
+        (messages.Inbox, ([1, 2], [1, 1], bytes(64), bytes(2 * 1220 + 1103)), "dealt: expected 2 times 132"),
+        (messages.Inbox, ([1, 2], [1, 1], bytes(64), bytes(2 * 1220 + 3 * 1104)), "dealt: expected 2 times 132"),
         (messages.Inbox, ([1], [0], bytes(32), bytes(132)), ">= 1"),
         (messages.Inbox, ([1 << 16], [1], bytes(32), bytes(132)), "<= 65535"),
         (messages.Partners, ([], [1, 2], bytes(32)), "mask_keys: expected 2 times 32"),
@@ -91,13 +97,32 @@ def test_columns_of_different_lengths(kind: type[Packed], fields: tuple[object, 
         unpack(msgspec.msgpack.encode(fields), kind)
 
 
+def test_cut_and_changed_members_are_refused() -> None:
+    member, key = members_of(Hybrid), public_bytes(ENROLMENT)
+    for encoded, size in ((member, FULL_BYTES), (shorten(member), SHORT_BYTES)):
+        read_member(encoded, SESSION, key, "plants", keys_bytes=size)
+        for at in range(0, len(encoded), 29):
+            for mutated in (encoded[:at], encoded[:at] + bytes([encoded[at] ^ 0xFF]) + encoded[at + 1 :]):
+                with pytest.raises(ArchipelError):
+                    read_member(mutated, SESSION, key, "plants", keys_bytes=size)
+                # What a device hashes before it has verified anything.
+                with suppress(MessageError):
+                    shorten(mutated)
+
+
+def members_of(agreement: type[KeyAgreement]) -> bytes:
+    run = NeighbourRound(3, make_terms(Sizes(2, 2, 2), Assumptions(0, 0.2, security=1, correctness=1), 3, agreement))
+    return run.devices[0].advertise()
+
+
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
 def test_corpus(path: Path) -> None:
     for kind in KINDS:
         with pytest.raises(MessageError):
             unpack(path.read_bytes(), kind)
-    with pytest.raises(MessageError):
-        read_member(path.read_bytes(), SESSION, public_bytes(ENROLMENT), "plants")
+    for size in (ALONE_BYTES, SHORT_BYTES, FULL_BYTES):
+        with pytest.raises(MessageError):
+            read_member(path.read_bytes(), SESSION, public_bytes(ENROLMENT), "plants", keys_bytes=size)
 
 
 @settings(max_examples=60)

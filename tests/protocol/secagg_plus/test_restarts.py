@@ -11,15 +11,19 @@ import pytest
 
 from archipel.errors import ConsistencyError, MessageError, SecureAggregationError
 from archipel.protocol import public_bytes
+from archipel.protocol.secagg_plus.hybrid import Hybrid
 from archipel.protocol.secagg_plus.messages import Packed, Question, pack
 from archipel.protocol.secagg_plus.participant import Participant
 from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes
 from archipel.protocol.secagg_plus.state import read_state
+from archipel.protocol.secagg_plus.terms import Terms
 from tests.support.neighbour_rounds import ENROLMENT, NeighbourRound, enrolled, make_terms
 from tests.support.rounds import fixed, stream
 
 COUNT = 6
-TERMS = make_terms(Sizes(4, 3, 4), Assumptions(0, 0.2, security=1, correctness=1), COUNT)
+SIZES, ASSUMED = Sizes(4, 3, 4), Assumptions(0, 0.2, security=1, correctness=1)
+TERMS = make_terms(SIZES, ASSUMED, COUNT)
+HYBRID = make_terms(SIZES, ASSUMED, COUNT, Hybrid)
 STEPS = "advertise", "draw", "deal", "receive", "mask", "confirm", "answer"
 
 
@@ -34,8 +38,8 @@ class Mortal:
     memory is lost, and the step is done again with what is on the disk.
     """
 
-    def __init__(self, index: int, die: Callable[[str, str], None]) -> None:
-        self._index, self._die, self.starts = index, die, 0
+    def __init__(self, index: int, die: Callable[[str, str], None], terms: Terms) -> None:
+        self._index, self._die, self._terms, self.starts = index, die, terms, 0
         self.disk: bytes | None = None
         self.vector: Any = None
         self.sent: dict[str, list[bytes]] = {step: [] for step in STEPS}
@@ -44,7 +48,12 @@ class Mortal:
     def _start(self) -> None:
         self.starts += 1
         # Other randomness after each start, as a generator of the system gives.
-        given = TERMS, *enrolled(self._index), public_bytes(ENROLMENT), stream(f"restart {self._index} {self.starts}")
+        given = (
+            self._terms,
+            *enrolled(self._index),
+            public_bytes(ENROLMENT),
+            stream(f"restart {self._index} {self.starts}"),
+        )
         self.device = Participant(*given) if self.disk is None else Participant.resume(self.disk, *given)
 
     @property
@@ -76,9 +85,15 @@ class Mortal:
         return said
 
 
-@pytest.mark.parametrize("point", ["computed", "stored", "sent"])
-@pytest.mark.parametrize("step", STEPS)
-def test_a_device_killed_at_any_point_of_any_step_stays_in_its_round(step: str, point: str) -> None:
+POINTS = "computed", "stored", "sent"
+# With ML-KEM the same steps; what it adds is drawn and kept in these.
+WITH_ML_KEM = [(HYBRID, step, point) for step in ("deal", "receive", "mask") for point in ("computed", "sent")]
+
+
+@pytest.mark.parametrize(
+    ("terms", "step", "point"), [*((TERMS, step, point) for step in STEPS for point in POINTS), *WITH_ML_KEM]
+)
+def test_a_device_killed_at_any_point_of_any_step_stays_in_its_round(terms: Terms, step: str, point: str) -> None:
     killed = []
 
     def die(*at: str) -> None:
@@ -86,8 +101,8 @@ def test_a_device_killed_at_any_point_of_any_step_stays_in_its_round(step: str, 
             killed.append(at)
             raise Killed
 
-    run = NeighbourRound(COUNT, TERMS)
-    mortal = Mortal(0, die)
+    run = NeighbourRound(COUNT, terms)
+    mortal = Mortal(0, die, terms)
     place = next(p for p, device in enumerate(run.devices) if device.device_id == mortal.device_id)
     run.devices[place] = mortal  # type: ignore[call-overload]
     run.open()
@@ -104,6 +119,7 @@ def test_a_device_killed_at_any_point_of_any_step_stays_in_its_round(step: str, 
     # Nothing is left that unmasks anybody, but for what was said.
     kept = read_state(mortal.disk or b"")
     assert (kept.cipher_secret, kept.mask_secret, kept.seed, kept.held) == (b"", b"", b"", {})
+    assert (kept.parts, kept.heard) == ({}, {})
 
 
 def through(step: str) -> tuple[NeighbourRound, bytes]:
@@ -138,6 +154,21 @@ def test_no_second_vector_is_masked_after_a_restart() -> None:
     with pytest.raises(SecureAggregationError, match="expected 'confirm'"):
         device.mask(np.full(5, 9, np.uint32), run.roster.pair(0, run.sharers))
     assert not device.is_masked(np.full(5, 9, np.uint32))
+
+
+def test_with_ml_kem_the_parts_of_masks_are_kept_until_the_vector_is_masked() -> None:
+    run = NeighbourRound(COUNT, HYBRID)
+    run.open()
+    run.deal(range(COUNT))
+    device = run.devices[0]
+    assert list(read_state(device.save()).parts) == run.roster.drawn[0].tolist()
+    run.receive(range(COUNT))
+    kept = read_state(device.save())
+    assert sorted(kept.heard) == run.roster.inbox(0).dealers
+    assert kept.cipher_secret == b""
+    device.mask(np.full(5, 1, np.uint32), run.roster.pair(0, run.sharers))
+    kept = read_state(device.save())
+    assert (kept.mask_secret, kept.seed, kept.parts, kept.heard) == (b"", b"", {}, {})
 
 
 def test_another_question_is_not_answered_after_a_restart() -> None:

@@ -6,6 +6,7 @@ tests/protocol/test_vectors.py checks that the files are what their script makes
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from archipel.protocol.messages import Chain, RoundPlan
 from archipel.protocol.policy import plan_digest
 from archipel.protocol.revocations import Revoked
 from archipel.protocol.sealed import Sealed, decode, unseal
+from archipel.protocol.secagg_plus import kem
 from archipel.protocol.secagg_plus.drawing import draw_neighbours
 from archipel.protocol.secagg_plus.messages import (
     Inbox,
@@ -37,10 +39,12 @@ from archipel.protocol.secagg_plus.shares import commit, split
 from archipel.protocol.secagg_plus.sizes import Assumptions, Sizes, check_sizes
 from archipel.protocol.secagg_plus.terms import terms_of
 from archipel.protocol.secagg_plus.tree import check_members, hash_member
+from tests.support.ml_kem import ml_kem
 
 FOLDER = Path(__file__).parents[3] / "vectors" / "protocol"
-ROUNDS, LIES, PARTS = (
-    json.loads((FOLDER / f"{name}.json").read_text()) for name in ("neighbours", "neighbour_lies", "neighbour_parts")
+ROUNDS, MLKEM, LIES, PARTS = (
+    json.loads((FOLDER / f"{name}.json").read_text())
+    for name in ("neighbours", "neighbours_mlkem", "neighbour_lies", "neighbour_parts")
 )
 KINDS: dict[str, type[Packed]] = {
     "draw": Invitation, "deal": Neighbours, "receive": Inbox, "mask": Partners, "confirm": Question,
@@ -125,6 +129,20 @@ def test_a_device_says_what_it_said(server: str, index: int) -> None:
     replay(ROUNDS[server], ROUNDS[server]["devices"][index], HONEST, begun)
     # The device that leaves gets no further than its refusals.
     assert begun == list(KINDS)[: 3 if ROUNDS[server]["devices"][index]["masked"] is None else 6]
+
+
+@pytest.mark.parametrize("index", range(2))
+def test_with_ml_kem_a_device_says_what_it_said(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = MLKEM["semi-honest"]
+    device = given["devices"][index]
+    draw = drawer(device["randomness"])
+    monkeypatch.setattr(sys.modules[__name__], "drawer", lambda randomness: draw)
+    # The library's encapsulation is given no randomness, so here a second implementation's is used.
+    monkeypatch.setattr(kem, "encapsulate", lambda public: ml_kem.encapsulate(public, draw(32)))
+    begun: list[str] = []
+    replay(given, device, HONEST, begun)
+    assert begun == list(KINDS)[: 3 if device["masked"] is None else 6]
+    assert draw(1) == b""
 
 
 @pytest.mark.parametrize("lie", LIES["failures"], ids=lambda lie: f"{lie['step']}-{lie['name']}")

@@ -90,6 +90,7 @@ POST /v1/tasks/<id:task_id>/approve                                 -      -    
 POST /v1/models                                                     -      -      yes    -      -      yes    -
 GET  /v1/models                                                     -      -      yes    yes    yes    yes    none
 GET  /v1/models/<name:name>                                         -      -      yes    yes    yes    yes    hidden
+POST /v1/models/<name:name>/retention                               -      -      yes    -      -      yes    hidden
 POST /v1/models/<name:name>/versions                                -      -      yes    -      -      yes    hidden
 GET  /v1/models/<name:name>/versions                                -      -      yes    yes    yes    yes    hidden
 GET  /v1/models/<name:name>/versions/<number:number>                -      -      yes    yes    yes    yes    hidden

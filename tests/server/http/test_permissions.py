@@ -181,6 +181,7 @@ class Town:
                 "bundle": task["bundle"],
             },
             "POST /v1/models": {"name": "letters", "population": POPULATION},
+            "POST /v1/models/<name:name>/retention": {"keep_versions": 3},
             "POST /v1/models/<name:name>/versions": {"bundle": fleet.bundles[0]},
             "POST /v1/models/<name:name>/versions/<number:number>/reject": {"reason": "a test"},
             "POST /v1/models/<name:name>/promote": {"version": 2},

@@ -256,7 +256,7 @@ def test_the_operators_client_says_what_went_wrong_and_ctrl_c_stops_everything(
             answer += connection.recv(65536)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 413 ")
-    assert msgspec.json.decode(body, type=messages.Problem).type == "too_large"
+    assert msgspec.json.decode(body, type=messages.Problem).status == 413
     # Ctrl-C stops everything.
     operator.close()
     assert server.stop(signal.SIGINT) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from sqlalchemy import event
 
@@ -59,6 +61,10 @@ def test_an_offer_is_signed_for_nothing_else(world: World, fleet: Fleet) -> None
     request = messages.CheckIn(versions={})
     [sealed] = device.ask("POST", "/v1/check-ins", messages.CheckInResponse, request).offers
     assert unseal("offer", sealed, world.settings.public_key, messages.Offer).model == MODEL
+    # A device that has one is not kept waiting for a round.
+    began = time.monotonic()
+    assert device.ask("POST", "/v1/check-ins", messages.CheckInResponse, messages.CheckIn(versions={}, wait=15)).offers
+    assert time.monotonic() - began < 10
     with pytest.raises(CertificateError):
         unseal("plan", sealed, world.settings.public_key, messages.Offer)
 

@@ -15,8 +15,10 @@ from sqlalchemy import select
 
 from archipel.errors import LeaseLostError
 from archipel.privacy import Gaussian, spent_epsilon
+from archipel.protocol import messages
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import Answer
+from archipel.server.http.api.check_ins import AT_ONCE
 from archipel.server.processes import coordinator
 from archipel.server.processes.lease import Lease
 from archipel.server.rounds import aggregation, candidates, kept_noise
@@ -101,6 +103,9 @@ def test_a_device_rests_until_others_had_their_rounds(noisy: World) -> None:
         device.check_in()
     noisy.settle()
     assert [row["phase"] for row in noisy.rounds(task)] == ["committed"]
+    # It is not kept waiting either: it is to come again in a while.
+    held = first[0].ask("POST", "/v1/check-ins", messages.CheckInResponse, messages.CheckIn(wait=15.0))
+    assert held.retry_after > AT_ONCE
     shown = noisy.task(task)["waiting_for"]
     assert "3 devices rest: they were in a sum less than 3 sums ago" in shown
     run_round(noisy, second, 2)

@@ -8,6 +8,9 @@ from statistics import mean
 import numpy as np
 import pytest
 
+from archipel.protocol.secagg_plus.agreement import KeyAgreement
+from archipel.protocol.secagg_plus.alone import Alone
+from archipel.protocol.secagg_plus.hybrid import Hybrid
 from archipel.protocol.secagg_plus.messages import Drawn, Packed, pack
 from archipel.protocol.secagg_plus.sizes import Assumptions, Server, Sizes
 from archipel.protocol.secagg_plus.tree import MemberTree
@@ -24,17 +27,21 @@ def mean_size(messages: Iterable[Packed]) -> float:
 
 
 @pytest.mark.parametrize(
-    ("count", "sizes", "server", "gone"),
+    ("count", "sizes", "server", "gone", "agreement"),
     [
-        (5, Sizes(4, 3, 4), "malicious", 0),
-        (30, Sizes(12, 7, 5), "semi-honest", 4),
-        (24, Sizes(10, 8, 10), "malicious", 2),
+        (5, Sizes(4, 3, 4), "malicious", 0, Alone),
+        (30, Sizes(12, 7, 5), "semi-honest", 4, Alone),
+        (24, Sizes(10, 8, 10), "malicious", 2, Alone),
+        (16, Sizes(8, 5, 3), "semi-honest", 2, Hybrid),
     ],
 )
-def test_every_phase_has_the_size_of_real_messages(count: int, sizes: Sizes, server: Server, gone: int) -> None:
-    run = NeighbourRound(count, make_terms(sizes, Assumptions(0, 0.2, server, security=1, correctness=1), count))
+def test_every_phase_has_the_size_of_real_messages(
+    count: int, sizes: Sizes, server: Server, gone: int, agreement: type[KeyAgreement]
+) -> None:
+    assumed = Assumptions(0, 0.2, server, security=1, correctness=1)
+    run = NeighbourRound(count, make_terms(sizes, assumed, count, agreement))
     everybody, stay = range(count), range(gone, count)
-    expected = NeighbourTraffic(sizes, server)
+    expected = NeighbourTraffic(sizes, server, agreement)
     run.open()
     # The certificates of these devices name population "plants".
     member = len(run.roster.members[0])
@@ -44,6 +51,8 @@ def test_every_phase_has_the_size_of_real_messages(count: int, sizes: Sizes, ser
     down = mean(size(run.roster.invite(p), run.roster.introduce(p, drawn[p])) for p in everybody)
     assert expected.sharing(count, "plants").down == pytest.approx(down, rel=0.01)
     up = mean(size(drawn[p]) for p in everybody) * 2 + 132 * sizes.neighbours
+    if agreement is Hybrid:
+        up += 1088 * sizes.neighbours + 1152 * sizes.partners
     assert expected.sharing(count, "plants").up == pytest.approx(up, rel=0.01)
     inboxes = [run.roster.inbox(p) for p in everybody]
     run.receive(everybody)

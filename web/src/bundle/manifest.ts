@@ -79,7 +79,7 @@ export interface PrivacyPolicy {
   readonly max_value: number;
   readonly max_server_lr: number;
   readonly weighting: "examples" | "uniform";
-  readonly protocols: readonly ("complete" | "neighbours")[];
+  readonly protocols: readonly ("complete" | "neighbours" | "neighbours-mlkem")[];
   readonly dropouts: number;
   readonly server: "malicious" | "semi-honest";
   readonly noise_multiplier: number;
@@ -146,7 +146,7 @@ const decoder = struct<Manifest>({
       max_value: optional(float, 1e6),
       max_server_lr: optional(float, 1),
       weighting: optional(oneOf("examples", "uniform"), "examples", '"examples"'),
-      protocols: optional(list(oneOf("complete", "neighbours")), ["complete"], '["complete"]'),
+      protocols: optional(list(oneOf("complete", "neighbours", "neighbours-mlkem")), ["complete"], '["complete"]'),
       dropouts: optional(float, 0.2),
       server: optional(oneOf("malicious", "semi-honest"), "malicious", '"malicious"'),
       noise_multiplier: optional(float, 0),

@@ -415,8 +415,8 @@ function validatePolicy(manifest: Manifest): void {
   }
   if (!policy.protocols.length || !(policy.dropouts >= 0 && policy.dropouts < 1)) {
     throw new ManifestError(
-      "privacy: protocols must name at least one of 'complete', 'neighbours', and dropouts be a share from 0 to " +
-        `below 1, is ${policy.dropouts}`,
+      "privacy: protocols must name at least one of 'complete', 'neighbours', 'neighbours-mlkem', and dropouts be " +
+        `a share from 0 to below 1, is ${policy.dropouts}`,
     );
   }
   if (!(policy.noise_multiplier >= 0 && policy.noise_multiplier <= MAX_NOISE)) {

@@ -10,9 +10,8 @@ import {
 } from "./errors.js";
 import { type DeviceEvent, type Outcome, outcome, type Report } from "./events.js";
 import { Gate, type MayWork, sleep } from "./gate.js";
-import { encode } from "./messages/fields.js";
 import type { Sealed } from "./messages/identity.js";
-import { checkInResponse, type RoundPlan } from "./messages/rounds.js";
+import type { RoundPlan } from "./messages/rounds.js";
 import { epsilonOf } from "./privacy.js";
 import { rotate } from "./rotation.js";
 import { isLater } from "./rounds/exchange.js";
@@ -21,6 +20,7 @@ import { type Assigned, assignedOf, findInterrupted } from "./rounds/resuming.js
 import { DeviceSession } from "./rounds/session.js";
 import { Settling } from "./rounds/settling.js";
 import { Transport } from "./rounds/transport.js";
+import { Waiting } from "./rounds/waiting.js";
 import { jittered, waitAfter } from "./rounds/backoff.js";
 import { DeviceDatabase } from "./storage/database.js";
 import type { Entry, Totals } from "./storage/entry.js";
@@ -75,6 +75,9 @@ export class DeviceAgent {
   private roundId = "";
   private setAside = "";
   private busy = false;
+  /** Whether the server may keep the next check-in back. */
+  private patient = false;
+  private readonly waiting: Waiting;
   private readonly models: RunningModels;
   private readonly adoption: Adoption;
 
@@ -84,6 +87,7 @@ export class DeviceAgent {
     private readonly device: Device,
     private enrolment: Enrolment | null,
   ) {
+    this.waiting = new Waiting(config);
     this.models = new RunningModels(device);
     this.adoption = new Adoption(device, this.models);
   }
@@ -168,9 +172,13 @@ export class DeviceAgent {
    *
    * Raises ClientError (not enrolled), UnreachableError, RefusedError.
    */
-  async runOnce(): Promise<Outcome> {
+  runOnce(): Promise<Outcome> {
+    return this.once(false);
+  }
+
+  private async once(patient: boolean): Promise<Outcome> {
     if (this.busy) throw new ClientError("this device is at work already");
-    this.busy = true;
+    [this.busy, this.patient] = [true, patient];
     try {
       const done = await this.checkInAsKnown();
       return { ...done, wait: done.wait + this.adoption.remainingSilence };
@@ -190,7 +198,7 @@ export class DeviceAgent {
     while (!stopped.aborted) {
       let wait: number;
       try {
-        wait = jittered((await this.runOnce()).wait);
+        wait = jittered((await this.once(true)).wait);
         failures = 0;
       } catch (error) {
         // `stop` was called while the device waited for the server.
@@ -288,12 +296,12 @@ export class DeviceAgent {
       return outcome("waiting", this.config.pauseSeconds, { roundId: pending, reason: why });
     }
     const { attributes } = this.config;
-    const body = encode({
+    const report = {
       protocols: PROTOCOLS,
       attributes: Object.keys(attributes).length ? attributes : undefined,
       versions: (await this.adoption.fetchedVersions()) ?? undefined,
-    });
-    const answer = await session.call("POST", "/v1/check-ins", checkInResponse, body);
+    };
+    const answer = await this.waiting.checkIn(session, report, this.patient, () => device.gate.stopped.aborted);
     const wait = Math.min(Math.max(answer.retry_after, SHORTEST_WAIT), LONGEST_WAIT);
     let assigned: Assigned | null = null;
     if (answer.plan !== null) {

@@ -64,6 +64,11 @@ export interface DeviceSettings {
   readonly backoff?: number | undefined;
   /** The longest wait between two requests of a round. Default: 60. */
   readonly maxWait?: number | undefined;
+  /**
+   * How long the server may keep the answer to a check-in of `runForever` back, until the device is in a round; 0: not
+   * at all. Default: 20.
+   */
+  readonly waitSeconds?: number | undefined;
   /** How long a round goes on without an answer from the server. Default: 120. */
   readonly patience?: number | undefined;
   /** How long a round may take in all. Default: 3600. */
@@ -106,6 +111,7 @@ const DEFAULTS: Config = {
   attempts: 4,
   backoff: 0.25,
   maxWait: 60,
+  waitSeconds: 20,
   patience: 120,
   roundTimeout: 3600,
   pauseSeconds: 30,
@@ -117,10 +123,12 @@ const DEFAULTS: Config = {
 const LEAST: Readonly<Record<string, number>> = {
   minCohort: 1, maxRoundsPerDay: 0, maxEpsilon: 0, maxPeakBytes: 0, maxUploadBytes: 0, maxUploadEntries: 0,
   maxDownloadBytes: 0, maxCacheBytes: 0, lookSeconds: 0.001, maxWorse: 0, requestTimeout: 0.001, attempts: 1,
-  backoff: 0.001, maxWait: 0.001, patience: 0.001, roundTimeout: 0.001, pauseSeconds: 0.001, resumeWithin: 0.001,
-  maxOfflineWait: 0.001,
+  backoff: 0.001, maxWait: 0.001, waitSeconds: 0, patience: 0.001, roundTimeout: 0.001, pauseSeconds: 0.001,
+  resumeWithin: 0.001, maxOfflineWait: 0.001,
 };
 const MAX_ROUNDS_PER_DAY = 256;
+/** The longest that a check-in may ask for. */
+const MAX_WAIT_SECONDS = 300;
 
 /** The settings with their defaults. Raises ClientError that names the one that is none. */
 export function configOf(given: DeviceSettings): Config {
@@ -144,6 +152,9 @@ export function configOf(given: DeviceSettings): Config {
   // The journal keeps so many rounds that were not refused, so it cannot count more.
   if (config.maxRoundsPerDay !== null && config.maxRoundsPerDay > MAX_ROUNDS_PER_DAY) {
     throw new ClientError(`setting maxRoundsPerDay: at most ${MAX_ROUNDS_PER_DAY}, got ${config.maxRoundsPerDay}`);
+  }
+  if (config.waitSeconds > MAX_WAIT_SECONDS) {
+    throw new ClientError(`setting waitSeconds: at most ${MAX_WAIT_SECONDS}, got ${config.waitSeconds}`);
   }
   return config;
 }

@@ -16,7 +16,7 @@ const ROOT_BYTES = 32;
 /** The bytes that all endorsers of a round of this plan signed. Raises ProvenanceError or MessageError. */
 export async function signedByDevices(evidence: Endorsement, plan: RoundPlan, where: string): Promise<Bytes> {
   const digest = await bodyDigest(evidence.plan);
-  if (plan.protocol === "neighbours") {
+  if (plan.protocol !== "complete") {
     // They signed the round, its plan and the root of their cohort; each knows its neighbours only.
     const { length } = evidence.confirmation;
     if (length !== ROOT_BYTES) {

@@ -98,8 +98,8 @@ export interface RotationRequest {
 export function checkRotations(chain: Chain): void {
   if ((chain.rotations?.length ?? 0) < MAX_ROTATIONS) return;
   throw new CertificateError(
-    `the key was replaced ${MAX_ROTATIONS} times, which is as often as it can be; erase the device, and enrol it again ` +
-      "with a new token",
+    `the key was replaced ${MAX_ROTATIONS} times, which is as often as it can be; erase the device, and enrol it ` +
+      "again with a new token",
   );
 }
 

@@ -38,8 +38,8 @@ export interface Weights {
 
 /**
  * Accept weights for a training of `task`, or for an adoption (null), or raise ProvenanceError (another ProtocolError
- * if the log is malformed). The log must not go back to older weights, unless an entry of it says so, and its steps must
- * be able to lead to these. `find` gives weights with a digest where they are still here.
+ * if the log is malformed). The log must not go back to older weights, unless an entry of it says so, and its steps
+ * must be able to lead to these. `find` gives weights with a digest where they are still here.
  */
 export async function checkOrigin(
   database: DeviceDatabase,

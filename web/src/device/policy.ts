@@ -56,6 +56,9 @@ export function checkPlan(plan: RoundPlan, policy: PrivacyPolicy, layout: Layout
   if (plan.privacy === "secure" && !policy.protocols.includes(plan.protocol)) {
     refuse(`protocol ${plan.protocol} is not among the allowed ${policy.protocols.join(", ")}`);
   }
+  if (plan.protocol === "neighbours-mlkem") {
+    refuse("its rounds need ML-KEM, which this device has not");
+  }
   if (plan.protocol === "neighbours") {
     checkNeighbours(plan, policy);
   } else if (plan.neighbours || plan.partners) {

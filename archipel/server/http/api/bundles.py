@@ -13,10 +13,11 @@ from archipel.errors import BundleError, DevelopmentKeyError, SignatureError
 from archipel.protocol.messages import Message, Name, Pieces
 from archipel.protocol.operator.tasks import BundleInfo
 from archipel.server.audit import log as audit
-from archipel.server.database.tables import Blob, BundleRow
+from archipel.server.database.tables import BundleRow
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import DEVICE, OPERATOR, READ, Call, Route
 from archipel.server.rounds import reach
+from archipel.server.storage.blob_rows import describe_deleted, record_blob
 from archipel.server.storage.received import CHUNK_BYTES
 
 _UNPACKED = re.compile(r"/\S*/\.unpack-[^/]+/bundle(?:/([^\s:]+))?")
@@ -73,7 +74,7 @@ def publish_bundle(call: Call[None]) -> tuple[BundleInfo, int]:
         if known is not None and (len(bound) == len(populations) or not populations):
             return _info(known), 200
         if known is None:
-            session.merge(Blob(digest=written.digest, kind="bundle", size=written.size, created=now))
+            record_blob(session, services.blobs, digest=written.digest, kind="bundle", size=written.size, now=now)
             session.add(row)
             session.flush()
         for population in populations:
@@ -109,7 +110,7 @@ def bundle_pieces(call: Call[None], digest: str) -> bytes:
 
 
 def download_blob(call: Call[None], digest: str) -> Response:
-    """Weights (safetensors) by digest; ranges and ETag are honoured."""
+    """Weights (safetensors) by digest; ranges and ETag are honoured. 410: the server keeps them no longer."""
     _check_blob(call, digest)
     return _file(call, digest, digest, "application/octet-stream")
 
@@ -130,8 +131,11 @@ def _bundle_file(call: Call[None], digest: str) -> str:
 
 def _check_blob(call: Call[None], digest: str) -> None:
     with call.services.database.read() as session:
-        if reach.file_of_blob(session, call.identity, digest, call.services.clock()) is None:
-            raise refuse(404, f"no blob {digest}")
+        blob = reach.find_blob(session, call.identity, digest, call.services.clock())
+    if blob is None:
+        raise refuse(404, f"no blob {digest}")
+    if blob.deleted is not None:
+        raise refuse(410, describe_deleted(digest, blob.deleted, blob.why))
 
 
 def declared_length(limit: int) -> int:

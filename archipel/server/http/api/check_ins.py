@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from flask import request
 from sqlalchemy import Connection, and_, bindparam, case, insert, select, update
 
 from archipel.protocol.messages import CheckIn, CheckInResponse, SetAside
 from archipel.protocol.sealed import Sealed, decode
 from archipel.server.database.fault_tables import Quarantine
 from archipel.server.database.registry_tables import OfferSerial
-from archipel.server.database.tables import Answer, CheckInRow, Device, Participant, Round
+from archipel.server.database.tables import Answer, CheckInRow, Device, Participant, Round, Task
 from archipel.server.devices.revocation import SHARED, require_member
 from archipel.server.http.problems import refuse
+from archipel.server.http.request_log import HELD
 from archipel.server.http.routes import DEVICE, Call, Route
+from archipel.server.rounds.candidates import could_take
 from archipel.server.rounds.machine import ORDER, RULES
 from archipel.server.services import Services
 
 WRITES_PER_WINDOW = 4
 """How often at most the time of a check-in is written within `check_in_window`."""
 MAX_BYTES = 16 << 10
+AT_ONCE = 0.05
+"""Seconds after which a device comes again whose check-in was held to the end."""
 
 
 _CHECK_IN = (
@@ -26,6 +31,7 @@ _CHECK_IN = (
         CheckInRow.attributes,
         CheckInRow.versions,
         CheckInRow.neighbours,
+        CheckInRow.mlkem,
         CheckInRow.adds_noise,
         CheckInRow.population,
         OfferSerial.serial,
@@ -55,10 +61,21 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
     """Report that the device is there, and learn what to do.
 
     The server answers with the plan of the device's round if the device can take part in it, and otherwise with the
-    time to ask again. It also offers the versions that the device is to run.
+    time to ask again. It also offers the versions that the device is to run. It keeps an answer without plan and offers
+    back for as long as the device asks for (`wait`) and the server holds check-ins, until the device is in a round.
     """
     if len(call.raw) > MAX_BYTES:
         raise refuse(413, f"{len(call.raw)} bytes of attributes, the limit is {MAX_BYTES}")
+    answer, hold = _answer(call, None)
+    held = call.services.held.hold(call.identity.device_id, hold) if hold else 0.0
+    if not held:
+        return answer
+    request.environ[HELD] = held
+    return _answer(call, held)[0]
+
+
+def _answer(call: Call[CheckIn], held: float | None) -> tuple[CheckInResponse, float]:
+    """The answer, and for how many seconds it may be kept back. `held`: how long it has been kept back already."""
     services = call.services
     now = services.clock()
     report, device_id, over = call.body, call.identity.device_id, ""
@@ -77,32 +94,53 @@ def check_in(call: Call[CheckIn]) -> CheckInResponse:
                 services.database.together(lambda connection: _store(connection, device_id, report, now, wait, ""))
             # Also in a round: a device that goes from one round into the next would never learn of offers otherwise.
             offers = _offers(services, row.population, row.serial, device_id, report)
-            return CheckInResponse(plan=plan, retry_after=wait, offers=offers)
+            return CheckInResponse(plan=plan, retry_after=wait, offers=offers), 0.0
         # The device's seat in a buffer is over. The coordinator releases it only while the task has an open round, so
         # it is released here too.
         over = row.round_id
     # A device that checks in for the first time has no row yet.
     member = row or services.database.look(_POPULATION, device=device_id)
-    wait = services.pace.retry_after(now, "" if member is None else member.population)
-    # Most check-ins only read: `due` is written only if it would be off by more than this. The window tolerates that.
-    tolerance = services.settings.check_in_window / WRITES_PER_WINDOW
-    population, serial, aside = "", None, None
+    population, serial, aside = "" if member is None else str(member.population), None, None
+    wait = services.pace.retry_after(now, population)
+    hold = min(report.wait, services.settings.longest_hold)
+    # Who is to come later than that is one of very many, of which the server cannot hold all.
+    holds = held is None and wait <= hold
     if row is not None:
-        population, serial = row.population, row.serial
+        serial = row.serial
         if row.until is not None and row.until > now:
             aside = SetAside(until=row.until, reason=f"{row.reason} ({row.detail})")
-    fresh = row is not None and row.due >= now + wait - tolerance
-    told = (report.attributes, report.versions, "neighbours" in report.protocols, report.adds_noise)
-    if row is None or not fresh or (row.attributes, row.versions, row.neighbours, row.adds_noise) != told:
+    offers = _offers(services, population, serial, device_id, report)
+    holds = holds and not offers and aside is None
+    # A device that comes for the first time rests for no task.
+    holds = holds and (row is None or _could_be_taken(services, population, device_id, report, now))
+    # A held device counts as waiting until its time is over: half of that from now is near enough at any moment of it.
+    due = now + (hold / 2 if holds else wait)
+    # Most check-ins only read: `due` is written only if it would be off by more than this. The window tolerates that.
+    tolerance = services.settings.check_in_window / WRITES_PER_WINDOW
+    fresh = row is not None and (held is not None or row.due >= due - tolerance)
+    speaks = "neighbours" in report.protocols, "neighbours-mlkem" in report.protocols
+    told = (report.attributes, report.versions, *speaks, report.adds_noise)
+    was = None if row is None else (row.attributes, row.versions, row.neighbours, row.mlkem, row.adds_noise)
+    if over or not fresh or was != told:
         population = services.database.together(
-            lambda connection: _store(connection, device_id, report, now, wait, over)
+            lambda connection: _store(connection, device_id, report, now, due - now, over)
         )
         # A first check-in: the serial could not be looked up before the device's population was known.
         if row is None and report.versions is not None:
             with services.database.read() as session:
                 serial = session.scalar(_SERIAL, {"population": population})
-    offers = _offers(services, population, serial, device_id, report)
-    return CheckInResponse(retry_after=wait, set_aside=aside, offers=offers)
+            offers = _offers(services, population, serial, device_id, report)
+    wait = max(AT_ONCE, wait - held) if held is not None else wait
+    return CheckInResponse(retry_after=wait, set_aside=aside, offers=offers), hold if holds and not offers else 0.0
+
+
+def _could_be_taken(services: Services, population: str, device_id: str, report: CheckIn, now: float) -> bool:
+    """Whether a round may take the device soon: not if it has to rest for all tasks, or is none of theirs."""
+    running = select(Task).where(Task.population == population, Task.state == "running")
+    with services.database.read() as session:
+        tasks = session.scalars(running).all()
+        # A new task begins its first round at once.
+        return not tasks or any(could_take(session, task, device_id, report.attributes, now=now) for task in tasks)
 
 
 def _offers(services: Services, population: str, serial: int | None, device_id: str, report: CheckIn) -> list[Sealed]:
@@ -119,6 +157,7 @@ def _store(connection: Connection, device_id: str, report: CheckIn, now: float, 
         "attributes": dict(report.attributes),
         "versions": None if report.versions is None else dict(report.versions),
         "neighbours": "neighbours" in report.protocols,
+        "mlkem": "neighbours-mlkem" in report.protocols,
         "adds_noise": report.adds_noise,
         "now": now,
         "due": now + wait,
@@ -145,6 +184,7 @@ _AGAIN = (
         attributes=bindparam("attributes"),
         versions=bindparam("versions"),
         neighbours=bindparam("neighbours"),
+        mlkem=bindparam("mlkem"),
         adds_noise=bindparam("adds_noise"),
         last_seen=case((_WAITS, bindparam("now")), else_=CheckInRow.last_seen),
         due=case((_WAITS, bindparam("due")), else_=CheckInRow.due),
@@ -158,6 +198,7 @@ _LEFT = (
 _FIRST = insert(CheckInRow).values(
     device_id=bindparam("device"),
     population=bindparam("population"),
+    mlkem=bindparam("mlkem"),
     attributes=bindparam("attributes"),
     versions=bindparam("versions"),
     neighbours=bindparam("neighbours"),

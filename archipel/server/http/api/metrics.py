@@ -14,6 +14,7 @@ from archipel.server.database.task_requests import read_plan
 from archipel.server.http.api.tasks import find_task
 from archipel.server.http.paging import page
 from archipel.server.http.routes import READ, Call, Route
+from archipel.server.storage.blob_rows import deleted_weights
 
 
 def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
@@ -30,6 +31,7 @@ def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
         made = select(Version.round_id, Version.cohort).where(Version.round_id.in_(ids))
         cohorts = {row.round_id: row.cohort for row in session.execute(made)}
         evaluations = {each.evaluates: each for each in session.scalars(select(Task).where(Task.evaluates.in_(ids)))}
+        deleted = deleted_weights(session, [row.weights_out for row in rows])
         of_evaluations = select(Round.task_id, Round.result).where(
             Round.task_id.in_([each.task_id for each in evaluations.values()]), Round.phase == "committed"
         )
@@ -49,6 +51,7 @@ def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
                 step_scale=row.step_scale,
                 clip=read_plan(row).hyperparameters.get(UPDATE_CLIP),
                 weights_out=row.weights_out,
+                weights_deleted=deleted.get(row.weights_out or "", (None, ""))[0],
                 result=result,
                 metrics=_curves(task.kind, result) | _curves("evaluation", evaluated),
                 distributions=_spread(result) | _spread(evaluated),

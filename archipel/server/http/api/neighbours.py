@@ -33,13 +33,14 @@ from archipel.protocol.secagg_plus.messages import (
     Refused,
 )
 from archipel.protocol.secagg_plus.roster import check_answer
+from archipel.protocol.secagg_plus.terms import agreement_of
 from archipel.server.devices.faults import note_fault
 from archipel.server.http.problems import refuse, refusing
 from archipel.server.http.routes import DEVICE, B, Call, Route
 from archipel.server.rounds.neighbours.frozen_roster import FrozenRoster
 from archipel.server.rounds.seats import Seat, find_seat, store_answer
 
-PROTOCOL: Protocol = "neighbours"
+PROTOCOLS: tuple[Protocol, ...] = ("neighbours", "neighbours-mlkem")
 
 
 def join(call: Call[Member], round_id: str) -> Receipt:
@@ -50,7 +51,10 @@ def join(call: Call[Member], round_id: str) -> Receipt:
     with refusing(422):
         try:
             key = call.services.settings.enrolment_public_key
-            member, _ = read_member(call.raw, RoundSession(round_id, seat.plan_digest), key, seat.population)
+            member, _ = read_member(
+                call.raw, RoundSession(round_id, seat.plan_digest), key, seat.population,
+                keys_bytes=agreement_of(seat.protocol).full_bytes,
+            )  # fmt: skip
         except SecureAggregationError:
             # A fault of the device: it has signed these keys for this very round.
             with call.services.database.write() as session:
@@ -164,7 +168,7 @@ def answer(call: Call[Answer], round_id: str) -> Receipt:
 
 
 def _seat(call: Call[Any], round_id: str) -> Seat:
-    return find_seat(call.services, round_id, call.identity.device_id, PROTOCOL)
+    return find_seat(call.services, round_id, call.identity.device_id, *PROTOCOLS)
 
 
 def _frozen(call: Call[Any], round_id: str) -> FrozenRoster:

@@ -20,6 +20,7 @@ from archipel.protocol.operator.registry import (
     PromotionPage,
     PromotionRequest,
     RejectionRequest,
+    RetentionRequest,
     VersionDetail,
     VersionInfo,
     VersionPage,
@@ -36,6 +37,7 @@ from archipel.server.registry import versions as registry
 from archipel.server.registry.versions import find_model, find_version, subject
 from archipel.server.registry.views import describe_models, describe_versions, evaluations_of
 from archipel.server.rounds import ledger, weights_log
+from archipel.server.storage.blob_rows import keep_weights
 
 
 def create_model(call: Call[ModelRequest]) -> tuple[ModelInfo, int]:
@@ -73,6 +75,21 @@ def show_model(call: Call[None], name: str) -> ModelInfo:
     """One model."""
     with call.services.database.read() as session:
         return _info(session, find_model(session, call.identity, name), call.services.clock())
+
+
+def keep_versions(call: Call[RetentionRequest], name: str) -> ModelInfo:
+    """Set which weights of the model's versions are kept; both null: those that the server's settings say."""
+    now, request = call.services.clock(), call.body
+    with call.services.database.write() as session:
+        model = find_model(session, call.identity, name, lock=True)
+        if (model.keep_versions, model.keep_days) != (request.keep_versions, request.keep_days):
+            model.keep_versions, model.keep_days = request.keep_versions, request.keep_days
+            session.flush()
+            audit.append(
+                session, now, call.identity.actor, "model.keep", name, versions=model.keep_versions,
+                days=model.keep_days,
+            )  # fmt: skip
+        return _info(session, model, now)
 
 
 def register_version(call: Call[VersionRequest], name: str) -> tuple[VersionInfo, int]:
@@ -121,6 +138,7 @@ def promote_version(call: Call[PromotionRequest], name: str) -> ModelInfo:
                 raise refuse(409, f"version {version.number} is rejected: {version.reason}; restore it first")
             if version.number != model.promoted:
                 registry.require_valid(session, version, model.population, now)
+                keep_weights(session, version.weights)
                 # Going back to earlier weights needs an entry in the log, or devices would refuse them.
                 if version.number < (model.promoted or 0):
                     weights_log.go_back(session, call.services.settings.private_key, name, version.number)
@@ -242,6 +260,7 @@ ROUTES = (
     Route("POST", "/v1/models", OPERATOR, create_model, ModelRequest, ModelInfo, status=201),
     Route("GET", "/v1/models", READ, list_models, response=ModelPage, query=NameQuery),
     Route("GET", _MODEL, READ, show_model, response=ModelInfo),
+    Route("POST", f"{_MODEL}/retention", OPERATOR, keep_versions, RetentionRequest, ModelInfo),
     Route("POST", f"{_MODEL}/versions", OPERATOR, register_version, VersionRequest, VersionInfo, status=201),
     Route("GET", f"{_MODEL}/versions", READ, list_versions, response=VersionPage, query=NumberQuery),
     Route("GET", _VERSION, READ, show_version, response=VersionDetail),

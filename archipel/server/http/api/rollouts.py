@@ -26,6 +26,7 @@ from archipel.server.registry.rollout_views import describe_rollouts
 from archipel.server.registry.rollout_waiting import explain
 from archipel.server.registry.versions import find_model, find_version
 from archipel.server.rounds import weights_log
+from archipel.server.storage.blob_rows import keep_weights
 
 SALT_BYTES = 16
 
@@ -52,6 +53,7 @@ def create_rollout(call: Call[RolloutRequest]) -> tuple[RolloutInfo, int]:
             stage_evaluations.check_evaluations(session, request, version, promoted, model.population, most, now)
         except ArchipelError as error:
             raise refuse(422, f"the rollout is not possible: {error}") from None
+        keep_weights(session, version.weights)
         # A gate's evaluation is a query. Whoever chooses its devices by an eligibility must have the right to run one.
         if fewest is not None and reads_attributes(request.eligibility) and call.identity.role not in ANALYST:
             raise refuse(403, "a gate over devices with an eligibility is a query of them: an admin may ask it")

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from archipel.bundle import decode_manifest
-from archipel.errors import ArchipelError, ServerError
+from archipel.errors import ArchipelError, InvalidRequestError, ServerError
 from archipel.protocol.operator.tasks import (
     PageQuery,
     TaskInfo,
@@ -36,6 +36,7 @@ from archipel.server.rounds.opening import add_task, new_task
 from archipel.server.rounds.refusals import refusals_of_task
 from archipel.server.rounds.waiting import last_failure, under_way, waiting_for
 from archipel.server.rounds.weights_log import is_logged
+from archipel.server.storage.blob_rows import deleted_weights, keep_weights
 
 
 def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
@@ -100,6 +101,7 @@ def create_task(call: Call[TaskRequest]) -> TaskInfo | tuple[TaskInfo, int]:
         if known is not None:
             key.require_same(known.request_digest)
             return _info(call, session, known), 200
+        keep_weights(session, task.weights, error=InvalidRequestError)
         add_task(session, task)
         audit.append(session, now, call.identity.actor, "task.create", task.task_id, **audited(task))
         return _info(call, session, task)
@@ -269,6 +271,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         upstream=task.upstream is not None,
         deadlines=dict(request.deadlines.items()),
         model=task.model,
+        weights_deleted=deleted_weights(session, [task.model]).get(task.model or "", (None, ""))[0],
         waiting=waiting,
         search=describe(session, task),
         created_by=task.created_by,

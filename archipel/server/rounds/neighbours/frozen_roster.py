@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from archipel.errors import ConsistencyError, GoneError
 from archipel.protocol.messages import Digest
+from archipel.protocol.secagg_plus.agreement import KeyAgreement
 from archipel.protocol.secagg_plus.member import Distinct, read_keys
 from archipel.protocol.secagg_plus.member import Session as RoundSession
 from archipel.protocol.secagg_plus.messages import Confirmed, Dealt, Question, Refused, unpack
@@ -28,9 +29,18 @@ class FrozenRoster:
         round_id, plan_digest: name the round.
         sizes: those of its plan.
         malicious: whether its devices take the server to be so, and sign whom they take as present.
+        agreement: how two of them agree on keys.
     """
 
-    def __init__(self, session: Session, round_id: str, plan_digest: Digest, sizes: Sizes, malicious: bool) -> None:
+    def __init__(
+        self,
+        session: Session,
+        round_id: str,
+        plan_digest: Digest,
+        sizes: Sizes,
+        malicious: bool,
+        agreement: type[KeyAgreement],
+    ) -> None:
         self.round_id, self.session, self.malicious = round_id, RoundSession(round_id, plan_digest), malicious
         members = _bodies(session, round_id, "advertising")
         distinct = Distinct()
@@ -44,7 +54,7 @@ class FrozenRoster:
                 continue
             self.ids.append(device_id)
         self.places = {device_id: place for place, device_id in enumerate(self.ids)}
-        self.roster = Roster([members[device_id] for device_id in self.ids], sizes)
+        self.roster = Roster([members[device_id] for device_id in self.ids], sizes, agreement)
         self._lock = threading.RLock()
         self._dealt = False
         self._sharers: frozenset[int] | None = None
@@ -54,7 +64,7 @@ class FrozenRoster:
     @property
     def size(self) -> int:
         """Bytes of what it keeps."""
-        return sum(len(member) for member in self.roster.members) + self.roster.dealt.nbytes
+        return sum(len(member) for member in self.roster.members) + self.roster.dealt.nbytes + self.roster.offers.nbytes
 
     def place(self, device_id: str) -> int:
         """Raises GoneError for a device that is not in the cohort."""

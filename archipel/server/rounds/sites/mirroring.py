@@ -23,11 +23,12 @@ from archipel.protocol.provenance import entry_hash
 from archipel.protocol.sealed import Sealed, encode
 from archipel.server.audit import log as audit
 from archipel.server.database.site_tables import SiteRound
-from archipel.server.database.tables import Blob, BundleRow, Task, WeightsEntry
+from archipel.server.database.tables import BundleRow, Task, WeightsEntry
 from archipel.server.database.task_requests import audited
 from archipel.server.rounds import reach
 from archipel.server.rounds.checks import check_task
 from archipel.server.rounds.opening import new_task
+from archipel.server.storage.blob_rows import record_blob
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
@@ -112,7 +113,7 @@ def take_over(services: Services, upstream: Upstream, wish: Wish) -> SiteRound:
         if not task.live:
             raise PolicyError(f"task {plan.task_id} is {task.state} at this server")
         for digest, kind, length in blobs:
-            session.merge(Blob(digest=digest, kind=kind, size=length, created=now))
+            record_blob(session, services.blobs, digest=digest, kind=kind, size=length, now=now)
         reach.extend(session, task.population, task.task_id, plan.bundle, *(digest for digest, *_ in blobs))
         task.model = plan.weights
         row = session.get(SiteRound, plan.round_id)
@@ -139,7 +140,7 @@ def keep_bundle(services: Services, bundle: Bundle) -> None:
     digest, now = services.blobs.put(data), services.clock()
     with services.database.write() as session:
         if session.get(BundleRow, bundle.digest) is None:
-            session.merge(Blob(digest=digest, kind="bundle", size=len(data), created=now))
+            record_blob(session, services.blobs, digest=digest, kind="bundle", size=len(data), now=now)
             session.add(
                 BundleRow(
                     digest=bundle.digest,

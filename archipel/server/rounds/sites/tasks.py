@@ -6,6 +6,7 @@ import msgspec
 
 from archipel.bundle import Manifest
 from archipel.errors import ServerError
+from archipel.protocol.messages import over_neighbours
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.policy import policy_of_members
 
@@ -32,7 +33,7 @@ def fill_in_sites(request: TaskRequest, manifest: Manifest) -> TaskRequest:
         ("max_contributions", request.max_contributions is not None, "a limit of sites, not of devices; leave it out"),
         ("differential_privacy", request.differential_privacy.on_devices, "noise of the root; take mechanism central"),
         ("differential_privacy", request.differential_privacy.is_correlated, "fresh noise; take mechanism central"),
-        ("protocol", request.protocol == "neighbours", "a complete graph of sites"),
+        ("protocol", over_neighbours(request.protocol), "a complete graph of sites"),
     ]
     for name, wrong, instead in refused:
         if wrong:

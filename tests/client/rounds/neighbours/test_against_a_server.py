@@ -55,15 +55,16 @@ class Mortal:
 
 
 def carry_out(federation: Federation, maker: Callable[..., Path], server: str, event: str, **task: Any) -> None:
-    policy: dict[str, Any] = {"protocols": ("complete", "neighbours"), "server": server, "dropouts": 0.1}
+    protocol = task.pop("protocol", "neighbours")
+    policy: dict[str, Any] = {"protocols": ("complete", protocol), "server": server, "dropouts": 0.1}
     federation.bundle_file = maker(federation.publisher_key, **policy)
     mortal = Mortal(federation, 0, event)
     agents: list[Any] = [mortal, *(federation.agent(number) for number in range(1, COUNT))]
     values: dict[str, Any] = {
-        "cohort": COUNT, "min_cohort": COUNT, "threshold": None, "protocol": "neighbours", "deadlines": LONG, **task,
+        "cohort": COUNT, "min_cohort": COUNT, "threshold": None, "protocol": protocol, "deadlines": LONG, **task,
     }  # fmt: skip
     made = federation.task(**values)
-    assert made.protocol == "neighbours"
+    assert made.protocol == protocol
     federation.run(agents, lambda: federation.operator.tasks.get(made.task_id).state != "running")
     assert mortal.killed
     infos = federation.rounds(made)
@@ -83,18 +84,18 @@ def carry_out(federation: Federation, maker: Callable[..., Path], server: str, e
 
 
 @pytest.mark.parametrize(
-    ("server", "event"),
+    ("server", "event", "protocol"),
     [
-        ("malicious", "masked"),
-        ("malicious", "confirmed"),
-        ("semi-honest", "shared"),
-        pytest.param("malicious", "advertised", marks=pytest.mark.slow),
-        pytest.param("malicious", "uploaded", marks=pytest.mark.slow),
-        pytest.param("semi-honest", "unmasked", marks=pytest.mark.slow),
+        ("malicious", "masked", "neighbours"),
+        pytest.param("malicious", "confirmed", "neighbours", marks=pytest.mark.slow),
+        ("semi-honest", "shared", "neighbours-mlkem"),
+        pytest.param("malicious", "advertised", "neighbours-mlkem", marks=pytest.mark.slow),
+        pytest.param("malicious", "uploaded", "neighbours", marks=pytest.mark.slow),
+        pytest.param("semi-honest", "unmasked", "neighbours", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.sampled(every=2)
 def test_a_round_with_an_agent_that_is_killed_in_between(
-    federation: Federation, bundle_maker: Callable[..., Path], server: str, event: str
+    federation: Federation, bundle_maker: Callable[..., Path], server: str, event: str, protocol: str
 ) -> None:
-    carry_out(federation, bundle_maker, server, event)
+    carry_out(federation, bundle_maker, server, event, protocol=protocol)

@@ -26,7 +26,7 @@ def test_the_agents_update_is_in_the_sum(world: NeighbourWorld) -> None:
     assert asked == dict.fromkeys(STEPS, 1)
     assert world.asked("inclusions") == int(world.server.malicious)
     checked_in = decode("check-in", world.server.bodies["check-in"][0], CheckIn)
-    assert checked_in.protocols == ("complete", "neighbours")
+    assert checked_in.protocols == ("complete", "neighbours", "neighbours-mlkem")
 
 
 @pytest.mark.parametrize("step", ["invitation", "neighbours", "dealings", "partners", "question"])

@@ -6,11 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from archipel.bundle import read_weights
+from archipel.protocol.secagg_plus import kem
 from archipel.server.database.tables import Answer
 from tests.support.devices import ANSWERED, Device
 from tests.support.neighbour_devices import NeighbourDevice, add_devices, create_task
@@ -43,25 +45,26 @@ def finish(world: World, task: dict, devices: list[NeighbourDevice], gone: dict[
 
 
 @pytest.mark.parametrize(
-    ("server", "gone", "survivors"),
+    ("server", "gone", "survivors", "protocol"),
     [
-        ("malicious", {}, range(10)),
-        ("malicious", {"advertising": [9], "masking": [3]}, [0, 1, 2, 4, 5, 6, 7, 8]),
-        ("malicious", {"sharing": [0], "confirming": [5]}, range(1, 10)),
-        ("malicious", {"unmasking": [2, 7]}, range(10)),
-        ("semi-honest", {"complaining": [1], "masking": [4], "unmasking": [0]}, [0, 2, 3, 5, 6, 7, 8, 9]),
+        ("malicious", {}, range(10), "neighbours"),
+        ("malicious", {"advertising": [9], "masking": [3]}, [0, 1, 2, 4, 5, 6, 7, 8], "neighbours-mlkem"),
+        ("malicious", {"sharing": [0], "confirming": [5]}, range(1, 10), "neighbours"),
+        ("malicious", {"unmasking": [2, 7]}, range(10), "neighbours"),
+        ("semi-honest", {"complaining": [1], "masking": [4], "unmasking": [0]}, [0, 2, 3, 5, 6, 7, 8, 9], "neighbours"),
+        ("semi-honest", {"masking": [4]}, [0, 1, 2, 3, 5, 6, 7, 8, 9], "neighbours-mlkem"),
     ],
 )
 @pytest.mark.sampled(every=3)
 def test_the_new_parameters_are_the_exact_mean_of_the_survivors(
-    world: World, tmp_path: Path, server: str, gone: dict[str, list[int]], survivors: list[int]
+    world: World, tmp_path: Path, server: str, gone: dict[str, list[int]], survivors: list[int], protocol: str
 ) -> None:
-    task, policy = create_task(world, tmp_path, server)
-    assert task["protocol"] == "neighbours"
+    task, policy = create_task(world, tmp_path, server, protocol=protocol)
+    assert task["protocol"] == protocol
     devices = add_devices(world, 10, policy)
     world.start_round(devices)
     assert devices[0].plan is not None
-    assert (devices[0].plan.protocol, devices[0].plan.threshold) == ("neighbours", task["threshold"])
+    assert (devices[0].plan.protocol, devices[0].plan.threshold) == (protocol, task["threshold"])
     after = finish(world, task, devices, gone)
     assert (after["state"], after["rounds_committed"]) == ("completed", 1), world.rounds(task["task_id"])
     status, data = world.operator("GET", f"/v1/blobs/{after['model']}")
@@ -100,17 +103,26 @@ def test_too_few_that_answer_end_the_round_and_say_so(world: World, tmp_path: Pa
     assert "secrets cannot be recovered" in info["reason"] or "needed" in info["reason"]
 
 
-def test_devices_that_speak_the_other_protocol_only_are_not_taken(world: World, tmp_path: Path) -> None:
-    task, policy = create_task(world, tmp_path, min_cohort=10)
+@pytest.mark.parametrize(
+    ("protocol", "spoken", "what"),
+    [
+        ("neighbours", ("complete",), "rounds over neighbours"),
+        ("neighbours-mlkem", ("complete", "neighbours"), "rounds over neighbours with ML-KEM"),
+    ],
+)
+def test_devices_that_speak_the_other_protocol_only_are_not_taken(
+    world: World, tmp_path: Path, protocol: str, spoken: Any, what: str
+) -> None:
+    task, policy = create_task(world, tmp_path, min_cohort=10, protocol=protocol)
     devices = add_devices(world, 10, policy)
-    devices[0].protocols = ("complete",)
+    devices[0].protocols = spoken
     for device in devices:
         assert device.check_in() is None
     world.settle()
     shown = world.task(task["task_id"])
     assert shown["waiting"] == 9
-    assert "1 waiting device cannot take part in rounds over neighbours" in shown["waiting_for"]
-    devices[0].protocols = ("complete", "neighbours")
+    assert f"1 waiting device cannot take part in {what}" in shown["waiting_for"].split("; ")
+    devices[0].protocols = (*spoken, protocol)  # type: ignore[arg-type]
     assert devices[0].check_in() is None
     world.settle()
     assert all(device.join() for device in devices)
@@ -150,6 +162,18 @@ def test_an_asynchronous_task_over_neighbours(world: World, tmp_path: Path) -> N
         world.settle()
     after = world.task(task["task_id"])
     assert (after["state"], after["rounds_committed"]) == ("completed", 2), world.rounds(task["task_id"])
+
+
+def test_a_server_without_ml_kem_refuses_the_task(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_task(world, tmp_path)
+    monkeypatch.setattr(kem, "is_available", lambda: False)
+    request = {"name": "digits", "population": "pupils", "rounds": 1, "min_cohort": 3, "cohort": 10}
+    request |= {"bundle": world.publish(), "protocol": "neighbours-mlkem"}
+    status, answer = world.operator("POST", "/v1/tasks", request)
+    assert status == 422, answer
+    assert "this server's cryptography has no ML-KEM-768" in answer["detail"]
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ export interface RoundPlan {
   readonly not_after: number;
   readonly revocations: string | null;
   readonly server_noise: ServerNoise | null;
-  readonly protocol: "complete" | "neighbours";
+  readonly protocol: "complete" | "neighbours" | "neighbours-mlkem";
   readonly neighbours: number;
   readonly partners: number;
   readonly noise: NoiseShare | null;
@@ -121,7 +121,7 @@ export const roundPlan: Decoder<RoundPlan> = struct<RoundPlan>({
   not_after: optional(whole(0), 0),
   revocations: optional(nullable(digestText), null),
   server_noise: optional(nullable(serverNoise), null),
-  protocol: optional(oneOf("complete", "neighbours"), "complete"),
+  protocol: optional(oneOf("complete", "neighbours", "neighbours-mlkem"), "complete"),
   neighbours: optional(whole(0, MAX_COHORT - 1), 0),
   partners: optional(whole(0, MAX_COHORT - 1), 0),
   noise: optional(nullable(noiseShare), null),

@@ -30,9 +30,10 @@ export class DeviceSession {
     decoder: Decoder<T>,
     body?: Bytes,
     headers: Readonly<Record<string, string>> = {},
+    retry = true,
   ): Promise<T> {
     return this.authorized((bearer) =>
-      this.transport.call(method, path, decoder, { body, headers: { ...headers, ...bearer } }),
+      this.transport.call(method, path, decoder, { body, headers: { ...headers, ...bearer }, retry }),
     );
   }
 

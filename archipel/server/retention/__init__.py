@@ -1,0 +1,1 @@
+"""Retention: old versions' weights are deleted, as far as nothing needs them."""

