@@ -70,11 +70,11 @@ class Connection:
     def close(self) -> None:
         self._pool.clear()
 
-    def get(self, path: str, kind: type[T], **query: str | int | None) -> T:
+    def get(self, path: str, kind: type[T], /, **query: str | int | None) -> T:
         """The `kind` that is at `path`. Values of None are left out of the query."""
         return self._decoded("GET", path + _query(query), kind, again=True)
 
-    def pages(self, path: str, kind: type[Page[Item]], **query: str | int | None) -> Iterator[Item]:
+    def pages(self, path: str, kind: type[Page[Item]], /, **query: str | int | None) -> Iterator[Item]:
         """The items of a list, whose parts are of `kind`; each part is fetched when it is reached."""
         while True:
             page = self.get(path, kind, limit=PAGE, **query)

@@ -37,13 +37,25 @@ class Tasks(Resource):
         """
         return self._connection.post("/v1/tasks", TaskInfo, request, key=key)
 
-    def list(self, *, starts: str | None = None) -> Iterator[TaskInfo]:
-        """Go through all tasks of the token's populations.
+    def list(
+        self,
+        *,
+        starts: str | None = None,
+        population: str | None = None,
+        state: str | None = None,
+        kind: str | None = None,
+        since: float | None = None,
+    ) -> Iterator[TaskInfo]:
+        """Go through the tasks of the token's populations, all of them or those that are asked for.
 
         Route: GET /v1/tasks
 
         Args:
             starts: only those whose id begins with these hexadecimal digits; None: all.
+            population: only those of this population.
+            state: only those in this state: proposed, running, paused, completed, cancelled or failed.
+            kind: only those of this kind: training, evaluation or analytics.
+            since: only those created from then on, in Unix seconds.
 
         Returns:
             The tasks, newest first, fetched as they are reached.
@@ -51,7 +63,10 @@ class Tasks(Resource):
         Raises:
             RefusedError: no status that other calls do not have; at the first item.
         """
-        return self._connection.pages("/v1/tasks", TaskPage, starts=starts)
+        return self._connection.pages(
+            "/v1/tasks", TaskPage, starts=starts, population=population, state=state, kind=kind,
+            since=None if since is None else repr(float(since)),
+        )  # fmt: skip
 
     def get(self, task_id: str) -> TaskInfo:
         """Look at one task: its request, and its progress.

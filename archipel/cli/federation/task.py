@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_args
 
 import click
 import msgspec
@@ -15,9 +17,10 @@ from archipel.cli.input_output.tables import as_json, show, table
 from archipel.errors import CommandError
 from archipel.operator import OperatorClient, TaskRequest
 from archipel.operator.curves import plot, write_csv, write_tensorboard
+from archipel.protocol.messages import Kind
 from archipel.protocol.moments import moment
 from archipel.protocol.operator.registry import RoundMetrics
-from archipel.protocol.operator.tasks import TaskInfo
+from archipel.protocol.operator.tasks import TaskInfo, TaskState
 from archipel.toml_files import read_toml
 
 
@@ -146,11 +149,31 @@ def _read_federation(
 
 
 @task.command("list")
+@click.option("--population", help="Only those of this population.")
+@click.option("--state", type=click.Choice(get_args(TaskState)), help="Only those in this state.")
+@click.option("--kind", type=click.Choice(get_args(Kind)), help="Only those of this kind.")
+@click.option(
+    "--since", type=click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M"]), help="Only those created from then on (UTC)."
+)
 @as_json
 @remote
-def list_(client: OperatorClient, as_json: bool) -> None:
-    """List every task, newest first."""
-    infos = list(client.tasks.list())
+def list_(
+    client: OperatorClient,
+    population: str | None,
+    state: str | None,
+    kind: str | None,
+    since: datetime | None,
+    as_json: bool,
+) -> None:
+    """List the tasks, newest first.
+
+    \b
+    archipel task list
+    archipel task list --state running
+    archipel task list --population phones --kind training --since 2026-11-01
+    """
+    begin = None if since is None else since.replace(tzinfo=UTC).timestamp()
+    infos = list(client.tasks.list(population=population, state=state, kind=kind, since=begin))
     rows = [
         (
             each.task_id, each.name, each.population, each.state, f"{each.rounds_committed}/{each.rounds}",

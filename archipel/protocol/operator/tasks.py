@@ -58,6 +58,16 @@ class PageQuery(Message, frozen=True, kw_only=True):
     starts: Annotated[str, Meta(pattern="^[0-9a-f]{1,64}$")] | None = None
 
 
+class TaskQuery(PageQuery, frozen=True, kw_only=True):
+    """A page of tasks; with `population`, `state` or `kind` those alone, with `since` (Unix seconds) those created from
+    then on."""
+
+    population: Name | None = None
+    state: TaskState | None = None
+    kind: Kind | None = None
+    since: Annotated[float, Meta(ge=0, le=1e11)] | None = None
+
+
 class EntryQuery(Message, frozen=True, kw_only=True):
     """Entries that follow number `after`; 0: from the first one on."""
 

@@ -74,6 +74,11 @@ def test_tasks_from_file_to_cancelled(archipel: Command, served: Path, task: dic
     head, row = archipel("task", "list")[0].splitlines()
     assert head.split() == ["task", "name", "population", "state", "rounds", "waiting", "created"]
     assert row.split()[:6] == [task["task_id"], "digits", "pupils", "running", "0/2", "0"]
+    today = time.strftime("%Y-%m-%d", time.gmtime(task["created"]))
+    asked = ("task", "list", "--population", "pupils", "--state", "running", "--kind", "training", "--since")
+    assert archipel(*asked, today)[0].splitlines() == [head, row]
+    for others in (("--state", "paused"), ("--kind", "analytics"), ("--since", "2999-01-01"), ("--population", "x")):
+        assert task["task_id"] not in archipel("task", "list", *others)[0]
     lines = archipel("task", "show", task["task_id"])[0].splitlines()
     shown = {name: " ".join(value) for name, *value in map(str.split, lines)}
     assert shown["cohort"] == "4"

@@ -55,6 +55,33 @@ def test_only_ids_that_begin_so(world: World) -> None:
         assert world.operator("GET", f"/v1/tasks?starts={wrong}")[0] == 400
 
 
+def test_only_the_tasks_that_are_asked_for(world: World) -> None:
+    """By each filter alone and by all together; a task that leaves the choice between two pages hides no other."""
+    made: list[tuple[str, str, float]] = []
+    for number in range(6):
+        world.clock.now += 10
+        task = world.create_task(name=f"t{number}")["task_id"]
+        if number % 3 == 0:
+            assert world.operator("POST", f"/v1/tasks/{task}/cancel")[0] == 200
+        made.append((task, "cancelled" if number % 3 == 0 else "running", world.clock.now))
+
+    def found(query: str, limit: int = 2) -> list[str]:
+        return [each["task_id"] for each in walk(world, f"/v1/tasks?{query}&", limit)]
+
+    for state in ("cancelled", "running", "paused"):
+        assert found(f"state={state}") == [task for task, is_in, _ in made[::-1] if is_in == state]
+    since = made[3][2]
+    assert found(f"since={since}") == [task for task, _, _ in made[:2:-1]]
+    assert found(f"since={since}&state=running&kind=training&population=pupils") == [made[5][0], made[4][0]]
+    assert found("kind=evaluation") == found("population=nobody") == []
+    first = world.operator("GET", "/v1/tasks?state=running&limit=2")[1]
+    assert world.operator("POST", f"/v1/tasks/{first['next']}/cancel")[0] == 200
+    rest = world.operator("GET", f"/v1/tasks?state=running&limit=2&after={first['next']}")[1]
+    assert [each["task_id"] for each in rest["items"]] == [made[2][0], made[1][0]]
+    for wrong in ("state=done", "kind=", "since=yesterday", "since=nan", "since=-1", "population=%25"):
+        assert world.operator("GET", f"/v1/tasks?{wrong}")[0] == 400, wrong
+
+
 def test_rounds_oldest_first(world: World) -> None:
     task = world.create_task(rounds=3, deadlines={"advertising": 5})
     devices = world.add_devices(5)

@@ -9,9 +9,9 @@ from sqlalchemy.orm import Session
 from archipel.bundle import decode_manifest
 from archipel.errors import ArchipelError, InvalidRequestError, ServerError
 from archipel.protocol.operator.tasks import (
-    PageQuery,
     TaskInfo,
     TaskPage,
+    TaskQuery,
     TaskRequest,
 )
 from archipel.protocol.policy import check_validity
@@ -150,10 +150,16 @@ def _check_root(session: Session, request: TaskRequest, now: float) -> None:
 
 
 def list_tasks(call: Call[None]) -> TaskPage:
-    """Tasks, newest first."""
+    """Tasks, newest first, of those that are asked for."""
+    query: TaskQuery = call.query
+    chosen = [column == value for column, value in (
+        (Task.population, query.population), (Task.state, query.state), (Task.kind, query.kind),
+    ) if value is not None]  # fmt: skip
+    if query.since is not None:
+        chosen.append(Task.created >= query.since)
     with call.services.database.read() as session:
         where = call.identity.visible(Task.population)
-        tasks, after = page(session, Task, Task.created, Task.task_id, call.query, *where, newest_first=True)
+        tasks, after = page(session, Task, Task.created, Task.task_id, query, *where, chosen=chosen, newest_first=True)
         return TaskPage(items=[_info(call, session, task) for task in tasks], next=after)
 
 
@@ -288,7 +294,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
 _TASKS = OPERATOR | ANALYST
 ROUTES = (
     Route("POST", "/v1/tasks", _TASKS, create_task, TaskRequest, TaskInfo, status=201),
-    Route("GET", "/v1/tasks", READ, list_tasks, response=TaskPage, query=PageQuery),
+    Route("GET", "/v1/tasks", READ, list_tasks, response=TaskPage, query=TaskQuery),
     Route("GET", "/v1/tasks/<id:task_id>", READ, show_task, response=TaskInfo),
     Route("POST", "/v1/tasks/<id:task_id>/approve", ANALYST, approve_task, response=TaskInfo),
     Route("POST", "/v1/tasks/<id:task_id>/cancel", _TASKS, cancel_task, response=TaskInfo),
