@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from archipel import strategies
-from archipel.bundle import parse_card
+from archipel.bundle import PrivacyPolicy, parse_card
 from archipel.cli.models.convert.analysis_options import AnalysisOptions
 from archipel.cli.models.train.job import read_job
 from archipel.compression.recipe import parse_recipe
@@ -52,6 +52,8 @@ RUN = {
     "docs/transformations.md",
 }
 PREPROCESSING = "docs/preprocessing.md"
+EDGES = "docs/edge.md"
+"""The page whose TOML is of a policy."""
 TASKS = "docs/operations.md"
 """The page whose TOML is of tasks, rollouts and analyses; elsewhere it is of recipes."""
 CARDS = "docs/models.md"
@@ -113,6 +115,10 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
             options = tomllib.loads(text)["strategy"]
             strategy = strategies.get(options.pop("name"))
             assert describe(strategy.name, strategy.device, options).parts
+        elif page == EDGES:
+            values = tomllib.loads(text)
+            assert msgspec.convert({"modes": ["secure"], "threshold": 0.6, "max_clip": 1.0, "max_bits": 20, **values},
+                                   PrivacyPolicy).aggregators  # fmt: skip
         elif page == PREPROCESSING:
             assert from_settings(tomllib.loads(text)["preprocess"])
         else:

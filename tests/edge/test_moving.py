@@ -71,6 +71,7 @@ def _round(world: EdgeWorld, mover: Agent, times: int) -> None:
     assert mover.rounds[-1].result == "took_part"
 
 
+@pytest.mark.slow
 def test_a_round_of_the_root_that_the_device_was_in_at_another_edge_is_refused(tmp_path: Path) -> None:
     with open_edge_world(tmp_path, cohort=2) as world:
         uplink(world)

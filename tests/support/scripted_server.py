@@ -55,6 +55,8 @@ STEPS = {
     "PUT /v1/rounds/ID/complaints": "complaints",
     "GET /v1/rounds/ID/complaints": "all-complaints",
     "PUT /v1/rounds/ID/update": "update",
+    "GET /v1/rounds/ID/update/parts": "parts",
+    "PUT /v1/rounds/ID/update/parts/1": "part",
     "GET /v1/rounds/ID/survivors": "survivors",
     "PUT /v1/rounds/ID/confirmation": "confirmation",
     "GET /v1/rounds/ID/confirmations": "confirmations",
@@ -333,6 +335,12 @@ class Scripted(ThreadingHTTPServer):
         if self.phase in ("updating", "buffering"):
             self.phase = "committed"
         return self._stored("update")
+
+    def _parts(self, body: bytes) -> msgspec.Struct:
+        return m.UpdateParts()
+
+    def _part(self, body: bytes) -> msgspec.Struct:
+        return m.Receipt()
 
     def _survivors(self, body: bytes) -> msgspec.Struct:
         return self.survived

@@ -307,8 +307,8 @@ def _version(info: VersionInfo) -> list[str]:
     # 0 is no time: the version does not expire.
     without = ["evaluations", *([] if info.not_after else ["not_after"])]
     without += [] if info.weights_deleted else ["weights_deleted", "deleted_why"]
-    times = ("created", "not_after", "weights_deleted")
-    return fields(info, times=times, without=tuple(without))
+    times = [name for name in ("created", "not_after", "weights_deleted") if name not in without]
+    return fields(info, times=tuple(times), without=tuple(without))
 
 
 def _evaluations(info: VersionDetail) -> list[str]:

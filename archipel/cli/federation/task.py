@@ -277,11 +277,11 @@ def metrics(
         (
             str(each.number), each.round_id, str(each.devices), moment(each.ended),
             "-" if each.weight_sum is None else f"{each.weight_sum:.6g}", _step_text(each), clipped_text(each.result),
-            result_text(each), _weights_text(each),
+            _weights_text(each), result_text(each),
         )
         for each in infos
     ]  # fmt: skip
-    head = ("number", "round", "devices", "ended", "weight", "step", "clipped", "result", "weights")
+    head = ("number", "round", "devices", "ended", "weight", "step", "clipped", "weights", "result")
     show(infos, as_json, table(head, rows))
     # After the table, which a full disk then does not keep back.
     for path, write in ((csv_file, write_csv), (plot_file, plot), (tensorboard, write_tensorboard)):

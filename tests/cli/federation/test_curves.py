@@ -72,7 +72,7 @@ def test_metrics_as_a_table_as_csv_and_as_a_picture(
 ) -> None:
     table, picture = tmp_path / "rounds.csv", tmp_path / "curves.svg"
     shown = archipel("task", "metrics", trained[1], "--csv", str(table), "--plot", str(picture))[0].splitlines()
-    assert re.split(r"  +", shown[0])[-3:] == ["step", "clipped", "result"]
+    assert re.split(r"  +", shown[0])[-3:] == ["clipped", "weights", "result"]
     assert "2 of 3  " in shown[1]
     assert shown[2].endswith("evaluation accuracy 0.75, evaluation loss 0.5, training accuracy 1, training loss 1")
     assert shown[3:] == [f"written to {table}", f"written to {picture}"]

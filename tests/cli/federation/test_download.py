@@ -79,7 +79,7 @@ def test_other_bytes_than_those_asked_for_are_not_kept(
 
 def test_what_rounds_came_to(archipel: Command, trained: tuple[str, dict[str, np.ndarray]]) -> None:
     head, row = archipel("task", "metrics", trained[0])[0].splitlines()
-    assert head.split() == ["number", "round", "devices", "ended", "weight", "step", "clipped", "result"]
+    assert head.split() == ["number", "round", "devices", "ended", "weight", "step", "clipped", "weights", "result"]
     assert (row.split()[0], row.split()[2], row.split()[5]) == ("1", "3", "6")  # weights 1, 2 and 3
     [found] = json.loads(archipel("task", "metrics", trained[0], "--json")[0])
     assert found["weight_sum"] == 6

@@ -58,8 +58,8 @@ def test_models_and_versions(archipel: Command, digits: Path) -> None:
     head, second, first = archipel("model", "versions", "digits")[0].splitlines()
     assert head.split()[:3] == ["version", "state", "digest"]
     assert (second.split()[:2], first.split()[:2]) == (["2", "registered"], ["1", "promoted"])
-    assert head.split()[-2:] == ["expires", "reason"]
-    assert second.split()[-1] == "-"
+    assert head.split()[-3:] == ["expires", "weights", "reason"]
+    assert second.split()[-1] == "there"
     shown = json.loads(archipel("model", "version", "digits", "2", "--json")[0])
     assert shown["evaluations"] == []
     assert fields(archipel("model", "version", "digits", "2")[0])["digest"] == shown["digest"]
@@ -76,7 +76,7 @@ def test_a_bundle_that_expires(archipel: Command, served: Path) -> None:  # noqa
     file = make_bundle(served, key, name="ends", not_after=end)
     made = archipel("model", "register", "digits", "--bundle", str(file))[0]
     assert fields(made)["not_after"] == "2100-01-01 00:00:00Z"
-    assert archipel("model", "versions", "digits")[0].splitlines()[1].endswith("  2100-01-01 00:00:00Z")
+    assert archipel("model", "versions", "digits")[0].splitlines()[1].endswith("  2100-01-01 00:00:00Z  there")
     over = make_bundle(served, key, name="over", not_after=1)
     said = archipel("model", "register", "digits", "--bundle", str(over), code=1)[1]
     assert "it expired at 1970-01-01 00:00:01Z, here it is 20" in said

@@ -372,7 +372,7 @@ def test_rounds_without_metrics_have_no_curves(tmp_path: Path) -> None:
     made = RoundMetrics(
         round_id="a" * 32, number=1, devices=8, weight_sum=8.0, step_norm=0.1, step_scale=1.0, clip=None,
         weights_out="b" * 64, result=None, metrics={}, distributions={}, evaluation=None, evaluation_state=None,
-        started=0.0, ended=2.5,
+        weights_deleted=None, started=0.0, ended=2.5,
     )  # fmt: skip
     assert round_line(made, 3) == "round 1 of 3: 8 devices, 2.5 s"
     console = Console(file=io.StringIO(), width=200)

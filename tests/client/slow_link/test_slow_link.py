@@ -54,6 +54,10 @@ def test_both_ways_go_on_after_every_cut(federation: Federation, inputs: int, ra
     patient: dict[str, Any] = {
         "patience": 600.0,
         "max_cache_bytes": 1 << 30,
+        "max_download_bytes": 1 << 30,
+        "max_upload_bytes": 1 << 30,
+        "max_upload_entries": 1 << 26,
+        "max_peak_bytes": 8 << 30,
         "request_timeout": 7200.0,
         "round_timeout": 7200.0,
     }

@@ -164,10 +164,10 @@ def test_it_tells_its_supervisor(archipel: Command, enrolled: Device, tmp_path: 
         end.settimeout(10)
         enrolled.start(NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000")
         told = [end.recv(4096).decode()]
-        while told.count("WATCHDOG=1") < 4:
+        # The server answers a device that waits after a while.
+        while told.count("WATCHDOG=1") < 4 or not any(text.startswith("STATUS=waiting") for text in told):
             told.append(end.recv(4096).decode())
         assert "READY=1" in told[:3]
-        assert any(text.startswith("STATUS=waiting") for text in told)
         assert enrolled.stop() == 0
         while told[-1] != "STOPPING=1":
             told.append(end.recv(4096).decode())
