@@ -170,10 +170,10 @@ def test_who_was_replaced_while_it_cleans_up_deletes_nothing_of_a_later_round(
             device.masking()
 
     def slow_listing(folder: str, whole: Callable[[str], list[str]] = storage.folders) -> list[str]:
-        if when == "before it lists":
+        if when == "before it lists" and folder == "updates":
             meanwhile()
         found = whole(folder)
-        if when == "after it lists":
+        if when == "after it lists" and folder == "updates":
             meanwhile()
         return list(found)
 
