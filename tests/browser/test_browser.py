@@ -69,6 +69,7 @@ def test_it_reads_digits_and_talks_to_nobody_else(demo: Demo) -> None:
     assert demo.page.evaluate("crossOriginIsolated")
 
 
+@pytest.mark.sampled(every=2)
 def test_it_asks_a_busy_server_again(demo: Demo) -> None:
     refused: dict[str, float] = {}
     early: list[str] = []
@@ -92,7 +93,7 @@ def test_it_asks_a_busy_server_again(demo: Demo) -> None:
     demo.expect_answer(2)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_learns_it_remembers_and_it_can_be_reset(demo: Demo) -> None:
     demo.open()
     published = demo.share("check-before")

@@ -173,7 +173,7 @@ def test_what_parts_need() -> None:
         assert part.needs == needs, part
 
 
-@pytest.mark.sampled(every=6)
+@pytest.mark.sampled(every=12)
 @pytest.mark.parametrize("kind", RECIPES)
 def test_a_part_runs_with_what_it_says_it_needs_and_not_without(kind: str) -> None:
     model, (x, y) = network(QUICK[kind][0])

@@ -159,6 +159,7 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
         pytest.param([DynamicInt8()], marks=SLOW),
     ],
 )
+@pytest.mark.sampled(every=2)
 def test_a_compressed_model_exports_the_float_model_behind_it(parts: list[object], tmp_path: Path) -> None:
     x, _ = data("convolutional")
     device = trained("convolutional", tmp_path, parts=parts)

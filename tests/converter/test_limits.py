@@ -167,6 +167,7 @@ def test_a_bound_of_its_own_stays() -> None:
 
 
 @pytest.mark.parametrize("cell", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
+@pytest.mark.sampled(every=2)
 def test_recurrent_networks(cell: str) -> None:
     """Over a fixed time training takes three times the products: forward, towards the input, towards the weights."""
     tokens = torch.zeros(2, 12, dtype=torch.int64)

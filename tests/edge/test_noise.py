@@ -15,6 +15,7 @@ from tests.support.edge_world import ComputedSite, open_edge_world
 NOISE = DifferentialPrivacy(mechanism="central", noise_multiplier=0.001, delta=1e-5)
 
 
+@pytest.mark.sampled(every=2)
 def test_the_account_of_a_round_over_edges_is_that_of_a_flat_one(tmp_path: Path) -> None:
     with open_edge_world(tmp_path, weighting="uniform") as world:
         for number in (1, 2):

@@ -69,7 +69,7 @@ def test_a_sum_that_comes_too_late_is_given_up_and_a_later_round_counts_the_devi
             assert [entry.result for entry in agent.rounds].count("took_part") == 1
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=5)
 def test_without_its_upstream_an_edge_evaluates_what_it_has(tmp_path: Path) -> None:
     with open_edge_world(tmp_path) as world:
         task, devices, _ = begin(world, advertising=20.0)

@@ -123,7 +123,7 @@ def check(run: Any, folder: Path, data: Path, rounds: int) -> None:
     assert holding(folder / "phones", secret) == []
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_made_up_people_from_cloud_to_own_models(example: ModuleType, made_up: Path, tmp_path: Path) -> None:
     said: list[str] = []
     run = example.run(example.Options(made_up, rounds=2, volunteers=2), tmp_path, said.append)

@@ -44,7 +44,7 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     return load
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_predicts_and_learns_as_onnx_runtime_does(load: Callable[..., Any]) -> None:
     runs = []
     for delegates in ("cpu", ENGINE):

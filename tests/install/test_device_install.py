@@ -76,7 +76,7 @@ def run(python: Path, code: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_is_small(clean: Path) -> None:
     site = next((clean.parents[1] / "lib").glob("python3.*/site-packages"))
     # Bytes of files: how many blocks they take is the file system's business.

@@ -38,7 +38,7 @@ def test_pieces_are_of_the_file(client: OperatorClient, served: Served) -> None:
     assert all(each.offset + each.length <= pieces.size for each in pieces.pieces)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_where_weights_come_from(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     agents = [federation.agent(number) for number in range(4)]
     task, operator = federation.task(rounds=2), federation.operator

@@ -33,7 +33,7 @@ UNDEFINED = re.compile(
 )
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_gradients() -> None:
     """The first case of each operator: if it is differentiated, it is right."""
     assert wrong(results(per_operator=1)) == {}

@@ -37,7 +37,7 @@ def changed(manifest: Manifest, program: str, **outputs: dict[str, Any]) -> Mani
     return made
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_entries_follow_those_of_finish(bundle: Bundle) -> None:
     updates = Layout.of(bundle.program("finish")).updates
     entries = upload_layout(bundle.manifest, "training").updates

@@ -200,7 +200,9 @@ def test_a_reader_does_not_wait_for_a_writer(world: World) -> None:
 
 def test_a_write_that_fails_leaves_nothing(world: World) -> None:
     with pytest.raises(RuntimeError), world.services.database.write() as session:  # noqa: PT012
-        session.connection().exec_driver_sql("INSERT INTO blobs (digest, kind, size, created) VALUES ('a', 'b', 1, 1.0)")
+        session.connection().exec_driver_sql(
+            "INSERT INTO blobs (digest, kind, size, created) VALUES ('a', 'b', 1, 1.0)"
+        )
         raise RuntimeError
     with world.services.database.read() as session:
         assert session.connection().exec_driver_sql("SELECT count(*) FROM blobs").scalar() == 0

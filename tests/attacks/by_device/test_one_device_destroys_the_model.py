@@ -50,7 +50,7 @@ def both(mine: np.ndarray, others: np.ndarray) -> np.ndarray:
         (both, "the sum of weights is"),
     ],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_sum_that_honest_devices_cannot_send_is_rejected(
     world: World, bundle: Bundle, attack: Attack, reason: str
 ) -> None:

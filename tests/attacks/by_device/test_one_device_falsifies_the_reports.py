@@ -61,7 +61,7 @@ def honest_step(digits: Digits, vectors: list[np.ndarray]) -> float:
         (TRAINING + "accuracy", -DEVICES * LARGEST, "an entry of 'archipel/training/accuracy' is 10, and can be"),
     ],
 )
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 def test_sums_that_honest_devices_cannot_send_are_rejected(
     world: World, bundle: Bundle, name: str, lie: int, reason: str
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_search_waits_for_more_devices_than_a_round_takes(world: World) -> Non
     assert sum(bool(device.join()) for device in devices) == 4
 
 
+@pytest.mark.sampled(every=2)
 def test_one_that_is_in_every_round_of_a_small_fleet_does_not_end_the_task(world: World) -> None:  # noqa: F811
     """A round takes everybody who is there: without a search the fifth would have been the last."""
     task = world.create_task(rounds=2, cohort=6, min_cohort=4, threshold=4)

@@ -44,6 +44,7 @@ def refused(port: int, **headers: str) -> int:
     return error.value.code
 
 
+@pytest.mark.sampled(every=2)
 def test_the_devices_port_does_not_show_them_and_pages_cannot_read_them(server: Server) -> None:
     port = free_port()
     url = server.start(metrics_port=str(port))

@@ -74,7 +74,7 @@ def test_the_best_test_is_no_better_than_the_noise_allows(multiplier: float) -> 
     assert advantage > 2 * NormalDist().cdf(1 / (2 * multiplier) * 0.8) - 1 - 4 * math.sqrt(0.5 / TRIALS)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("multiplier", [0.5, 2.0])
 def test_the_best_test_of_an_evaluation_is_no_better_than_the_noise_allows(multiplier: float) -> None:
     """The victim's entries are all as large as its runtime lets through: a mean, a weight, a count, and its bin of a

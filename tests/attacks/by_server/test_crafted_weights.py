@@ -196,7 +196,7 @@ def attacked(federation: Federation, task: TaskInfo, attack: Attack) -> None:
         attack(services, session, session.get_one(Task, task.task_id))
 
 
-@pytest.mark.sampled(every=6)
+@pytest.mark.sampled(every=12)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
 def test_devices_refuse_weights_that_no_round_has_made(federation: Federation, attack: Attack) -> None:
     agents = [federation.agent(number) for number in range(3)]

@@ -44,7 +44,7 @@ def several(array: np.ndarray, count: int = CLIENTS) -> np.ndarray:
         pytest.param(nn.InstanceNorm2d(4, affine=True), marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_an_ensemble_equals_torch_func_vmap(normalization: nn.Module) -> None:
     module = network(normalization).eval()
     model = Model.from_torch(module, torch.zeros(2, 2, 8, 8))

@@ -349,7 +349,7 @@ def test_versions_that_are_offered(fuzzed: Fuzzed, cases: int) -> None:
     server.chain, server.offers = chain, []
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 6))])
 @pytest.mark.parametrize("name", sorted(HEADERS))
 @pytest.mark.parametrize("step", ["session", "weights", "update"])

@@ -85,7 +85,7 @@ def test_a_task_with_less_noise_than_its_policy_wants_is_refused(noisy: Federati
             noisy.task(differential_privacy=settings, cohort=4, min_cohort=3, threshold=3)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_owner_sees_what_the_noise_of_devices_costs_an_example_and_limits_it(noisy: Federation) -> None:
     """By the plan alone: three survivors less one that may collude; one example changes what it hides by twice."""
     agents = [noisy.agent(number, **({"max_epsilon": 15.0} if number else {})) for number in range(4)]

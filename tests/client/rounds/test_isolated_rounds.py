@@ -140,7 +140,7 @@ def test_a_child_that_dies_costs_the_round_and_nothing_else(
     assert [entry.result for entry in agent.rounds] == ["refused", "took_part"]
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_conditions_that_end_hold_the_child_between_two_steps(federation: Federation) -> None:
     """More examples, so that there are many steps; the device is unwilling for a while in the middle of them."""
     many = {name: np.concatenate([array] * 1000) for name, array in federation.data(0).items()}

@@ -102,6 +102,7 @@ def test_secure_groups_take_turns(federation: Federation) -> None:
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
+@pytest.mark.sampled(every=2)
 def test_an_evaluation_is_that_of_all_examples_together(plain: Federation, privacy: str) -> None:
     agents = [plain.agent(number, allow_plain=True) for number in range(3)]
     task = plain.task(
@@ -118,6 +119,7 @@ def test_an_evaluation_is_that_of_all_examples_together(plain: Federation, priva
 
 
 @pytest.mark.parametrize("privacy", ["secure", "plain"])
+@pytest.mark.sampled(every=2)
 def test_an_analysis_is_that_of_all_examples_together(plain: Federation, privacy: str) -> None:
     agents = [plain.agent(number, allow_plain=True) for number in range(3)]
     task = plain.task(kind="analytics", privacy=privacy, threshold=None, cohort=3)

@@ -105,7 +105,7 @@ def test_rounds_have_the_mean_loss_and_accuracy_and_adapt_the_clip(federation: F
     assert clips(federation, task) == pytest.approx([norm, norm * math.exp(-0.1)], rel=1e-6)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_the_clip_follows_counts_with_noise(federation: Federation) -> None:
     """What the server learns of clipped updates is a count with noise, for which the account pays."""
     noise = {"mechanism": "central", "noise_multiplier": 0.5, "clip_noise": 2.0, "delta": 1e-5}

@@ -37,7 +37,7 @@ def publish(federation: Federation, inputs: int) -> int:
     return federation.bundle_file.stat().st_size
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("inputs", "rate"),
     [(4_000, 200 * MBIT), pytest.param(25_000, MBIT, marks=pytest.mark.slow)],

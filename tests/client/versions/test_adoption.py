@@ -212,6 +212,7 @@ def test_a_rollout_of_an_older_version_that_is_aborted(registry: Registry) -> No
     assert registry.loss(3) > 1.05 * registry.loss(2)
 
 
+@pytest.mark.sampled(every=2)
 def test_a_rollout_with_its_gate(registry: Registry) -> None:
     agents = [registry.device(number) for number in range(3)]
     for agent in agents:
@@ -275,7 +276,7 @@ def test_examples_that_cannot_be_read_say_nothing_about_the_version(registry: Re
     assert adopted["running"] == pytest.approx(registry.loss(1), rel=1e-5)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_full_disk_says_nothing_about_the_version(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each write of an adoption: it is tried again, unless it had been adopted by then."""
     now = [1e9]

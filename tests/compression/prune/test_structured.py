@@ -261,6 +261,7 @@ def test_errors(digits: tuple) -> None:
         PruneChannels(flops=0.5).apply(model, Work(model, loss=training.losses.cross_entropy()))
 
 
+@pytest.mark.sampled(every=2)
 def test_a_latency_is_measured(digits: tuple) -> None:
     """A wide network, whose time is not all overhead."""
 

@@ -75,7 +75,7 @@ def test_transposed_and_matrix_products(apply: Apply, run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_recurrent_weights_and_embeddings(kind: type[nn.RNNBase], apply: Apply, run: Run) -> None:
     class Reader(nn.Module):
         def __init__(self) -> None:

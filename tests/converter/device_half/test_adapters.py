@@ -71,6 +71,7 @@ def adapted(network: nn.Module, p: dict[str, torch.Tensor]) -> dict[str, torch.T
 @pytest.mark.parametrize(
     "name", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "transformer"))]
 )
+@pytest.mark.sampled(every=2)
 def test_adapters_of_transformers_train_as_in_pytorch(make: Make, name: str) -> None:
     network, (fields, labels) = NETWORKS[name]().eval(), examples(name)
     tensors = tuple(torch.from_numpy(field) for field in fields.values())

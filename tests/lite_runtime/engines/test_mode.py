@@ -32,6 +32,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).eval()
 
 
+@pytest.mark.sampled(every=2)
 def test_a_bundle_runs_node_by_node(tmp_path: Path) -> None:
     signer = b.generate_key()
     learning = Training(losses.mse(), optimizers.sgd(), batch_size=8)

@@ -117,6 +117,7 @@ def test_an_interrupted_fit_ends_bit_for_bit_where_an_uninterrupted_one_ends(loa
 
 
 @needs_openvino
+@pytest.mark.sampled(every=2)
 def test_a_program_that_it_would_compute_otherwise_goes_to_onnx_runtime(load: Loads) -> None:
     x, y = data("dropout")
     expected = load("dropout", "cpu").fit(x, y, batch_size=20).losses

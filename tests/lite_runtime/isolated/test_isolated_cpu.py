@@ -132,7 +132,7 @@ def test_a_round_has_its_time_in_all_and_each_request_its_own(
         np.testing.assert_array_equal(runtime.parameters()["w"], [requests, requests])
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_fit_goes_on_from_its_checkpoint(trainable: Path, trusted: list[bytes], tmp_path: Path, turns: int) -> None:
     options: dict[str, Any] = {"batch_size": 1, "checkpoint": tmp_path / "c", "checkpoint_every": 0.0}
     with load_isolated(trainable, trusted, cpu_seconds=0.5) as runtime:

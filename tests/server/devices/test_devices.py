@@ -184,6 +184,7 @@ def test_it_is_not_taken_into_a_round(world: World) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.sampled(every=3)
 def test_a_round_goes_on_without_it(world: World, phase: str) -> None:
     """What it had sent before counts, as that of a device that vanished at the same moment."""
     task = world.create_task(cohort=5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import urllib3
 
 from archipel.operator import OperatorClient
@@ -14,6 +15,7 @@ from tests.support.serving import Server
 from tests.support.world import DataFolder
 
 
+@pytest.mark.sampled(every=2)
 def test_a_device_that_waits_is_answered(data_folder: DataFolder, device_maker: type[Device]) -> None:
     folder, token, keys = data_folder
     server = Server(folder)

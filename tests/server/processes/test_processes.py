@@ -186,7 +186,7 @@ def refused(folder: Path, port: int) -> str:
     return line
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_what_cannot_start_says_why_in_one_line_and_what_is_killed_leaves_no_process(
     server: Server, tmp_path: Path
 ) -> None:

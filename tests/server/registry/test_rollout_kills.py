@@ -143,7 +143,7 @@ SHORT = ("worse in stage 1",)
 @pytest.mark.parametrize(
     "outcome", [pytest.param(each, marks=[] if each in SHORT else pytest.mark.slow) for each in OUTCOMES]
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_killed_at_every_step_of_the_rollout(mortal: World, outcome: str) -> None:
     assert kill_at_every_step(mortal, outcome) == OUTCOMES[outcome]
 

@@ -161,7 +161,7 @@ def test_the_points_are_fewer_than_counted_for(plain: Federation, scenario: str)
     assert 0.7 * POINTS[scenario] < points < POINTS[scenario], (scenario, points)
 
 
-@pytest.mark.sampled(every=314)
+@pytest.mark.sampled(every=628)
 @pytest.mark.parametrize(("scenario", "kill"), [(name, kill) for name in SCENARIOS for kill in range(1, POINTS[name])])
 def test_killed_at_any_point_it_loses_and_doubles_nothing(plain: Federation, scenario: str, kill: int) -> None:
     """After every other kill the server is restarted, too, before the agent comes back."""

@@ -56,7 +56,7 @@ def check_sum(federation: Federation, task: TaskInfo, agents: list[Agent]) -> No
         for number in range(len(MENDED))
     ],
 )
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_every_step_survives_every_passing_fault(federation: Federation, proxy: Proxy, shift: int) -> None:
     """Each step meets one fault; over all shifts each step meets each fault."""
     faults = list(MENDED.values())

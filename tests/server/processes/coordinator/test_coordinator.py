@@ -275,7 +275,7 @@ def coordinator_process(world: World) -> Iterator[CoordinatorProcess]:
         made.stop(signal.SIGKILL)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_coordinator_killed_in_every_phase_of_one_round(
     coordinator_process: CoordinatorProcess, world: World
 ) -> None:

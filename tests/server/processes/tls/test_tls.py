@@ -68,6 +68,7 @@ def agent(tmp_path: Path, data_folder: DataFolder, url: str, **tls: Any) -> Agen
     return made
 
 
+@pytest.mark.sampled(every=2)
 def test_a_check_in_over_tls(server: Server, authority: Authority, data_folder: DataFolder, tmp_path: Path) -> None:
     certificate, key = authority.certify("server")
     url = server.start(tls_certificate=str(certificate), tls_key=str(key))
@@ -103,6 +104,7 @@ def no_answer(url: str, data_folder: DataFolder, authority: Authority | None) ->
     return str(refusal.value)
 
 
+@pytest.mark.sampled(every=2)
 def test_tls_to_a_server_without_it(server: Server, data_folder: DataFolder) -> None:
     url = server.start().replace("http", "https")
     assert "without TLS starts with http://" in no_answer(url, data_folder, None)
