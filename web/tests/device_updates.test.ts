@@ -76,6 +76,7 @@ describe("plans", () => {
     modes: ["secure"], min_cohort: 4, threshold: 0.56, max_clip: 2, max_bits: 16, colluders: 0.2, min_contributors: 20,
     queries: 30, query_days: 30, max_value: 1e6, max_server_lr: 1, weighting: "examples",
     protocols: ["complete"], dropouts: 0.2, server: "malicious", noise_multiplier: 0,
+    aggregators: null,
   };
   const plan = {
     round_id: "0".repeat(32), privacy: "secure", kind: "training", min_cohort: 9, max_cohort: 25, threshold: 16,

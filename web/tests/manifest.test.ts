@@ -410,6 +410,24 @@ describe("manifest", () => {
       /expected one of secure, plain/,
     ],
     ["noise below 0", (m) => void (m.privacy.noise_multiplier = -1), errors.ManifestError, /noise_multiplier must be/],
+    [
+      "sites that are too small",
+      (m) => void (m.privacy.aggregators = { min_site_cohort: m.privacy.min_cohort - 1, max_site_cohort: 50 }),
+      errors.ManifestError,
+      /aggregators: min_site_cohort \d+ must be from min_cohort/,
+    ],
+    [
+      "sites of half a threshold",
+      (m) => void (m.privacy.aggregators = { min_site_cohort: 40, max_site_cohort: 50, threshold: 0.5 }),
+      errors.ManifestError,
+      /aggregators: min_cohort must be at least 2, threshold above 0.5/,
+    ],
+    [
+      "too deep a tree",
+      (m) => void (m.privacy.aggregators = { min_site_cohort: 40, max_site_cohort: 50, levels: 4 }),
+      errors.ManifestError,
+      /aggregators: levels must be from 1 to 3, is 4/,
+    ],
     ["everybody colludes", (m) => void (m.privacy.colluders = 1), errors.ManifestError, /colluders must be a share/],
     ["too many queries", (m) => void (m.privacy.queries = 257), errors.ManifestError, /queries from 1 to 256/],
     ["no contributors", (m) => void (m.privacy.min_contributors = 0), errors.ManifestError, /at least 1/],
@@ -454,6 +472,13 @@ describe("manifest", () => {
       Buffer.from(filesOf(await withManifest(bundle, () => undefined)).get("manifest.json") as Uint8Array),
     );
     expect(decodeManifest(Buffer.from(canonical)).name).toBe("mlp");
+  });
+
+  test("bounds of rounds among edge servers, in which no page takes part", async () => {
+    const sites = { min_site_cohort: 40, max_site_cohort: 50, threshold: 0.75 };
+    const changed = await withManifest(bundle, (m) => void (m.privacy.aggregators = sites));
+    const { manifest } = await openBundle(changed, KEYS);
+    expect(manifest.privacy.aggregators).toEqual({ ...sites, min_cohort: 2, colluders: 0, levels: 1 });
   });
 
   test("until when, for whom and instead of what it is", async () => {

@@ -83,6 +83,17 @@ export interface PrivacyPolicy {
   readonly dropouts: number;
   readonly server: "malicious" | "semi-honest";
   readonly noise_multiplier: number;
+  readonly aggregators: Aggregators | null;
+}
+
+/** Bounds of rounds among edge servers, in which no page takes part. */
+export interface Aggregators {
+  readonly min_site_cohort: number;
+  readonly max_site_cohort: number;
+  readonly min_cohort: number;
+  readonly threshold: number;
+  readonly colluders: number;
+  readonly levels: number;
 }
 
 /** Everything about a bundle but the bytes. `files` maps every other file to its SHA-256 (hex). */
@@ -150,6 +161,20 @@ const decoder = struct<Manifest>({
       dropouts: optional(float, 0.2),
       server: optional(oneOf("malicious", "semi-honest"), "malicious", '"malicious"'),
       noise_multiplier: optional(float, 0),
+      aggregators: optional(
+        nullable(
+          struct<Aggregators>({
+            min_site_cohort: required(integer),
+            max_site_cohort: required(integer),
+            min_cohort: optional(integer, 2, "2"),
+            threshold: optional(float, 0.6),
+            colluders: optional(float, 0),
+            levels: optional(integer, 1, "1"),
+          }),
+        ),
+        null,
+        "null",
+      ),
     }),
   ),
   files: required(dictionary(text)),

@@ -14,6 +14,8 @@ export const MAX_TENSOR_BYTES = 2 ** 31;
 export const MAX_RANK = 8;
 export const MAX_BITS = 30;
 const MAX_NOISE = 1e6;
+const MAX_SITE = 2 ** 20;
+const MAX_LEVELS = 3;
 export const MAX_QUERIES = 256;
 export const MAX_POPULATIONS = 64;
 
@@ -433,6 +435,25 @@ function validatePolicy(manifest: Manifest): void {
   }
   if (!(policy.max_value > 0 && policy.max_server_lr > 0)) {
     throw new ManifestError("privacy: max_value and max_server_lr must be above 0 and finite");
+  }
+  const sites = policy.aggregators;
+  if (sites === null) return;
+  const where = "privacy: aggregators:";
+  const least = sites.min_site_cohort;
+  if (!(policy.min_cohort <= least && least <= sites.max_site_cohort && sites.max_site_cohort <= MAX_SITE)) {
+    throw new ManifestError(
+      `${where} min_site_cohort ${least} must be from min_cohort ${policy.min_cohort} to max_site_cohort ` +
+        `${sites.max_site_cohort}, and that at most ${MAX_SITE}`,
+    );
+  }
+  const shared = sites.threshold > 0.5 && sites.threshold <= 1 && sites.colluders >= 0 && sites.colluders < 1;
+  if (!(sites.min_cohort >= 2 && shared)) {
+    throw new ManifestError(
+      `${where} min_cohort must be at least 2, threshold above 0.5 and at most 1, colluders a share from 0 to below 1`,
+    );
+  }
+  if (!(sites.levels >= 1 && sites.levels <= MAX_LEVELS)) {
+    throw new ManifestError(`${where} levels must be from 1 to ${MAX_LEVELS}, is ${sites.levels}`);
   }
 }
 
