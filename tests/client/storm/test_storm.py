@@ -278,7 +278,8 @@ def test_whatever_happens_sums_are_right_and_nobody_is_stuck(storm: Storm, secon
     found.check_states()
     # It was a storm.
     assert sum(storm.weather.made.values()) > 5 * seconds
-    assert sum(ship.starts for ship in storm.ships) > len(PER_SHIP) + seconds / 10
+    # In ten seconds of a busy machine it may be that no process is killed.
+    assert sum(ship.starts for ship in storm.ships) >= len(PER_SHIP) + (seconds - 10) / 10
     [end] = [each for each in found.committed if each.task_id == last]
     for device, entries in found.journals.items():
         assert [entry.result for entry in entries if entry.round_id == end.round_id] == ["took_part"], device
