@@ -163,13 +163,16 @@ class Storm:
 
     def rage(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
+        killed = time.monotonic()
         while time.monotonic() < deadline:
             self.weather.change()
             time.sleep(self.rng.uniform(0.3, 1.5))
             for ship in self.ships:
                 ship.check()
             happens = self.rng.random()
-            if happens < 0.4:
+            # By chance alone a short storm may kill nobody.
+            if happens < 0.4 or time.monotonic() - killed > 2:
+                killed = time.monotonic()
                 ship = self.rng.choice(self.ships[2:])
                 ship.kill()
                 time.sleep(self.rng.uniform(0.0, 0.5))
@@ -278,8 +281,7 @@ def test_whatever_happens_sums_are_right_and_nobody_is_stuck(storm: Storm, secon
     found.check_states()
     # It was a storm.
     assert sum(storm.weather.made.values()) > 5 * seconds
-    # In ten seconds of a busy machine it may be that no process is killed.
-    assert sum(ship.starts for ship in storm.ships) >= len(PER_SHIP) + (seconds - 10) / 10
+    assert sum(ship.starts for ship in storm.ships) > len(PER_SHIP) + seconds / 10
     [end] = [each for each in found.committed if each.task_id == last]
     for device, entries in found.journals.items():
         assert [entry.result for entry in entries if entry.round_id == end.round_id] == ["took_part"], device
