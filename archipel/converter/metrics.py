@@ -9,7 +9,7 @@ import msgspec
 from archipel.bundle import PrivacyPolicy
 from archipel.bundle.roles import Metric, Noise, Port
 from archipel.graph import Model
-from archipel.protocol.training_metrics import CAPPED, CLIPPED
+from archipel.protocol.metrics.training_metrics import CAPPED, CLIPPED
 from archipel.training.step import ACCURACY, LOSS
 
 _COUNT_RANGE = 1.0

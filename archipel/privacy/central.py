@@ -31,10 +31,10 @@ from archipel.privacy.calibration import least_multiplier
 from archipel.privacy.correlated import correlate, rounds_event, settle_coefficients, spread, unit_of
 from archipel.privacy.events import Event, Gaussian, Repeated
 from archipel.protocol.bounds import SLACK, Group, entries, joint_norm, step, sum_bound
+from archipel.protocol.metrics.training_metrics import CLIPPED, DEVICES, UPDATE_CLIP
 from archipel.protocol.noised.group import noised_group
 from archipel.protocol.operator.aggregation import Aggregation
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
-from archipel.protocol.training_metrics import CLIPPED, DEVICES, UPDATE_CLIP
 from archipel.protocol.uploads import clip_input, upload_program
 from archipel.protocol.vector import DecodedSum, Layout, Vector
 

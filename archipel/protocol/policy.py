@@ -13,8 +13,8 @@ from archipel.bundle.manifest import Manifest, PrivacyPolicy
 from archipel.bundle.roles import Largest
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import groups
-from archipel.protocol.distributions import LEAST_COUNTED
 from archipel.protocol.messages import RoundPlan, over_neighbours
+from archipel.protocol.metrics.distributions import LEAST_COUNTED
 from archipel.protocol.moments import moment
 from archipel.protocol.noised.shares import noise_multiplier
 from archipel.protocol.sealed import Sealed

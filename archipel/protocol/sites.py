@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from archipel.errors import ProtocolError
-from archipel.protocol.training_metrics import count_entry
+from archipel.protocol.metrics.training_metrics import count_entry
 from archipel.protocol.vector import Layout, Vector, check_vector
 
 SITE_DEVICES = "archipel/site-devices"

@@ -10,7 +10,7 @@
 | evaluation that counts adoption | whether the device decided about the version; its noisy answer whether it took it |
 
 The device clamps a mean that is beyond its range, as the fixed-point encoding clamps every entry. It says so in another
-entry, so that nobody takes the bound for a measurement. archipel.protocol.measures says what the means are.
+entry, so that nobody takes the bound for a measurement. archipel.protocol.metrics.measures says what the means are.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 from archipel.bundle import Manifest, Program
 from archipel.bundle.roles import Hyperparameter, Rotation, Update
 from archipel.errors import ProtocolError
-from archipel.protocol.distributions import one_hot
-from archipel.protocol.measures import measures
 from archipel.protocol.messages import Kind, RoundPlan
 from archipel.protocol.messages.distributions import Bins
+from archipel.protocol.metrics.distributions import one_hot
+from archipel.protocol.metrics.measures import measures
+from archipel.protocol.metrics.training_metrics import CLAMPED, DEVICES, UPDATE_CLIP, count_entry, training_entries
 from archipel.protocol.noised.layout import NoisedLayout
 from archipel.protocol.sites import site_layout
-from archipel.protocol.training_metrics import CLAMPED, DEVICES, UPDATE_CLIP, count_entry, training_entries
 from archipel.protocol.vector import Layout
 
 EXAMPLES = "archipel/examples"

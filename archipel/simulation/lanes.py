@@ -42,7 +42,7 @@ from archipel.lite_runtime.training.features import DEFAULT_BUDGET, find_feature
 from archipel.lite_runtime.training.loop import MOVING, port_key, port_moves
 from archipel.lite_runtime.values import Values
 from archipel.protocol.bounds import weight_port
-from archipel.protocol.training_metrics import lane_training_arrays
+from archipel.protocol.metrics.training_metrics import lane_training_arrays
 from archipel.simulation.at_once.features import LaneFeatures
 from archipel.simulation.at_once.means import Mean
 from archipel.simulation.clients import Clients, SplitClients

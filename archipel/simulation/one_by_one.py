@@ -11,7 +11,7 @@ from archipel.lite_runtime.engines.delegates import Delegates
 from archipel.lite_runtime.engines.sessions import Sessions
 from archipel.lite_runtime.training.driver import collect_data, need_program, run_round
 from archipel.lite_runtime.values import Values
-from archipel.protocol.training_metrics import training_arrays
+from archipel.protocol.metrics.training_metrics import training_arrays
 from archipel.simulation.clients import Clients
 from archipel.simulation.draws import device_seed
 from archipel.simulation.states import States

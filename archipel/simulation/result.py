@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from archipel.bundle import Bundle
 from archipel.errors import MissingExtraError, SimulationError
-from archipel.protocol.measures import Measured
+from archipel.protocol.metrics.measures import Measured
 from archipel.protocol.operator.results import Distribution
 from archipel.simulation.rounds import RoundRow
 from archipel.simulation.work import Report

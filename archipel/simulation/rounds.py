@@ -14,10 +14,10 @@ from archipel.errors import ArchipelError, SimulationError
 from archipel.privacy import Gaussian, spent_epsilon
 from archipel.privacy.central import Noise, draw_noise, events_of
 from archipel.protocol.messages import Protocol, RoundPlan
+from archipel.protocol.metrics.training_metrics import UPDATE_CLIP
+from archipel.protocol.metrics.training_result import split_metrics
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.results import Distribution, RoundResult
-from archipel.protocol.training_metrics import UPDATE_CLIP
-from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import clip_input, plan_layout, upload_layout, upload_program
 from archipel.protocol.vector import DecodedSum
 from archipel.simulation.attacks import Attack

@@ -19,7 +19,7 @@ from archipel.engine_registry import ENGINES
 from archipel.errors import SimulationError
 from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.engines.delegates import split_device
-from archipel.protocol.measures import measured
+from archipel.protocol.metrics.measures import measured
 from archipel.protocol.uploads import upload_program
 from archipel.simulation.attacks import spoil_clients
 from archipel.simulation.choosing import AT_ONCE, CPU, ClientAxis, choose_client_axis

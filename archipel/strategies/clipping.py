@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from archipel.bundle.roles import Hyperparameter
 from archipel.protocol.bounds import joint_norm
-from archipel.protocol.training_metrics import UPDATE_CLIP
+from archipel.protocol.metrics.training_metrics import UPDATE_CLIP
 
 if TYPE_CHECKING:
     from archipel.strategies.device import LocalTraining, Upload

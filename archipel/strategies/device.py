@@ -18,7 +18,7 @@ import numpy as np
 from archipel.bundle import Program
 from archipel.bundle.roles import Hyperparameter
 from archipel.errors import ConversionError
-from archipel.protocol.training_metrics import OTHER_BITS
+from archipel.protocol.metrics.training_metrics import OTHER_BITS
 
 if TYPE_CHECKING:
     import onnx

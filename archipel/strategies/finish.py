@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from archipel.bundle import Program
 from archipel.bundle.roles import Count, Metric, Parameter, Start, Update
 from archipel.errors import ConversionError
-from archipel.protocol.training_metrics import CAPPED, CLIPPED
+from archipel.protocol.metrics.training_metrics import CAPPED, CLIPPED
 from archipel.strategies.clipping import choose_clip, clip_port
 from archipel.strategies.device import LocalTraining, MakeProgram, Upload, Weighting
 from archipel.strategies.program import ProgramGraph

@@ -14,7 +14,7 @@ from archipel.bundle import Bundle, PrivacyPolicy, pack, read_weights
 from archipel.converter import Signing, Training, convert
 from archipel.datasets import digits_by_writer, split_writers
 from archipel.lite_runtime import Runtime
-from archipel.protocol.training_metrics import training_arrays
+from archipel.protocol.metrics.training_metrics import training_arrays
 from archipel.protocol.uploads import plan_layout
 from archipel.protocol.vector import Layout
 from archipel.training import losses, optimizers

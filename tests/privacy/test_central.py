@@ -18,8 +18,8 @@ from archipel.errors import BoundError, PolicyError, ProtocolError
 from archipel.privacy import Gaussian, spent_epsilon
 from archipel.privacy.central import draw_noise, events_of, noise_scale, release_sum, sensitivity, settle
 from archipel.protocol.bounds import SLACK, groups, step
+from archipel.protocol.metrics.training_metrics import count_entry
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
-from archipel.protocol.training_metrics import count_entry
 from archipel.protocol.vector import DecodedSum, Layout
 
 BITS = 8

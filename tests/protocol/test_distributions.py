@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from archipel.protocol.distributions import default_bins, distribution_from_counts, distribution_of, one_hot
 from archipel.protocol.messages.distributions import Bins
+from archipel.protocol.metrics.distributions import default_bins, distribution_from_counts, distribution_of, one_hot
 from archipel.protocol.operator.results import Estimate
 
 ACCURACY = Bins(low=0.0, high=1.0, count=20)

@@ -13,7 +13,7 @@ from archipel.bundle import Bundle, Manifest
 from archipel.bundle.roles import Metric, Update
 from archipel.bundle.validation import validate_manifest
 from archipel.errors import ManifestError, ProtocolError
-from archipel.protocol.training_metrics import metric_ranges, training_arrays
+from archipel.protocol.metrics.training_metrics import metric_ranges, training_arrays
 from archipel.protocol.uploads import upload_layout
 from archipel.protocol.vector import Layout
 from archipel.strategies.strategy import training_layout

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from archipel.bundle import Program
 from archipel.cli.input_output.tables import table
 from archipel.lite_runtime import History
-from archipel.protocol.measures import COUNT, measured
+from archipel.protocol.metrics.measures import COUNT, measured
 
 
 def evaluation_means(evaluate: Program, metrics: Mapping[str, float], examples: int) -> dict[str, float]:

@@ -23,11 +23,11 @@ from archipel.client.downloads.publisher_book import PublisherBook
 from archipel.client.memory.decisions import DecisionBook, content_key
 from archipel.lite_runtime import DeviceState, Progress, Runtime
 from archipel.lite_runtime.slots.loading import changed_parameters
-from archipel.protocol.measures import measured
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.metrics.measures import measured
+from archipel.protocol.metrics.training_metrics import training_arrays
 from archipel.protocol.origin import check_origin
 from archipel.protocol.policy import check_plan
-from archipel.protocol.training_metrics import training_arrays
 from archipel.protocol.uploads import adoption, contribution, metric_arrays, plan_layout, upload_program
 from archipel.protocol.vector import Layout
 

@@ -14,7 +14,7 @@ from archipel.client.device import Device
 from archipel.client.rounds.work import draw_examples, open_limited, state_name
 from archipel.errors import ArchipelError, ClientError, RoundAbandonedError
 from archipel.lite_runtime.training.driver import find_program, need_program
-from archipel.protocol.measures import ACCURACY, measured, measures
+from archipel.protocol.metrics.measures import ACCURACY, measured, measures
 
 LOSS = "loss"
 MAX_EXAMPLES = 10_000

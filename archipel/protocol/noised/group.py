@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import Group, groups
-from archipel.protocol.training_metrics import CLAMPED, DEVICES, TRAINING
+from archipel.protocol.metrics.training_metrics import CLAMPED, DEVICES, TRAINING
 from archipel.protocol.vector import Layout
 
 _METRICS = (TRAINING, CLAMPED, DEVICES)

@@ -40,7 +40,7 @@ from archipel.server.processes.round_watch import RoundWatch
 from archipel.server.processes.stopping import Stop
 from archipel.server.registry.rollout_steps import step_rollouts
 from archipel.server.retention.schedule import Retention
-from archipel.server.rounds import buffers, evaluating, folding, ledger, opening, robust
+from archipel.server.rounds import buffers, evaluating, folding, opening, robust
 from archipel.server.rounds.aggregation import aggregate
 from archipel.server.rounds.candidates import fewest, root_waits
 from archipel.server.rounds.committing import record_result
@@ -56,6 +56,7 @@ from archipel.server.rounds.machine import (
     fail_task,
     judge,
 )
+from archipel.server.rounds.noise import ledger
 from archipel.server.rounds.sites import holding
 from archipel.server.rounds.sites.opening import open_site_round, wanted
 from archipel.server.rounds.waiting import is_evaluated

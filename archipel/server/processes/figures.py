@@ -27,7 +27,7 @@ from archipel.server.database.server_tables import LeaseRow
 from archipel.server.database.tables import LIVE, CheckInRow, Device, Round, Task
 from archipel.server.database.task_requests import request_of
 from archipel.server.processes.lease import NAME, Lease
-from archipel.server.rounds import ledger
+from archipel.server.rounds.noise import ledger
 from archipel.server.services import Services
 from archipel.server.telemetry import shared
 

@@ -20,12 +20,12 @@ from archipel.bundle import Manifest, decode_manifest, write_weights
 from archipel.errors import ArchipelError, ProtocolError, ServerError, ShareError, SpoiledRoundError, ThresholdError
 from archipel.privacy.central import draw_noise, release_sum
 from archipel.protocol.messages import Cohort, RoundPlan, Unmasking, over_neighbours
+from archipel.protocol.metrics.training_result import split_metrics
 from archipel.protocol.narrow import reduce_sum
 from archipel.protocol.operator.tasks import TaskRequest
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import disputes, liars, unmask_sum
 from archipel.protocol.sites import device_layout, split_sites
-from archipel.protocol.training_result import split_metrics
 from archipel.protocol.uploads import plan_layout
 from archipel.protocol.vector import DecodedSum, Layout, Vector
 from archipel.server.database.tables import Answer, BundleRow, Round, Task
@@ -35,7 +35,6 @@ from archipel.server.rounds import folding, robust
 from archipel.server.rounds.frozen import FrozenRounds, read_cohort
 from archipel.server.rounds.groups import group_sums, grouping
 from archipel.server.rounds.history import read_history
-from archipel.server.rounds.kept_noise import noise_of
 from archipel.server.rounds.machine import answered, sharers
 from archipel.server.rounds.neighbours.unmasking import (
     WRONG_SHARES_DEALT,
@@ -44,6 +43,7 @@ from archipel.server.rounds.neighbours.unmasking import (
     collect,
     unmask,
 )
+from archipel.server.rounds.noise.kept_noise import noise_of
 from archipel.server.rounds.results import released, released_with_noise
 from archipel.server.rounds.weights_log import endorsement, sum_digest
 from archipel.strategies.moving import move_model

@@ -15,10 +15,10 @@ from archipel.errors import ServerError
 from archipel.privacy.central import check_composition as check_noise
 from archipel.privacy.distributed import add_share
 from archipel.privacy.queries import check_query
-from archipel.protocol.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.eligibility import parse_eligibility
 from archipel.protocol.messages import Protocol, RoundPlan, ServerNoise, over_neighbours
 from archipel.protocol.messages.distributions import Bins
+from archipel.protocol.metrics.distributions import LEAST_COUNTED, default_bins
 from archipel.protocol.narrow import masked_size
 from archipel.protocol.operator.aggregation import ROOTED
 from archipel.protocol.operator.tasks import TaskRequest

@@ -7,9 +7,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from archipel.bundle import Manifest
+from archipel.protocol.metrics.training_metrics import UPDATE_CLIP
 from archipel.protocol.operator.results import RoundResult
 from archipel.protocol.operator.tasks import TaskRequest
-from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.protocol.uploads import clip_input, upload_program
 from archipel.server.database.tables import Round, Task
 from archipel.server.database.task_requests import read_plan

@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session
 
 from archipel.bundle import Manifest, decode_manifest
 from archipel.errors import ArchipelError, ServerError
-from archipel.protocol.measures import measures
+from archipel.protocol.metrics.measures import measures
+from archipel.protocol.metrics.training_metrics import metric_ranges
 from archipel.protocol.operator.tasks import TaskRequest
-from archipel.protocol.training_metrics import metric_ranges
 from archipel.protocol.uploads import upload_program
 from archipel.server.audit import log as audit
 from archipel.server.database.tables import BundleRow, Round, Task

@@ -23,11 +23,12 @@ from archipel.server.database.tables import BundleRow, Round, Task, Version
 from archipel.server.database.task_requests import request_of
 from archipel.server.devices.revocation_lists import revocations_of
 from archipel.server.devices.targeting import Target
-from archipel.server.rounds import kept_noise, ledger, reach, weights_log
+from archipel.server.rounds import reach, weights_log
 from archipel.server.rounds.checks import make_plan, update_size
 from archipel.server.rounds.clipping import adapted_clip
 from archipel.server.rounds.durations import measured_deadlines
 from archipel.server.rounds.machine import DEADLINES, Transition, adaptable, deadline, first_phase
+from archipel.server.rounds.noise import kept_noise, ledger
 from archipel.server.rounds.weights_log import Log
 from archipel.server.storage.blob_rows import record_blob
 from archipel.strategies.running_statistics import shared_statistics, split_statistics

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from archipel.bundle import Manifest, Statistic
 from archipel.errors import ServerError
 from archipel.privacy.queries import add_noise, errors_of
-from archipel.protocol.distributions import distribution_from_counts
 from archipel.protocol.messages import RoundPlan
+from archipel.protocol.metrics.distributions import distribution_from_counts
+from archipel.protocol.metrics.training_metrics import CLAMPED
 from archipel.protocol.operator.differential_privacy import DifferentialPrivacy
 from archipel.protocol.operator.results import Adoption, Distribution, RoundResult, StatisticResult
-from archipel.protocol.training_metrics import CLAMPED
 from archipel.protocol.uploads import BINS, CONTRIBUTORS, DECIDED, EXAMPLES, TOOK, TRUTHFUL, plan_layout
 from archipel.protocol.vector import DecodedSum
 

@@ -5,8 +5,8 @@ deleted blobs in place meanwhile (archipel.server.storage.holds), so all blobs t
 there. Only updates of rounds under way may be gone: such a round fails after the backup is restored, and another one is
 opened. (Files first would lose blobs that a row names.)
 
-The noise of tasks with correlated noise is left out (archipel.server.rounds.kept_noise): with the models it would tell
-exact sums, and a restored server that went on with it would take it back twice.
+The noise of tasks with correlated noise is left out (archipel.server.rounds.noise.kept_noise): with the models it would
+tell exact sums, and a restored server that went on with it would take it back twice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The files of live rounds: updates as they were uploaded, and checkpoints of their running sum; the noise of tasks.
 
 They are `updates/ROUND/DEVICE.DIGEST` and `updates/ROUND/sum.DIGEST`, and are deleted when the round ends. Sealed noise
-of which later rounds take back a part is `updates/TASK/noise.DIGEST` (archipel.server.rounds.kept_noise). A file counts
-only if the database has its digest; others are left from refused or interrupted uploads. The digest is part of
+of which later rounds take back a part is `updates/TASK/noise.DIGEST` (archipel.server.rounds.noise.kept_noise). A file
+counts only if the database has its digest; others are left from refused or interrupted uploads. The digest is part of
 the name, so a second upload of a device never overwrites the one that was acknowledged.
 
 Large updates come in parts, `parts/ROUND-DEVICE/NUMBER`. A part that is sent again replaces the one before, so that a

@@ -13,9 +13,9 @@ from archipel.bundle.roles import Personal, State
 from archipel.errors import ArchipelError, SimulationError
 from archipel.lite_runtime import Runtime
 from archipel.lite_runtime.learned import join_names
-from archipel.protocol.distributions import default_bins, distribution_from_counts, distribution_of
-from archipel.protocol.measures import Measured, measured, measures
 from archipel.protocol.messages.distributions import Bins
+from archipel.protocol.metrics.distributions import default_bins, distribution_from_counts, distribution_of
+from archipel.protocol.metrics.measures import Measured, measured, measures
 from archipel.protocol.operator.results import Distribution
 from archipel.protocol.uploads import upload_program
 from archipel.simulation.clients import Clients

@@ -13,7 +13,7 @@ import msgspec
 from archipel.bundle import Bundle
 from archipel.errors import SimulationError
 from archipel.graph import Model
-from archipel.protocol.measures import measures
+from archipel.protocol.metrics.measures import measures
 from archipel.protocol.uploads import upload_program
 from archipel.simulation.federation import Federation, Prepared, RunPart, Settings, load_federation
 from archipel.simulation.result import Result

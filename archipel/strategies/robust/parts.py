@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from archipel.bundle.roles import Update
 from archipel.errors import PolicyError
 from archipel.protocol.bounds import Group, entries, groups, sum_bound
+from archipel.protocol.metrics.training_metrics import CLAMPED, DEVICES, TRAINING
 from archipel.protocol.operator.aggregation import Aggregation
-from archipel.protocol.training_metrics import CLAMPED, DEVICES, TRAINING
 from archipel.protocol.vector import DecodedSum, Layout
 from archipel.strategies.robust.registry import MIXERS, RULES
 from archipel.strategies.robust.rule import ROOT, Row, Rows

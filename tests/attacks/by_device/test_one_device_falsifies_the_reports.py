@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from archipel.bundle import Bundle
-from archipel.protocol.training_metrics import CLAMPED, CLIPPED, TRAINING, UPDATE_CLIP
-from archipel.protocol.training_metrics import DEVICES as COUNTS
+from archipel.protocol.metrics.training_metrics import CLAMPED, CLIPPED, TRAINING, UPDATE_CLIP
+from archipel.protocol.metrics.training_metrics import DEVICES as COUNTS
 from archipel.protocol.uploads import clip_input, plan_layout
 from tests.attacks.bounds_federation import *  # noqa: F403
 from tests.attacks.bounds_federation import DEVICES, LARGEST, TASK, Digits, make_bundle

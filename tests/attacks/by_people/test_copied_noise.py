@@ -14,7 +14,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from archipel.server.database.privacy_tables import PrivacyEvent
-from archipel.server.rounds import kept_noise
+from archipel.server.rounds.noise import kept_noise
 from archipel.server.settings import load_settings
 from archipel.server.storage.backup import back_up, restore
 from tests.server.rounds.noisy import equal_weights, run_round

@@ -19,7 +19,7 @@ from werkzeug.serving import make_server
 from archipel.errors import ClientError, MissingExtraError
 from archipel.operator import OperatorClient, RoundMetrics
 from archipel.operator.curves import curves, draw, plot, write_tensorboard
-from archipel.protocol.training_result import split_metrics
+from archipel.protocol.metrics.training_result import split_metrics
 from archipel.protocol.vector import DecodedSum
 from archipel.server.database.tables import Round
 from tests.server.rounds.test_evaluating import PLAIN, evaluate, train

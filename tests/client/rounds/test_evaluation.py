@@ -16,7 +16,7 @@ from archipel.client import Agent
 from archipel.converter import Signing, Training, convert
 from archipel.errors import RefusedError
 from archipel.lite_runtime.evaluation import evaluation_fields
-from archipel.protocol.measures import measured, measures
+from archipel.protocol.metrics.measures import measured, measures
 from archipel.protocol.operator.results import RoundResult
 from archipel.training import losses, optimizers
 from tests.support.federation import Federation

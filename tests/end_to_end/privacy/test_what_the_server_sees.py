@@ -23,10 +23,10 @@ from archipel.datasets import DigitsByWriter
 from archipel.models import digits_cnn
 from archipel.protocol.identity import EnrolmentToken
 from archipel.protocol.messages import Complaints
+from archipel.protocol.metrics.training_metrics import training_entries
 from archipel.protocol.operator.tasks import RoundInfo
 from archipel.protocol.sealed import decode
 from archipel.protocol.secagg import Participant
-from archipel.protocol.training_metrics import training_entries
 from archipel.protocol.vector import Layout
 from archipel.training import losses, optimizers
 

@@ -12,10 +12,10 @@ from scipy import stats
 from archipel.bundle.roles import Update
 from archipel.errors import BoundError, PolicyError, ProtocolError
 from archipel.protocol.messages import NoiseShare
+from archipel.protocol.metrics.training_metrics import count_entry
 from archipel.protocol.noised.layout import NoisedLayout, padded_length
 from archipel.protocol.noised.shares import choose_share, squared_norm
 from archipel.protocol.plain import decode_plain, encode_plain
-from archipel.protocol.training_metrics import count_entry
 from archipel.protocol.vector import Layout, Vector
 
 CLIP = 2.0

@@ -21,7 +21,8 @@ from archipel.server.database.tables import Answer
 from archipel.server.http.api.check_ins import AT_ONCE
 from archipel.server.processes import coordinator
 from archipel.server.processes.lease import Lease
-from archipel.server.rounds import aggregation, candidates, kept_noise
+from archipel.server.rounds import aggregation, candidates
+from archipel.server.rounds.noise import kept_noise
 from archipel.server.services import Services
 from tests.server.rounds.noisy import CLIP, DELTA_STEP, ENTRIES, equal_weights, give_equal, model_of, run_round
 from tests.support.devices import ANSWERED, Device

@@ -15,7 +15,8 @@ from archipel.bundle import Manifest, decode_manifest
 from archipel.privacy import Gaussian, Repeated, spent_epsilon
 from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.tables import BundleRow
-from archipel.server.rounds import aggregation, ledger
+from archipel.server.rounds import aggregation
+from archipel.server.rounds.noise import ledger
 from tests.server.rounds.noisy import CLIP, DELTA_STEP, ENTRIES, central, equal_weights, model_of, run_round
 from tests.support.world import World
 

@@ -1,4 +1,4 @@
-/** A device's results of an evaluation, by the names that tasks and gates ask for (archipel/protocol/measures.py). */
+/** A device's results of an evaluation, by the names that tasks and gates ask for (archipel/protocol/metrics/measures.py). */
 
 import type { Metric, Program } from "../bundle/roles.js";
 

@@ -21,7 +21,7 @@ from archipel.cli.start.up.watching import start_task, watch
 from archipel.errors import CommandError
 from archipel.lite_runtime import load
 from archipel.operator.curves import curves, plot, write_csv
-from archipel.protocol.measures import Measured, measured
+from archipel.protocol.metrics.measures import Measured, measured
 from archipel.protocol.operator.registry import RoundMetrics
 from archipel.protocol.uploads import upload_program
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import or_, select
 
+from archipel.protocol.metrics.training_metrics import UPDATE_CLIP
 from archipel.protocol.operator.registry import MetricsPage, RoundMetrics
 from archipel.protocol.operator.results import Distribution, RoundResult
 from archipel.protocol.operator.tasks import PageQuery
-from archipel.protocol.training_metrics import UPDATE_CLIP
 from archipel.server.database.tables import Round, Task, Version
 from archipel.server.database.task_requests import read_plan
 from archipel.server.http.api.tasks import find_task

@@ -36,7 +36,8 @@ from archipel.server.registry import rollouts
 from archipel.server.registry import versions as registry
 from archipel.server.registry.versions import find_model, find_version, subject
 from archipel.server.registry.views import describe_models, describe_versions, evaluations_of
-from archipel.server.rounds import ledger, weights_log
+from archipel.server.rounds import weights_log
+from archipel.server.rounds.noise import ledger
 from archipel.server.storage.blob_rows import keep_weights
 
 

@@ -27,11 +27,12 @@ from archipel.server.http.paging import page
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import ANALYST, OPERATOR, READ, Call, Route
 from archipel.server.registry import rollouts
-from archipel.server.rounds import ledger, reach
+from archipel.server.rounds import reach
 from archipel.server.rounds.assigning import let_go
 from archipel.server.rounds.candidates import count_candidates
 from archipel.server.rounds.checks import check_first_plan, check_task
 from archipel.server.rounds.evaluating import cancel_evaluations, check_evaluations
+from archipel.server.rounds.noise import ledger
 from archipel.server.rounds.opening import add_task, new_task
 from archipel.server.rounds.refusals import refusals_of_task
 from archipel.server.rounds.waiting import last_failure, under_way, waiting_for

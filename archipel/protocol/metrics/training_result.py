@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from archipel.protocol.metrics.training_metrics import CAPPED, CLAMPED, CLIPPED, DEVICES, TRAINING
 from archipel.protocol.operator.results import RoundResult
-from archipel.protocol.training_metrics import CAPPED, CLAMPED, CLIPPED, DEVICES, TRAINING
 from archipel.protocol.vector import DecodedSum
 
 

@@ -3,7 +3,7 @@
 A round with noise is paid for in a transaction of its own, before the coordinator looks at its sum. So whatever
 becomes of the round then, also a kill at any point, it has been paid for. A round that is aggregated again is paid for
 again: its first attempt may have left a noisy model on the disk. With correlated noise it adds the same noise again,
-so it has been paid for (archipel.server.rounds.kept_noise); so has one whose devices add the noise, which costs
+so it has been paid for (archipel.server.rounds.noise.kept_noise); so has one whose devices add the noise, which costs
 what the noise of those that were in it makes of it.
 """
 
@@ -32,9 +32,9 @@ from archipel.server.database.privacy_tables import PrivacyEvent
 from archipel.server.database.registry_tables import ModelVersion
 from archipel.server.database.tables import BundleRow, Round, Task, Version
 from archipel.server.database.task_requests import read_plan, request_of
-from archipel.server.rounds import kept_noise
 from archipel.server.rounds.assigning import let_go
 from archipel.server.rounds.machine import answered
+from archipel.server.rounds.noise import kept_noise
 
 if TYPE_CHECKING:
     from archipel.server.services import Services
