@@ -81,19 +81,3 @@ def test_what_is_no_part_is_refused(world: World, fleet: list[Device]) -> None:
     status, answer = device.call("PUT", path, b"", headers_of(good[::-1]))
     assert (status, "SHA-256 is" in answer["detail"]) == (422, True)
     assert (world.stored("parts"), world.stored("updates")) == ({}, {})
-
-
-def test_nobody_else_sees_or_changes_them_and_they_end_with_the_round(world: World, fleet: list[Device]) -> None:
-    device, other = fleet[:2]
-    (stranger,) = world.add_devices(1)
-    good = secrets.token_bytes(9 * device.plan.modulus_bits // 8)
-    headers = headers_of(good)
-    assert device.call("PUT", f"{device.round}/update/parts/1", good[:PART], headers)[0] == 200
-    assert other.call("GET", f"{device.round}/update/parts")[1] == {}
-    assert stranger.call("GET", f"{device.round}/update/parts")[0] == 403
-    assert stranger.call("PUT", f"{device.round}/update/parts/1", good[:PART], headers)[0] == 403
-    world.clock.now += 301
-    world.settle()
-    assert world.stored("parts") == {}
-    assert device.call("PUT", f"{device.round}/update/parts/2", good[PART : 2 * PART], headers)[0] == 410
-    assert world.stored("parts") == {}
