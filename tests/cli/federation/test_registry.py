@@ -188,3 +188,14 @@ def _task(client: OperatorClient) -> str:
     bundle = client.models.version("digits", 1).bundle
     request = TaskRequest(name="t", population="pupils", bundle=bundle, rounds=1, min_cohort=3, cohort=5)
     return str(client.tasks.create(request).task_id)
+
+
+def test_how_long_weights_are_kept(archipel: Command, digits: Path) -> None:
+    shown = fields(archipel("model", "keep", "digits", "--versions", "20", "--days", "90")[0])
+    assert (shown["keep_versions"], shown["keep_days"]) == ("20", "90.0")
+    assert json.loads(archipel("model", "show", "digits", "--json")[0])["keep_versions"] == 20
+    # What is left out is as the server's settings say.
+    made = json.loads(archipel("model", "keep", "digits", "--versions", "0", "--json")[0])
+    assert (made["keep_versions"], made["keep_days"]) == (0, None)
+    assert "--versions" in archipel("model", "keep", "digits", "--versions", "-1", code=2)[1]
+    assert "nothing" in archipel("model", "keep", "nothing", code=1)[1]
