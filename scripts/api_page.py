@@ -18,7 +18,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 HEAD = """# The API
 
 `python scripts/api_page.py` writes this page from the declarations that decode requests and encode answers; do not edit
-it. Every server has the same as OpenAPI 3.1 at `/v1/openapi.json`.
+it. Every server has the same as a page at `/api/` and as OpenAPI 3.1 at `/v1/openapi.json`, with examples.
 
 Requests and answers are JSON unless a table says otherwise. Send a token as `Authorization: Bearer TOKEN`. The server
 answers every error with a [Problem](#problem) (`application/problem+json`, RFC 9457) and its HTTP status: for 401, 403,

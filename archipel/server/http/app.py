@@ -63,7 +63,7 @@ def create_app(
         )
     app.wsgi_app = _bounded(app.wsgi_app, services)  # type: ignore[method-assign, assignment]
     door = Door(services, Authenticator(services), RequestLimits(settings))
-    people = pages.routes(demo_page, demo=settings.demo, stall_seconds=settings.stall_seconds)
+    people = pages.routes(demo_page, resources=ROUTES, demo=settings.demo, stall_seconds=settings.stall_seconds)
     for name, routes in {**ROUTES, "pages": people}.items():
         app.register_blueprint(blueprint(name, routes, door))
     named = ((f"{name}.{route.name}", route) for name, routes in ROUTES.items() for route in routes)

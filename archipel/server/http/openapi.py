@@ -10,6 +10,7 @@ import msgspec
 
 from archipel.protocol.messages import Problem
 from archipel.protocol.problems import CONTENT_TYPE, KINDS, TITLES
+from archipel.server.http.examples import EXAMPLES
 from archipel.server.http.routes import CONVERTERS, MESSAGEPACK, Route, content_type
 
 VERSION = "3.1.0"
@@ -54,6 +55,7 @@ def document(resources: Mapping[str, Sequence[Route]], *, version: str) -> dict[
             "summary": "A federation server: devices, bundles, tasks, rounds.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        "servers": [{"url": "/", "description": "this server"}],
         "paths": paths,
         "components": {
             "schemas": {name: schema for name, schema in sorted(components.items()) if name not in queries},
@@ -93,6 +95,8 @@ def _operation(resource: str, route: Route, known: Mapping[Any, Any], components
             "required": True,
             "content": _content(route.request, known),
         }
+        if route.name in EXAMPLES:
+            made["requestBody"]["content"]["application/json"]["example"] = EXAMPLES[route.name]
     elif route.takes:
         made["requestBody"] = {"required": True, "content": {route.takes: {"schema": _BYTES}}}
     return made

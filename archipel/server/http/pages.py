@@ -1,14 +1,20 @@
-"""The pages for people: a front page at / with links, and the built files of the browser demo at /demo/."""
+"""The pages for people: a front page at / with links, the API at /api/, and the browser demo's files at /demo/."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from flask import Response
 
+from archipel import __version__
+from archipel.server.http.api_page import render
+from archipel.server.http.openapi import document
 from archipel.server.http.page_files import INDEX, PageFiles
 from archipel.server.http.problems import refuse
 from archipel.server.http.routes import PUBLIC, Call, Route
+from archipel.server.http.sending import in_time, parts_of
 
 PAGE_FOLDER = Path(__file__).with_name("demo_page")
 # The page may load and compile files of this server only, and connect to no other.
@@ -45,14 +51,21 @@ _HERE = """<!doctype html>
 </html>
 """
 _ITEM = '<li><a href="{path}">{path}</a>: {what}</li>'
-_ITEMS = {"/v1/openapi.json": "its API, as OpenAPI 3.1", "/v1/health": "whether it works"}
+_ITEMS = {"/api/": "its API", "/v1/openapi.json": "the same as OpenAPI 3.1", "/v1/health": "whether it works"}
 _DEMO = {"/demo/": "the browser demo"}
 
 
-def routes(folder: Path = PAGE_FOLDER, *, demo: bool = True, stall_seconds: float = 30.0) -> tuple[Route, ...]:
+def routes(
+    folder: Path = PAGE_FOLDER,
+    *,
+    resources: Mapping[str, Sequence[Route]],
+    demo: bool = True,
+    stall_seconds: float = 30.0,
+) -> tuple[Route, ...]:
     """The pages' lines of the route table.
 
     Arguments:
+        resources: The API that is described at /api/.
         folder: Where the demo was built.
         demo: Whether it is shown.
         stall_seconds: In this time a reader must take `sending.PART_BYTES`.
@@ -66,6 +79,17 @@ def routes(folder: Path = PAGE_FOLDER, *, demo: bool = True, stall_seconds: floa
         return Response(
             _HERE.format(items=items), headers={**HEADERS, "Cache-Control": "no-cache"}, mimetype="text/html"
         )
+
+    @cache
+    def rendered() -> tuple[str, str]:
+        return render(document(resources, version=__version__))
+
+    def api_page(call: Call[None]) -> Response:
+        """The API's description, for people."""
+        page, policy = rendered()
+        parts = in_time(parts_of(page.encode()), stall_seconds)
+        headers = {**HEADERS, "Content-Security-Policy": policy, "Cache-Control": "no-cache"}
+        return Response(parts, headers=headers, mimetype="text/html")
 
     def demo_page(call: Call[None]) -> Response:
         """The browser demo; nothing that is drawn there is sent anywhere."""
@@ -93,6 +117,7 @@ def routes(folder: Path = PAGE_FOLDER, *, demo: bool = True, stall_seconds: floa
 
     return (
         Route("GET", "/", PUBLIC, front_page),
+        Route("GET", "/api/", PUBLIC, api_page, download=True),
         Route("GET", "/demo/", PUBLIC, demo_page, download=demo),
         Route("GET", "/demo/<path:name>", PUBLIC, demo_file, download=demo),
     )

@@ -18,6 +18,7 @@ from typing import NamedTuple
 LINES = """
                                                                     nobody device oper.  anal.  audit. admin  elsewhere
 GET  /                                                              yes    yes    yes    yes    yes    yes    yes
+GET  /api/                                                          yes    yes    yes    yes    yes    yes    yes
 GET  /demo/                                                         yes    yes    yes    yes    yes    yes    yes
 GET  /demo/<path:name>                                              yes    yes    yes    yes    yes    yes    yes
 GET  /healthz                                                       yes    yes    yes    yes    yes    yes    yes

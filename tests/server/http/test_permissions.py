@@ -19,7 +19,7 @@ from tests.support.devices import POPULATION, START
 from tests.support.fleet import MODEL, STAGES, Fleet
 from tests.support.world import World
 
-TABLE = [route for routes in (*ROUTES.values(), pages.routes()) for route in routes]
+TABLE = [route for routes in (*ROUTES.values(), pages.routes(resources=ROUTES)) for route in routes]
 NOBODY = ("no token", "stranger", "wrong scheme", "revoked token", "expired token", "revoked device", "old session")
 CALLERS = (*NOBODY, "device", "operator", "analyst", "auditor", "admin", "root")
 OTHER = "teachers"
