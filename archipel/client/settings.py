@@ -20,10 +20,21 @@ ENVIRONMENT_PREFIX = "ARCHIPEL_DEVICE_"
 
 
 class ExampleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the local examples are: in a file of the owner, or in the device's encrypted store."""
+    """Where the local examples are: in a file, a folder or a database of the owner, or in the device's encrypted store.
+
+    They are read whenever a round needs them.
+    """
 
     file: str = ""
-    """A .npz or .safetensors file with an array for each field of the bundle, read whenever a round needs it."""
+    """A .npz or .safetensors file with an array for each field of the bundle, or a file or folder of tables, pictures
+    or sounds (archipel.datasets.open_file)."""
+    database: str = ""
+    """The URL of a database (SQLAlchemy), whose answer to `query` has the examples, one a row."""
+    query: str = ""
+    fields: dict[str, list[str]] = {}
+    """By field of the bundle the columns of the file or query that it is made of; by default each column is a field."""
+    classes: dict[str, list[str]] = {}
+    """By column the names of the classes 0, 1, ..., the same at every site."""
     store: bool = False
     """Use the encrypted store FOLDER/examples, which `archipel device examples add` and apps fill."""
     max_bytes: Annotated[int, Meta(ge=1)] = 64 << 20
@@ -32,8 +43,15 @@ class ExampleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """How long the store keeps an example, in seconds."""
 
     def __post_init__(self) -> None:
-        if bool(self.file) == self.store:
-            raise ValueError('set one of file = "data.npz" and store = true')
+        if (bool(self.file), bool(self.database), self.store).count(True) != 1:
+            raise ValueError('set one of file = "data.npz", database = "URL" and store = true')
+        if bool(self.query) != bool(self.database):
+            raise ValueError("database and query belong together: the URL, and a SELECT")
+        if self.store and (self.fields or self.classes):
+            raise ValueError("fields and classes are of the columns of a file or query, which a store does not have")
+        for name, columns in self.fields.items():
+            if not columns:
+                raise ValueError(f"fields.{name}: expected the names of columns, got none")
 
 
 class _DeviceFile(AgentConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -60,9 +60,13 @@ def test_the_commands_run(federation: Federation, tmp_path: Path, shell: dict[st
 
 
 def test_a_device_s_settings(tmp_path: Path) -> None:
-    text, with_gpu = [text for language, _, text in blocks("docs/agent.md") if language == "toml"]
+    text, of_site, with_gpu = [text for language, _, text in blocks("docs/agent.md") if language == "toml"]
     (tmp_path / "gpu.toml").write_text(with_gpu)
     assert load_device_settings(tmp_path / "gpu.toml", environment={}).config.delegates == ["torch"]
+    (tmp_path / "site.toml").write_text(of_site)
+    site = load_device_settings(tmp_path / "site.toml", environment={}).examples
+    assert site is not None
+    assert (site.fields["features"], site.classes["outcome"][2]) == (["age", "pulse"], "icu")
     (tmp_path / "device.toml").write_text(text)
     found = load_device_settings(tmp_path / "device.toml", environment={})
     assert found.report == ("charging", "battery")

@@ -253,9 +253,14 @@ folder = "device"
 # min_free_memory = 268_435_456
 # min_free_disk = 1_073_741_824
 
-# What it learns from: a file with an array for each field, or the device's encrypted store.
+# What it learns from: a file with an array for each field, a file or folder of tables (.parquet, .csv), pictures or
+# sounds (pip install 'archipel[data]'), a query (pip install 'archipel[site]'), or the device's encrypted store.
 [examples]
-file = "data.npz"                   # or .safetensors
+file = "data.npz"                   # or .safetensors, "patients.parquet", a folder, and so on
+# database = "postgresql+psycopg://reader@localhost/ward"    # instead, with query; ARCHIPEL_DEVICE_EXAMPLES_DATABASE
+# query = "SELECT age, pulse, outcome FROM stays WHERE outcome IS NOT NULL"
+# fields = {features = ["age", "pulse"], label = ["outcome"]}    # the bundle's fields, and the columns of each
+# classes = {outcome = ["home", "ward", "icu"]}    # the names of classes 0, 1, ... in a column of texts
 # store = true                      # instead; `archipel device examples add` fills it
 # max_bytes = 67_108_864            # of the store: the oldest examples go
 # max_age = 2_592_000.0             # of the store: so do older ones

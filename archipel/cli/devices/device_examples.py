@@ -12,6 +12,7 @@ import click
 import numpy as np
 
 from archipel.bundle import read_weights
+from archipel.cli.devices.site_data import arrange, read_table
 from archipel.cli.input_output.arrays import MAX_BYTES, read_arrays
 from archipel.client.memory.erasing import EXAMPLES
 from archipel.client.memory.folder import lock_folder
@@ -20,6 +21,9 @@ from archipel.client.settings import DeviceSettings, ExampleSettings, load_devic
 from archipel.errors import ArchipelError, ClientError, CommandError
 from archipel.lite_runtime.store.duplicates import lacking
 from archipel.lite_runtime.store.example_store import ExampleStore
+
+ARRAYS = (".npz", ".safetensors")
+"""What is read without `archipel.datasets`, with the types that it has."""
 
 
 @click.group()
@@ -96,18 +100,25 @@ class LocalExamples:
         if self._where.store:
             _store(self._config.folder, self._where).close()
         else:
-            _read(Path(self._where.file), self._remedy)
+            self._read()
 
     def __call__(self) -> Mapping[str, np.ndarray]:
         try:
             if not self._where.store:
-                return _read(Path(self._where.file), self._remedy)
+                return self._read()
             with _store(self._config.folder, self._where) as store:
                 return store.arrays(limit_bytes=self._config.max_peak_bytes)
         except ArchipelError as error:
             # A ClientError makes the device leave the round with this reason, and the agent goes on: the owner may
             # repair the file before the next round.
             raise ClientError(f"examples: {error}") from None
+
+    def _read(self) -> dict[str, np.ndarray]:
+        path = Path(self._where.file)
+        if self._where.file and (path.suffix in ARRAYS or not path.exists()):
+            arrays = _read(path, self._remedy)
+            return arrange(arrays, self._where.fields, self._where.file) if self._where.fields else arrays
+        return read_table(self._where, self._config.max_peak_bytes)
 
 
 def _store(folder: Path, settings: ExampleSettings) -> ExampleStore:

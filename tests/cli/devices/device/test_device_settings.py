@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Path:
         ('folder = "device"\n[attributes]\na = [1]', HERE + "attributes[...]: expected `bool | float | str`, got"),
         ('folder = "device"\n[conditions]\nchargin = true', HERE + "conditions: unknown field 'chargin'; did you mean"),
         ('folder = "device"\n[conditions]\ncharging = 1', HERE + "conditions.charging: expected `bool`, got `int`"),
-        ('folder = "device"\n[examples]', HERE + 'examples: set one of file = "data.npz" and store = true'),
+        ('folder = "device"\n[examples]', HERE + 'examples: set one of file = "data.npz", database = "URL" and store = true'),
         ('folder = "device"\n[examples]\nfile = "x"\nstore = true', HERE + "examples: set one of"),
         ('folder = "device"\n[examples]\nstore = true\nmax_age = 0', HERE + "examples.max_age: expected `float` > 0"),
         ('folder = "device"\n[conditions]\nmin_battery = 101', HERE + "conditions.min_battery: expected `float` <= 10"),
@@ -138,7 +138,7 @@ def test_the_template_is_the_defaults(file: Path) -> None:
     lines = [
         line.removeprefix("# ") if " = " in line and line.startswith("# ") else line for line in TEMPLATE.splitlines()
     ]
-    lines = [line for line in lines if not line.startswith(("server =", "store ="))]
+    lines = [line for line in lines if not line.startswith(("server =", "store =", "database =", "query ="))]
     file.write_text("\n".join(lines))
     said = tomllib.loads("\n".join(lines))
     everything = load_device_settings(file, environment={})
