@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 
 from archipel import bundle as b
 from archipel.client import Agent, AgentConfig, Event
@@ -29,7 +29,7 @@ from archipel.protocol.sealed import Sealed, decode, public_bytes
 from archipel.protocol.vector import Layout
 from archipel.server import init_data_folder, load_settings
 from archipel.server.database.fault_tables import Rest
-from archipel.server.database.tables import Round
+from archipel.server.database.tables import CheckInRow, Round
 from tests.support.database import migrated_database
 from tests.support.linear_bundle import POPULATION, local_data, make_bundle
 from tests.support.server import ServerProcess
@@ -131,6 +131,11 @@ class Federation:
         """Let rounds take devices again that have left one, else they rest for half a minute."""
         with self.server._services.database.write() as session:
             session.execute(delete(Rest))
+
+    def end_waiting(self) -> None:
+        """Let no round take devices that have gone, which count as waiting for a while after their last check-in."""
+        with self.server._services.database.write() as session:
+            session.execute(update(CheckInRow).where(CheckInRow.round_id.is_(None)).values(due=1.0))
 
     def run(self, agents: Sequence[Agent], until: Callable[[], bool], timeout: float = 60.0) -> None:
         """`run_forever` in a thread for each agent, until the condition holds and no round is under way."""
