@@ -44,7 +44,7 @@ def file(tmp_path: Path) -> Path:
         ('folder = "device"\n[attributes]\na = [1]', HERE + "attributes[...]: expected `bool | float | str`, got"),
         ('folder = "device"\n[conditions]\nchargin = true', HERE + "conditions: unknown field 'chargin'; did you mean"),
         ('folder = "device"\n[conditions]\ncharging = 1', HERE + "conditions.charging: expected `bool`, got `int`"),
-        ('folder = "device"\n[examples]', HERE + 'examples: set one of file = "data.npz", database = "URL" and store = true'),
+        ('folder = "device"\n[examples]', HERE + 'examples: set one of file = "data.npz", database = "URL" and'),
         ('folder = "device"\n[examples]\nfile = "x"\nstore = true', HERE + "examples: set one of"),
         ('folder = "device"\n[examples]\nstore = true\nmax_age = 0', HERE + "examples.max_age: expected `float` > 0"),
         ('folder = "device"\n[conditions]\nmin_battery = 101', HERE + "conditions.min_battery: expected `float` <= 10"),
