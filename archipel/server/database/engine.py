@@ -42,10 +42,13 @@ class Database:
             parsed = make_url(url)
             if parsed.drivername == "postgresql":
                 parsed = parsed.set(drivername="postgresql+psycopg")
+            # Else a database of another encoding gives bytes where SQLAlchemy expects text.
+            encoded = {"client_encoding": "utf8"} if parsed.get_backend_name() == "postgresql" else {}
             # Errors are logged, and parameters are what devices and people sent.
             self.engine = create_engine(
-                parsed, pool_size=connections, max_overflow=4, pool_timeout=30, hide_parameters=True
-            )
+                parsed, pool_size=connections, max_overflow=4, pool_timeout=30, hide_parameters=True,
+                connect_args=encoded,
+            )  # fmt: skip
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ServerError(f"database {url.split(':', 1)[0]!r}: {error}; expected an SQLAlchemy URL") from None
         self._where = parsed.render_as_string(hide_password=True)
@@ -161,12 +164,20 @@ class Database:
         """The revision of the database's schema; None for a new database."""
         try:
             with self.read() as session:
+                self._require_encoding(session)
                 if not inspect(session.connection()).has_table("alembic_version"):
                     return None
                 revision: str | None = session.scalar(text("SELECT version_num FROM alembic_version"))
                 return revision
         except SQLAlchemyError as error:
             raise ServerError(f"{self._where}: {_reason(error)}") from None
+
+    def _require_encoding(self, session: Session) -> None:
+        if self.engine.dialect.name == "postgresql" and session.scalar(text("SHOW server_encoding")) == "SQL_ASCII":
+            raise ServerError(
+                f"{self._where}: its encoding is SQL_ASCII, with which PostgreSQL checks and converts no text; make a "
+                "database with CREATE DATABASE archipel ENCODING 'UTF8' TEMPLATE template0, and give its URL"
+            )
 
     def dispose(self) -> None:
         self._looking.close()
