@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from archipel import tracing
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from tests.server.rounds.test_plain_rounds import update

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from flask.testing import FlaskClient
 
+from archipel.server.app import create_app
 from archipel.server.http import pages
-from archipel.server.http.app import create_app
 from archipel.server.http.request_limits import DOWNLOADS_OF_ONE_ADDRESS
 from archipel.server.settings import DEMO_DOWNLOADS
 from tests.support.world import World
