@@ -68,6 +68,12 @@ class TaskQuery(PageQuery, frozen=True, kw_only=True):
     since: Annotated[float, Meta(ge=0, le=1e11)] | None = None
 
 
+class ResultQuery(PageQuery, frozen=True, kw_only=True):
+    """A page of a task's rounds or results, oldest first; with `newest_first` the other way round."""
+
+    newest_first: bool = False
+
+
 class EntryQuery(Message, frozen=True, kw_only=True):
     """Entries that follow number `after`; 0: from the first one on."""
 
@@ -345,7 +351,7 @@ class RoundInfo(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class RoundPage(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Oldest first; `next` is the `after` of the next page, null on the last."""
+    """Oldest first, or as was asked for; `next` is the `after` of the next page, null on the last."""
 
     items: list[RoundInfo]
     next: RoundId | None

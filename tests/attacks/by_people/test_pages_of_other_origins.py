@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from werkzeug.test import Client
 
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from tests.server.http.matrix import MATRIX
 from tests.server.http.test_permissions import concrete
 from tests.support.fixtures.server import (  # noqa: F401  (fixtures)

@@ -18,7 +18,7 @@ import pytest
 import urllib3
 
 from archipel.errors import ServerError
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from archipel.server.settings import load_settings
 from tests.support.fixtures.server import bundle_file, data_folder, empty_database, keys, world  # noqa: F401
 from tests.support.scraping import FlushedRegistry, free_port, samples_of, scrape

@@ -52,7 +52,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     (page / "large.bin").write_bytes(bytes(MEBIBYTES << 20))
     (tmp_path / "served.py").write_text(
         "from pathlib import Path\n"
-        "from archipel.server.http.app import create_app\n"
+        "from archipel.server.app import create_app\n"
         "from archipel.server.processes.web import settings\n"
         f"def application():\n    return create_app(settings, demo_page=Path({str(page)!r}))\n"
     )

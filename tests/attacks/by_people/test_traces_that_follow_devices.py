@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from archipel import tracing
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from tests.server.rounds.test_plain_rounds import update

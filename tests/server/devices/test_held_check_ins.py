@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from archipel.protocol.messages import CheckIn, CheckInResponse, LeaveRequest
+from archipel.server.app import create_app
 from archipel.server.database.fault_tables import Quarantine
 from archipel.server.devices.held_check_ins import HeldCheckIns
 from archipel.server.http.api.check_ins import AT_ONCE
-from archipel.server.http.app import create_app
 from tests.support.devices import POPULATION, Device
 from tests.support.world import World
 

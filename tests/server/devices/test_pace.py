@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from archipel.protocol.messages import CheckIn, CheckInResponse, LeaveRequest
+from archipel.server.app import create_app
 from archipel.server.database.tables import CheckInRow
 from archipel.server.devices.pace import (
     BUSY_SECONDS,
@@ -19,7 +20,6 @@ from archipel.server.devices.pace import (
     quick_seconds,
     retry_seconds,
 )
-from archipel.server.http.app import create_app
 from archipel.server.services import Services
 from tests.support.devices import POPULATION, Device
 from tests.support.world import World

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from flask.testing import FlaskClient
 
+from archipel.server.app import create_app
 from archipel.server.http import pages
-from archipel.server.http.app import create_app
 from archipel.server.http.request_limits import DOWNLOADS_OF_ONE_ADDRESS
 from archipel.server.settings import DEMO_DOWNLOADS
 from tests.support.world import World
@@ -195,9 +195,9 @@ def test_the_front_page_says_what_is_here(client: FlaskClient, folder: Path) -> 
         assert response.headers["Content-Security-Policy"] == pages.CONTENT_SECURITY_POLICY
         return re.findall(r'href="([^"]+)"', response.text)
 
-    assert links() == ["/api/", "/v1/openapi.json", "/v1/health", "/demo/"]
+    assert links() == ["/dashboard/", "/api/", "/v1/openapi.json", "/v1/health", "/demo/"]
     for link in links():
         with client.get(link) as response:
             assert response.status_code == 200
     (folder / "index.html").unlink()
-    assert links() == ["/api/", "/v1/openapi.json", "/v1/health"]
+    assert links() == ["/dashboard/", "/api/", "/v1/openapi.json", "/v1/health"]

@@ -236,7 +236,7 @@ def test_an_offer_costs_a_polling_device_no_query(world: World, statements: list
 
 def test_another_web_process_knows_at_once(world: World, fleet: Fleet) -> None:
     """Nothing is kept for some seconds: what was rolled back is offered by nobody any more."""
-    from archipel.server.http.app import create_app
+    from archipel.server.app import create_app
 
     other = create_app(world.settings, clock=world.clock)
     first = world.app

@@ -11,9 +11,9 @@ from sqlalchemy import select
 
 from archipel.bundle import read_weights
 from archipel.protocol.operator.access import AuditEntry
+from archipel.server.app import create_app
 from archipel.server.audit.chain import verify
 from archipel.server.database.tables import WeightsEntry
-from archipel.server.http.app import create_app
 from archipel.server.settings import load_settings
 from archipel.server.storage.backup import back_up, restore
 from archipel.server.storage.blob_rows import record_blob

@@ -12,7 +12,7 @@ import pytest
 
 from archipel.bundle import load_public_key
 from archipel.errors import ServerError
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from archipel.server.settings import load_settings

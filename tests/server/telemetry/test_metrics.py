@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from archipel import __version__
 from archipel.operator import OperatorClient
+from archipel.server.app import create_app
 from archipel.server.database.fault_tables import Quarantine
 from archipel.server.database.tables import Device as DeviceRow
-from archipel.server.http.app import create_app
 from archipel.server.processes import figures
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.processes.lease import Lease

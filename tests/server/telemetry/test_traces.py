@@ -13,7 +13,7 @@ import pytest
 
 from archipel import tracing
 from archipel.bundle import Bundle, PrivacyPolicy, generate_key
-from archipel.server.http.app import create_app
+from archipel.server.app import create_app
 from archipel.server.processes.coordinator import Coordinator
 from archipel.server.services import Services
 from tests.server.rounds.test_plain_rounds import update
