@@ -19,6 +19,7 @@ from msgspec import Meta
 from archipel.bundle import load_private_key
 from archipel.errors import BundleError, ServerError
 from archipel.protocol import settings_file
+from archipel.server.openid_settings import OpenId
 from archipel.server.upstream_settings import Upstream
 
 SETTINGS_FILE = "server.toml"
@@ -165,6 +166,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How many earlier files of each log are kept, as NAME.1 (the newest) and so on."""
     upstream: Upstream | None = None
     """Of an edge server: the server above it, by whose tasks alone bundles for edge servers are then trained."""
+    openid: OpenId | None = None
+    """The provider of identities at which people log in at the dashboard; none: with access tokens only."""
 
     def __post_init__(self) -> None:
         if self.check_in_window < 3 * self.retry_after:
@@ -295,6 +298,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """32 bytes, derived from the server key, that seal kept noise. Raises as `private_key`."""
         return self._derived(b"archipel/v1/noise-key")
 
+    @cached_property
+    def login_key(self) -> bytes:
+        """32 bytes, derived from the server key, that sign what browsers bring back from a provider of identities."""
+        return self._derived(b"archipel/v1/login-key")
+
     def _derived(self, label: bytes) -> bytes:
         # HKDF with a label for each purpose, so that no key tells anything about another one.
         secret = self.private_key.private_bytes_raw()
@@ -305,9 +313,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def environment(self) -> dict[str, str]:
         """Environment variables with which `load_settings` of the same folder gives equal settings."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("folder", "upstream")}
-        if self.upstream is not None:
-            values |= {f"upstream_{name}": value for name, value in msgspec.structs.asdict(self.upstream).items()}
+        tables = {"upstream": self.upstream, "openid": self.openid}
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("folder", *tables)}
+        for table, found in tables.items():
+            if found is not None:
+                values |= {f"{table}_{name}": value for name, value in msgspec.structs.asdict(found).items()}
         return {
             ENVIRONMENT_PREFIX + name.upper(): ",".join(value) if isinstance(value, tuple) else str(value)
             for name, value in values.items()
