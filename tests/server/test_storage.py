@@ -237,6 +237,7 @@ def test_folders_are_made_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "a" / "b" / "c").iterdir())) == 1
 
 
+@pytest.mark.sampled(every=2)
 def test_importing_the_server_needs_neither_onnx_nor_torch() -> None:
     code = """
 import sys

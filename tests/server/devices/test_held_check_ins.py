@@ -152,6 +152,7 @@ def test_no_more_than_there_are_places_for_and_one_of_each_device(world: World) 
     assert ask(devices[0])[1] < LONG / 2
 
 
+@pytest.mark.sampled(every=2)
 def test_a_held_check_in_is_no_work(world: World) -> None:
     """It leaves its place to others, and its time is not in the log."""
     kept = HeldCheckIns(world.services.database, most=1, working=1)

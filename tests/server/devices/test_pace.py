@@ -107,6 +107,7 @@ def test_another_population_is_left_alone(world: World) -> None:
     assert pace.retry_after(world.clock.now, "teachers") == pace.retry_after(world.clock.now) == 2.0
 
 
+@pytest.mark.sampled(every=2)
 def test_many_that_come_at_once_are_counted_at_once(world: World) -> None:
     """A crowd that was not there when devices were last counted gets quick answers for a second, not for ten."""
     world.create_task(cohort=3)

@@ -89,6 +89,7 @@ def test_devices_of_the_stage_are_offered_the_new_version_and_the_others_the_old
 
 
 @pytest.mark.parametrize("way", ["gate", "abort", "model rollback", "too late"])
+@pytest.mark.sampled(every=3)
 def test_after_a_rollback_the_stage_is_offered_the_old_version_again(world: World, fleet: Fleet, way: str) -> None:
     rollout = fleet.begin(stages=STAGES)
     inside, outside = fleet.enrol(rollout, 3, 1)
