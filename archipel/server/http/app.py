@@ -55,7 +55,9 @@ def create_app(
     app.extensions["archipel"] = services
     app.url_map.converters.update(CONVERTERS)
     problems.register(app)
-    request_log.register(app, settings, None if measures is None else RequestMeasures(measures), services.tracer)
+    request_log.register(
+        app, settings, None if measures is None else RequestMeasures(measures), services.tracer, services.fetched
+    )
     if settings.trusted_proxies:
         # Only the client's address is taken from the proxies' headers, because the request limits need it.
         app.wsgi_app = ProxyFix(  # type: ignore[method-assign]
