@@ -345,7 +345,7 @@ def commit_round(session: Session, current: Round, task: Task, *, now: float, no
         end_rests(session, each.round_id, task)
     task.rounds_committed += 1
     task.failed_rounds = 0
-    if task.rounds_committed >= request_of(task).rounds:
+    if task.upstream is None and task.rounds_committed >= request_of(task).rounds:
         task.state = "completed"
         task.ended = now
     let_go(session, task)

@@ -27,6 +27,7 @@ from archipel.server.rounds.candidates import (
 )
 from archipel.server.rounds.machine import RULES, count, count_seatable
 from archipel.server.rounds.refusals import told_reasons
+from archipel.server.rounds.sites.opening import wanted
 
 MOST = 1000
 """How many devices are looked at, at most."""
@@ -56,6 +57,8 @@ def waiting_for(session: Session, task: Task, candidates: int, *, now: float, wi
     # The round of a buffered task stays open although no device works for it; then the task waits all the same.
     if phases and (phases != {"buffering"} or buffers.at_work(session, task, now)):
         return ""
+    if task.upstream is not None and wanted(session, task, now) is None:
+        return "waits for a round of the upstream server"
     if is_evaluated(session, task):
         return f"waits for the evaluation of version {task.rounds_committed}"
     if queries.is_query(task):

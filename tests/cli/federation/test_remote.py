@@ -110,6 +110,7 @@ def test_what_a_task_was_given_is_shown_line_by_line(archipel: Command, served: 
     assert {("masking", "30.0"), ("sharing", "5.0")} <= {tuple(line.split()) for line in below}
 
 
+@pytest.mark.sampled(every=2)
 def test_one_key_is_one_task(archipel: Command, served: Path, task: dict[str, Any]) -> None:
     call = ("task", "create", str(served / "task.toml"), "--bundle", str(served / "tiny.bundle"), "--json")
     made = [json.loads(archipel(*call, "--key", "k" * 20)[0])["task_id"] for _ in range(2)]
@@ -328,6 +329,7 @@ def test_a_number_that_is_a_bound_is_marked() -> None:
 
 
 @pytest.mark.parametrize("name", ["../../x", "%00", "", "a b", ".."])
+@pytest.mark.sampled(every=3)
 def test_what_is_no_id_leads_nowhere(archipel: Command, served: Path, name: str) -> None:
     assert "expected the id of a task" in archipel("task", "show", name, code=1)[1]
     assert "expected an id or a name" in archipel("population", "show", name, code=1)[1]

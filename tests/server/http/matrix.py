@@ -34,6 +34,7 @@ POST /v1/sessions                                                   yes    yes  
 POST /v1/check-ins                                                  -      yes    -      -      -      -      -
 
 GET  /v1/rounds/<id:round_id>                                       -      member yes    yes    yes    yes    hidden
+GET  /v1/rounds/<id:round_id>/task                                    -      member -      -      -      -      -
 POST /v1/rounds/<id:round_id>/leave                                 -      member -      -      -      -      -
 PUT  /v1/rounds/<id:round_id>/advertisement                         -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/cohort                                -      member -      -      -      -      -

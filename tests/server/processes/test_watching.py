@@ -38,7 +38,7 @@ def task(operator: OperatorClient, bundle_maker: Callable[..., Path], data_folde
     return operator.tasks.create(request).task_id
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_folder: DataFolder, task: str) -> None:
     environment = {**os.environ, "ARCHIPEL_TOKEN": data_folder[1]}
     watch = subprocess.Popen(

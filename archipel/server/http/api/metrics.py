@@ -8,7 +8,7 @@ from sqlalchemy import or_, select
 from archipel.protocol.metrics.training_metrics import UPDATE_CLIP
 from archipel.protocol.operator.registry import MetricsPage, RoundMetrics
 from archipel.protocol.operator.results import RoundResult
-from archipel.protocol.operator.tasks import PageQuery
+from archipel.protocol.operator.tasks import ResultQuery
 from archipel.server.database.tables import Round, Task, Version
 from archipel.server.database.task_requests import read_plan
 from archipel.server.http.api.tasks import find_task
@@ -27,6 +27,7 @@ def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
             Round.task_id == task_id, Round.phase == "committed",
             # One row for each version, though its round had several groups.
             or_(Round.part_of.is_(None), Round.weights_out.is_not(None)),
+            newest_first=call.query.newest_first,
         )  # fmt: skip
         ids = [row.round_id for row in rows]
         made = select(Version.round_id, Version.cohort).where(Version.round_id.in_(ids))
@@ -65,4 +66,4 @@ def list_metrics(call: Call[None], task_id: str) -> MetricsPage:
     return MetricsPage(items=items, next=after)
 
 
-ROUTES = (Route("GET", "/v1/tasks/<id:task_id>/metrics", READ, list_metrics, response=MetricsPage, query=PageQuery),)
+ROUTES = (Route("GET", "/v1/tasks/<id:task_id>/metrics", READ, list_metrics, response=MetricsPage, query=ResultQuery),)

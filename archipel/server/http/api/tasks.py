@@ -255,6 +255,7 @@ def _info(call: Call[Any], session: Session, task: Task) -> TaskInfo:
         max_examples=request.max_examples,
         count_adoption=request.count_adoption,
         evaluate_every=request.evaluate_every,
+        evaluation_noise=request.evaluation_noise,
         evaluates=task.evaluates,
         eligibility=task.eligibility,
         percent=task.percent,
