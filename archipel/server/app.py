@@ -56,7 +56,8 @@ def create_app(
     app.extensions["archipel"] = services
     app.url_map.converters.update(CONVERTERS)
     problems.register(app, dashboard.answer_problem)
-    request_log.register(app, settings, None if measures is None else RequestMeasures(measures), services.tracer)
+    measured = None if measures is None else RequestMeasures(measures)
+    request_log.register(app, settings, measured, services.tracer, services.fetched)
     if settings.trusted_proxies:
         # Only the client's address is taken from the proxies' headers, because the request limits need it.
         app.wsgi_app = ProxyFix(  # type: ignore[method-assign]

@@ -43,7 +43,7 @@ def render(template: str, desk: Desk | None, /, **values: Any) -> str:
     """The HTML of a template; with a desk it has the navigation of that person."""
     shown = [] if desk is None else [(path, label) for path, label, route in NAVIGATION if desk.may(route)]
     return _environment().get_template(template).render(
-        desk=desk, navigation=shown, version=__version__, now=None if desk is None else desk.now, **values
+        desk=desk, navigation=shown, program_version=__version__, now=None if desk is None else desk.now, **values
     )  # fmt: skip
 
 

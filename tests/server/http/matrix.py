@@ -84,6 +84,7 @@ GET  /v1/tasks                                                      -      -    
 GET  /v1/tasks/<id:task_id>                                         -      -      yes    yes    yes    yes    hidden
 GET  /v1/tasks/<id:task_id>/rounds                                  -      -      yes    yes    yes    yes    hidden
 GET  /v1/tasks/<id:task_id>/metrics                                 -      -      yes    yes    yes    yes    hidden
+GET  /v1/tasks/<id:task_id>/progress                                -      -      yes    yes    yes    yes    hidden
 POST /v1/tasks/<id:task_id>/cancel                                  -      -      yes    yes    -      yes    hidden
 POST /v1/tasks/<id:task_id>/pause                                   -      -      yes    yes    -      yes    hidden
 POST /v1/tasks/<id:task_id>/resume                                  -      -      yes    yes    -      yes    hidden
