@@ -87,6 +87,22 @@ def test_a_session_of_the_provider_ends_by_its_times(world: World, provider: Lyi
     assert role_of(visitor) is None
 
 
+def test_a_session_ends_with_the_settings_that_it_came_from(
+    world: World, provider: LyingProvider, tmp_path: Path
+) -> None:
+    visitor = Visitor(world)
+    come_back(visitor, provider)
+    for changed in ({"operators": ("others",)}, {"operators": ("ml",)}, None):
+        table = None if changed is None else openid(provider, tmp_path, **changed)
+        settings = load_settings(world.settings.folder, environment={}, smallest_answer=1, openid=table)
+        world.app = create_app(settings, clock=world.clock)
+        again = Visitor(world)
+        cookie = visitor.client.get_cookie("archipel-local", domain="localhost")
+        assert cookie is not None
+        again.client.set_cookie("archipel-local", cookie.value, domain="localhost")
+        assert role_of(again) == ("operator" if changed == {"operators": ("ml",)} else None)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
