@@ -45,7 +45,8 @@ def test_help_shows_the_commands_in_groups() -> None:
         ("Data", ["data"]),
         (
             "Models",
-            ["train", "plan", "keys", "convert", "compress", "compare", "export", "inspect", "verify", "models"],
+            ["train", "plan", "keys", "convert", "compress", "compare", "export", "inspect", "insight", "verify"]
+            + ["models"],
         ),
         ("Devices", ["run", "fit", "bench", "slots", "device"]),
         ("Federation", ["simulate", "tune", "task", "round", "model", "rollout"]),
