@@ -45,8 +45,7 @@ def test_help_shows_the_commands_in_groups() -> None:
         ("Data", ["data"]),
         (
             "Models",
-            ["train", "plan", "keys", "convert", "compress", "compare", "export", "inspect", "insight", "verify"]
-            + ["models"],
+            "train plan keys convert compress compare export inspect insight verify models".split(),
         ),
         ("Devices", ["run", "fit", "bench", "slots", "device"]),
         ("Federation", ["simulate", "tune", "task", "round", "model", "rollout"]),
@@ -196,6 +195,7 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
         cli.main()
 
 
+@pytest.mark.sampled(every=2)
 def test_keys_and_tokens(tmp_path: Path) -> None:
     for name in ("publisher", "enrolment", "server"):
         run("keys", str(tmp_path / name))
@@ -222,6 +222,7 @@ def test_keys_and_tokens(tmp_path: Path) -> None:
     assert "never overwritten" in err
 
 
+@pytest.mark.sampled(every=2)
 def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
     import socket
 
