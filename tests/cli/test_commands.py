@@ -45,7 +45,19 @@ def test_help_shows_the_commands_in_groups() -> None:
         ("Data", ["data"]),
         (
             "Models",
-            "train plan keys convert compress compare export inspect insight verify models".split(),
+            [
+                "train",
+                "plan",
+                "keys",
+                "convert",
+                "compress",
+                "compare",
+                "export",
+                "inspect",
+                "insight",
+                "verify",
+                "models",
+            ],  # fmt: skip
         ),
         ("Devices", ["run", "fit", "bench", "slots", "device"]),
         ("Federation", ["simulate", "tune", "task", "round", "model", "rollout"]),
