@@ -57,7 +57,7 @@ def test_help_shows_the_commands_in_groups() -> None:
                 "insight",
                 "verify",
                 "models",
-            ],  # fmt: skip
+            ],
         ),
         ("Devices", ["run", "fit", "bench", "slots", "device"]),
         ("Federation", ["simulate", "tune", "task", "round", "model", "rollout"]),
