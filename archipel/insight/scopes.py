@@ -64,7 +64,7 @@ def scope_of(node: ir.Node, known: Mapping[ir.Node, tuple[str, ...]], stored: se
             if len(parts) == 2:
                 return ()
     makers = [value.producer() for value in node.inputs if value is not None]
-    return next((known[maker] for maker in makers if maker in known), ())
+    return next((known[maker] for maker in makers if maker is not None and maker in known), ())
 
 
 def _parts(name: str, separator: str) -> tuple[str, ...]:
