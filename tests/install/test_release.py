@@ -29,6 +29,7 @@ FILES = [
     "archipel-web-V.tgz",
     "archipel-web-page-V.cdx.json",
     "archipel_data-V-py3-none-any.whl",
+    "archipel_docs-V-py3-none-any.whl",
     "archipel_web_page-V-py3-none-any.whl",
 ]
 VALIDATE = """

@@ -10,6 +10,7 @@ from flask import Response
 
 from archipel import __version__
 from archipel.server.http.api_page import render
+from archipel.server.http.documentation import DOCS_FOLDER, is_shown
 from archipel.server.http.openapi import document
 from archipel.server.http.page_files import INDEX, PageFiles
 from archipel.server.http.problems import refuse
@@ -53,6 +54,7 @@ _HERE = """<!doctype html>
 _ITEM = '<li><a href="{path}">{path}</a>: {what}</li>'
 _ITEMS = {"/api/": "its API", "/v1/openapi.json": "the same as OpenAPI 3.1", "/v1/health": "whether it works"}
 _DEMO = {"/demo/": "the browser demo"}
+_DOCS = {"/docs/": "the documentation"}
 
 
 def routes(
@@ -60,6 +62,8 @@ def routes(
     *,
     resources: Mapping[str, Sequence[Route]],
     demo: bool = True,
+    docs: bool = False,
+    docs_folder: Path = DOCS_FOLDER,
     stall_seconds: float = 30.0,
 ) -> tuple[Route, ...]:
     """The pages' lines of the route table.
@@ -68,13 +72,16 @@ def routes(
         resources: The API that is described at /api/.
         folder: Where the demo was built.
         demo: Whether it is shown.
+        docs: Whether the front page links to the documentation, where that is in `docs_folder`.
+        docs_folder: Where the documentation was built.
         stall_seconds: In this time a reader must take `sending.PART_BYTES`.
     """
     files = PageFiles(folder, stall_seconds=stall_seconds)
 
     def front_page(call: Call[None]) -> Response:
         """What there is, for people."""
-        shown = {**_ITEMS, **(_DEMO if demo and files.built else {})}
+        documented = _DOCS if is_shown(docs_folder, shown=docs) else {}
+        shown = {**_ITEMS, **documented, **(_DEMO if demo and files.built else {})}
         items = "\n".join(_ITEM.format(path=path, what=what) for path, what in shown.items())
         return Response(
             _HERE.format(items=items), headers={**HEADERS, "Cache-Control": "no-cache"}, mimetype="text/html"
