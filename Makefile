@@ -50,6 +50,7 @@ test: set-up
 
 # Hours, in which nobody looks: nothing that fails keeps the rest from running, and all of it is told at the end.
 test-all: set-up $(WEB)
+	@$(MAKE) --no-print-directory docs || true
 	@linted=; tested=; \
 		$(MAKE) --no-print-directory lint && linted=true; \
 		$(BIN)/python scripts/test_rooms.py --all $(ROOMS) && tested=true; \
@@ -96,7 +97,7 @@ docs: $(READY)
 	@echo "== building the documentation"
 	@DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 	@rm -rf $(DOCS_PAGE) && cp -R build/site $(DOCS_PAGE)
-	@find $(DOCS_PAGE) \( -name '*.js' -o -name '*.css' -o -name '*.json' -o -size +64k -name '*.html' \) -exec gzip --force --best --no-name {} +
+	@find $(DOCS_PAGE) \( -name '*.js' -o -name '*.css' -o -name '*.json' -o -size +64k -name '*.html' ! -path '$(DOCS_PAGE)/index.html' \) -exec gzip --force --best --no-name {} +
 	@echo "build/site/index.html"
 
 npm: $(READY) web/node_modules/.package-lock.json

@@ -29,6 +29,8 @@ from tests.support.pages import ROOT, blocks
 RUNNABLE = {"python", "sh"}
 TUTORIALS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/tutorials/*.md"))
 """Those whose every block tests/docs/tutorials runs."""
+MIGRATIONS = ["docs/migration/from-flower.md", "docs/migration/from-mindspore.md"]
+"""The same."""
 RUN = {
     "README.md",
     "docs/agent.md",
@@ -53,6 +55,7 @@ RUN = {
     "docs/training.md",
     "docs/transformations.md",
     *TUTORIALS,
+    *MIGRATIONS,
 }
 PREPROCESSING = "docs/preprocessing.md"
 EDGES = "docs/edge.md"
@@ -88,7 +91,8 @@ def test_recipes_and_tasks_decode(tmp_path: Path) -> None:
         (page, text)
         for page in pages()
         for language, _, text in blocks(page)
-        if language == "toml" and page not in ("docs/agent.md", *TUTORIALS)  # settings of a device: test_agent_page.py
+        if language == "toml"
+        and page not in ("docs/agent.md", *TUTORIALS, *MIGRATIONS)  # settings of a device: test_agent_page.py
     ]
     assert len(found) > 3
     for page, text in found:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from archipel.server.http.documentation import DOCS_FOLDER
 from archipel.server.http.pages import PAGE_FOLDER
 from tests.support.commanded import federate, run
 from tests.support.fixtures.chromium import needed
@@ -36,6 +37,8 @@ def build(target: Path, **variables: str) -> dict[str, bytes]:
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not (PAGE_FOLDER / "index.html").is_file():
         needed("needs the demo page; `make web` builds it")
+    if not (DOCS_FOLDER / "index.html").is_file():
+        needed("needs the documentation; `make docs` builds it")
     folder = tmp_path_factory.mktemp("dist")
     build(folder)
     return folder
