@@ -12,15 +12,25 @@ import time
 
 from sqlalchemy import select
 
+from archipel.client.connection.session import DeviceSession
 from archipel.client.device import SiteRound
 from archipel.client.memory.journal import Journal
 from archipel.edge.log_copy import copy_log
-from archipel.errors import PolicyError, ProtocolError, RefusedError, RoundAbandonedError, ServerError, UnreachableError
-from archipel.protocol.messages import RoundStatus
+from archipel.errors import (
+    PolicyError,
+    ProtocolError,
+    RefusedError,
+    RoundAbandonedError,
+    ServerError,
+    SessionRefusedError,
+    UnreachableError,
+)
+from archipel.protocol.messages import RoundStatus, RoundTask
 from archipel.protocol.sites import site_vector
 from archipel.protocol.vector import Vector
 from archipel.server.database.site_tables import SiteRound as Row
 from archipel.server.database.tables import Round
+from archipel.server.rounds.sites.ending import follow_task, live_tasks
 from archipel.server.rounds.sites.holding import read_sum
 from archipel.server.rounds.sites.mirroring import Wish, keep_bundle, take_over
 from archipel.server.services import Services
@@ -40,6 +50,7 @@ class EdgeSite:
     def __init__(self, services: Services, upstream: Upstream) -> None:
         self._services = services
         self._upstream = upstream
+        self._unknown: set[str] = set()
 
     def collect(self, given: SiteRound) -> tuple[Vector, int]:
         """As of Site. Raises ProtocolError where this site has no sum in time, RoundAbandonedError, what the session
@@ -73,6 +84,24 @@ class EdgeSite:
         for round_id, state in ended.items():
             log.info("round %s of the upstream: %s", round_id, state)
 
+    def follow(self, session: DeviceSession) -> None:
+        """End the own tasks whose tasks of the upstream have ended."""
+        for task_id, round_id in live_tasks(self._services).items():
+            try:
+                told = _task_of(session, round_id)
+            except SessionRefusedError:
+                raise
+            except RefusedError as error:
+                # Such as an upstream whose database is older than this site's. It may still ask for rounds of the task.
+                if error.status not in (403, 404):
+                    raise
+                if task_id not in self._unknown:
+                    log.warning("task %s: the upstream does not know it: %s; cancel it to end it", task_id, error)
+                self._unknown.add(task_id)
+                continue
+            if told.task_id == task_id and follow_task(self._services, told):
+                log.info("task %s of the upstream is %s", task_id, told.state)
+
     def _take_over(self, given: SiteRound) -> Row:
         with self._services.database.read() as session:
             known = session.get(Row, given.plan.round_id)
@@ -91,6 +120,7 @@ class EdgeSite:
             weights=given.cache.read(plan.weights),
             broadcast=None if plan.broadcast is None else given.cache.read(plan.broadcast),
             root_population=given.of_log.population,
+            rounds=_task_of(given.session, plan.round_id).rounds,
             # By this server's own clock.
             sum_by=now + status.phase_ends - (now if theirs is None else theirs),
         )
@@ -134,3 +164,7 @@ class EdgeSite:
 
     def _status(self, given: SiteRound) -> RoundStatus:
         return given.session.call("GET", f"/v1/rounds/{given.plan.round_id}", RoundStatus)
+
+
+def _task_of(session: DeviceSession, round_id: str) -> RoundTask:
+    return session.call("GET", f"/v1/rounds/{round_id}/task", RoundTask)

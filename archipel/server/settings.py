@@ -104,6 +104,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     held_check_ins: Annotated[int, Meta(ge=0, le=1024)] = 64
     """How many check-ins each web process keeps back at the same time, in threads beside `threads`."""
     session_seconds: Seconds = 900.0
+    person_seconds: Long = 43_200.0
+    """How long somebody stays logged in at the dashboard at most."""
+    person_idle_seconds: Long = 3_600.0
+    """How long somebody stays logged in who opens no page."""
     challenge_seconds: Seconds = 60.0
     poll_seconds: Annotated[float, Meta(ge=0.005, le=10)] = 0.05
     """How long an idle coordinator rests between two steps."""

@@ -195,6 +195,7 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
         cli.main()
 
 
+@pytest.mark.sampled(every=2)
 def test_keys_and_tokens(tmp_path: Path) -> None:
     for name in ("publisher", "enrolment", "server"):
         run("keys", str(tmp_path / name))
@@ -221,6 +222,7 @@ def test_keys_and_tokens(tmp_path: Path) -> None:
     assert "never overwritten" in err
 
 
+@pytest.mark.sampled(every=2)
 def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
     import socket
 

@@ -24,7 +24,7 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 def test_it_is_started_again_and_waits_for_an_upstream_that_is_away(tmp_path: Path) -> None:
     publisher = b.generate_key()
     root = make_node(tmp_path, "root", publisher, "sites")

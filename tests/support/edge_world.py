@@ -16,6 +16,7 @@ from sqlalchemy import select
 
 from archipel import bundle as b
 from archipel.client import Agent, AgentConfig, Event
+from archipel.client.connection.session import DeviceSession
 from archipel.client.device import SiteRound
 from archipel.client.memory.journal import Journal
 from archipel.edge.uplink import agent_config
@@ -75,6 +76,9 @@ class ComputedSite:
         return site_vector(total, devices, given.plan.modulus_bits), devices
 
     def reconcile(self, journal: Journal) -> None:
+        pass
+
+    def follow(self, session: DeviceSession) -> None:
         pass
 
 

@@ -303,7 +303,7 @@ class RoundMetrics(Message, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class MetricsPage(Message, frozen=True, kw_only=True, omit_defaults=False):
-    """Oldest first; `next` is the `after` of the next page, null on the last."""
+    """Oldest first, or as was asked for; `next` is the `after` of the next page, null on the last."""
 
     items: list[RoundMetrics]
     next: RoundId | None

@@ -52,7 +52,12 @@ _HERE = """<!doctype html>
 </html>
 """
 _ITEM = '<li><a href="{path}">{path}</a>: {what}</li>'
-_ITEMS = {"/api/": "its API", "/v1/openapi.json": "the same as OpenAPI 3.1", "/v1/health": "whether it works"}
+_ITEMS = {
+    "/dashboard/": "the dashboard",
+    "/api/": "its API",
+    "/v1/openapi.json": "the same as OpenAPI 3.1",
+    "/v1/health": "whether it works",
+}
 _DEMO = {"/demo/": "the browser demo"}
 _DOCS = {"/docs/": "the documentation"}
 

@@ -34,6 +34,7 @@ POST /v1/sessions                                                   yes    yes  
 POST /v1/check-ins                                                  -      yes    -      -      -      -      -
 
 GET  /v1/rounds/<id:round_id>                                       -      member yes    yes    yes    yes    hidden
+GET  /v1/rounds/<id:round_id>/task                                    -      member -      -      -      -      -
 POST /v1/rounds/<id:round_id>/leave                                 -      member -      -      -      -      -
 PUT  /v1/rounds/<id:round_id>/advertisement                         -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/cohort                                -      member -      -      -      -      -
@@ -83,6 +84,7 @@ GET  /v1/tasks                                                      -      -    
 GET  /v1/tasks/<id:task_id>                                         -      -      yes    yes    yes    yes    hidden
 GET  /v1/tasks/<id:task_id>/rounds                                  -      -      yes    yes    yes    yes    hidden
 GET  /v1/tasks/<id:task_id>/metrics                                 -      -      yes    yes    yes    yes    hidden
+GET  /v1/tasks/<id:task_id>/progress                                -      -      yes    yes    yes    yes    hidden
 POST /v1/tasks/<id:task_id>/cancel                                  -      -      yes    yes    -      yes    hidden
 POST /v1/tasks/<id:task_id>/pause                                   -      -      yes    yes    -      yes    hidden
 POST /v1/tasks/<id:task_id>/resume                                  -      -      yes    yes    -      yes    hidden

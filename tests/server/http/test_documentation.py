@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from flask.testing import FlaskClient
 
+from archipel.server.app import create_app
 from archipel.server.http import documentation
-from archipel.server.http.app import create_app
 from tests.support.world import World
 
 SCRIPT = "__md_scope=new URL('.',location)"

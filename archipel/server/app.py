@@ -1,4 +1,4 @@
-"""Makes the web application: one blueprint per resource, around the shared services."""
+"""Makes the web application: the API with one blueprint per resource, pages, and the dashboard."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from flask import Flask
 from werkzeug.middleware.proxy_fix import ProxyFix
 
+from archipel.server import dashboard
 from archipel.server.http import cross_origin, documentation, pages, problems, request_log
 from archipel.server.http.api import ROUTES
 from archipel.server.http.auth import Authenticator
@@ -56,8 +57,9 @@ def create_app(
     app.config["MAX_CONTENT_LENGTH"] = settings.max_json_bytes
     app.extensions["archipel"] = services
     app.url_map.converters.update(CONVERTERS)
-    problems.register(app)
-    request_log.register(app, settings, None if measures is None else RequestMeasures(measures), services.tracer)
+    problems.register(app, dashboard.answer_problem)
+    measured = None if measures is None else RequestMeasures(measures)
+    request_log.register(app, settings, measured, services.tracer, services.fetched)
     if settings.trusted_proxies:
         # Only the client's address is taken from the proxies' headers, because the request limits need it.
         app.wsgi_app = ProxyFix(  # type: ignore[method-assign]
@@ -72,6 +74,7 @@ def create_app(
     documented = documentation.routes(docs_page, shown=settings.docs, stall_seconds=stall)
     for name, routes in {**ROUTES, "pages": people, "documentation": documented}.items():
         app.register_blueprint(blueprint(name, routes, door))
+    dashboard.register(app, door)
     named = ((f"{name}.{route.name}", route) for name, routes in ROUTES.items() for route in routes)
     cross_origin.register(app, settings.allowed_origins, named)
     return app
