@@ -20,8 +20,8 @@ LINES = """
 GET  /                                                              yes    yes    yes    yes    yes    yes    yes
 GET  /api/                                                          yes    yes    yes    yes    yes    yes    yes
 GET  /demo/                                                         yes    yes    yes    yes    yes    yes    yes
-GET  /docs/                                                         yes    yes    yes    yes    yes    yes    yes
 GET  /demo/<path:name>                                              yes    yes    yes    yes    yes    yes    yes
+GET  /docs/                                                         yes    yes    yes    yes    yes    yes    yes
 GET  /docs/<path:name>                                              yes    yes    yes    yes    yes    yes    yes
 GET  /healthz                                                       yes    yes    yes    yes    yes    yes    yes
 GET  /readyz                                                        yes    yes    yes    yes    yes    yes    yes
