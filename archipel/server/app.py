@@ -71,8 +71,7 @@ def create_app(
     people = pages.routes(
         demo_page, resources=ROUTES, demo=settings.demo, docs=settings.docs, docs_folder=docs_page, stall_seconds=stall
     )
-    documented = documentation.routes(docs_page, shown=settings.docs, stall_seconds=stall)
-    for name, routes in {**ROUTES, "pages": people, "documentation": documented}.items():
+    for name, routes in {**ROUTES, "pages": people}.items():
         app.register_blueprint(blueprint(name, routes, door))
     dashboard.register(app, door)
     named = ((f"{name}.{route.name}", route) for name, routes in ROUTES.items() for route in routes)

@@ -28,6 +28,7 @@ ROOMS = {
     "archipel.datasets": "Data sets, readers of files, and splits over devices.",
     "archipel.preprocessing": "Transforms of raw inputs as graphs.",
     "archipel.models": "Reference networks.",
+    "archipel.insight": "Pages that show models and runs.",
     "archipel.server": "The federation server.",
     "archipel.edge": "The uplink of an edge server.",
 }

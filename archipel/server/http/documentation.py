@@ -42,7 +42,7 @@ def policy(files: PageFiles) -> str:
     )
 
 
-def routes(folder: Path = DOCS_FOLDER, *, shown: bool = True, stall_seconds: float = 30.0) -> tuple[Route, ...]:
+def documentation_routes(folder: Path, *, shown: bool, stall_seconds: float) -> tuple[Route, ...]:
     """The site's lines of the route table.
 
     Arguments:

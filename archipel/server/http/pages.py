@@ -1,4 +1,5 @@
-"""The pages for people: a front page at / with links, the API at /api/, and the browser demo's files at /demo/."""
+"""The pages for people: a front page at / with links, the API at /api/, the browser demo's files at /demo/, and the
+documentation's at /docs/."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from flask import Response
 
 from archipel import __version__
 from archipel.server.http.api_page import render
-from archipel.server.http.documentation import DOCS_FOLDER, is_shown
+from archipel.server.http.documentation import DOCS_FOLDER, documentation_routes, is_shown
 from archipel.server.http.openapi import document
 from archipel.server.http.page_files import INDEX, PageFiles
 from archipel.server.http.problems import refuse
@@ -77,7 +78,7 @@ def routes(
         resources: The API that is described at /api/.
         folder: Where the demo was built.
         demo: Whether it is shown.
-        docs: Whether the front page links to the documentation, where that is in `docs_folder`.
+        docs: Whether the documentation is shown.
         docs_folder: Where the documentation was built.
         stall_seconds: In this time a reader must take `sending.PART_BYTES`.
     """
@@ -132,4 +133,5 @@ def routes(
         Route("GET", "/api/", PUBLIC, api_page, download=True),
         Route("GET", "/demo/", PUBLIC, demo_page, download=demo),
         Route("GET", "/demo/<path:name>", PUBLIC, demo_file, download=demo),
+        *documentation_routes(docs_folder, shown=docs, stall_seconds=stall_seconds),
     )

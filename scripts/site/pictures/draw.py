@@ -47,6 +47,7 @@ def rooms() -> Drawing:
     """The packages in the layers that import rules check."""
     rows: list[list[tuple[str, str]]] = [
         [("cli", "shared")],
+        [("insight", "cloud")],
         [("simulation", "cloud")],
         [("converter", "cloud")],
         [("compression", "cloud")],
