@@ -135,6 +135,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Pages of these origins, such as https://app.example, may be devices; empty: of this server's own origin only."""
     demo: bool = False
     """Whether anybody may load the browser demo at /demo/ (`make web` builds it)."""
+    docs: bool = False
+    """Whether anybody may read the documentation at /docs/ (`make docs` builds it)."""
     query_approval: bool = False
     """Whether evaluations and analyses wait until somebody else with the right to run them approves."""
     log_bytes: Annotated[int, Meta(ge=0)] = 64 << 20
@@ -207,16 +209,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def downloads(self) -> int:
-        """How many files may be sent to strangers at once by each web process: of the demo, and the API's description.
+        """How many files may be sent to strangers at once by each web process: of its pages, and the API's description.
 
-        The demo has as many threads of its own; without it they are a part of `threads`.
+        Demo and documentation have as many threads of their own; without them they are a part of `threads`.
         """
-        return DEMO_DOWNLOADS if self.demo else max(1, self.threads // 4)
+        return DEMO_DOWNLOADS if self.demo or self.docs else max(1, self.threads // 4)
 
     @property
     def working_threads(self) -> int:
-        """How many requests each web process works on at once, with those of the demo."""
-        return self.threads + (DEMO_DOWNLOADS if self.demo else 0)
+        """How many requests each web process works on at once, with those of its pages."""
+        return self.threads + (DEMO_DOWNLOADS if self.demo or self.docs else 0)
 
     @property
     def all_threads(self) -> int:
