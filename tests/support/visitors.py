@@ -72,3 +72,16 @@ def access_token(world: World, role: str, **settings: Any) -> tuple[str, str]:
     status, made = world.operator("POST", "/v1/tokens", {"name": "test", "role": role, **settings})
     assert status == 201, made
     return made["token"], made["info"]["token_id"]
+
+
+def fill(visitor: Visitor, path: str, **form: Any) -> str:
+    """Fill a form in, say yes to the page that shows what will be made, and return the new thing's path."""
+    values = {"csrf": visitor.csrf, **form}
+    asked = visitor.send(path, values)
+    html = asked.get_data(as_text=True)
+    assert asked.status_code == 200, html[-1500:]
+    key = KEY.search(html)
+    assert key is not None, html[-1500:]
+    made = visitor.send(path, {**values, "key": key[1], "sure": "yes"})
+    assert made.status_code == 303, made.get_data(as_text=True)[-2500:]
+    return str(made.headers["Location"])

@@ -10,7 +10,8 @@ from typing import get_args
 import click
 import msgspec
 
-from archipel.cli.federation.round_lines import RoundLines, clipped_text, result_text
+from archipel.cli.federation.round_lines import clipped_text, result_text
+from archipel.cli.federation.watch import watch
 from archipel.cli.input_output.distributions import describe_distribution
 from archipel.cli.input_output.remote import fields, read_request, remote, request_key, save
 from archipel.cli.input_output.tables import as_json, show, table
@@ -203,43 +204,7 @@ def show_(client: OperatorClient, task_id: str, as_json: bool) -> None:
     show(info, as_json, lines)
 
 
-@task.command()
-@click.argument("task_id")
-@click.option("--timeout", type=click.FloatRange(min=0), help="Stop watching after this many seconds.")
-@click.option("--json", "as_json", is_flag=True, help="Print the task as JSON, one line per change.")
-@remote
-def watch(client: OperatorClient, task_id: str, timeout: float | None, as_json: bool) -> None:
-    """Print every change of a task until it ends, and a line with the metrics of each round.
-
-    \b
-    archipel task watch ID
-
-    The command waits for a server that does not answer, for ten minutes unless --timeout says otherwise, and for the
-    evaluation of the last version, where the task has one. The exit code is 1 if the task was not completed.
-    """
-    rounds = RoundLines(client, task_id)
-
-    def changed(now: TaskInfo) -> None:
-        if as_json:
-            click.echo(msgspec.json.encode(now))
-            return
-        for line in rounds.new():
-            click.echo(line)
-        failed = f", {now.failed_rounds} failed since" if now.failed_rounds else ""
-        failed += f", {now.spoiled_rounds} spoiled since" if now.spoiled_rounds else ""
-        waits = now.waiting_for or now.under_way or f"{_count_text(now.waiting)} devices waiting"
-        click.echo(f"{now.state}: {now.rounds_committed} of {now.rounds} rounds{failed}, {waits}")
-        if now.last_failure:
-            click.echo(f"  failed: {now.last_failure}")
-        if now.spoiled_rounds:
-            click.echo(f"  {now.search}")
-
-    final = client.tasks.wait(task_id, timeout=timeout, on_change=changed)
-    if not as_json:
-        for line in rounds.rest(timeout):
-            click.echo(line)
-    if final.state != "completed":
-        raise CommandError(f"task {final.name!r} {final.state}: {final.reason}")
+task.add_command(watch)
 
 
 @task.command()

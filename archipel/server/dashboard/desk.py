@@ -70,9 +70,7 @@ class Desk:
 
         Raises RefusalError, as the API refuses it.
         """  # fmt: skip
-        route = self.routes[name]
-        if self.identity.role not in route.roles:
-            raise refuse(403, f"this is not for the role {self.identity.role!r}")
+        route = self._route(name)
         for kind, argument in _ARGUMENT.findall(route.path):
             if not re.fullmatch(CONVERTERS[kind].regex, arguments[argument]):
                 raise NotFoundError(f"no {argument.removesuffix('_id')} {arguments[argument][:64]!r}")
@@ -85,3 +83,24 @@ class Desk:
         raw = b"" if decoded is None else msgspec.json.encode(decoded, order="sorted")
         answer = serve_call(route, Call(self.services, self.identity, decoded, raw, asked, key), arguments)
         return answer[0] if isinstance(answer, tuple) else answer
+
+    def check(self, name: str, body: Any) -> None:
+        """Raise InvalidRequestError unless `body` is the builtins of the route's request; nothing is asked yet."""
+        try:
+            msgspec.convert(body, self._route(name).request)
+        except msgspec.ValidationError as error:
+            raise InvalidRequestError(str(error)) from None
+
+    def call(self, name: str) -> Call[None]:
+        """For a function beside the handler `name` that has no body: a call by this person, who may ask that route.
+
+        Raises ApiError 403.
+        """
+        self._route(name)
+        return Call(self.services, self.identity, None, b"")
+
+    def _route(self, name: str) -> Route:
+        route = self.routes[name]
+        if self.identity.role not in route.roles:
+            raise refuse(403, f"this is not for the role {self.identity.role!r}")
+        return route

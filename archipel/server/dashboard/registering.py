@@ -11,12 +11,27 @@ from archipel.server.dashboard import entry
 from archipel.server.dashboard.desk import by_name
 from archipel.server.dashboard.pages import ROOT, Page, blueprint, problem_page
 from archipel.server.dashboard.session_store import SessionStore
-from archipel.server.dashboard.views import confirm, leaving, overview, tasks
+from archipel.server.dashboard.views import (
+    audit_log,
+    confirm,
+    devices,
+    leaving,
+    making,
+    models,
+    overview,
+    rollouts,
+    rounds,
+    tasks,
+)
 from archipel.server.http.api import ROUTES
 from archipel.server.http.door import Door
 from archipel.server.http.problems import problem_response
 
-PAGES: tuple[Page, ...] = (*overview.PAGES, *tasks.PAGES, *confirm.PAGES, *leaving.PAGES)
+PAGES: tuple[Page, ...] = tuple(
+    page
+    for module in (overview, tasks, rounds, devices, models, rollouts, audit_log, making, confirm, leaving)
+    for page in module.PAGES
+)
 """Every page that needs a login."""
 
 

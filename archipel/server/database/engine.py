@@ -26,7 +26,7 @@ from archipel.errors import RefusalError, ServerError
 T = TypeVar("T")
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-SCHEMA = "0028"
+SCHEMA = "0029"
 """Revision of the newest migration."""
 BUSY_MILLISECONDS = 10_000
 _WRITE = "archipel_write"

@@ -269,6 +269,8 @@ def advance(
     phase = next_phase(task, rule)
     for each in [current, *(grouping.other_groups(session, current) if rule.waits_for == "check-ins" else [])]:
         each.phase, each.phase_ends = phase, now + deadline(task, phase, each)
+        # A new object: the database does not see what changes within the old one.
+        each.phases = {**(each.phases or {}), phase: now}
     return Transition(round_id, phase)
 
 

@@ -252,6 +252,7 @@ def store_answer(
         "size": size,
         "body": body,
         "received": services.clock(),
+        "fetched": services.fetched.take(seat.device_id),
     }
 
     def store(connection: Connection) -> Receipt:

@@ -21,6 +21,8 @@ GET  /                                                              yes    yes  
 GET  /api/                                                          yes    yes    yes    yes    yes    yes    yes
 GET  /demo/                                                         yes    yes    yes    yes    yes    yes    yes
 GET  /demo/<path:name>                                              yes    yes    yes    yes    yes    yes    yes
+GET  /docs/                                                         yes    yes    yes    yes    yes    yes    yes
+GET  /docs/<path:name>                                              yes    yes    yes    yes    yes    yes    yes
 GET  /healthz                                                       yes    yes    yes    yes    yes    yes    yes
 GET  /readyz                                                        yes    yes    yes    yes    yes    yes    yes
 GET  /v1/health                                                     yes    yes    yes    yes    yes    yes    yes
@@ -84,6 +86,7 @@ GET  /v1/tasks                                                      -      -    
 GET  /v1/tasks/<id:task_id>                                         -      -      yes    yes    yes    yes    hidden
 GET  /v1/tasks/<id:task_id>/rounds                                  -      -      yes    yes    yes    yes    hidden
 GET  /v1/tasks/<id:task_id>/metrics                                 -      -      yes    yes    yes    yes    hidden
+GET  /v1/tasks/<id:task_id>/progress                                -      -      yes    yes    yes    yes    hidden
 POST /v1/tasks/<id:task_id>/cancel                                  -      -      yes    yes    -      yes    hidden
 POST /v1/tasks/<id:task_id>/pause                                   -      -      yes    yes    -      yes    hidden
 POST /v1/tasks/<id:task_id>/resume                                  -      -      yes    yes    -      yes    hidden

@@ -50,10 +50,11 @@ def test_a_restart_is_waited_for(server: Server, operator: OperatorClient, data_
     )
     assert watch.stdout is not None
     assert watch.stderr is not None
-    assert watch.stdout.readline().startswith("running: 0 of 1 rounds")
+    assert watch.stdout.readline() == "t: training over pupils, secure, 0 of 1 rounds\n"
+    assert watch.stdout.readline() == "waits: no device is enrolled in population 'pupils'\n"
     server.stop()
     lost = watch.stderr.readline()
-    assert lost.startswith(f"{server.url}: no answer to GET /v1/tasks/{task} (")
+    assert lost.startswith(f"{server.url}: no answer to GET /v1/tasks/{task}/progress?rounds=10 (")
     assert lost.endswith("; trying again\n")
     server.start(int(server.url.rpartition(":")[2]))
     assert watch.stderr.readline() == "the server is back\n"

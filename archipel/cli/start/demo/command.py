@@ -151,6 +151,7 @@ def _own(model: Path | None, data: Path | None) -> tuple[Path, Path] | None:
 
 def _keep_running(console: Console, federation: LocalFederation, folder: Path) -> None:
     console.print(f"server: {federation.address}   operator token: {federation.token}", soft_wrap=True)
+    console.print(f"dashboard: {federation.address}/dashboard/   (log in with the operator token)", soft_wrap=True)
     console.print(f"data:   {folder}   (removed at the end; Ctrl-C ends everything)", soft_wrap=True)
     try:
         while True:

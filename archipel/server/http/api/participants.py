@@ -12,7 +12,7 @@ from archipel.protocol.operator.results import RoundResult
 from archipel.protocol.operator.tasks import FaultInfo, ParticipantInfo, ResultQuery, RoundInfo, RoundPage
 from archipel.server.database.fault_tables import Fault, Quarantine
 from archipel.server.database.tables import UPDATE_PHASES, Answer, Participant, Round, Task
-from archipel.server.devices.smallest_answer import hides, pseudonym
+from archipel.server.devices.smallest_answer import hides, pseudonym, rename_devices
 from archipel.server.http.api.tasks import find_task
 from archipel.server.http.paging import page
 from archipel.server.http.problems import refuse
@@ -101,7 +101,11 @@ def _infos(session: Session, task: Task, rounds: Sequence[Round], settings: Sett
         }
         faults = {
             of: [
-                msgspec.structs.replace(each, device_id=pseudonym(settings.pseudonym_key, of, each.device_id))
+                FaultInfo(
+                    device_id=pseudonym(settings.pseudonym_key, of, each.device_id),
+                    # A fault may name the device that showed it.
+                    reason=rename_devices(each.reason, settings.pseudonym_key, of),
+                )
                 for each in noted_faults
             ]
             for of, noted_faults in faults.items()
