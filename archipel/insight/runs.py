@@ -95,7 +95,7 @@ def read_run(path: Path) -> Run:
             read(run, file, where)
         except (msgspec.MsgspecError, ArchipelError, ValueError, RecursionError) as error:
             run.notes.append(f"{cut(file.name)}: cannot be read ({one_line(error)})")
-    run.weights = sorted((file for file in files if file.suffix == ".safetensors"), key=_in_order)
+    run.weights = sorted((file for file in files if file.suffix == ".safetensors"), key=in_order)
     run.model = next((file for file in files if file.name == MODEL and file.parent == folder), None)
     if not (run.curves or run.histograms or run.weights or run.model):
         told = f": {'; '.join(run.notes)}" if run.notes else ""
@@ -231,6 +231,6 @@ def _group(curves: list[Curve]) -> None:
         curve.group = f"{group}, by {curve.x}" if several else group
 
 
-def _in_order(path: Path) -> list[Any]:
-    """Numbers in names count as numbers: round-2 comes before round-10."""
+def in_order(path: Path) -> list[Any]:
+    """A key to sort files by, in which numbers in names count as numbers: round-2 comes before round-10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,15})", path.as_posix())]

@@ -46,7 +46,9 @@ def read_versions(files: Sequence[Path], notes: list[str]) -> list[tuple[str, di
 
 def weight_histograms(versions: Sequence[tuple[str, Mapping[str, np.ndarray]]]) -> list[HistogramSeries]:
     """A series for each tensor of floating-point numbers that the versions have."""
-    return _series("weights", [(label, _floats(arrays)) for label, arrays in versions])
+    series = _series("weights", [(label, _floats(arrays)) for label, arrays in versions])
+    # What has one version alone does not change over the rounds; the view of weights has it.
+    return [each for each in series if len(each.steps) > 1] or series
 
 
 def activation_histograms(

@@ -115,6 +115,7 @@ def insight(
 
 def _model_page(path: Path, other: Path | None, asked: _Asked) -> Page:
     from archipel.insight import Page, compare_subjects
+    from archipel.insight.runs import in_order
 
     with tempfile.TemporaryDirectory(prefix="archipel-insight-") as folder:
         paths = [path] if other is None else [path, other]
@@ -127,7 +128,11 @@ def _model_page(path: Path, other: Path | None, asked: _Asked) -> Page:
                 raise CommandError("--weights: are for one model; leave them out, or leave out OTHER")
             page.comparison = compare_subjects(subjects[0], subjects[1], examples, asked.times)
         else:
-            files = [file for each in asked.weights for file in (sorted(each.iterdir()) if each.is_dir() else [each])]
+            files = [
+                file
+                for each in asked.weights
+                for file in (sorted(each.iterdir(), key=in_order) if each.is_dir() else [each])
+            ]
             _add_histograms(page, subjects[0], [file for file in files if file.suffix == ".safetensors"], examples)
             if asked.weights and not page.histograms:
                 raise CommandError(f"--weights {asked.weights[0]}: no weights there; expected .safetensors files")

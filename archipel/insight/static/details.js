@@ -91,7 +91,7 @@ function valueFacts(view, at, given = true) {
   const value = graph.values[at];
   const pairs = [["kind", value.role ? `${value.kind} (role ${value.role})` : value.kind]];
   pairs.push(["type", typeText(value)], ["size", bytesText(value.bytes)]);
-  if (value.producer >= 0 && !given) pairs.push(["made by", goButton(view, `n${value.producer}`, nodeTitle(graph, value.producer))]);
+  if (value.producer >= 0 && !given && folding.boxes.has(`n${value.producer}`)) pairs.push(["made by", goButton(view, `n${value.producer}`, nodeTitle(graph, value.producer))]);
   const readers = [...new Set(folding.consumers[at])];
   if (readers.length) {
     const shown = readers.slice(0, 30).map((place) => goButton(view, `n${place}`, nodeTitle(graph, place)));
