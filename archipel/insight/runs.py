@@ -69,13 +69,13 @@ def is_run(path: Path) -> bool:
     return path.is_file() and "tfevents" in path.name
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: str | os.PathLike[str]) -> Run:
     """Read a folder, or one event file.
 
     Raises InsightError for a folder with nothing to show, or with files that are too large; MissingExtraError for event
     files without tensorboardX; OSError.
     """
-    run = Run()
+    path, run = Path(path), Run()
     folder = path if path.is_dir() else path.parent
     files = [path] if path.is_file() else list(_files(path))
     events = [file for file in files if "tfevents" in file.name]

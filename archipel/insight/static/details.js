@@ -74,12 +74,14 @@ function describeScope(view, box) {
 }
 
 function valueList(view, places, given) {
+  // The first weight is open: it is mostly what is looked for.
+  const first = places.find((at) => at >= 0 && view.graph.values[at].statistics?.counts.length);
   return places.map((at, number) => {
     if (at < 0) return el("p", { class: "note" }, `${number + 1}: left out`);
     const value = view.graph.values[at];
     return el(
       "details",
-      { class: "value" },
+      { class: "value", open: at === first },
       el("summary", {}, el("span", { class: "label" }, value.name || "no name"), el("span", { class: "type" }, typeText(value))),
       valueFacts(view, at, given),
     );

@@ -14,7 +14,7 @@ class GraphView {
     this.left = 0;
     this.top = 0;
     this.content = svg("g");
-    const arrow = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" });
+    const arrow = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" });
     arrow.append(svg("path", { d: "M0,0.5L7.5,4L0,7.5Z", class: "arrow" }));
     this.picture = svg("svg", { class: "graph", role: "group", "aria-roledescription": "graph", "aria-label": this.words() }, svg("defs", {}, arrow), this.content);
     this.element = el("div", { class: "canvas" }, this.picture);
