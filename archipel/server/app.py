@@ -11,7 +11,7 @@ from flask import Flask
 from werkzeug.middleware.proxy_fix import ProxyFix
 
 from archipel.server import dashboard
-from archipel.server.http import cross_origin, pages, problems, request_log
+from archipel.server.http import cross_origin, documentation, pages, problems, request_log
 from archipel.server.http.api import ROUTES
 from archipel.server.http.auth import Authenticator
 from archipel.server.http.door import Door
@@ -33,6 +33,7 @@ def create_app(
     *,
     clock: Clock = time.time,
     demo_page: Path = pages.PAGE_FOLDER,
+    docs_page: Path = documentation.DOCS_FOLDER,
     measures: Measures | None = None,
     draining: Callable[[], bool] = lambda: False,
 ) -> Flask:
@@ -42,6 +43,7 @@ def create_app(
         settings: The server's settings. The database must have the current schema (`Services.prepare`).
         clock: Gives Unix seconds.
         demo_page: The folder of the built browser demo, served at /demo/ with the setting `demo`.
+        docs_page: The folder of the built documentation, served at /docs/ with the setting `docs`.
         measures: Where requests, database and files are measured.
         draining: Whether the server is about to stop, so that nobody should send it further requests.
 
@@ -65,7 +67,10 @@ def create_app(
         )
     app.wsgi_app = _bounded(app.wsgi_app, services)  # type: ignore[method-assign, assignment]
     door = Door(services, Authenticator(services), RequestLimits(settings))
-    people = pages.routes(demo_page, resources=ROUTES, demo=settings.demo, stall_seconds=settings.stall_seconds)
+    stall = settings.stall_seconds
+    people = pages.routes(
+        demo_page, resources=ROUTES, demo=settings.demo, docs=settings.docs, docs_folder=docs_page, stall_seconds=stall
+    )
     for name, routes in {**ROUTES, "pages": people}.items():
         app.register_blueprint(blueprint(name, routes, door))
     dashboard.register(app, door)

@@ -21,6 +21,8 @@ GET  /                                                              yes    yes  
 GET  /api/                                                          yes    yes    yes    yes    yes    yes    yes
 GET  /demo/                                                         yes    yes    yes    yes    yes    yes    yes
 GET  /demo/<path:name>                                              yes    yes    yes    yes    yes    yes    yes
+GET  /docs/                                                         yes    yes    yes    yes    yes    yes    yes
+GET  /docs/<path:name>                                              yes    yes    yes    yes    yes    yes    yes
 GET  /healthz                                                       yes    yes    yes    yes    yes    yes    yes
 GET  /readyz                                                        yes    yes    yes    yes    yes    yes    yes
 GET  /v1/health                                                     yes    yes    yes    yes    yes    yes    yes

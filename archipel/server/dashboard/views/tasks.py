@@ -64,11 +64,10 @@ def show_settings(task: Any) -> list[tuple[str, str]]:
         if name in _ELSEWHERE or value in (None, "", {}, []):
             continue
         built = msgspec.to_builtins(value)
-        if isinstance(built, dict):
-            built = {key: each for key, each in built.items() if each not in (None, "", [], {})}
-            text = rendering.write_words(built)
-        else:
-            text = {True: "yes", False: "no"}.get(built, str(built)) if isinstance(built, bool) else str(built)
+        # Noise, and a rule, that there is none of.
+        if isinstance(built, dict) and (built.get("mechanism") == "none" or built.get("rule") == "mean"):
+            continue
+        text = rendering.write_words(built) if isinstance(built, dict) else rendering.write_value(built)
         shown.append((name.replace("_", " "), text))
     return shown
 
