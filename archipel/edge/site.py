@@ -40,6 +40,10 @@ log = logging.getLogger("archipel.edge")
 
 LOOK_SECONDS = 0.1
 """How often the own round is looked at."""
+SILENT_SECONDS = 45.0
+"""After so long without an answer of the upstream, whose round needs the sum no more, the own devices are let go."""
+_NOT_SENT = ("advertising", "sharing", "complaining")
+"""Steps of the agent in which the upstream has keys of this site, and no masked sum yet."""
 ASK_SECONDS = 5.0
 """How often the upstream is asked whether its round still goes on."""
 
@@ -51,10 +55,29 @@ class EdgeSite:
         self._services = services
         self._upstream = upstream
         self._unknown: set[str] = set()
+        self._journal: Journal | None = None
+        self._session: DeviceSession | None = None
+
+    def may_work(self) -> str:
+        """For the agent's conditions: why it must leave the round that it is in, else empty.
+
+        The devices of a sum that is held do nothing else meanwhile. Where the upstream is silent and the time is over
+        until which it waits for the sum, and the masked sum was not sent, it counts in no version: the own round ends.
+        """
+        if self._journal is None or self._session is None or self._session.silence() < SILENT_SECONDS:
+            return ""
+        with self._services.database.read() as session:
+            late = select(Row.round_id).where(Row.state == "summed", Row.sum_by < self._services.clock())
+            rounds = list(session.scalars(late))
+        steps = [entry.step for round_id in rounds if (entry := self._journal.get(round_id)) is not None]
+        if any(step in _NOT_SENT for step in steps):
+            return f"the upstream has not answered for {SILENT_SECONDS:.0f} s, and it is too late for the sum"
+        return ""
 
     def collect(self, given: SiteRound) -> tuple[Vector, int]:
         """As of Site. Raises ProtocolError where this site has no sum in time, RoundAbandonedError, what the session
         raises, and PolicyError where its own devices could not take part."""
+        self._session = given.session
         row = self._take_over(given)
         row = self._wait(given, row)
         try:
@@ -67,6 +90,7 @@ class EdgeSite:
 
     def reconcile(self, journal: Journal) -> None:
         """Note how the upstream's rounds ended for this site, as far as the journal knows."""
+        self._journal = journal
         with self._services.database.read() as session:
             states = ("wanted", "open", "summed")
             open_rows = list(session.scalars(select(Row.round_id).where(Row.state.in_(states))))

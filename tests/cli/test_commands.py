@@ -271,6 +271,10 @@ def test_serve_says_what_is_wrong(tmp_path: Path) -> None:
     [
         (["--rounds", "0"], "--rounds"),
         (["--devices", "3"], "at least 17"),
+        (["--edges", "0"], "at least 2, got 0"),
+        (["--edges", "1"], "would not be hidden from the root"),
+        (["--edges", "40"], "give --devices 320, or at most 4 edge servers"),
+        (["--edges", "3", "--devices", "23"], "3 edge servers need 24 devices"),
         (["--devices", "100000"], "devices"),
         (["--output", "/nonexistent/folder/report.html"], "cannot be written"),
     ],

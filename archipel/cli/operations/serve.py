@@ -175,7 +175,12 @@ def start(folder: Path, **given: Any) -> None:
     from archipel.server import supervise
 
     overrides = {name: value for name, value in given.items() if value is not None}
-    supervise(load_settings(folder, **overrides), announce=lambda line: click.echo(line))
+
+    def announce(line: str) -> None:
+        click.echo(line)
+        click.echo(f"dashboard: {line.rsplit(' ', 1)[1]}/dashboard/")
+
+    supervise(load_settings(folder, **overrides), announce=announce)
 
 
 @serve.command()

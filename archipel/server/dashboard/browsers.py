@@ -12,6 +12,7 @@ from archipel.server.settings import Settings, is_loopback
 SECURE_COOKIE = "__Host-archipel"
 """Browsers take a cookie of such a name only over TLS, for this host alone and for all its paths."""
 LOCAL_COOKIE = "archipel-local"
+SECURE_ATTEMPT, LOCAL_ATTEMPT = f"{SECURE_COOKIE}-login", f"{LOCAL_COOKIE}-login"
 """Where the browser and the server are on one machine and speak plain HTTP."""
 NOT_ENCRYPTED = (
     "this connection is not encrypted, so that anybody on the way could read the token; open the dashboard over HTTPS "
@@ -82,6 +83,27 @@ def set_cookie(response: Response, value: str, settings: Settings) -> None:
     response.set_cookie(
         LOCAL_COOKIE if plain else SECURE_COOKIE, value, secure=not plain, httponly=True, samesite="Strict", path="/"
     )
+
+
+def read_attempt(settings: Settings) -> str | None:
+    """The cookie of a login that is under way at a provider of identities."""
+    local = is_local() and not is_encrypted(settings)
+    return request.cookies.get(SECURE_ATTEMPT) or (request.cookies.get(LOCAL_ATTEMPT) if local else None)
+
+
+def set_attempt(response: Response, value: str, settings: Settings, seconds: float) -> None:
+    """Have the browser keep it for so long, and send it along when the provider's page leads back here."""
+    plain = is_local() and not is_encrypted(settings)
+    response.set_cookie(
+        LOCAL_ATTEMPT if plain else SECURE_ATTEMPT, value, max_age=int(seconds), secure=not plain, httponly=True,
+        samesite="Lax", path="/",
+    )  # fmt: skip
+
+
+def clear_attempt(response: Response) -> None:
+    """Have the browser forget it."""
+    response.delete_cookie(SECURE_ATTEMPT, secure=True, httponly=True, samesite="Lax", path="/")
+    response.delete_cookie(LOCAL_ATTEMPT, httponly=True, samesite="Lax", path="/")
 
 
 def clear_cookie(response: Response) -> None:

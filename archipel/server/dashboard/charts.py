@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-WIDTH, HEIGHT = 640.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 56.0, 12.0, 12.0, 28.0
+WIDTH, HEIGHT = 440.0, 200.0
+LEFT, RIGHT, TOP, BOTTOM = 52.0, 12.0, 12.0, 28.0
 _TICKS = 4
 
 

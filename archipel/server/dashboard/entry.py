@@ -10,7 +10,8 @@ from flask import Blueprint, Response, request
 
 from archipel.errors import ApiError, RefusalError
 from archipel.server.callers import Identity
-from archipel.server.dashboard import browsers, rendering
+from archipel.server.dashboard import browsers, openid_entry, rendering
+from archipel.server.dashboard.openid import Provider
 from archipel.server.dashboard.pages import HEADERS, LOGIN, ROOT, finish, go_to
 from archipel.server.dashboard.session_store import Opening, SessionStore
 from archipel.server.http.auth import NOT_VALID
@@ -29,6 +30,8 @@ _YEAR = 365 * 86400
 def blueprint(door: Door, sessions: SessionStore) -> Blueprint:
     """What is shown without a login: the login itself, and the files of all pages."""
     made = Blueprint("dashboard_entry", __name__)
+    openid = door.services.settings.openid
+    provider = None if openid is None else Provider(door.services.settings, openid)
     files = PageFiles(rendering.STATIC, stall_seconds=door.services.settings.stall_seconds)
 
     def show_login() -> Response:
@@ -36,7 +39,10 @@ def blueprint(door: Door, sessions: SessionStore) -> Blueprint:
         session = sessions.find(browsers.read_cookie(door.services.settings))
         if session is not None and session.identity.role in READ:
             return finish(go_to(own_page(request.args.get("next"))))
-        return _form(door, request.args.get("next"))
+        return show_form(request.args.get("next"))
+
+    def show_form(wanted: str | None, *, refused: str = "") -> Response:
+        return _form(door, wanted, refused=refused, provider=provider.name if provider else "")
 
     def log_in() -> Response:
         """Open a session for whoever has a token."""
@@ -50,7 +56,7 @@ def blueprint(door: Door, sessions: SessionStore) -> Blueprint:
             if error.status != 401:
                 raise
             _note_refusal(door)
-            return _form(door, request.form.get("next"), refused=str(error))
+            return show_form(request.form.get("next"), refused=str(error))
         cookie = sessions.open(Opening.by_token(identity), instead_of=browsers.read_cookie(settings))
         response = finish(go_to(own_page(request.form.get("next"))))
         browsers.set_cookie(response, cookie, settings)
@@ -86,6 +92,9 @@ def blueprint(door: Door, sessions: SessionStore) -> Blueprint:
 
     add(LOGIN, "GET", show_login)
     add(LOGIN, "POST", log_in)
+    if provider is not None:
+        for path, view in openid_entry.views(door, sessions, provider, own_page=own_page, show_form=show_form):
+            add(path, "GET", view)
     add(f"{ROOT}/static/<path:name>", "GET", send_file, download=True)
     return made
 
@@ -114,11 +123,12 @@ def _note_refusal(door: Door) -> None:
     services.tally.count("access.refused", address_source(request.remote_addr), services.clock())
 
 
-def _form(door: Door, wanted: str | None, *, refused: str = "") -> Response:
+def _form(door: Door, wanted: str | None, *, refused: str, provider: str) -> Response:
     private = browsers.is_private(door.services.settings)
     html = rendering.render(
-        "login.html", None, next=own_page(wanted), refused=refused, private=private, warning=browsers.NOT_ENCRYPTED
-    )
+        "login.html", None, next=own_page(wanted), refused=refused, private=private, provider=provider,
+        warning=browsers.NOT_ENCRYPTED,
+    )  # fmt: skip
     response = finish(html)
     response.status_code = 401 if refused else 200
     return response

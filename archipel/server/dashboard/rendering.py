@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from archipel import __version__
 from archipel.server.dashboard.desk import Desk
@@ -55,7 +55,7 @@ def _environment() -> jinja2.Environment:
     )  # fmt: skip
     made.filters.update(
         number=write_number, size=write_size, span=write_span, when=write_time, short=shorten, tone=find_tone,
-        day=write_day, words=write_words,
+        day=write_day, words=write_words, marked=mark_commands,
     )  # fmt: skip
     made.globals["static"] = static_address
     return made
@@ -123,6 +123,24 @@ def find_tone(state: str) -> str:
 
 
 def write_words(settings: Mapping[str, Any]) -> str:
-    """A mapping in one line."""
-    return ", ".join(f"{name} {write_number(each) if isinstance(each, int | float) else each}"
-                     for name, each in settings.items()) or "–"  # fmt: skip
+    """A mapping in one line, without what is empty."""
+    parts = [f"{name} {write_value(each)}" for name, each in settings.items() if each not in (None, "", [], (), {})]
+    return ", ".join(parts) or "–"
+
+
+def write_value(value: Any) -> str:
+    """A setting for people."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return write_number(value)
+    if isinstance(value, Mapping):
+        return f"({write_words(value)})"
+    return ", ".join(str(each) for each in value) if isinstance(value, list | tuple) else str(value)
+
+
+def mark_commands(text: str) -> Markup:
+    """A text whose commands stand between backticks."""
+    parts = [escape(part) for part in text.split("`")]
+    return Markup("").join(Markup("<code>{}</code>").format(part) if number % 2 else part
+                           for number, part in enumerate(parts))  # fmt: skip

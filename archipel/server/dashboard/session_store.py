@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 
+import msgspec
 from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
 from archipel.server.audit import log as audit
@@ -44,7 +46,7 @@ class Opening:
     @classmethod
     def by_provider(cls, identity: Identity) -> Opening:
         """With what a provider of identities says; `identity.id` has at most 48 characters and is always the same for
-        the same person. The session ends by its times alone."""
+        the same person. The session ends by its times, and with the settings of the provider."""
         return cls(identity, "provider")
 
 
@@ -66,6 +68,15 @@ _FIND = (
     )
     .outerjoin(AccessToken, AccessToken.token_id == PersonSession.token_id)
     .where(PersonSession.session_hash == bindparam("digest"))
+)  # fmt: skip
+_FIND_ALL = (
+    select(
+        PersonSession.session_hash, PersonSession.source, PersonSession.credential, PersonSession.seen,
+        PersonSession.expires, AccessToken.token_id.label("found_token"), AccessToken.revoked,
+        AccessToken.expires.label("token_expires"),
+    )
+    .outerjoin(AccessToken, AccessToken.token_id == PersonSession.token_id)
+    .where(PersonSession.session_hash.in_(bindparam("digests", expanding=True)))
 )  # fmt: skip
 _SEEN = update(PersonSession).where(PersonSession.session_hash == bindparam("of")).values(seen=bindparam("now"))
 _CLOSE = delete(PersonSession).where(PersonSession.session_hash == bindparam("of"))
@@ -98,7 +109,7 @@ class SessionStore:
             session.execute(
                 insert(PersonSession).values(
                     session_hash=_digest(cookie), source=opening.source, token_id=opening.token_id,
-                    credential=self._root() if opening.source == "root" else None, subject=identity.id,
+                    credential=self._credential(opening.source), subject=identity.id,
                     role=identity.role, csrf=secrets.token_urlsafe(32), opened=now, seen=now,
                     populations=None if identity.populations is None else sorted(identity.populations),
                     expires=now + settings.person_seconds,
@@ -123,6 +134,12 @@ class SessionStore:
         rights = None if row.populations is None else frozenset(row.populations)
         return PersonalSession(Identity(row.role, row.subject, rights), row.csrf, digest, row.expires)
 
+    def alive(self, digests: Collection[bytes]) -> set[bytes]:
+        """Which of the sessions with these digests go on, without noting that they are used."""
+        now = self._services.clock()
+        rows = self._services.database.look_all(_FIND_ALL, digests=list(digests))
+        return {row.session_hash for row in rows if self._goes_on(row, now)}
+
     def close(self, session: PersonalSession) -> None:
         """End a session now."""
         with self._services.database.write() as writing:
@@ -140,13 +157,18 @@ class SessionStore:
         if row.source == "token":
             alive = row.found_token is not None and row.revoked is None
             return alive and (row.token_expires or float("inf")) > now
-        if row.source == "root":
-            return hmac.compare_digest(row.credential or b"", self._root())
-        return bool(row.source == "provider")
+        held = self._credential(row.source)
+        return held is not None and hmac.compare_digest(row.credential or b"", held)
 
-    def _root(self) -> bytes:
-        """What a session of the root token holds of it: nothing that its hash follows from."""
-        return hashlib.sha256(b"root session" + bytes.fromhex(self._services.settings.operator_token_sha256)).digest()
+    def _credential(self, source: str) -> bytes | None:
+        """What a session of the root token, or of a provider, holds of the settings that it came from: nothing that
+        they follow from. It ends with them. None: there are no such settings."""
+        settings = self._services.settings
+        if source == "root":
+            return hashlib.sha256(b"root session" + bytes.fromhex(settings.operator_token_sha256)).digest()
+        if source == "provider" and settings.openid is not None:
+            return hashlib.sha256(b"provider session" + msgspec.json.encode(settings.openid)).digest()
+        return None
 
 
 def _note(connection: Connection, digest: bytes, now: float) -> None:

@@ -135,24 +135,14 @@ class TestTimes:
 
 def test_one_person_has_a_bounded_number_of_sessions(world: World) -> None:
     store = SessionStore(world.services)
-    identity = Identity("operator", "somebody")
+    _, token_id = access_token(world, "operator")
+    identity = Identity("operator", token_id)
     cookies = []
     for _ in range(MOST_SESSIONS + 2):
         world.clock.now += 1
-        cookies.append(store.open(Opening.by_provider(identity)))
+        cookies.append(store.open(Opening.by_token(identity)))
     assert store.count() == MOST_SESSIONS
     assert [store.find(cookie) is None for cookie in cookies] == [True, True] + [False] * MOST_SESSIONS
-
-
-def test_a_provider_of_identities_opens_a_session_with_rights_of_its_own(world: World) -> None:
-    """The seam for logging in by OpenID Connect: no access token is behind such a session."""
-    store = SessionStore(world.services)
-    cookie = store.open(Opening.by_provider(Identity("analyst", "5f2a", frozenset({"pupils"}))))
-    found = store.find(cookie)
-    assert found is not None
-    assert found.identity == Identity("analyst", "5f2a", frozenset({"pupils"}))
-    world.clock.now += world.settings.person_seconds
-    assert store.find(cookie) is None
 
 
 def test_logins_are_in_the_audit_log_and_refused_ones_are_counted(world: World) -> None:

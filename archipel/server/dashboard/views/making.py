@@ -102,7 +102,7 @@ def _task_fields(desk: Desk, arguments: dict[str, str]) -> tuple[Field, ...]:
     trains, asks = desk.identity.role != "analyst", desk.identity.role != "operator"
     kinds = (("training",) if trains else ()) + (("evaluation", "analytics") if asks else ())
     return (
-        Field("name", "Name", required=True, hint="such as digits-spring; letters, digits, '.', '-' and '_'"),
+        Field("name", "Name", required=True, hint="such as digits-2; letters, digits, '.', '-' and '_'"),
         Field("kind", "Kind", "choice", kinds[0], options=kinds, required=True),
         Field("population", "Population", required=True, options=known_populations(desk)),
         Field(

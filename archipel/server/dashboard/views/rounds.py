@@ -19,11 +19,12 @@ LISTED = 200
 
 @dataclass(frozen=True)
 class Step:
-    """One phase of a round: so many devices came at least this far, and `lost` got no further than the one before."""
+    """One phase of a round: so many devices came at least this far, and `lost` got no further than the one before; None
+    while that can change."""
 
     phase: str
     devices: int
-    lost: int
+    lost: int | None
 
 
 def funnel(task: Any, shown: Any) -> list[Step]:
@@ -32,11 +33,13 @@ def funnel(task: Any, shown: Any) -> list[Step]:
     phases = SECURE if task.privacy == "secure" else BUFFERED if buffered else PLAIN
     furthest = Counter(each.furthest for each in shown.participants)
     place = {phase: number for number, phase in enumerate(phases)}
+    now = place.get(shown.phase, len(phases))
     steps: list[Step] = []
     for number, phase in enumerate(phases):
         # What devices send in a buffered round is an update, whatever the phase of the round is called.
         reached = sum(count for name, count in furthest.items() if place.get(name, len(phases) - 1) >= number)
-        steps.append(Step(phase, reached, steps[-1].devices - reached if steps else 0))
+        lost = steps[-1].devices - reached if steps else 0
+        steps.append(Step(phase, reached, None if number >= now else lost))
     return steps
 
 

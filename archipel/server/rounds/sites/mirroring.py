@@ -74,6 +74,7 @@ def site_request(plan: RoundPlan, manifest: Manifest, upstream: Upstream, rounds
         rounds=rounds,
         min_cohort=max(least, upstream.min_cohort),
         cohort=upstream.cohort,
+        goal=upstream.goal or None,
         levels=levels,
         site=site,
     )
