@@ -19,7 +19,7 @@ from archipel.insight.broken import BROKEN
 from archipel.insight.limits import MAX_NODES, cut
 from archipel.insight.memory import plan_memory
 from archipel.insight.page_data import Dim, GraphData, NodeData, ValueData
-from archipel.insight.scopes import Scopes, names_scopes, scope_of
+from archipel.insight.scopes import Scopes, scope_paths
 from archipel.insight.tensor_statistics import describe
 from archipel.library_errors import one_line
 
@@ -51,7 +51,6 @@ class GraphReader:
         self.places: dict[ir.Node, int] = {}
         self.value_places: dict[ir.Value, int] = {}
         self._aliases: dict[ir.Value, ir.Value] = {}
-        self._paths: dict[ir.Node, tuple[str, ...]] = {}
         self._scopes = Scopes()
         self.data = GraphData(
             name=cut(name),
@@ -102,10 +101,9 @@ class GraphReader:
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def _read(self, graph: ir.Graph, around: tuple[str, ...]) -> None:
-        inherits = not around and not names_scopes(graph)
+        paths = scope_paths(graph, self._weights, inherit=not around)
         for node in graph:
-            path = around + scope_of(node, self._paths if inherits else {}, self._weights)
-            self._paths[node] = path
+            path = around + paths[node]
             inner = bodies(node)
             if inner:
                 # The node stands in the scope of its bodies, as what gathers their results.
@@ -127,6 +125,8 @@ class GraphReader:
             self.data.nodes.append(made)
             for place in made.outputs:
                 self.data.values[place].producer = self.places[node]
+            if node.op_type == "Constant" and node.domain == "":
+                self._describe_constant(node, self.data.values[made.outputs[0]])
 
     def _enter(self, node: ir.Node, number: int) -> None:
         """What goes into a body is the value of the graph around it, in the picture."""
@@ -167,6 +167,13 @@ class GraphReader:
             role="" if port is None else role_of(port),
             statistics=None if array is None else describe(array),
         )
+
+    def _describe_constant(self, node: ir.Node, value: ValueData) -> None:
+        """What a Constant gives is shown like a tensor that is stored."""
+        value.kind = "constant"
+        tensor = node.attributes["value"].value if "value" in node.attributes else None
+        if isinstance(tensor, ir.TensorProtocol) and tensor.dtype != ir.DataType.STRING:
+            value.statistics = describe(tensor.numpy())
 
     def _bytes(self, value: ir.Value) -> int | None:
         try:

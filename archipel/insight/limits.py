@@ -16,7 +16,7 @@ MAX_TENSORS = 20_000
 """Tensors of a page of which statistics are shown."""
 MAX_VERSIONS = 200
 """Versions of the weights, or rounds."""
-MAX_EVENT_BYTES = 1 << 30
+MAX_EVENT_BYTES = 256 << 20
 """Bytes of all event files of a folder."""
 MAX_RECORD_BYTES = 64 << 20
 """Bytes of one record of an event file."""

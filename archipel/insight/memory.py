@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
+from archipel.errors import GraphError
 from archipel.graph import Model
 from archipel.graph.liveness import execution_order, live_steps
 from archipel.graph.sizes import Sizes
@@ -28,23 +29,35 @@ def plan_memory(
         places: the places of the nodes on the page.
         value_places: those of the values.
 
-    Raises GraphError for a value whose size has no bound.
+    A value whose size has no bound counts nothing, and is counted in `unknown`.
     """
     graph, sizes = model.ir.graph, Sizes(model.ir, batch, endless=1)
+    unknown: set[str] = set()
+
+    def nbytes(value: ir.Value) -> int:
+        try:
+            return sizes.nbytes(value)
+        except GraphError:
+            unknown.add(value.name or "")
+            return 0
+
     steps: list[MemoryStep] = []
     peak, peak_step, alive = 0, 0, dict[ir.Value, int]()
-    for step in live_steps(execution_order(graph), sizes.nbytes, lasting=graph.outputs):
+    for step in live_steps(execution_order(graph), nbytes, lasting=graph.outputs):
         if step.bytes > peak:
             peak, peak_step, alive = step.bytes, len(steps), dict(step.alive)
         steps.append(MemoryStep(node=places[step.node], bytes=step.bytes))
     largest = sorted(alive.items(), key=lambda item: -item[1])[:_SHOWN]
     fixed = {*graph.initializers.values()}
+    inputs = sum(nbytes(value) for value in graph.inputs if value not in fixed)
+    weights = sum(map(nbytes, fixed))
     return MemoryPlan(
         batch=batch,
         steps=steps,
         peak=peak,
         peak_step=peak_step,
         alive=[(value_places[value], size) for value, size in largest if value in value_places],
-        inputs=sum(sizes.nbytes(value) for value in graph.inputs if value not in fixed),
-        weights=sum(sizes.nbytes(value) for value in fixed),
+        inputs=inputs,
+        weights=weights,
+        unknown=len(unknown),
     )

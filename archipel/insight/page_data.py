@@ -83,7 +83,7 @@ class MemoryPlan(msgspec.Struct, kw_only=True):
 
     `peak` is the most of them, at step `peak_step`; `alive` are the values that are alive then, the largest first, with
     their bytes. `inputs` and `weights` are bytes that are there all the time, and are not in the steps. `batch`: what
-    every symbolic dimension counts as.
+    every symbolic dimension counts as; `unknown`: how many values have no known size, and count nothing.
     """
 
     batch: int
@@ -93,6 +93,7 @@ class MemoryPlan(msgspec.Struct, kw_only=True):
     alive: list[tuple[int, int]]
     inputs: int
     weights: int
+    unknown: int = 0
 
 
 class KernelRow(msgspec.Struct, kw_only=True):

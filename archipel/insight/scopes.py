@@ -8,7 +8,6 @@ whose nodes have names without scopes, a node with none of these is where what i
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -36,19 +35,36 @@ class Scopes:
         return self._places[path]
 
 
-def names_scopes(graph: ir.Graph) -> bool:
-    """Whether names of the graph's nodes have scopes in them."""
-    return any(len(_parts(node.name or "", "/")) > 1 for node in graph)
-
-
-def scope_of(node: ir.Node, known: Mapping[ir.Node, tuple[str, ...]], stored: set[ir.Value]) -> tuple[str, ...]:
-    """The path of the scope of a node.
+def scope_paths(graph: ir.Graph, stored: set[ir.Value], inherit: bool = True) -> dict[ir.Node, tuple[str, ...]]:
+    """The path of the scope of each node of a graph or a body.
 
     Arguments:
-        node: of a graph or a body.
-        known: the paths of the nodes before it, from which it may take its own; empty where names have scopes.
+        graph: one level.
         stored: values that are weights.
+        inherit: whether a node without a scope of its own may take that of another one.
     """
+    own = {node: _own_path(node, stored) for node in graph}
+    named = any(len(_parts(node.name or "", "/")) > 1 for node in graph)
+    if not inherit or named:
+        return {node: path or () for node, path in own.items()}
+    paths: dict[ir.Node, tuple[str, ...]] = {}
+    for node, path in own.items():
+        makers = [value.producer() for value in node.inputs if value is not None]
+        before = next((paths[maker] for maker in makers if maker is not None and maker in paths), None)
+        if path is not None:
+            paths[node] = path
+        elif before is not None:
+            paths[node] = before
+    # What is computed from constants alone is where it is read first.
+    for node in reversed(list(own)):
+        if node not in paths:
+            readers = [use.node for value in node.outputs for use in value.uses()]
+            paths[node] = next((paths[reader] for reader in readers if reader in paths), ())
+    return paths
+
+
+def _own_path(node: ir.Node, stored: set[ir.Value]) -> tuple[str, ...] | None:
+    """The scope that the node itself tells; None where it tells none."""
     named = _parts(node.name or "", "/")
     if len(named) > 1:
         return named[:-1]
@@ -59,12 +75,10 @@ def scope_of(node: ir.Node, known: Mapping[ir.Node, tuple[str, ...]], stored: se
         if value is not None and value in stored and value.name:
             # Of block1.conv.weight the last part is the tensor, the one before it the module that reads it.
             parts = _parts(value.name, ".")
-            if len(parts) > 2:
+            if len(parts) > 1:
                 return parts[:-2]
-            if len(parts) == 2:
-                return ()
-    makers = [value.producer() for value in node.inputs if value is not None]
-    return next((known[maker] for maker in makers if maker is not None and maker in known), ())
+    # Inputs of the graph are outside of all scopes, and so is what only looks at them.
+    return () if any(value is not None and value.is_graph_input() for value in node.inputs) else None
 
 
 def _parts(name: str, separator: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,11 +118,12 @@ def read_bundle(
     return OpenSubject(subject, graphs, bundle.tensors)
 
 
-def read_onnx(path: Path, batch: int = 1) -> OpenSubject:
+def read_onnx(path: str | os.PathLike[str], batch: int = 1) -> OpenSubject:
     """An ONNX file, of any opset and domain, with external data beside it.
 
     Raises ModelImportError for what is no model, for one beyond the limits, and for external data elsewhere; OSError.
     """
+    path = Path(path)
     check_file(path)
     _check_external(path)
     model = read_stored(path)

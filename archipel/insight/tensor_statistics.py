@@ -17,12 +17,13 @@ _SMALL = 12
 """Tensors of so many numbers or fewer are shown number by number."""
 
 
-def describe(array: NDArray[Any], bins: int = BINS) -> TensorStatistics:
+def describe(array: NDArray[Any], bins: int = 0) -> TensorStatistics:
     """The statistics of all numbers of an array, of any shape and dtype (bool counts as 0 and 1).
 
     Arguments:
         array: numbers; of others (texts, complex numbers) only the count is told.
-        bins: bars of the histogram, equally wide from the least number to the largest.
+        bins: bars of the histogram, equally wide from the least number to the largest; 0: more for more numbers, up to
+            BINS.
 
     Numbers that are not finite are counted, and left out of everything else. Deviation is the population's.
     """
@@ -30,6 +31,7 @@ def describe(array: NDArray[Any], bins: int = BINS) -> TensorStatistics:
     # bfloat16 and the like have kind V; they convert, where structured and other void types have fields or do not.
     if array.dtype.kind in "OSUcmMT" or array.dtype.fields is not None:
         return TensorStatistics(count=flat.size)
+    bins = bins or min(BINS, max(8, 2 * math.isqrt(flat.size)))
     found = TensorStatistics(count=flat.size)
     if 0 < flat.size <= _SMALL:
         found.sample = [f"{number:.6g}" for number in flat.astype(np.float64).tolist()]

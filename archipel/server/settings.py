@@ -104,6 +104,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connections off that are idle for longer. No more than 1.5 x `check_in_window` counts."""
     held_check_ins: Annotated[int, Meta(ge=0, le=1024)] = 64
     """How many check-ins each web process keeps back at the same time, in threads beside `threads`."""
+    live_pages: Annotated[int, Meta(ge=0, le=2048)] = 512
+    """How many open pages of the dashboard each web process keeps up to date, in threads beside `threads`, which are
+    made when they are used; 0: none, and a page shows what was when it was opened."""
     session_seconds: Seconds = 900.0
     person_seconds: Long = 43_200.0
     """How long somebody stays logged in at the dashboard at most."""
@@ -222,8 +225,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def all_threads(self) -> int:
-        """The threads of each web process, with those of the check-ins that it keeps back."""
-        return self.working_threads + (self.held_check_ins if self.hold_seconds else 0)
+        """The threads of each web process, with those of the check-ins that it keeps back and of open pages."""
+        return self.working_threads + (self.held_check_ins if self.hold_seconds else 0) + self.live_pages
 
     @property
     def longest_hold(self) -> float:

@@ -40,6 +40,7 @@ RUN = {
     "docs/data.md",
     "docs/device.md",
     "docs/importing.md",
+    "docs/insight.md",
     "docs/models.md",
     "docs/operations.md",
     "docs/operator-api.md",
@@ -184,6 +185,7 @@ def test_training(tmp_path: Path, shell: dict[str, str]) -> None:
             for page in (
                 "docs/python_functions.md",
                 "docs/importing.md",
+                "docs/insight.md",
                 CARDS,
                 PREPROCESSING,
                 "docs/robust.md",

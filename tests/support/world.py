@@ -190,5 +190,6 @@ def open_world(
 
 
 def close_world(world: World) -> None:
+    world.app.extensions["archipel.live"].close()
     for services in (world.services, world.app.extensions["archipel"], world.coordinator._services):
         services.database.dispose()

@@ -74,12 +74,14 @@ function describeScope(view, box) {
 }
 
 function valueList(view, places, given) {
+  // The first weight is open: it is mostly what is looked for.
+  const first = places.find((at) => at >= 0 && view.graph.values[at].statistics?.counts.length);
   return places.map((at, number) => {
     if (at < 0) return el("p", { class: "note" }, `${number + 1}: left out`);
     const value = view.graph.values[at];
     return el(
       "details",
-      { class: "value" },
+      { class: "value", open: at === first },
       el("summary", {}, el("span", { class: "label" }, value.name || "no name"), el("span", { class: "type" }, typeText(value))),
       valueFacts(view, at, given),
     );
@@ -91,7 +93,7 @@ function valueFacts(view, at, given = true) {
   const value = graph.values[at];
   const pairs = [["kind", value.role ? `${value.kind} (role ${value.role})` : value.kind]];
   pairs.push(["type", typeText(value)], ["size", bytesText(value.bytes)]);
-  if (value.producer >= 0 && !given) pairs.push(["made by", goButton(view, `n${value.producer}`, nodeTitle(graph, value.producer))]);
+  if (value.producer >= 0 && !given && folding.boxes.has(`n${value.producer}`)) pairs.push(["made by", goButton(view, `n${value.producer}`, nodeTitle(graph, value.producer))]);
   const readers = [...new Set(folding.consumers[at])];
   if (readers.length) {
     const shown = readers.slice(0, 30).map((place) => goButton(view, `n${place}`, nodeTitle(graph, place)));

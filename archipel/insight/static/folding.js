@@ -22,6 +22,8 @@ class Folding {
     });
     const attached = new Set([this.root.id]);
     graph.nodes.forEach((node, place) => {
+      // Constants are shown with what reads them, like weights.
+      if (node.op === "Constant" && !node.inputs.length) return;
       // A scope stands among its parent's children where its first node does.
       const chain = [];
       for (let scope = `s${node.scope}`; !attached.has(scope); scope = this.boxes.get(scope).parent) chain.push(scope);
@@ -34,6 +36,7 @@ class Folding {
       this.boxes.get(box.parent).children.push(box.id);
     });
     this.parts = 0;
+    this.count(this.root);
     for (const box of [...this.boxes.values()]) if (box.kind === "scope") this.divide(box);
     this.count(this.root);
     graph.inputs.forEach((value, at) => {
@@ -55,9 +58,13 @@ class Folding {
       const many = Math.ceil(scope.children.length / PART);
       const length = Math.ceil(scope.children.length / many);
       const parts = [];
+      let first = 1;
       for (let at = 0; at < scope.children.length; at += length) {
         const children = scope.children.slice(at, at + length);
-        const part = this.addScope(`p${this.parts++}`, `part ${parts.length + 1} of ${many}`, scope.id, -1);
+        const last = first - 1 + children.reduce((sum, child) => sum + (this.boxes.get(child).nodes ?? 1), 0);
+        const part = this.addScope(`p${this.parts++}`, `nodes ${first} \u2013 ${last}`, scope.id, -1);
+        part.nodes = last - first + 1;
+        first = last + 1;
         part.children = children;
         for (const child of children) this.boxes.get(child).parent = part.id;
         parts.push(part.id);
@@ -166,7 +173,7 @@ class Folding {
   /** [{from, to, values}] between seen boxes; several values between the same two are one. */
   edges() {
     const found = new Map();
-    const stand = this.graph.nodes.map((_, place) => this.standIn(place));
+    const stand = this.graph.nodes.map((_, place) => (this.boxes.has(`n${place}`) ? this.standIn(place) : undefined));
     const add = (from, to, value) => {
       if (from === to) return;
       const key = `${from} ${to}`;

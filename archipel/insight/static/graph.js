@@ -14,7 +14,7 @@ class GraphView {
     this.left = 0;
     this.top = 0;
     this.content = svg("g");
-    const arrow = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" });
+    const arrow = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 8, markerHeight: 8, markerUnits: "userSpaceOnUse", orient: "auto" });
     arrow.append(svg("path", { d: "M0,0.5L7.5,4L0,7.5Z", class: "arrow" }));
     this.picture = svg("svg", { class: "graph", role: "group", "aria-roledescription": "graph", "aria-label": this.words() }, svg("defs", {}, arrow), this.content);
     this.element = el("div", { class: "canvas" }, this.picture);
@@ -178,7 +178,7 @@ class GraphView {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "+" || event.key === "=") this.zoom(1.25);
     else if (event.key === "-") this.zoom(0.8);
-    else if (event.key === "0") this.fit();
+    else if (event.key === "0") this.fit(0);
     else if (!id) return;
     else if (step) this.along(id, step);
     else if (side) this.beside(id, side);
@@ -218,14 +218,17 @@ class GraphView {
     this.content.setAttribute("transform", `translate(${this.left.toFixed(2)},${this.top.toFixed(2)}) scale(${this.scale.toFixed(4)})`);
   }
 
-  fit() {
+  /** All of it; or, where it would be smaller than `least`, its beginning. */
+  fit(least = 0.75) {
     const { width, height } = this.element.getBoundingClientRect();
     if (!width || !this.plan) return;
     // Not so small that nothing can be read: then from the top.
     const above = this.element.previousSibling?.offsetHeight + 14 || 0;
     const whole = Math.min(width / this.plan.width, (height - above) / this.plan.height, 1.1);
-    this.scale = Math.max(whole, 0.35);
-    this.left = (width - this.plan.width * this.scale) / 2;
+    this.scale = Math.max(whole, least);
+    const wide = this.plan.width * this.scale;
+    const first = [...this.plan.boxes.values()].reduce((a, b) => (b.y < a.y ? b : a));
+    this.left = wide <= width ? (width - wide) / 2 : width / 2 - first.x * this.scale;
     this.top = above + Math.max(0, (height - above - this.plan.height * this.scale) / 2);
     this.show();
   }

@@ -95,7 +95,7 @@ function drawGraph(graph) {
     }),
     tool("\u2212", () => view.zoom(0.8), "Smaller"),
     tool("+", () => view.zoom(1.25), "Larger"),
-    tool("Fit", () => view.fit(), "The whole graph"),
+    tool("Fit", () => view.fit(0), "The whole graph"),
     colourChoice(graph, view, times),
   );
   requestAnimationFrame(() => view.draw());
@@ -129,7 +129,7 @@ function showFound(search, found, graph, view) {
   const words = search.value.trim().toLowerCase();
   const matches = [];
   graph.nodes.forEach((node, place) => {
-    if (words && matches.length < 50 && `${node.name} ${node.op}`.toLowerCase().includes(words)) matches.push(place);
+    if (words && matches.length < 50 && view.folding.boxes.has(`n${place}`) && `${node.name} ${node.op}`.toLowerCase().includes(words)) matches.push(place);
   });
   found.hidden = !words;
   found.replaceChildren(
@@ -228,6 +228,7 @@ function drawMemory(graph) {
         ["batch", `${memory.batch}: so much every symbolic dimension counts`],
       ]),
       lineChart(drawn, { x: "step", y: bytesText, stepped: true, label: "Bytes of activations that are alive" }),
+      memory.unknown ? note(`${countText(memory.unknown)} values have no known size, and count nothing: what is needed is more.`) : null,
       note("From the shapes, in the order in which ONNX Runtime runs the nodes; kernels' scratch space is not counted."),
     ),
     card(

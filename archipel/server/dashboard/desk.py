@@ -31,7 +31,10 @@ def by_name(resources: Mapping[str, Sequence[Route]]) -> Routes:
 
 @dataclass(frozen=True)
 class Desk:
-    """One request of somebody who is logged in. `csrf` goes into each form, `path` is that of the request."""
+    """One request of somebody who is logged in.
+
+    `csrf` goes into each form, `path` is that of the request, `session` the digest of the session's cookie.
+    """
 
     services: Services
     routes: Routes
@@ -40,6 +43,7 @@ class Desk:
     path: str
     form: Mapping[str, str]
     query: Mapping[str, str]
+    session: bytes = b""
 
     @property
     def now(self) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -54,12 +54,14 @@ View = Callable[..., Response | str]
 @dataclass(frozen=True)
 class Page:
     """One line of the dashboard. `view` gets a Desk and the path's arguments, and returns HTML or a Response; `asks`
-    are the names of the API's routes without which the page makes no sense."""
+    are the names of the API's routes without which the page makes no sense. `streams`: the answer is a stream that goes
+    on, for which the view has found a place."""
 
     method: Literal["GET", "POST"]
     path: str
     view: View
     asks: tuple[str, ...] = ()
+    streams: bool = False
 
     @property
     def name(self) -> str:
@@ -98,13 +100,17 @@ def _view(page: Page, door: Door, routes: Routes, sessions: SessionStore) -> Cal
             if isinstance(error, RefusalError):
                 door.note(error, admitted.source)
             raise
-        at_the_end(response, admitted.leave)
+        if page.streams:
+            # It has a place among the streams, and would take those of this person's requests for as long.
+            admitted.leave()
+        else:
+            at_the_end(response, admitted.leave)
         return response
 
     def answer(session: PersonalSession, arguments: dict[str, str]) -> Response:
         desk = g.desk = Desk(
             services=door.services, routes=routes, identity=session.identity, csrf=session.csrf, path=request.path,
-            form={}, query=request.args.to_dict(),
+            form={}, query=request.args.to_dict(), session=session.digest,
         )  # fmt: skip
         if not desk.may(*page.asks):
             raise refuse(403, f"this is not for the role {session.identity.role!r}")
@@ -122,7 +128,7 @@ def _checked(desk: Desk) -> Desk:
     # As bytes: of texts compare_digest takes ASCII alone.
     if not hmac.compare_digest(form.pop("csrf", "").encode(), desk.csrf.encode()):
         raise refuse(403, "this form is not of your session; open the page again and send it from there")
-    return Desk(desk.services, desk.routes, desk.identity, desk.csrf, desk.path, form, desk.query)
+    return replace(desk, form=form)
 
 
 def finish(answer: Response | str) -> Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -68,6 +69,15 @@ _FIND = (
     .outerjoin(AccessToken, AccessToken.token_id == PersonSession.token_id)
     .where(PersonSession.session_hash == bindparam("digest"))
 )  # fmt: skip
+_FIND_ALL = (
+    select(
+        PersonSession.session_hash, PersonSession.source, PersonSession.credential, PersonSession.seen,
+        PersonSession.expires, AccessToken.token_id.label("found_token"), AccessToken.revoked,
+        AccessToken.expires.label("token_expires"),
+    )
+    .outerjoin(AccessToken, AccessToken.token_id == PersonSession.token_id)
+    .where(PersonSession.session_hash.in_(bindparam("digests", expanding=True)))
+)  # fmt: skip
 _SEEN = update(PersonSession).where(PersonSession.session_hash == bindparam("of")).values(seen=bindparam("now"))
 _CLOSE = delete(PersonSession).where(PersonSession.session_hash == bindparam("of"))
 
@@ -123,6 +133,12 @@ class SessionStore:
             self._services.database.together(lambda connection: _note(connection, digest, now))
         rights = None if row.populations is None else frozenset(row.populations)
         return PersonalSession(Identity(row.role, row.subject, rights), row.csrf, digest, row.expires)
+
+    def alive(self, digests: Collection[bytes]) -> set[bytes]:
+        """Which of the sessions with these digests go on, without noting that they are used."""
+        now = self._services.clock()
+        rows = self._services.database.look_all(_FIND_ALL, digests=list(digests))
+        return {row.session_hash for row in rows if self._goes_on(row, now)}
 
     def close(self, session: PersonalSession) -> None:
         """End a session now."""

@@ -100,9 +100,11 @@ def routes(
     def api_page(call: Call[None]) -> Response:
         """The API's description, for people."""
         page, policy = rendered()
-        parts = in_time(parts_of(page.encode()), stall_seconds)
+        data = page.encode()
         headers = {**HEADERS, "Content-Security-Policy": policy, "Cache-Control": "no-cache"}
-        return Response(parts, headers=headers, mimetype="text/html")
+        response = Response(in_time(parts_of(data), stall_seconds), headers=headers, mimetype="text/html")
+        response.content_length = len(data)
+        return response
 
     def demo_page(call: Call[None]) -> Response:
         """The browser demo; nothing that is drawn there is sent anywhere."""

@@ -82,7 +82,7 @@ def register(
             status=response.status_code,
             ms=round(seconds * 1000, 2),
             bytes_received=request.content_length or 0,
-            bytes_sent=response.content_length or response.calculate_content_length() or 0,
+            bytes_sent=_size(response),
             device=request.environ.get("archipel.device"),
             round_id=g.round_id or None,
             request_id=g.request_id,
@@ -112,3 +112,10 @@ def register(
             # A full disk must not turn an answered request into an error; the health check reports the disk.
             app.logger.warning("requests.log: cannot be written")
         return response
+
+
+def _size(response: Response) -> int:
+    """Bytes of its body; 0 of a stream, which has no length and would be read to its end to find one out."""
+    if response.content_length is not None:
+        return response.content_length
+    return (response.calculate_content_length() or 0) if response.is_sequence else 0

@@ -19,6 +19,7 @@ POST /dashboard/logout                                                        - 
 GET  /dashboard/                                                              login  yes   yes   yes    yes
 GET  /dashboard/tasks                                                         login  yes   yes   yes    yes
 GET  /dashboard/tasks/<id:task_id>                                            login  yes   yes   yes    yes
+GET  /dashboard/tasks/<id:task_id>/events                                     login  yes   yes   yes    yes
 GET  /dashboard/tasks/<id:task_id>/approve                                    login  -     yes   -      yes
 POST /dashboard/tasks/<id:task_id>/approve                                    -      -     yes   -      yes
 GET  /dashboard/tasks/<id:task_id>/pause                                      login  yes   yes   -      yes

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from flask import Response
 
 from archipel.server.dashboard import rendering
 from archipel.server.dashboard.actions import offered
 from archipel.server.dashboard.charts import curves_of, deciles_of
 from archipel.server.dashboard.desk import Desk
+from archipel.server.dashboard.live import open_stream, show_rounds
 from archipel.server.dashboard.pages import ROOT, Page
 from archipel.server.dashboard.views.confirm import told
 
 STATES = ("proposed", "running", "paused", "completed", "cancelled", "failed")
 KINDS = ("training", "evaluation", "analytics")
 FILTERS = ("population", "state", "kind", "after")
-ROUNDS_SHOWN = 20
 POINTS = 500
 """Rounds in a chart: the newest."""
 _ELSEWHERE = {
@@ -41,14 +42,18 @@ def list_tasks(desk: Desk) -> str:
 def show_task(desk: Desk, task_id: str) -> str:
     """One task."""
     task = desk.ask("show_task", task_id=task_id)
-    rounds = desk.ask("list_rounds", query={"limit": ROUNDS_SHOWN, "newest_first": True}, task_id=task_id)
     metrics = desk.ask("list_metrics", query={"limit": POINTS, "newest_first": True}, task_id=task_id)
     results = sorted(metrics.items, key=lambda each: (each.started, each.number))
     return rendering.render(
-        "task.html", desk, task=task, rounds=rounds.items, more_rounds=rounds.next, results=results,
+        "task.html", desk, task=task, results=results, **show_rounds(desk, task_id),
         cut=metrics.next is not None, curves=curves_of(results), deciles=deciles_of(results),
         settings=show_settings(task), actions=offered(desk, "task", task), told=told(desk, "task"),
     )  # fmt: skip
+
+
+def watch_task(desk: Desk, task_id: str) -> Response:
+    """What happens in a task's rounds, as a stream of events."""
+    return open_stream(desk, task_id)
 
 
 def show_settings(task: Any) -> list[tuple[str, str]]:
@@ -69,5 +74,6 @@ def show_settings(task: Any) -> list[tuple[str, str]]:
 
 PAGES = (
     Page("GET", f"{ROOT}/tasks", list_tasks, ("list_tasks", "list_populations")),
-    Page("GET", f"{ROOT}/tasks/<id:task_id>", show_task, ("show_task", "list_rounds", "list_metrics")),
+    Page("GET", f"{ROOT}/tasks/<id:task_id>", show_task, ("show_task", "show_progress", "list_metrics")),
+    Page("GET", f"{ROOT}/tasks/<id:task_id>/events", watch_task, ("show_progress",), streams=True),
 )
