@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -274,12 +275,17 @@ def _step_text(metrics: RoundMetrics) -> str:
 @task.command()
 @click.argument("task_id")
 @click.argument("file", type=click.Path(path_type=Path))
+@click.option("--rounds", is_flag=True, help="Write the weights after each round into the folder FILE.")
 @remote
-def download(client: OperatorClient, task_id: str, file: Path) -> None:
+def download(client: OperatorClient, task_id: str, file: Path, rounds: bool) -> None:
     """Write the training's newest weights into FILE, a new file (safetensors).
 
     \b
     archipel task download ID weights.safetensors
+    archipel task download ID versions --rounds
+
+    With --rounds FILE is a folder, which gets round-1.safetensors and so on; those that it has already stay, and so
+    the same command fetches what is new. `archipel insight BUNDLE --weights versions` shows them.
     """
     info = client.tasks.get(task_id)
     if info.kind != "training":
@@ -289,8 +295,26 @@ def download(client: OperatorClient, task_id: str, file: Path) -> None:
         )
     if info.model is None:
         raise CommandError(f"task {info.name!r} has no weights yet: no round was opened")
+    if rounds:
+        _download_rounds(client, task_id, file)
+        return
     digest = info.model
     save(file, lambda: client.weights.download(digest), digest)
+
+
+def _download_rounds(client: OperatorClient, task_id: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    deleted = 0
+    for each in client.tasks.metrics(task_id):
+        digest, path = each.weights_out, folder / f"round-{each.number}.safetensors"
+        if digest is None or path.exists():
+            continue
+        if each.weights_deleted is not None:
+            deleted += 1
+            continue
+        save(path, partial(client.weights.download, digest), digest)
+    if deleted:
+        click.echo(f"the server has deleted the weights of {deleted} rounds", err=True)
 
 
 @task.command()

@@ -164,3 +164,9 @@ class TaskProgress(Message, frozen=True, kw_only=True, omit_defaults=False):
     created: float
     ended: float | None
     now: float
+
+
+class RoundLog(Message, frozen=True, kw_only=True, omit_defaults=False):
+    """`lines` of the server's log that are about a round, oldest first."""
+
+    lines: list[str]

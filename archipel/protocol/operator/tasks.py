@@ -165,6 +165,9 @@ class TaskRequest(Message, frozen=True, kw_only=True):
     `eligibility` is an expression over the attributes that devices report (docs/operations.md, "Whom a task takes"). A
     device gives at most `max_contributions` updates, and rests for `rest_seconds` from the start of a round that it was
     in. With `devices_of` only devices are taken whose updates are in the sum of that round, which is committed.
+
+    Example:
+        request = TaskRequest(name="digits", population="pupils", bundle=old.digest, rounds=9, min_cohort=15, cohort=16)
     """
 
     name: Name

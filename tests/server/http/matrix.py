@@ -62,6 +62,7 @@ GET  /v1/rounds/<id:round_id>/question                              -      membe
 PUT  /v1/rounds/<id:round_id>/inclusions                            -      member -      -      -      -      -
 GET  /v1/rounds/<id:round_id>/inclusions                            -      member -      -      -      -      -
 PUT  /v1/rounds/<id:round_id>/answer                                -      member -      -      -      -      -
+GET  /v1/rounds/<id:round_id>/log                                     -      -      -      -      -      yes    -
 GET  /v1/rounds/<id:round_id>/participants                          -      -      yes    yes    yes    yes    hidden
 
 POST /v1/bundles                                                    -      -      yes    -      -      yes    yes

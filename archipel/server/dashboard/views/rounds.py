@@ -47,8 +47,9 @@ def show_round(desk: Desk, round_id: str) -> str:
     """One round."""
     shown = desk.ask("show_round", round_id=round_id)
     task = desk.ask("show_task", task_id=shown.task_id)
+    log = desk.ask("read_round_log", round_id=round_id).lines if desk.may("read_round_log") else None
     return rendering.render(
-        "round.html", desk, round=shown, task=task, steps=funnel(task, shown),
+        "round.html", desk, log=log, round=shown, task=task, steps=funnel(task, shown),
         participants=shown.participants[:LISTED], bytes=sum(each.bytes_uploaded for each in shown.participants),
         left=sum(each.left for each in shown.participants),
     )  # fmt: skip
