@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from archipel.bundle import Bundle
 from archipel.insight import Page as InsightPage
-from archipel.insight import measure_times, read_bundle, render
+from archipel.insight import compare_subjects, measure_times, read_bundle, render
 from tests.support.fixtures.chromium import chromium  # noqa: F401
 
 
@@ -88,3 +88,29 @@ def test_nothing_is_wider_than_a_phone(chromium: Browser, file: Path) -> None:  
             page.goto(f"file://{file}#{view}")
             page.reload()
             assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
+
+
+def test_arrows_go_along_the_lines(opened: Page) -> None:
+    first = opened.locator("svg.graph .box.node").first
+    first.focus()
+    for operator in ("Relu", "MaxPool", "Reshape", "Gemm"):
+        opened.keyboard.press("ArrowDown")
+        expect(opened.get_by_label("Details").get_by_role("heading", level=2)).to_have_text(operator)
+    opened.keyboard.press("ArrowUp")
+    expect(opened.locator("svg.graph .current")).to_contain_text("Reshape")
+    assert opened.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Reshape")
+
+
+def test_what_two_models_have_is_side_by_side(chromium: Browser, cnn: Bundle, tmp_path: Path) -> None:  # noqa: F811
+    one = read_bundle(cnn, "one", programs=["predict"])
+    two = read_bundle(cnn, "two", programs=["predict"])
+    page = InsightPage(title="both", version="0", subjects=[one.subject, two.subject])
+    page.comparison = compare_subjects(one, two)
+    (tmp_path / "both.html").write_text(render(page))
+    with chromium.new_context() as context:
+        shown = context.new_page()
+        shown.goto(f"file://{tmp_path}/both.html")
+        expect(shown.get_by_text("The graphs are equal: 5 nodes")).to_be_visible()
+        row = shown.get_by_role("row", name="nodes").first
+        assert row.locator("td").all_inner_texts() == ["5", "5", "1"]
+        expect(shown.get_by_text("the same class for 100.00% of 64 examples")).to_be_visible()

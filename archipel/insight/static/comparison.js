@@ -6,8 +6,8 @@ function comparisonPage() {
   return el(
     "div",
     { class: "page" },
-    card("Side by side", sideBySide(comparison, a, b), notes(comparison.notes)),
-    comparison.outputs.length ? card("Values on the same inputs", outputTable(comparison), notes(comparison.assumed)) : null,
+    card("Side by side", sideBySide(comparison, a, b), notes([...comparison.notes, ...timesTold(comparison, a, b)])),
+    comparison.outputs.length ? card("Values on the same inputs", outputTable(comparison, b), notes(comparison.assumed)) : null,
     card("Graph", graphChanges(comparison, a, b)),
     comparison.tensors.length ? card("Weights", tensorTable(comparison, a, b)) : null,
     timeTable(comparison, a, b),
@@ -37,11 +37,16 @@ function sideBySide(comparison, a, b) {
   );
 }
 
-function outputTable(comparison) {
+function timesTold(comparison, a, b) {
+  const both = a.graphs[comparison.graph_a].times && b.graphs[comparison.graph_b].times;
+  return both ? ["times were measured one after the other: a machine that was busy at one of them makes a difference"] : [];
+}
+
+function outputTable(comparison, b) {
   return makeTable(
     [
       { title: "value", value: (row) => row.name },
-      { title: "in b", value: (row) => row.counterpart },
+      { title: `in ${b.name}`, value: (row) => row.counterpart },
       { title: "computed by", value: (row) => row.layer },
       { title: "output", value: (row) => (row.output ? "yes" : "") },
       { title: "SNR, dB", value: (row) => (row.equal ? Infinity : row.snr_db), show: (row) => (row.equal ? "equal" : numberText(row.snr_db, 3)), number: true },

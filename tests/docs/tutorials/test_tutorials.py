@@ -60,3 +60,11 @@ def test_pages_for_those_who_come_from_elsewhere(name: str, tmp_path: Path, shel
     (accuracy,) = re.findall(r"^test: accuracy ([\d.]+)", printed, re.M)
     assert float(accuracy) > 0.5
     assert (tmp_path / "curves.png").is_file()
+
+
+@pytest.mark.slow
+def test_production_with_an_edge(tmp_path: Path, shell: dict[str, str]) -> None:
+    printed = run_page(f"{FOLDER}/production-with-an-edge.md", tmp_path, shell)
+    assert "completed: 1 of 1 rounds" in printed
+    assert "0 of 6 clipped" in printed  # the six devices behind two edges
+    assert (tmp_path / "restored" / "server.toml").is_file()

@@ -1,6 +1,6 @@
 """Takes a round of the upstream server over: its task, bundle and weights, and the wish for a sum of own devices.
 
-The uplink process (archipel.edge) has verified all of it. Everything is stored before the transaction that names it,
+The uplink (archipel.edge) has verified all of it. Everything is stored before the transaction that names it,
 and the transaction does the same however often it is repeated, so that a kill leaves nothing half done.
 """
 
